@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 /// The current time as RFC 3339 in UTC, to the second.
-pub(crate) fn now() -> String {
+pub(crate) fn utc_now() -> String {
     let now = Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }

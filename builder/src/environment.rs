@@ -142,7 +142,7 @@ pub(crate) fn short_temporary_folder() -> PathBuf {
 }
 
 /// Removes every variable that `foreign` matches from the command's environment.
-pub(crate) fn without(command: &mut Command, foreign: impl Fn(&str) -> bool) {
+pub(crate) fn remove_variables(command: &mut Command, foreign: impl Fn(&str) -> bool) {
     for (name, _) in std::env::vars_os() {
         if foreign(&name.to_string_lossy()) {
             command.env_remove(&name);

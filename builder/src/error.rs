@@ -23,7 +23,7 @@ pub enum BuilderError {
     #[error("{path} is not an archive that can be read: {why}")]
     NotAnArchive { path: PathBuf, why: String },
     /// A readable source without llama.cpp.
-    #[error("there is no llama.cpp in {path}; at its top are: {}", list(.top))]
+    #[error("there is no llama.cpp in {path}; at its top are: {}", join_names(.top))]
     NoLlamaCpp {
         path: PathBuf,
         /// Names at its top level, so that the user recognizes a wrong file.
@@ -93,7 +93,7 @@ pub enum BuilderError {
     #[error("{path} changed between the plan and the build")]
     SourceChanged { path: PathBuf },
     /// The binary lacks markers of patches that were applied to its source.
-    #[error("the built llama-server lacks {}, although the source was patched", list(.fixes))]
+    #[error("the built llama-server lacks {}, although the source was patched", join_names(.fixes))]
     Markers {
         /// Fixes and hooks without their marker in the binary.
         fixes: Vec<String>,
@@ -145,7 +145,7 @@ pub enum BuilderError {
         store: PathBuf,
     },
     /// Several builds in the store have this prefix.
-    #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), list(.ids))]
+    #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), join_names(.ids))]
     AmbiguousBuild { prefix: String, ids: Vec<BuildId> },
     /// The file that records the build in use has an unknown format.
     #[error("{path} cannot be understood: {why}")]
@@ -236,7 +236,7 @@ impl BuilderError {
     }
 
     /// Returns true if disk or memory ran out, so that a later attempt may succeed.
-    pub fn had_no_room(&self) -> bool {
+    pub fn ran_out_of_space(&self) -> bool {
         match self {
             Self::Disk { .. } | Self::Memory { .. } => true,
             Self::Build { no_room, .. } => *no_room,
@@ -289,7 +289,7 @@ impl BuilderError {
             }
             Self::Kernel { right, .. } => format!(
                 "right with: {}; build with another compiler (CC and CXX) or another revision",
-                list(right)
+                join_names(right)
             ),
             Self::Toolkit { cure, .. } | Self::Target { cure, .. } => cure.clone(),
             Self::Patches(error) => return error.hint(),
@@ -327,7 +327,7 @@ fn missing_library(why: &str) -> Option<&str> {
 }
 
 /// Joins names, shortened when there are many.
-fn list<T: std::fmt::Display>(names: &[T]) -> String {
+fn join_names<T: std::fmt::Display>(names: &[T]) -> String {
     const SHOWN: usize = 12;
     if names.is_empty() {
         return "nothing".to_owned();

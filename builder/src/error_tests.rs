@@ -140,15 +140,15 @@ fn every_error_is_told_with_its_kind_and_its_cure() {
 #[test]
 fn what_may_go_well_with_more_room_is_known() {
     let room: Vec<String> =
-        errors().iter().filter(|error| error.had_no_room()).map(ToString::to_string).collect();
+        errors().iter().filter(|error| error.ran_out_of_space()).map(ToString::to_string).collect();
     assert_eq!(room.len(), 5, "disk, memory, two builds and a file: {room:#?}");
     let program = |why: &str| BuilderError::Program {
         command: "ninja".into(),
         doing: "compiling".into(),
         why: why.into(),
     };
-    assert!(program("Resource temporarily unavailable (os error 11)").had_no_room());
-    assert!(!program("No such file or directory (os error 2)").had_no_room());
+    assert!(program("Resource temporarily unavailable (os error 11)").ran_out_of_space());
+    assert!(!program("No such file or directory (os error 2)").ran_out_of_space());
 }
 
 #[test]
@@ -162,6 +162,6 @@ fn an_error_of_a_tree_of_ours_comes_back_from_judging_as_it_was() {
 #[test]
 fn a_long_list_of_names_is_cut() {
     let names: Vec<String> = (0..20).map(|number| number.to_string()).collect();
-    assert_eq!(list(&names), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more");
-    assert_eq!(list::<String>(&[]), "nothing");
+    assert_eq!(join_names(&names), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more");
+    assert_eq!(join_names::<String>(&[]), "nothing");
 }

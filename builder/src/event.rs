@@ -102,7 +102,7 @@ impl EventReporter {
     }
 
     /// Sends an event, if there is a receiver.
-    pub fn tell(&self, event: BuildEvent) {
+    pub fn report(&self, event: BuildEvent) {
         if let Some(sender) = &self.listener {
             // A closed receiver does not stop the work.
             sender.send(event).ok();

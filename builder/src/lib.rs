@@ -101,7 +101,7 @@ pub use plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan, ComputeBackend,
 pub use source::{BuildSource, ExaminedSource};
 pub use store::{
     BuildChoices, BuildDecision, BuildId, BuildMove, BuildStore, GcKeep, GcPlan, Provenance,
-    SuccessorObstacle, succeeds,
+    SuccessorObstacle, check_successor,
 };
 pub use verify::{
     ComputeResults, ComputedTrial, HttpThreads, ServerBehaviour, StreamHead, VerifyResults, verify,

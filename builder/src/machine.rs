@@ -32,7 +32,7 @@ impl MachineNeeds {
 
 /// Fails if disk or memory do not suffice for a build. `memory`: available bytes, if known. Folders need
 /// not exist.
-pub(crate) fn check(
+pub(crate) fn check_resources(
     needs: MachineNeeds,
     backend: ComputeBackend,
     memory: Option<u64>,
@@ -63,7 +63,7 @@ fn cores() -> usize {
 }
 
 /// Number of parallel compilers, with a sentence that explains it.
-pub(crate) fn jobs(
+pub(crate) fn compiler_jobs(
     wanted: Option<usize>,
     needs: MachineNeeds,
     backend: ComputeBackend,
@@ -124,29 +124,33 @@ mod tests {
         let later = folder.path().join("not/yet");
         let needs = MachineNeeds { disk: u64::MAX, ..NOTHING };
         assert!(matches!(
-            check(needs, ComputeBackend::Cpu, Some(GIB), &[&later]),
+            check_resources(needs, ComputeBackend::Cpu, Some(GIB), &[&later]),
             Err(BuilderError::Disk { .. })
         ));
-        check(MachineNeeds { disk: 1, ..needs }, ComputeBackend::Cpu, Some(GIB), &[&later]).unwrap();
+        check_resources(MachineNeeds { disk: 1, ..needs }, ComputeBackend::Cpu, Some(GIB), &[&later])
+            .unwrap();
     }
 
     #[test]
     fn too_little_memory_is_told_before_work_begins() {
         let needs = MachineNeeds { memory: u64::MAX, ..NOTHING };
         assert!(matches!(
-            check(needs, ComputeBackend::Cpu, Some(GIB), &[]),
+            check_resources(needs, ComputeBackend::Cpu, Some(GIB), &[]),
             Err(BuilderError::Memory { .. })
         ));
-        check(needs, ComputeBackend::Cpu, None, &[]).unwrap();
+        check_resources(needs, ComputeBackend::Cpu, None, &[]).unwrap();
     }
 
     #[test]
     fn a_compiler_for_gpus_must_fit_where_one_for_cpus_would() {
         let needs = MachineNeeds { memory_per_gpu_job: u64::MAX, ..NOTHING };
-        check(needs, ComputeBackend::Vulkan, Some(GIB), &[]).unwrap();
+        check_resources(needs, ComputeBackend::Vulkan, Some(GIB), &[]).unwrap();
         for backend in [ComputeBackend::Cuda, ComputeBackend::Hip] {
-            assert!(matches!(check(needs, backend, Some(GIB), &[]), Err(BuilderError::Memory { .. })));
-            assert_eq!(jobs(None, needs, backend, Some(GIB)).0, 1);
+            assert!(matches!(
+                check_resources(needs, backend, Some(GIB), &[]),
+                Err(BuilderError::Memory { .. })
+            ));
+            assert_eq!(compiler_jobs(None, needs, backend, Some(GIB)).0, 1);
         }
     }
 }

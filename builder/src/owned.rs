@@ -66,7 +66,7 @@ pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(CWD, folder, flags, Mode::empty())?;
     let device = fstat(&opened)?.st_dev;
-    empty(&opened, device, true)?;
+    remove_content(&opened, device, true)?;
     unlinkat(&opened, MARK_FILE, AtFlags::empty())?;
     fs::remove_dir(folder)
 }
@@ -76,7 +76,7 @@ fn not_ours() -> io::Error {
 }
 
 /// Removes the content of an open folder, except the mark of the top one.
-fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
+fn remove_content(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
     let mut entries = Vec::new();
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
@@ -103,7 +103,7 @@ fn empty(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
             }
             inner => inner?,
         };
-        empty(&inner, device, false)?;
+        remove_content(&inner, device, false)?;
         drop(inner);
         match unlinkat(folder, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -128,7 +128,7 @@ fn open_subfolder(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Res
 }
 
 /// Total bytes of the files in a folder; a link counts its own size.
-pub(crate) fn bytes(folder: &Path) -> u64 {
+pub(crate) fn folder_bytes(folder: &Path) -> u64 {
     let mut all = 0;
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {

@@ -18,7 +18,7 @@ use warden_patches::{PlannedSet, planned};
 pub use backend::ComputeBackend;
 pub use extras::BuildExtras;
 pub(crate) use extras::{DownloadLibrary, ExtraTools, SourceFeatures};
-pub(crate) use options::{is_on, of_user, value as option_value};
+pub(crate) use options::{is_on, option_value, user_option};
 pub use target::{ArchChoice, BackendChoice, CpuTarget};
 
 use crate::error::{Result, io_error};
@@ -134,12 +134,12 @@ impl BuildPlan {
         let PlanInputs { source, compilers, chosen, arch, patches, searched, offers, tools, amx } = from;
         let asked = user.to_vec();
         let user: Vec<&String> = user.iter().filter(|option| !options::wants_page(option)).collect();
-        let decided = |name: &str| user.iter().any(|option| options::name(option) == name);
-        let extras = extras::choose(&offers, &tools, decided);
-        let mut cmake = options::fixed(&source, arch, &extras);
-        cmake.extend(options::of_backend(chosen.backend, &chosen.gpu, &compilers.target));
+        let decided = |name: &str| user.iter().any(|option| options::option_name(option) == name);
+        let extras = extras::choose_extras(&offers, &tools, decided);
+        let mut cmake = options::fixed_options(&source, arch, &extras);
+        cmake.extend(options::backend_options(chosen.backend, &chosen.gpu, &compilers.target));
         for option in user {
-            cmake.push(options::checked(option)?);
+            cmake.push(options::normalize_option(option)?);
         }
         if matches!(amx, Some(AmxKernels::LeftOut(_))) {
             cmake.extend(options::without_amx(&asked));

@@ -18,7 +18,7 @@ use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
 use crate::process::output;
 use crate::source::{BuildSource, file_sha256};
-use crate::toolchain::finish;
+use crate::toolchain::finish_program;
 use crate::toolchain::venv::PythonVenv;
 
 /// Name of the package.
@@ -91,7 +91,7 @@ impl PipContext<'_> {
     ///
     /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs, or on cancellation.
     pub(crate) async fn obtain(&self, pin: &SdistPin) -> Result<PathBuf> {
-        self.get(&pin.version, Some(pin)).await
+        self.fetch_version(&pin.version, Some(pin)).await
     }
 
     /// Returns the newest version that pip finds with its archive's path; the pinned one if none is newer.
@@ -101,25 +101,25 @@ impl PipContext<'_> {
     /// Fails if pip cannot name or fetch it, or on cancellation.
     pub(crate) async fn newest(&self, pinned: &SdistPin) -> Result<(String, PathBuf)> {
         let venv = PythonVenv::new(self.cache);
-        venv.ready(self.env, self.reporter, self.cancel).await?;
+        venv.ensure_created(self.env, self.reporter, self.cancel).await?;
         let mut asking = venv.pip(self.env);
         // `-v` cancels the `-q` of our pip calls, which would suppress the versions.
         asking.args(["-v", "index", "versions", "--no-binary", PACKAGE_NAME, PACKAGE_NAME]);
         let doing = format!("asking for the newest version of {PACKAGE_NAME}");
-        let said = finish(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
+        let said = finish_program(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
         let found = parse_newest(&said).ok_or_else(|| BuilderError::Program {
             command: "pip index".into(),
             doing,
             why: "it names no version".into(),
         })?;
-        if numbers(found) <= numbers(&pinned.version) {
+        if version_numbers(found) <= version_numbers(&pinned.version) {
             return Ok((pinned.version.clone(), self.obtain(pinned).await?));
         }
-        Ok((found.to_owned(), self.get(found, None).await?))
+        Ok((found.to_owned(), self.fetch_version(found, None).await?))
     }
 
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    async fn get(&self, version: &str, pin: Option<&SdistPin>) -> Result<PathBuf> {
+    async fn fetch_version(&self, version: &str, pin: Option<&SdistPin>) -> Result<PathBuf> {
         let Self { cache, cancel, .. } = *self;
         let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
         let wanted = PipDownload {
@@ -169,7 +169,7 @@ impl PipContext<'_> {
             check(path).await?;
             return Ok(path.clone());
         }
-        self.reporter.tell(BuildEvent::Obtaining { what: what.clone(), from: "PyPI", into: path.clone() });
+        self.reporter.report(BuildEvent::Obtaining { what: what.clone(), from: "PyPI", into: path.clone() });
 
         let folder = path.parent().unwrap_or(self.cache);
         fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
@@ -197,7 +197,7 @@ impl PipContext<'_> {
     ) -> Result<PathBuf> {
         let Self { cache, env, reporter, cancel } = *self;
         let venv = PythonVenv::new(cache);
-        venv.ready(env, reporter, cancel).await?;
+        venv.ensure_created(env, reporter, cancel).await?;
         let file = work.join("requirements.txt");
         fs::write(&file, requirements).map_err(io_error("writing", &file))?;
         let into = work.join("got");
@@ -211,7 +211,7 @@ impl PipContext<'_> {
             // An unpacked source package has some 200 MB: the cache's disk has room for it, /tmp may be in
             // memory.
             .env("TMPDIR", work);
-        finish(Path::new("pip download"), doing, output(download, cancel).await)?;
+        finish_program(Path::new("pip download"), doing, output(download, cancel).await)?;
         Ok(into)
     }
 }
@@ -228,7 +228,7 @@ fn parse_newest(said: &str) -> Option<&str> {
 }
 
 /// A version as numbers; parts that are no numbers count as 0.
-fn numbers(version: &str) -> Vec<u64> {
+fn version_numbers(version: &str) -> Vec<u64> {
     version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }
 
@@ -283,7 +283,10 @@ mod tests {
         ] {
             assert_eq!(parse_newest(wrong), None, "{wrong}");
         }
-        assert!(numbers("0.10.2") > numbers("0.9.9") && numbers("0.3.36") <= numbers("0.3.36"));
+        assert!(
+            version_numbers("0.10.2") > version_numbers("0.9.9")
+                && version_numbers("0.3.36") <= version_numbers("0.3.36")
+        );
     }
 
     #[tokio::test]

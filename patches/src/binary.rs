@@ -19,7 +19,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// # Errors
 ///
 /// Fails if the binary cannot be read.
-pub fn missing<'a>(
+pub fn missing_markers<'a>(
     binary: &Path,
     fixes: impl Iterator<Item = (&'a str, &'a str)>,
     cancelled: &dyn Fn() -> bool,
@@ -80,7 +80,7 @@ pub(crate) fn find_text(binary: &Path, text: &str) -> Result<TextPresence> {
 }
 
 fn contains(file: &Path, text: &str) -> Result<bool> {
-    let missing = missing(file, std::iter::once((text, text)), &|| false)?;
+    let missing = missing_markers(file, std::iter::once((text, text)), &|| false)?;
     Ok(missing.is_empty())
 }
 
@@ -114,7 +114,7 @@ mod tests {
             bytes.extend_from_slice(b"CCC-last");
             std::fs::write(&path, bytes).unwrap();
             assert_eq!(
-                missing(&path, fixes.into_iter(), &|| false).unwrap(),
+                missing_markers(&path, fixes.into_iter(), &|| false).unwrap(),
                 Vec::<String>::new(),
                 "{shift}"
             );
@@ -127,7 +127,7 @@ mod tests {
         let path = folder.path().join("binary");
         std::fs::write(&path, "AAA-firs AAA-second").unwrap();
         let fixes = [("one", "AAA-first"), ("two", "AAA-second")];
-        assert_eq!(missing(&path, fixes.into_iter(), &|| false).unwrap(), ["one"]);
+        assert_eq!(missing_markers(&path, fixes.into_iter(), &|| false).unwrap(), ["one"]);
     }
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("binary");
         std::fs::write(&path, "").unwrap();
-        assert_eq!(missing(&path, [("one", "x")].into_iter(), &|| false).unwrap(), ["one"]);
+        assert_eq!(missing_markers(&path, [("one", "x")].into_iter(), &|| false).unwrap(), ["one"]);
     }
 
     #[test]

@@ -4,13 +4,13 @@
 include!(concat!(env!("OUT_DIR"), "/patches.rs"));
 
 /// All files, sorted by path relative to `patches/`.
-pub(crate) fn files() -> &'static [(&'static str, &'static [u8])] {
+pub(crate) fn embedded_files() -> &'static [(&'static str, &'static [u8])] {
     FILES
 }
 
 /// A file by its path relative to `patches/`, such as `mitigations.toml`.
 pub(crate) fn embedded_file(path: &str) -> Option<&'static [u8]> {
-    files().iter().find(|(name, _)| *name == path).map(|(_, content)| *content)
+    embedded_files().iter().find(|(name, _)| *name == path).map(|(_, content)| *content)
 }
 
 #[cfg(test)]
@@ -40,7 +40,7 @@ mod tests {
         }
         all.sort();
         let embedded: Vec<_> =
-            files().iter().map(|(name, content)| ((*name).to_owned(), content.to_vec())).collect();
+            embedded_files().iter().map(|(name, content)| ((*name).to_owned(), content.to_vec())).collect();
         assert_eq!(embedded, all);
         assert_eq!(
             embedded_file("mitigations.toml"),

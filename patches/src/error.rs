@@ -37,7 +37,7 @@ pub enum PatchError {
     #[error("there is no patch set `{id}`; there are: {}", join_ids(.known))]
     NoSuchSet { id: String, known: Vec<String> },
     /// Requested patch sets are not applied to this source.
-    #[error("{}", refusals(.0))]
+    #[error("{}", describe_refusals(.0))]
     Refused(Vec<SetRefusal>),
     /// A folder that cannot be patched or restored in its present state.
     #[error("{path}: {why}")]
@@ -75,7 +75,7 @@ pub struct SetRefusal {
     pub reasons: Vec<String>,
 }
 
-fn refusals(all: &[SetRefusal]) -> String {
+fn describe_refusals(all: &[SetRefusal]) -> String {
     let one = |refusal: &SetRefusal| {
         let why = if refusal.unverified { "is not verified for" } else { "is refused for" };
         let reasons = refusal.reasons.iter().map(|reason| format!("\n  {reason}"));
@@ -131,12 +131,12 @@ pub(crate) fn io_error(
 }
 
 /// Error for a folder with unexpected content.
-pub(crate) fn refused(path: &Path, why: String, cure: &str) -> PatchError {
+pub(crate) fn content_error(path: &Path, why: String, cure: &str) -> PatchError {
     PatchError::Folder { path: path.to_owned(), why, cure: cure.to_owned(), refused: true }
 }
 
 /// Error for an operation that the machine does not allow.
-pub(crate) fn trouble(path: &Path, why: &str, cure: &str) -> PatchError {
+pub(crate) fn machine_error(path: &Path, why: &str, cure: &str) -> PatchError {
     PatchError::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
 }
 

@@ -66,7 +66,7 @@ pub struct PatchStop {
     /// First unverified revision after it; `None`: verified up to the end.
     pub first: Option<HistoryRow>,
     /// First revision after the stop that is verified again.
-    pub again: Option<String>,
+    pub verified_again: Option<String>,
 }
 
 /// Judges sets in one tree. `proofs`: records of this machine.
@@ -74,7 +74,7 @@ pub struct PatchStop {
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub fn check(
+pub fn check_tree(
     sets: &[&PatchSet],
     tree: &dyn SourceTree,
     revision: &str,
@@ -97,7 +97,7 @@ pub fn check(
 }
 
 /// Merges consecutive equal results, by patch in the order of their first rows.
-pub fn runs(rows: &[HistoryRow]) -> Vec<HistoryRun> {
+pub fn merge_runs(rows: &[HistoryRow]) -> Vec<HistoryRun> {
     let mut all: Vec<HistoryRun> = Vec::new();
     for patch in patch_names(rows) {
         let start = all.len();
@@ -122,7 +122,7 @@ pub fn runs(rows: &[HistoryRow]) -> Vec<HistoryRun> {
 }
 
 /// The stop of each patch. Rows must be sorted oldest first.
-pub fn stops(rows: &[HistoryRow]) -> Vec<PatchStop> {
+pub fn find_stops(rows: &[HistoryRow]) -> Vec<PatchStop> {
     let stop = |patch: &str| {
         let rows: Vec<&HistoryRow> = rows.iter().filter(|row| row.patch == patch).collect();
         let verified = |row: &&HistoryRow| row.status == PatchStatus::Verified;
@@ -133,7 +133,7 @@ pub fn stops(rows: &[HistoryRow]) -> Vec<PatchStop> {
             patch: patch.to_owned(),
             last_verified: rows[start..end.unwrap_or(rows.len())].last().map(|row| row.revision.clone()),
             first: end.map(|end| rows[end].clone()),
-            again: end
+            verified_again: end
                 .and_then(|end| rows[end..].iter().find(|row| verified(row)))
                 .map(|row| row.revision.clone()),
         }
@@ -182,7 +182,7 @@ fn judgement_rows(judgement: &SetJudgement, revision: &str, grain: RowGrain) -> 
         .iter()
         .map(|fix| {
             let life = fix.life.as_ref().filter(|life| life.is != LifeState::Needed);
-            let life = || life.map(|life| format!("{}: {}", life.is.name(), life.why()));
+            let life = || life.map(|life| format!("{}: {}", life.is.name(), life.reason()));
             let why = fix.reason.clone().or_else(life).unwrap_or_else(|| reason(fix.status));
             row(format!("{}/{}", judgement.set, fix.fix), fix.status, why)
         })
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn equal_answers_in_a_row_are_one_run() {
         let rows = [rows("s/a", "nnvvr"), rows("s/b", "vvvvv")].concat();
-        let runs: Vec<String> = runs(&rows)
+        let runs: Vec<String> = merge_runs(&rows)
             .iter()
             .map(|run| format!("{} {}..{} {} {}", run.patch, run.first, run.last, run.revisions, run.status))
             .collect();
@@ -237,7 +237,7 @@ mod tests {
             row.reason = reason.into();
         }
         let runs: Vec<(usize, String)> =
-            runs(&rows).into_iter().map(|run| (run.revisions, run.reason)).collect();
+            merge_runs(&rows).into_iter().map(|run| (run.revisions, run.reason)).collect();
         assert_eq!(runs, [(2, "a/b.cu: seam `x`: new".to_owned()), (1, "c.cu: seam".to_owned())]);
         assert_eq!(without_line("it is for b1..b2: this is b3"), "it is for b1..b2: this is b3");
     }
@@ -245,8 +245,8 @@ mod tests {
     #[test]
     fn a_patch_stops_where_it_is_first_not_verified_after_it_was_and_may_come_back() {
         let stop = |statuses: &str| {
-            let stop = stops(&rows("p", statuses)).remove(0);
-            (stop.last_verified, stop.first.map(|row| row.revision), stop.again)
+            let stop = find_stops(&rows("p", statuses)).remove(0);
+            (stop.last_verified, stop.first.map(|row| row.revision), stop.verified_again)
         };
         let some = |text: &str| Some(text.to_owned());
         assert_eq!(stop("nnvvuurv"), (some("b4"), some("b5"), some("b8")));

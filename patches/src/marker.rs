@@ -9,7 +9,7 @@ pub fn marker(set: &str, hook: &str) -> String {
 }
 
 /// Parses the marker at the end of a line into set and hook.
-pub fn marked(line: &str) -> Option<(&str, &str)> {
+pub fn parse_marker(line: &str) -> Option<(&str, &str)> {
     let (_, tail) = line.rsplit_once(MARKER_PREFIX)?;
     let (set, hook) = tail.trim_end().split_once('/')?;
     let is_id = |text: &str| {
@@ -26,8 +26,8 @@ mod tests {
     #[test]
     fn a_marked_line_says_which_hook_of_which_set_placed_it() {
         let line = format!("    call(); {}\r", marker("cuda-memory", "end"));
-        assert_eq!(marked(&line), Some(("cuda-memory", "end")));
-        assert_eq!(marked("    call(); // llama-warden: is good"), None);
-        assert_eq!(marked("    call();"), None);
+        assert_eq!(parse_marker(&line), Some(("cuda-memory", "end")));
+        assert_eq!(parse_marker("    call(); // llama-warden: is good"), None);
+        assert_eq!(parse_marker("    call();"), None);
     }
 }

@@ -96,7 +96,7 @@ pub struct PlannedSeries {
 
 impl PlannedSet {
     /// Returns true if the set changes the source.
-    pub const fn applied(&self) -> bool {
+    pub const fn is_applied(&self) -> bool {
         !self.edits.is_empty()
     }
 
@@ -108,13 +108,13 @@ impl PlannedSet {
                 PatchStatus::Verified | PatchStatus::LocallyVerified | PatchStatus::Unverified
             )
         };
-        self.fixes.iter().filter(|_| self.applied()).filter(had)
+        self.fixes.iter().filter(|_| self.is_applied()).filter(had)
     }
 
     /// Required markers in the binary, each with the name of the fix or hook that leaves it.
     pub fn markers(&self) -> impl Iterator<Item = (String, &str)> {
         let fixes = self.applied_fixes().map(|fix| (fix.fix.clone(), fix.marker.as_str()));
-        let placed = self.hooks.iter().filter(|_| self.applied());
+        let placed = self.hooks.iter().filter(|_| self.is_applied());
         fixes
             .chain(placed.map(|hook| (format!("hook `{}` of {}", hook.hook, self.set), hook.marker.as_str())))
     }
@@ -135,7 +135,7 @@ impl fmt::Display for PlannedSet {
             let why = fix.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
             write!(f, "\n    {} {}{why}", fix.fix, fix.status)?;
             if let Some(life) = fix.life.as_ref().filter(|_| fix.reason.is_none()) {
-                write!(f, ", {}: {}", life.is.name(), life.why())?;
+                write!(f, ", {}: {}", life.is.name(), life.reason())?;
             }
         }
         Ok(())
@@ -156,23 +156,23 @@ impl PlannedSeries {
         let (mut all, mut refusals) = (Vec::new(), Vec::new());
         for set in chosen {
             match series.judgements.iter().find(|judgement| judgement.set == set.id) {
-                None => refusals.push(foreign(set, backend)),
+                None => refusals.push(wrong_backend(set, backend)),
                 Some(judgement) if judgement.status.forbids(selection.allow_unverified) => {
-                    refusals.push(refusal(set, judgement, selection));
+                    refusals.push(set_refusal(set, judgement, selection));
                 }
-                Some(judgement) => all.push(planned(set, judgement)),
+                Some(judgement) => all.push(planned_set(set, judgement)),
             }
         }
         if refusals.is_empty() { Ok(Self { sets: all, series }) } else { Err(PatchError::Refused(refusals)) }
     }
 }
 
-fn foreign(set: &PatchSet, backend: &str) -> SetRefusal {
+fn wrong_backend(set: &PatchSet, backend: &str) -> SetRefusal {
     let why = format!("it is for {}, and the build for {backend}", set.backends.join(", "));
     SetRefusal { set: set.id.clone(), unverified: false, reasons: vec![why] }
 }
 
-fn refusal(set: &PatchSet, judgement: &SetJudgement, selection: &SetSelection) -> SetRefusal {
+fn set_refusal(set: &PatchSet, judgement: &SetJudgement, selection: &SetSelection) -> SetRefusal {
     let mut reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
     // Records for other code are invalid; give the user the reason.
     if judgement.can_be_proved()
@@ -188,7 +188,7 @@ fn refusal(set: &PatchSet, judgement: &SetJudgement, selection: &SetSelection) -
     }
 }
 
-fn planned(set: &PatchSet, judgement: &SetJudgement) -> PlannedSet {
+fn planned_set(set: &PatchSet, judgement: &SetJudgement) -> PlannedSet {
     let fixes = judgement.fixes.iter().map(|fix| PlannedFix {
         fix: fix.fix.clone(),
         status: fix.status,
@@ -216,7 +216,7 @@ fn planned(set: &PatchSet, judgement: &SetJudgement) -> PlannedSet {
         fixes: fixes.collect(),
         seams: seams.collect(),
         hooks: hooks.collect(),
-        edits: judgement.edits.as_ref().map(series::hash).unwrap_or_default(),
+        edits: judgement.edits.as_ref().map(series::hash_edits).unwrap_or_default(),
         allowed_unverified: judgement.status == PatchStatus::Unverified,
         proof: judgement.proof.clone(),
         own: if set.origin == SetOrigin::Embedded { Vec::new() } else { set.fixes.clone() },
@@ -225,6 +225,6 @@ fn planned(set: &PatchSet, judgement: &SetJudgement) -> PlannedSet {
 
 /// The applied sets in a recipe: `none`, or ids with hashes in the order of application.
 pub fn recipe_name(sets: &[PlannedSet]) -> String {
-    let applied = sets.iter().filter(|set| set.applied());
-    series::name(applied.map(|set| (set.set.as_str(), set.edits.as_str())))
+    let applied = sets.iter().filter(|set| set.is_applied());
+    series::series_name(applied.map(|set| (set.set.as_str(), set.edits.as_str())))
 }

@@ -62,13 +62,13 @@ impl PatchSeries {
 
     /// The sets that change something, as id and hash (twelve hexadecimal digits over their edits).
     pub fn sets(&self) -> Vec<(String, String)> {
-        self.edited().map(|(judgement, edits)| (judgement.set.clone(), hash(edits))).collect()
+        self.edited().map(|(judgement, edits)| (judgement.set.clone(), hash_edits(edits))).collect()
     }
 
     /// The series as one word: `none`, or such as `cuda-memory@0123456789ab+server@ba9876543210`.
     pub fn id(&self) -> String {
         let sets = self.sets();
-        name(sets.iter().map(|(id, hash)| (id.as_str(), hash.as_str())))
+        series_name(sets.iter().map(|(id, hash)| (id.as_str(), hash.as_str())))
     }
 
     /// The judgements that forbid applying the series.
@@ -86,7 +86,7 @@ impl PatchSeries {
 }
 
 /// Sets with the hashes of their edits as one word: `none`, or ids with hashes in the order of application.
-pub(crate) fn name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+pub(crate) fn series_name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let sets: Vec<String> = sets.map(|(id, hash)| format!("{id}@{hash}")).collect();
     if sets.is_empty() { EMPTY_NAME.to_owned() } else { sets.join("+") }
 }
@@ -110,7 +110,7 @@ fn add_edit(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
 }
 
 /// Hash over several texts, in hexadecimal digits.
-pub(crate) fn digest(parts: &[&[u8]]) -> String {
+pub(crate) fn hash_parts(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         // The length of each part makes the concatenation unambiguous.
@@ -121,7 +121,7 @@ pub(crate) fn digest(parts: &[&[u8]]) -> String {
 }
 
 /// Hash over everything that edits write, twelve hexadecimal digits; equal for the same set in the same tree.
-pub(crate) fn hash(edits: &TreeEdits) -> String {
+pub(crate) fn hash_edits(edits: &TreeEdits) -> String {
     let mut hash = Sha256::new();
     for edit in &edits.0 {
         // The length of each part makes the concatenation unambiguous.

@@ -78,15 +78,15 @@ impl SourceTree for FolderTree {
 
 /// A tree with edits on top, as later sets of a series see it.
 pub struct OverlayTree<'a> {
-    below: &'a dyn SourceTree,
+    base: &'a dyn SourceTree,
     /// Contents by path; `None`: the file is hidden.
     files: BTreeMap<String, Option<Vec<u8>>>,
 }
 
 impl<'a> OverlayTree<'a> {
     /// A tree without edits.
-    pub fn new(below: &'a dyn SourceTree) -> Self {
-        Self { below, files: BTreeMap::new() }
+    pub fn new(base: &'a dyn SourceTree) -> Self {
+        Self { base, files: BTreeMap::new() }
     }
 
     /// Adds edits on top.
@@ -106,19 +106,19 @@ impl SourceTree for OverlayTree<'_> {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         match self.files.get(path) {
             Some(content) => Ok(content.clone()),
-            None => self.below.read(path),
+            None => self.base.read(path),
         }
     }
 
     fn content_id(&self, path: &str) -> Result<Option<String>> {
         match self.files.get(path) {
             Some(content) => Ok(content.as_deref().map(sha256)),
-            None => self.below.content_id(path),
+            None => self.base.content_id(path),
         }
     }
 
     fn revision(&self) -> SourceRevision {
-        self.below.revision()
+        self.base.revision()
     }
 }
 

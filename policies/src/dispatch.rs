@@ -16,7 +16,7 @@
 //! [`LeaseDispatch::take`]). The queue is strictly FIFO within a class: a newcomer never overtakes an earlier
 //! caller. The owner keeps this value under one lock, so that no decision rests on a stale read.
 //!
-//! The holder of a lease may seek to be *alone* on its generation ([`LeaseDispatch::seek`],
+//! The holder of a lease may seek to be *alone* on its generation ([`LeaseDispatch::seek_alone`],
 //! [`LeaseDispatch::try_alone`]). From then on no other request gets a slot there, and it is alone once the
 //! running ones have ended. Seekers run nothing, so two of them never block each other.
 
@@ -38,7 +38,7 @@ pub enum LeaseKind {
     /// model: the idle time continues.
     Read,
     /// An endless stream of events for an observer. It is no work, so a drain does not wait for it. A lease
-    /// becomes one once its answer shows it ([`LeaseDispatch::watches`]).
+    /// becomes one once its answer shows it ([`LeaseDispatch::convert_to_watch`]).
     Watch,
 }
 
@@ -111,7 +111,7 @@ impl OpenGeneration {
         }
     }
 
-    fn unseek(&mut self, kind: LeaseKind) {
+    fn stop_seeking(&mut self, kind: LeaseKind) {
         self.seeking = self.seeking.saturating_sub(1);
         if kind == LeaseKind::Slot {
             self.seeking_slots = self.seeking_slots.saturating_sub(1);
@@ -142,7 +142,7 @@ impl LeaseDispatch {
     /// Requests a lease. The open generation with the lowest load relative to its limit gets it; the older
     /// one at a tie.
     pub fn request(&mut self, kind: LeaseKind) -> LeaseAnswer {
-        match self.at_once(kind) {
+        match self.grant_at_once(kind) {
             Some(generation) => LeaseAnswer::Granted(generation),
             None if self.queue.len() >= self.depth => LeaseAnswer::Full { waiting: self.queue.len() },
             None => self.enqueue(kind),
@@ -152,13 +152,13 @@ impl LeaseDispatch {
     /// Requests a lease for a caller whose previous lease became void before its work was done. A full
     /// queue does not refuse it. There are never more such callers than there were leases.
     pub fn request_again(&mut self, kind: LeaseKind) -> LeaseAnswer {
-        self.at_once(kind).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
+        self.grant_at_once(kind).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
     }
 
     /// Returns a lease for a newcomer that overtakes no earlier caller.
-    fn at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
+    fn grant_at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
         let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
-        if overtakes { None } else { self.place(kind) }
+        if overtakes { None } else { self.place_lease(kind) }
     }
 
     fn enqueue(&mut self, kind: LeaseKind) -> LeaseAnswer {
@@ -186,7 +186,7 @@ impl LeaseDispatch {
             let count = known.count(kind);
             *count = count.saturating_sub(1);
         }
-        self.serve()
+        self.serve_queue()
     }
 
     /// Opens a generation for leases, at most `limit` of [`LeaseKind::Slot`] at a time.
@@ -205,7 +205,7 @@ impl LeaseDispatch {
         });
         entry.open = true;
         entry.limit = limit.max(1);
-        self.serve()
+        self.serve_queue()
     }
 
     /// Closes a generation for new leases; its present ones continue.
@@ -233,7 +233,7 @@ impl LeaseDispatch {
         for (id, generation) in &mut self.generations {
             generation.held = held.contains(id);
         }
-        self.serve()
+        self.serve_queue()
     }
 
     /// Takes a lease on one generation, bypassing the queue and a hold. Returns false if it has no room or
@@ -260,7 +260,7 @@ impl LeaseDispatch {
 
     /// Makes a lease wait to be alone on its generation; it runs nothing until then. No other request gets
     /// a slot there.
-    pub fn seek(&mut self, generation: GenerationId, kind: LeaseKind) {
+    pub fn seek_alone(&mut self, generation: GenerationId, kind: LeaseKind) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.seeking += 1;
             known.seeking_slots += u32::from(kind == LeaseKind::Slot);
@@ -268,31 +268,31 @@ impl LeaseDispatch {
     }
 
     /// Returns true if no other request runs in a slot there. Then the holder is alone until it calls
-    /// [`LeaseDispatch::join`], and no longer seeks.
+    /// [`LeaseDispatch::end_alone`], and no longer seeks.
     pub fn try_alone(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation) else { return false };
         if known.alone || known.slots > known.seeking_slots {
             return false;
         }
         known.alone = true;
-        known.unseek(kind);
+        known.stop_seeking(kind);
         true
     }
 
     /// Stops waiting to be alone.
-    pub fn unseek(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<LeaseGrant> {
+    pub fn stop_seeking(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
-            known.unseek(kind);
+            known.stop_seeking(kind);
         }
-        self.serve()
+        self.serve_queue()
     }
 
     /// Ends being alone: the holder ends, or others may join it.
-    pub fn join(&mut self, generation: GenerationId) -> Vec<LeaseGrant> {
+    pub fn end_alone(&mut self, generation: GenerationId) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.alone = false;
         }
-        self.serve()
+        self.serve_queue()
     }
 
     /// Returns true if a lease there waits to be alone.
@@ -302,14 +302,14 @@ impl LeaseDispatch {
 
     /// Records that a lease without a slot only reads (a `GET`), so it does not count as company. `begins`
     /// is false at its end.
-    pub fn reads(&mut self, generation: GenerationId, begins: bool) {
+    pub fn count_reader(&mut self, generation: GenerationId, begins: bool) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.readers = if begins { known.readers + 1 } else { known.readers.saturating_sub(1) };
         }
     }
 
     /// Returns the leases that may run work next to the one that is alone. Seekers and readers run none.
-    pub fn company(&self, generation: GenerationId) -> u32 {
+    pub fn other_leases(&self, generation: GenerationId) -> u32 {
         let idle = |known: &OpenGeneration| known.seeking + known.readers + u32::from(known.alone);
         self.generations
             .get(&generation)
@@ -317,7 +317,7 @@ impl LeaseDispatch {
     }
 
     /// Converts an auxiliary lease whose answer is an endless event stream to [`LeaseKind::Watch`].
-    pub fn watches(&mut self, generation: GenerationId) {
+    pub fn convert_to_watch(&mut self, generation: GenerationId) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.aux = known.aux.saturating_sub(1);
             known.watch += 1;
@@ -327,7 +327,7 @@ impl LeaseDispatch {
     /// Returns the open generations, least loaded first; the older one first at a tie.
     pub fn open_generations(&self) -> Vec<GenerationId> {
         let mut open: Vec<_> = self.generations.iter().filter(|(_, known)| known.open).collect();
-        open.sort_by_key(|(_, known)| share(known));
+        open.sort_by_key(|(_, known)| relative_load(known));
         open.into_iter().map(|(id, _)| *id).collect()
     }
 
@@ -361,24 +361,24 @@ impl LeaseDispatch {
         self.generations.values().any(|known| known.open)
     }
 
-    fn place(&mut self, kind: LeaseKind) -> Option<GenerationId> {
+    fn place_lease(&mut self, kind: LeaseKind) -> Option<GenerationId> {
         let (id, generation) = self
             .generations
             .iter_mut()
             .filter(|(_, known)| known.has_room(kind))
-            .min_by(|(_, a), (_, b)| share(a).cmp(&share(b)))?;
+            .min_by(|(_, a), (_, b)| relative_load(a).cmp(&relative_load(b)))?;
         *generation.count(kind) += 1;
         Some(*id)
     }
 
-    fn serve(&mut self) -> Vec<LeaseGrant> {
+    fn serve_queue(&mut self) -> Vec<LeaseGrant> {
         let mut grants = Vec::new();
         let mut blocked = [false; 2];
         let mut index = 0;
         while index < self.queue.len() && !(blocked[0] && blocked[1]) {
             let (ticket, kind) = self.queue[index];
             let class = kind.class();
-            if let Some(generation) = (!blocked[class]).then(|| self.place(kind)).flatten() {
+            if let Some(generation) = (!blocked[class]).then(|| self.place_lease(kind)).flatten() {
                 self.queue.remove(index);
                 grants.push(LeaseGrant { ticket, generation, kind });
             } else {
@@ -391,7 +391,7 @@ impl LeaseDispatch {
 }
 
 /// Load of a generation, comparable across limits: leases per thousand of the limit.
-fn share(generation: &OpenGeneration) -> u64 {
+fn relative_load(generation: &OpenGeneration) -> u64 {
     (u64::from(generation.slots) + u64::from(generation.aux)) * 1000 / u64::from(generation.limit.max(1))
 }
 
@@ -440,23 +440,23 @@ mod tests {
             assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(A));
         }
         // Two of the three wait to be alone: they run nothing, so they do not wait for each other.
-        dispatch.seek(A, LeaseKind::Slot);
-        dispatch.seek(A, LeaseKind::Slot);
+        dispatch.seek_alone(A, LeaseKind::Slot);
+        dispatch.seek_alone(A, LeaseKind::Slot);
         let LeaseAnswer::Queued(newcomer) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
         assert_eq!(dispatch.request(LeaseKind::Aux), LeaseAnswer::Granted(A), "needs no slot");
         assert!(!dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.take(A, LeaseKind::Slot));
         assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
         assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.try_alone(A, LeaseKind::Slot));
-        assert_eq!(dispatch.company(A), 1, "the other one that seeks is none");
-        assert_eq!(dispatch.join(A), [], "the other one still waits to be alone");
+        assert_eq!(dispatch.other_leases(A), 1, "the other one that seeks is none");
+        assert_eq!(dispatch.end_alone(A), [], "the other one still waits to be alone");
         assert_eq!(dispatch.release(A, LeaseKind::Slot), []);
         assert!(dispatch.try_alone(A, LeaseKind::Slot) && !dispatch.has_seekers(A));
-        assert_eq!(dispatch.company(A), 1, "what needs no slot");
-        dispatch.reads(A, true);
-        assert_eq!(dispatch.company(A), 0, "what only reads");
-        dispatch.reads(A, false);
-        assert_eq!(dispatch.company(A), 1);
-        let grants = dispatch.join(A);
+        assert_eq!(dispatch.other_leases(A), 1, "what needs no slot");
+        dispatch.count_reader(A, true);
+        assert_eq!(dispatch.other_leases(A), 0, "what only reads");
+        dispatch.count_reader(A, false);
+        assert_eq!(dispatch.other_leases(A), 1);
+        let grants = dispatch.end_alone(A);
         assert_eq!(grants, [LeaseGrant { ticket: newcomer, generation: A, kind: LeaseKind::Slot }]);
     }
 
@@ -465,13 +465,13 @@ mod tests {
         let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 2);
         assert_eq!(dispatch.request(LeaseKind::Slot), LeaseAnswer::Granted(A));
-        dispatch.seek(A, LeaseKind::Slot);
+        dispatch.seek_alone(A, LeaseKind::Slot);
         let LeaseAnswer::Queued(ticket) = dispatch.request(LeaseKind::Slot) else { panic!("queued") };
-        let grants = dispatch.unseek(A, LeaseKind::Slot);
+        let grants = dispatch.stop_seeking(A, LeaseKind::Slot);
         assert_eq!(grants, [LeaseGrant { ticket, generation: A, kind: LeaseKind::Slot }]);
         assert_eq!(dispatch.request(LeaseKind::Aux), LeaseAnswer::Granted(A));
         assert_eq!(dispatch.in_flight(A), 3);
-        dispatch.watches(A);
+        dispatch.convert_to_watch(A);
         assert_eq!(dispatch.in_flight(A), 2);
         dispatch.release(A, LeaseKind::Watch);
         assert_eq!((dispatch.in_flight(A), dispatch.in_flight_total()), (2, 2));

@@ -13,7 +13,7 @@ use crate::words::one_or_several;
 /// Accepted host names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostNames {
-    /// All names where it is safe, else only addresses and `localhost`; see [`Self::decided`].
+    /// All names where it is safe, else only addresses and `localhost`; see [`Self::resolve`].
     #[default]
     Auto,
     /// All names.
@@ -30,7 +30,7 @@ impl HostNames {
     /// Resolves `Auto`. `exposed`: a page that bypasses the same-origin policy by its name could use the
     /// models.
     #[must_use]
-    pub fn decided(self, exposed: bool) -> Self {
+    pub fn resolve(self, exposed: bool) -> Self {
         match self {
             Self::Auto if exposed => Self::Only(Vec::new()),
             Self::Auto => Self::Any,
@@ -46,7 +46,7 @@ impl HostNames {
             || host == "localhost"
             // RFC 6761 section 6.3: these names are this machine, and browsers do not resolve them.
             || host.ends_with(".localhost")
-            || known.iter().any(|name| name.means(&host))
+            || known.iter().any(|name| name.matches(&host))
     }
 
     /// Parses one keyword or several names.
@@ -71,7 +71,7 @@ fn is_address(host: &str) -> bool {
 }
 
 impl HostPattern {
-    fn means(&self, host: &str) -> bool {
+    fn matches(&self, host: &str) -> bool {
         match self.0.strip_prefix('*') {
             // Requires a label before the dot.
             Some(end) => host.len() > end.len() && host.ends_with(end),
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn auto_is_strict_only_where_it_matters() {
-        assert!(!HostNames::Auto.decided(true).allow("evil.example"));
-        assert!(HostNames::Auto.decided(false).allow("evil.example"));
-        assert_eq!(HostNames::Any.decided(true), HostNames::Any);
+        assert!(!HostNames::Auto.resolve(true).allow("evil.example"));
+        assert!(HostNames::Auto.resolve(false).allow("evil.example"));
+        assert_eq!(HostNames::Any.resolve(true), HostNames::Any);
         let some = HostNames::parse(&["a.example"]).unwrap();
-        assert_eq!(some.clone().decided(false), some);
+        assert_eq!(some.clone().resolve(false), some);
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub enum EndCause {
     /// The next start fails as well, unless a flag or a file changes.
     NeedsChange,
     /// Memory was short while other processes were returning some; not counted as a failure of this backend.
-    Crowded,
+    MemoryReturning,
 }
 
 /// Input of the machine.
@@ -129,7 +129,7 @@ pub enum LifecycleEvent {
     /// The process is gone and reaped. The cause counts only for an unexpected end.
     Exited(EndCause),
     /// Like `Exited`, but one request caused it and is refused from now on; no evidence against the backend.
-    Felled,
+    KilledByRequest,
     /// The process could not be created.
     SpawnFailed(EndCause),
     /// A timer requested by [`LifecycleEffect::Arm`] has expired.
@@ -200,7 +200,7 @@ pub struct LifecycleMachine {
     /// Consecutive starts that did not become ready.
     failed_starts: u32,
     /// Consecutive starts without room while other processes were ending.
-    crowded: u32,
+    crowded_starts: u32,
     recent: VecDeque<Duration>,
     alarmed: bool,
 }
@@ -235,7 +235,7 @@ impl LifecycleMachine {
             ready_since: None,
             failures: 0,
             failed_starts: 0,
-            crowded: 0,
+            crowded_starts: 0,
             recent: VecDeque::new(),
             alarmed: false,
         }
@@ -252,7 +252,7 @@ impl LifecycleMachine {
     }
 
     /// Returns the state after the present `Draining` or `Stopping`; `None` in other phases.
-    pub fn then(&self) -> Option<AfterStop> {
+    pub fn after_stop(&self) -> Option<AfterStop> {
         matches!(self.phase, BackendPhase::Draining | BackendPhase::Stopping).then_some(self.then)
     }
 
@@ -290,11 +290,11 @@ impl LifecycleMachine {
                 vec![LifecycleEffect::Arm(LifecycleTimer::Trial)]
             }
             (Backoff | Failed, LifecycleEvent::Recycle) => {
-                self.forgive();
+                self.clear_failures();
                 self.start()
             }
             (Backoff | Failed, LifecycleEvent::Reset) => {
-                self.forgive();
+                self.clear_failures();
                 self.phase = Idle;
                 vec![LifecycleEffect::Disarm]
             }
@@ -307,7 +307,7 @@ impl LifecycleMachine {
                 if self.phase == Starting {
                     self.ready_since = Some(now);
                     self.failed_starts = 0;
-                    self.crowded = 0;
+                    self.crowded_starts = 0;
                 }
                 self.was_ready = true;
                 self.phase = Ready;
@@ -360,30 +360,32 @@ impl LifecycleMachine {
                 ]
             }
 
-            (Ready | Suspect, LifecycleEvent::Felled) => {
+            (Ready | Suspect, LifecycleEvent::KilledByRequest) => {
                 // Not counted, but not restarted at once either: a wrong blame must not cause a restart
                 // storm.
-                self.settle(now, policy);
+                self.clear_if_stable(now, policy);
                 self.phase = Backoff;
                 vec![
                     LifecycleEffect::CloseGate,
                     LifecycleEffect::Arm(LifecycleTimer::Backoff { failures: 1, short: true }),
                 ]
             }
-            (_, LifecycleEvent::Felled) => self.step(LifecycleEvent::Exited(EndCause::MayPass), now, policy),
+            (_, LifecycleEvent::KilledByRequest) => {
+                self.step(LifecycleEvent::Exited(EndCause::MayPass), now, policy)
+            }
 
             // Requested end of a process that had served.
             (Stopping, LifecycleEvent::Exited(_)) if self.was_ready || self.then == AfterStop::Idle => {
-                self.stopped(now, policy)
+                self.handle_stopped(now, policy)
             }
             // Died while draining: either its successor was wanted, or nothing.
             (Draining, LifecycleEvent::Exited(_)) if self.then == AfterStop::Idle => {
-                self.stopped(now, policy)
+                self.handle_stopped(now, policy)
             }
             (
                 Starting | Ready | Suspect | Draining | Stopping,
                 LifecycleEvent::Exited(cause) | LifecycleEvent::SpawnFailed(cause),
-            ) => self.failed(now, cause, policy),
+            ) => self.handle_failure(now, cause, policy),
             _ => Vec::new(),
         }
     }
@@ -409,8 +411,8 @@ impl LifecycleMachine {
         vec![LifecycleEffect::Term, LifecycleEffect::Arm(LifecycleTimer::Grace)]
     }
 
-    fn stopped(&mut self, now: Duration, policy: &LifecyclePolicy) -> Vec<LifecycleEffect> {
-        self.settle(now, policy);
+    fn handle_stopped(&mut self, now: Duration, policy: &LifecyclePolicy) -> Vec<LifecycleEffect> {
+        self.clear_if_stable(now, policy);
         match self.then {
             AfterStop::Restart => self.start(),
             AfterStop::Idle => {
@@ -420,26 +422,33 @@ impl LifecycleMachine {
         }
     }
 
-    fn failed(&mut self, now: Duration, cause: EndCause, policy: &LifecyclePolicy) -> Vec<LifecycleEffect> {
+    fn handle_failure(
+        &mut self,
+        now: Duration,
+        cause: EndCause,
+        policy: &LifecyclePolicy,
+    ) -> Vec<LifecycleEffect> {
         // A process that served could start, independent of its kind of end.
         let cause = if self.was_ready { EndCause::MayPass } else { cause };
-        self.settle(now, policy);
+        self.clear_if_stable(now, policy);
         let mut effects = vec![LifecycleEffect::CloseGate];
-        if cause == EndCause::Crowded {
-            self.crowded = self.crowded.saturating_add(1);
+        if cause == EndCause::MemoryReturning {
+            self.crowded_starts = self.crowded_starts.saturating_add(1);
         } else {
             self.failures = self.failures.saturating_add(1);
-            self.crowded = 0;
+            self.crowded_starts = 0;
             if !self.was_ready {
                 self.failed_starts = self.failed_starts.saturating_add(1);
             }
-            effects.extend(self.alarm(now, policy));
+            effects.extend(self.count_unexpected_end(now, policy));
         }
         self.phase =
             if cause == EndCause::NeedsChange { BackendPhase::Failed } else { BackendPhase::Backoff };
         effects.push(LifecycleEffect::Arm(match cause {
             EndCause::NeedsChange => LifecycleTimer::Trial,
-            EndCause::Crowded => LifecycleTimer::Backoff { failures: self.crowded, short: true },
+            EndCause::MemoryReturning => {
+                LifecycleTimer::Backoff { failures: self.crowded_starts, short: true }
+            }
             EndCause::MayPass if self.was_ready => {
                 LifecycleTimer::Backoff { failures: self.failures, short: true }
             }
@@ -449,7 +458,7 @@ impl LifecycleMachine {
     }
 
     /// Counts an unexpected end. Alarms once while the count stays at the limit.
-    fn alarm(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<LifecycleEffect> {
+    fn count_unexpected_end(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<LifecycleEffect> {
         self.recent.push_back(now);
         let most = policy.breaker_failures.max(1) as usize;
         let late = |at: &Duration| now.saturating_sub(*at) > policy.breaker_window;
@@ -464,16 +473,16 @@ impl LifecycleMachine {
     }
 
     /// A long time in service clears earlier failures.
-    fn settle(&mut self, now: Duration, policy: &LifecyclePolicy) {
+    fn clear_if_stable(&mut self, now: Duration, policy: &LifecyclePolicy) {
         if self.ready_since.take().is_some_and(|since| now.saturating_sub(since) >= policy.stable_after) {
-            self.forgive();
+            self.clear_failures();
         }
     }
 
-    fn forgive(&mut self) {
+    fn clear_failures(&mut self) {
         self.failures = 0;
         self.failed_starts = 0;
-        self.crowded = 0;
+        self.crowded_starts = 0;
         self.recent.clear();
         self.alarmed = false;
     }

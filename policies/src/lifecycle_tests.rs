@@ -177,7 +177,7 @@ fn a_start_without_room_while_others_go_is_not_counted() {
     run(&mut machine, &[LifecycleEvent::Up]);
     for failures in 1..20 {
         let timer = LifecycleTimer::Backoff { failures, short: true };
-        let effects = run(&mut machine, &[LifecycleEvent::Exited(EndCause::Crowded)]);
+        let effects = run(&mut machine, &[LifecycleEvent::Exited(EndCause::MemoryReturning)]);
         assert_eq!(effects, [LifecycleEffect::CloseGate, LifecycleEffect::Arm(timer)]);
         run(&mut machine, &[LifecycleEvent::Timer(timer)]);
     }
@@ -220,7 +220,7 @@ fn lost_probes_close_the_gate_and_coming_back_opens_it() {
 }
 
 fn cause() -> impl Strategy<Value = EndCause> {
-    prop_oneof![Just(EndCause::MayPass), Just(EndCause::NeedsChange), Just(EndCause::Crowded)]
+    prop_oneof![Just(EndCause::MayPass), Just(EndCause::NeedsChange), Just(EndCause::MemoryReturning)]
 }
 
 fn event() -> impl Strategy<Value = LifecycleEvent> {
@@ -237,7 +237,7 @@ fn event() -> impl Strategy<Value = LifecycleEvent> {
         Just(LifecycleEvent::Resume),
         cause().prop_map(LifecycleEvent::Exited),
         cause().prop_map(LifecycleEvent::SpawnFailed),
-        Just(LifecycleEvent::Felled),
+        Just(LifecycleEvent::KilledByRequest),
         Just(LifecycleEvent::Timer(LifecycleTimer::Start)),
         Just(LifecycleEvent::Timer(LifecycleTimer::Suspect)),
         Just(LifecycleEvent::Timer(LifecycleTimer::Drain)),
@@ -272,7 +272,7 @@ proptest! {
             now += seconds;
             // Facts about the world are reported only while they are true.
             match event {
-                LifecycleEvent::Exited(_) | LifecycleEvent::Felled | LifecycleEvent::SpawnFailed(_) if !world.alive => continue,
+                LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest | LifecycleEvent::SpawnFailed(_) if !world.alive => continue,
                 LifecycleEvent::Timer(timer) => match (timer, world.armed) {
                     (LifecycleTimer::Backoff { .. }, Some(LifecycleTimer::Backoff { .. })) => {}
                     (a, Some(b)) if a == b => {}
@@ -281,7 +281,7 @@ proptest! {
                 _ => {}
             }
             let before = machine.phase();
-            if matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::Felled | LifecycleEvent::SpawnFailed(_)) {
+            if matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest | LifecycleEvent::SpawnFailed(_)) {
                 world.alive = false;
                 world.termed = false;
             }
@@ -364,7 +364,7 @@ proptest! {
         };
         for (event, seconds) in events {
             now += seconds;
-            let ends = matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::Felled | LifecycleEvent::SpawnFailed(_));
+            let ends = matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest | LifecycleEvent::SpawnFailed(_));
             if ends && !alive || matches!(event, LifecycleEvent::Timer(timer) if Some(timer) != armed) {
                 continue;
             }

@@ -25,7 +25,7 @@ const INHERITED_VARIABLES: [&str; 8] = [
 const CONFIGURATION_VARIABLES: [&str; 2] = ["LLAMA_WARDEN_CONFIG", "LLAMA_WARDEN_ADMIN_SOCKET"];
 
 /// Returns true if a variable is withheld from child processes.
-pub fn is_ours_alone(name: &str) -> bool {
+pub fn is_own_variable(name: &str) -> bool {
     INHERITED_VARIABLES.contains(&name)
         || CONFIGURATION_VARIABLES.contains(&name)
         || name.starts_with("OTEL_EXPORTER_OTLP")
@@ -49,7 +49,7 @@ mod tests {
             "LLAMA_WARDEN_MODELS__x__ENV__HF_TOKEN",
             "LLAMA_WARDEN_CONFIG",
         ] {
-            assert!(is_ours_alone(name), "{name}");
+            assert!(is_own_variable(name), "{name}");
         }
         for name in [
             "PATH",
@@ -59,7 +59,7 @@ mod tests {
             "OTEL_SERVICE_NAME",
             "XDG_RUNTIME_DIR",
         ] {
-            assert!(!is_ours_alone(name), "{name}");
+            assert!(!is_own_variable(name), "{name}");
         }
     }
 }

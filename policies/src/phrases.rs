@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::growth::{AllowanceFill, GrowthBlame, GrowthForecast, IntervalEstimate};
-use crate::units::{ByteAmount, MIB, exact, span};
+use crate::units::{ByteAmount, MIB, as_f64, format_span};
 use crate::{ByteSize, MemoryKind, Reason, RecycleDecision};
 
 /// Formats growth per request with its interval, always in MiB so that figures compare: `+4.42 MiB a
 /// request (4.40 to 4.45)`. An unknown end is `?`.
-pub fn slope(slope: &IntervalEstimate) -> String {
+pub fn slope_phrase(slope: &IntervalEstimate) -> String {
     let mib = |bytes: f64| {
-        let mib = bytes / exact(MIB);
+        let mib = bytes / as_f64(MIB);
         if !mib.is_finite() || mib.abs() >= 1e9 {
             return "?".to_owned();
         }
@@ -27,13 +27,13 @@ pub fn slope(slope: &IntervalEstimate) -> String {
 }
 
 /// Formats growth: `+4.42 MiB`. Avoids a negative zero.
-pub fn grows(bytes: f64) -> String {
-    let mib = bytes / exact(MIB);
+pub fn growth_phrase(bytes: f64) -> String {
+    let mib = bytes / as_f64(MIB);
     format!("{:+.2} MiB", if mib.abs() < 0.005 { 0.0 } else { mib })
 }
 
 /// Formats a blame: `each image pays 4.42 MiB (98 % of the growth)`.
-pub fn blame(blame: &GrowthBlame) -> String {
+pub fn blame_phrase(blame: &GrowthBlame) -> String {
     match blame {
         GrowthBlame::Pays { unit, bytes_per_unit, share } => {
             let (unit, amount) = (unit.noun(), ByteAmount(*bytes_per_unit));
@@ -44,15 +44,15 @@ pub fn blame(blame: &GrowthBlame) -> String {
 }
 
 /// Formats the use of the declared caches.
-pub fn fill(fill: &AllowanceFill) -> Option<String> {
+pub fn fill_phrase(fill: &AllowanceFill) -> Option<String> {
     (fill.allowed > 0).then(|| {
-        let percent = exact(fill.used) / exact(fill.allowed) * 100.0;
+        let percent = as_f64(fill.used) / as_f64(fill.allowed) * 100.0;
         format!("{} of {} declared ({percent:.0} %)", ByteSize(fill.used), ByteSize(fill.allowed))
     })
 }
 
 /// Formats a forecast: `in 120 requests (100 to 140), about 35 min (30 min to 42 min)`.
-pub fn forecast(forecast: &GrowthForecast) -> String {
+pub fn forecast_phrase(forecast: &GrowthForecast) -> String {
     let GrowthForecast { requests, seconds, .. } = forecast;
     let mut text = format!(
         "in {} requests ({} to {})",
@@ -61,7 +61,12 @@ pub fn forecast(forecast: &GrowthForecast) -> String {
         count_phrase(requests.high)
     );
     if let Some(seconds) = seconds {
-        text.extend([format!(", {} ({} to {})", time(seconds.value), time(seconds.low), time(seconds.high))]);
+        text.extend([format!(
+            ", {} ({} to {})",
+            time_phrase(seconds.value),
+            time_phrase(seconds.low),
+            time_phrase(seconds.high)
+        )]);
     }
     text
 }
@@ -72,15 +77,15 @@ fn count_phrase(number: f64) -> String {
 }
 
 /// Formats a time in its two largest units; more than a year is no forecast.
-pub fn time(seconds: f64) -> String {
+pub fn time_phrase(seconds: f64) -> String {
     if seconds >= 365.0 * 86_400.0 {
         return "over a year".to_owned();
     }
-    span(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default())
+    format_span(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default())
 }
 
 /// Formats a decision: `replace it when quiet (host_soft): host memory passed the soft budget, 2.0 GiB`.
-pub fn decision(decision: &RecycleDecision) -> Option<String> {
+pub fn decision_phrase(decision: &RecycleDecision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     // Reasons about the host name the memory already.

@@ -32,11 +32,11 @@ impl RateLimit {
     }
 
     fn per(self) -> RateNanos {
-        nanos(self.per)
+        as_nanos(self.per)
     }
 
     /// Returns the time that `units` take, rounded up so that never more than `count` fit into `per`.
-    fn span(self, units: u64) -> RateNanos {
+    fn time_for(self, units: u64) -> RateNanos {
         let span = (u128::from(units) * self.per.as_nanos()).div_ceil(u128::from(self.count));
         RateNanos::try_from(span).unwrap_or(RateNanos::MAX)
     }
@@ -45,8 +45,8 @@ impl RateLimit {
     ///
     /// # Errors
     /// The rate is used up; returns the time until one unit is available.
-    pub fn take(self, used: RateNanos, now: RateNanos) -> Result<RateNanos, Duration> {
-        let next = used.max(now).saturating_add(self.span(1));
+    pub fn take_unit(self, used: RateNanos, now: RateNanos) -> Result<RateNanos, Duration> {
+        let next = used.max(now).saturating_add(self.time_for(1));
         let room = now.saturating_add(self.per());
         if next > room { Err(Duration::from_nanos(next - room)) } else { Ok(next) }
     }
@@ -54,19 +54,19 @@ impl RateLimit {
     /// Checks that one unit is available at `now`, without taking it.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// As [`Self::take_unit`].
     pub fn check(self, used: RateNanos, now: RateNanos) -> Result<(), Duration> {
-        self.take(used, now).map(drop)
+        self.take_unit(used, now).map(drop)
     }
 
     /// Charges units whose number became known only afterwards; an excess becomes a debt.
     pub fn charge(self, used: RateNanos, now: RateNanos, units: u64) -> RateNanos {
-        used.max(now).saturating_add(self.span(units))
+        used.max(now).saturating_add(self.time_for(units))
     }
 }
 
 /// Converts to nanoseconds, saturating above 500 years.
-pub fn nanos(span: Duration) -> RateNanos {
+pub fn as_nanos(span: Duration) -> RateNanos {
     RateNanos::try_from(span.as_nanos()).unwrap_or(RateNanos::MAX)
 }
 
@@ -138,13 +138,13 @@ mod tests {
         let rate: RateLimit = "60/min".parse().unwrap();
         let mut used = 0;
         for _ in 0..60 {
-            used = rate.take(used, 5).unwrap();
+            used = rate.take_unit(used, 5).unwrap();
         }
-        let wait = rate.take(used, 5).unwrap_err();
+        let wait = rate.take_unit(used, 5).unwrap_err();
         assert_eq!(wait, Duration::from_secs(1), "one unit comes back each second");
         let later = 5 + SECOND;
-        used = rate.take(used, later).unwrap();
-        assert_eq!(rate.take(used, later).unwrap_err(), Duration::from_secs(1));
+        used = rate.take_unit(used, later).unwrap();
+        assert_eq!(rate.take_unit(used, later).unwrap_err(), Duration::from_secs(1));
         assert_eq!(rate.check(used, later + SECOND), Ok(()));
     }
 
@@ -166,11 +166,11 @@ mod tests {
             let (mut used, mut now, mut granted) = (0, 0, 0_u128);
             for gap in gaps {
                 now += gap;
-                match rate.take(used, now) {
+                match rate.take_unit(used, now) {
                     Ok(next) => { used = next; granted += 1; }
                     Err(wait) => {
                         // The returned wait is exact to the nanosecond.
-                        let due = now + nanos(wait);
+                        let due = now + as_nanos(wait);
                         prop_assert!(rate.check(used, due).is_ok());
                         prop_assert!(rate.check(used, due - 1).is_err());
                     }

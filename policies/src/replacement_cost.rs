@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::defaults::Moment;
 use crate::growth::GrowthForecast;
-use crate::units::{exact, span};
+use crate::units::{as_f64, format_span};
 
 /// Factor on the mean time between lulls. Twelve mean times without a lull happen once in 160,000 cases; an
 /// earlier restart would only waste service time.
@@ -47,7 +47,7 @@ pub struct ReplacementLoad {
     pub arrivals: Option<f64>,
     /// The next process starts before the old one drains.
     pub overlap: bool,
-    /// Mean time between lulls ([`LullHistory::expected`]); `None` if unknown.
+    /// Mean time between lulls ([`LullHistory::expected_interval`]); `None` if unknown.
     pub lull_every: Option<Duration>,
 }
 
@@ -68,7 +68,7 @@ pub struct ReplacementCosts {
 
 impl std::fmt::Display for ReplacementCosts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let time = |seconds: f64| span(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+        let time = |seconds: f64| format_span(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
         write!(
             f,
             "now it costs {} of waiting, at the next lull {}; with {:.0} % memory runs out before, which costs {}: {}",
@@ -91,7 +91,7 @@ impl ReplacementLoad {
 
 /// Compares a replacement now with one at the next lull. `end` is the forecast for the exhaustion of
 /// memory; without one there is no risk, and waiting for a lull is always right.
-pub fn weigh(
+pub fn weigh_replacement(
     policy: &ReplacementCostPolicy,
     load: &ReplacementLoad,
     end: Option<&GrowthForecast>,
@@ -113,7 +113,7 @@ pub fn weigh(
 
 fn drain_seconds(load: &ReplacementLoad) -> f64 {
     match load.tokens_per_second {
-        Some(speed) if speed > 0.0 && speed.is_finite() => exact(load.tokens) / speed,
+        Some(speed) if speed > 0.0 && speed.is_finite() => as_f64(load.tokens) / speed,
         _ => 0.0,
     }
 }
@@ -136,7 +136,7 @@ impl LullHistory {
 
     /// Records that the backend has been idle since `since`, long enough to be quiet. The same lull may be
     /// reported repeatedly.
-    pub fn lull(&mut self, since: Duration) {
+    pub fn record_lull(&mut self, since: Duration) {
         // Clock readings differ slightly; two lulls are at least one request apart.
         if self.begun.back().is_some_and(|last| since <= last.saturating_add(Duration::from_millis(1))) {
             return;
@@ -151,7 +151,7 @@ impl LullHistory {
 
     /// Returns the mean time between lulls at `now`. A present drought longer than the mean counts at its
     /// length.
-    pub fn expected(&self, now: Duration) -> Duration {
+    pub fn expected_interval(&self, now: Duration) -> Duration {
         let watched = now.saturating_sub(self.since);
         let Some(last) = self.begun.back() else { return watched.max(self.first) };
         let count = u32::try_from(self.begun.len()).unwrap_or(u32::MAX).max(1);
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn without_a_forecast_a_lull_is_always_worth_waiting_for() {
-        let weighing = weigh(&policy(), &busy(), None);
+        let weighing = weigh_replacement(&policy(), &busy(), None);
         assert!(!weighing.now && weighing.risk == 0.0);
         // 8 s until the answers end and 10 s to load at 2 requests a second, against the load alone.
         assert!(
@@ -201,30 +201,30 @@ mod tests {
 
     #[test]
     fn memory_that_ends_before_the_next_lull_makes_now_the_moment() {
-        assert!(weigh(&policy(), &busy(), Some(&end_in(30.0))).now);
-        assert!(!weigh(&policy(), &busy(), Some(&end_in(36_000.0))).now);
-        let text = weigh(&policy(), &busy(), Some(&end_in(30.0))).to_string();
+        assert!(weigh_replacement(&policy(), &busy(), Some(&end_in(30.0))).now);
+        assert!(!weigh_replacement(&policy(), &busy(), Some(&end_in(36_000.0))).now);
+        let text = weigh_replacement(&policy(), &busy(), Some(&end_in(30.0))).to_string();
         assert!(text.ends_with("now") && text.contains("95 %"), "{text}");
     }
 
     #[test]
     fn a_backend_with_frequent_lulls_waits_for_one_where_a_busy_one_does_not() {
         let often = ReplacementLoad { lull_every: Some(Duration::from_secs(30)), ..busy() };
-        assert!(!weigh(&policy(), &often, Some(&end_in(300.0))).now);
+        assert!(!weigh_replacement(&policy(), &often, Some(&end_in(300.0))).now);
         let never = ReplacementLoad { lull_every: Some(Duration::from_secs(86_400)), ..busy() };
-        assert!(weigh(&policy(), &never, Some(&end_in(300.0))).now);
+        assert!(weigh_replacement(&policy(), &never, Some(&end_in(300.0))).now);
     }
 
     #[test]
     fn a_drain_that_costs_more_than_running_out_is_put_off() {
         let long = ReplacementLoad { tokens: 100_000, requests: 1, ..busy() };
-        assert!(!weigh(&policy(), &long, Some(&end_in(1.0))).now);
+        assert!(!weigh_replacement(&policy(), &long, Some(&end_in(1.0))).now);
     }
 
     #[test]
     fn an_overlap_under_hazard_costs_nothing_and_happens_now() {
         let overlap = ReplacementLoad { overlap: true, ..busy() };
-        let weighing = weigh(&policy(), &overlap, Some(&end_in(600.0)));
+        let weighing = weigh_replacement(&policy(), &overlap, Some(&end_in(600.0)));
         assert!(weighing.now && weighing.cost_now == 0.0, "{weighing:?}");
     }
 
@@ -232,29 +232,29 @@ mod tests {
     fn lulls_are_counted_once_and_a_drought_counts_as_it_is() {
         let seconds = Duration::from_secs;
         let mut lulls = LullHistory::new(&crate::defaults().moment, seconds(0));
-        assert_eq!(lulls.expected(seconds(10)), seconds(3600), "nothing is known yet");
-        assert_eq!(lulls.expected(seconds(9000)), seconds(9000), "and it has been busy for so long");
+        assert_eq!(lulls.expected_interval(seconds(10)), seconds(3600), "nothing is known yet");
+        assert_eq!(lulls.expected_interval(seconds(9000)), seconds(9000), "and it has been busy for so long");
         for begun in [100, 100, 200, 300, 300] {
-            lulls.lull(seconds(begun));
+            lulls.record_lull(seconds(begun));
         }
-        assert_eq!(lulls.expected(seconds(300)), seconds(100));
-        assert_eq!(lulls.expected(seconds(5000)), seconds(4700));
+        assert_eq!(lulls.expected_interval(seconds(300)), seconds(100));
+        assert_eq!(lulls.expected_interval(seconds(5000)), seconds(4700));
     }
 
     #[test]
     fn old_lulls_are_forgotten() {
         let seconds = Duration::from_secs;
         let mut lulls = LullHistory::new(&crate::defaults().moment, seconds(0));
-        (1..=10).for_each(|n| lulls.lull(seconds(n * 3600)));
-        (1..=40).for_each(|n| lulls.lull(seconds(36_000 + n * 60)));
-        assert_eq!(lulls.expected(seconds(36_000 + 2400)), seconds(60));
+        (1..=10).for_each(|n| lulls.record_lull(seconds(n * 3600)));
+        (1..=40).for_each(|n| lulls.record_lull(seconds(36_000 + n * 60)));
+        assert_eq!(lulls.expected_interval(seconds(36_000 + 2400)), seconds(60));
     }
 
     proptest! {
         #[test]
         fn less_time_left_never_means_more_patience(a in 0.0f64..1e6, b in 0.0f64..1e6, requests in 0u32..50, lull in 1u64..10_000) {
             let load = ReplacementLoad { requests, lull_every: Some(Duration::from_secs(lull)), ..busy() };
-            let (soon, late) = (weigh(&policy(), &load, Some(&end_in(a.min(b)))), weigh(&policy(), &load, Some(&end_in(a.max(b)))));
+            let (soon, late) = (weigh_replacement(&policy(), &load, Some(&end_in(a.min(b)))), weigh_replacement(&policy(), &load, Some(&end_in(a.max(b)))));
             prop_assert!(soon.now || !late.now);
             prop_assert!((0.0..=1.0).contains(&soon.risk));
         }
@@ -262,7 +262,7 @@ mod tests {
         #[test]
         fn senseless_rates_give_no_senseless_prices(arrivals in prop_oneof![Just(f64::NAN), Just(-1.0), Just(f64::INFINITY)], speed in prop_oneof![Just(f64::NAN), Just(0.0), Just(-5.0)]) {
             let load = ReplacementLoad { arrivals: Some(arrivals), tokens_per_second: Some(speed), ..busy() };
-            let weighing = weigh(&policy(), &load, Some(&end_in(10.0)));
+            let weighing = weigh_replacement(&policy(), &load, Some(&end_in(10.0)));
             prop_assert!(weighing.cost_now.is_finite() && weighing.cost_end.is_finite());
         }
     }

@@ -112,18 +112,18 @@ impl DayWindows {
     }
 
     /// Returns the minutes of the day in which a window is open: 0 to 1440.
-    pub fn minutes(&self) -> u16 {
-        u16::try_from((0..DAY_MINUTES).filter(|minute| self.open(*minute)).count()).unwrap_or(DAY_MINUTES)
+    pub fn open_minutes(&self) -> u16 {
+        u16::try_from((0..DAY_MINUTES).filter(|minute| self.is_open(*minute)).count()).unwrap_or(DAY_MINUTES)
     }
 
     /// Returns true if a backend may be replaced at this minute of the day.
-    pub fn open(&self, minute: u16) -> bool {
+    pub fn is_open(&self, minute: u16) -> bool {
         self.0.is_empty() || self.0.iter().any(|window| window.contains(minute))
     }
 
     /// Returns the minutes until a window is open: 0 if one is.
     pub(crate) fn opens_in(&self, minute: u16) -> u16 {
-        if self.open(minute) {
+        if self.is_open(minute) {
             return 0;
         }
         self.0.iter().map(|window| window.opens_in(minute)).min().unwrap_or(0)
@@ -137,25 +137,26 @@ impl DayWindows {
     /// Returns the time for which a window has been open, in whole minutes; `None` without windows, or
     /// while none is open.
     pub(crate) fn open_for(&self, minute: u16) -> Option<Duration> {
-        if self.is_always() || !self.open(minute) {
+        if self.is_always() || !self.is_open(minute) {
             return None;
         }
-        let closed = (1..DAY_MINUTES).find(|back| !self.open((minute + DAY_MINUTES - back) % DAY_MINUTES))?;
+        let closed =
+            (1..DAY_MINUTES).find(|back| !self.is_open((minute + DAY_MINUTES - back) % DAY_MINUTES))?;
         Some(Duration::from_secs(u64::from(closed - 1) * 60))
     }
 
     /// Returns true in the last minute of an open window.
-    pub fn closes(&self, minute: u16) -> bool {
-        self.open(minute) && !self.open((minute + 1) % DAY_MINUTES)
+    pub fn is_closing(&self, minute: u16) -> bool {
+        self.is_open(minute) && !self.is_open((minute + 1) % DAY_MINUTES)
     }
 
     /// Returns the time from now until the window after the present one opens: the least wait after missing
     /// this one. Zero without windows, or while none is open.
     pub(crate) fn time_to_next(&self, minute: u16) -> Duration {
-        if self.is_always() || !self.open(minute) {
+        if self.is_always() || !self.is_open(minute) {
             return Duration::ZERO;
         }
-        let closed = (1..DAY_MINUTES).find(|ahead| !self.open((minute + ahead) % DAY_MINUTES));
+        let closed = (1..DAY_MINUTES).find(|ahead| !self.is_open((minute + ahead) % DAY_MINUTES));
         let minutes = closed.map_or(0, |ahead| ahead + self.opens_in((minute + ahead) % DAY_MINUTES));
         Duration::from_secs(u64::from(minutes) * 60)
     }
@@ -210,7 +211,7 @@ mod tests {
     #[test]
     fn a_window_holds_its_beginning_and_not_its_end() {
         let night = windows("02:00-05:00");
-        assert_eq!([119, 120, 299, 300].map(|minute| night.open(minute)), [false, true, true, false]);
+        assert_eq!([119, 120, 299, 300].map(|minute| night.is_open(minute)), [false, true, true, false]);
         assert_eq!((night.opens_in(0), night.opens_in(180), night.opens_in(301)), (120, 0, 1259));
     }
 
@@ -218,7 +219,7 @@ mod tests {
     fn a_window_may_run_over_midnight() {
         let night = windows("22:00-04:00");
         assert_eq!(
-            [1319, 1320, 0, 239, 240].map(|minute| night.open(minute)),
+            [1319, 1320, 0, 239, 240].map(|minute| night.is_open(minute)),
             [false, true, true, true, false]
         );
         assert_eq!(windows("20:00-24:00").opens_in(0), 20 * 60);
@@ -230,9 +231,12 @@ mod tests {
         assert!(day.is_always() && windows("02:00-03:00, 00:00-24:00").is_always());
         assert!(
             (0..DAY_MINUTES)
-                .all(|minute| day.open(minute) && day.opens_in(minute) == 0 && !day.closes(minute))
+                .all(|minute| day.is_open(minute) && day.opens_in(minute) == 0 && !day.is_closing(minute))
         );
-        assert_eq!((day.minutes(), windows("23:00-01:00, 00:30-02:00").minutes()), (DAY_MINUTES, 180));
+        assert_eq!(
+            (day.open_minutes(), windows("23:00-01:00, 00:30-02:00").open_minutes()),
+            (DAY_MINUTES, 180)
+        );
         assert_eq!(day.to_string(), "00:00-24:00");
         for text in ["00:00-00:00", "24:00-00:00", "24:00-24:00", "12:00-12:00"] {
             assert!(text.parse::<DayWindows>().is_err(), "{text}");
@@ -257,8 +261,8 @@ mod tests {
             [1320, 1330, 10, 240].map(|minute| night.open_for(minute)),
             [minutes(0), minutes(10), minutes(130), None]
         );
-        assert_eq!([238, 239, 240].map(|minute| night.closes(minute)), [false, true, false]);
-        assert_eq!((DayWindows::ALWAYS.open_for(5), DayWindows::ALWAYS.closes(5)), (None, false));
+        assert_eq!([238, 239, 240].map(|minute| night.is_closing(minute)), [false, true, false]);
+        assert_eq!((DayWindows::ALWAYS.open_for(5), DayWindows::ALWAYS.is_closing(5)), (None, false));
     }
 
     #[test]
@@ -286,8 +290,8 @@ mod tests {
         ) {
             let windows = DayWindows::new(vec![DayWindow { from, to: (from + length) % DAY_MINUTES }]);
             let wait = windows.opens_in(minute);
-            prop_assert!(windows.open((minute + wait) % DAY_MINUTES));
-            prop_assert!((0..wait).all(|ahead| !windows.open((minute + ahead) % DAY_MINUTES)));
+            prop_assert!(windows.is_open((minute + wait) % DAY_MINUTES));
+            prop_assert!((0..wait).all(|ahead| !windows.is_open((minute + ahead) % DAY_MINUTES)));
         }
     }
 }

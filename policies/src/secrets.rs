@@ -23,41 +23,41 @@ pub fn is_hidden(text: &str) -> bool {
 }
 
 /// Redacts a variable's value, if it is a secret.
-pub fn variable(name: &str, value: &str) -> (String, String) {
+pub fn redact_variable(name: &str, value: &str) -> (String, String) {
     let shown = if is_secret(name, value) {
         REDACTED.to_owned()
     } else if name.to_ascii_uppercase().contains("PROXY") && !value.contains("://") {
         // Proxy addresses may omit `http://`.
-        without_user(value)
+        redact_user(value)
     } else {
-        text(value)
+        redact_text(value)
     };
     (name.to_owned(), shown)
 }
 
 /// Redacts a server's arguments.
-pub fn arguments(args: &[String]) -> Vec<String> {
+pub fn redact_arguments(args: &[String]) -> Vec<String> {
     let mut hide = false;
     let word = |word: &String| {
         let hidden = std::mem::replace(&mut hide, is_flag(word));
-        if hidden { REDACTED.to_owned() } else { text(word) }
+        if hidden { REDACTED.to_owned() } else { redact_text(word) }
     };
     args.iter().map(word).collect()
 }
 
 /// Redacts the words of another tool's command: `env HF_TOKEN=… valgrind`.
-pub fn tool(words: &[String]) -> Vec<String> {
+pub fn redact_tool(words: &[String]) -> Vec<String> {
     let word = |word: &String| match word.split_once('=') {
-        Some((name, value)) => format!("{name}={}", variable(name, value).1),
-        None => text(word),
+        Some((name, value)) => format!("{name}={}", redact_variable(name, value).1),
+        None => redact_text(word),
     };
     words.iter().map(word).collect()
 }
 
-/// Redacts a JSON value: each text by [`text`], and values under the name of a secret variable or field.
-pub fn json(value: Value) -> Value {
+/// Redacts a JSON value: each text by [`redact_text`], and values under the name of a secret variable or field.
+pub fn redact_json(value: Value) -> Value {
     match value {
-        Value::String(said) => text(&said).into(),
+        Value::String(said) => redact_text(&said).into(),
         Value::Array(items) => redact_list(items),
         Value::Object(fields) => {
             let field = |(name, value): (String, Value)| {
@@ -67,7 +67,7 @@ pub fn json(value: Value) -> Value {
                     {
                         if said.is_empty() { said.into() } else { REDACTED.into() }
                     }
-                    other => json(other),
+                    other => redact_json(other),
                 };
                 (name, shown)
             };
@@ -82,16 +82,16 @@ fn redact_list(items: Vec<Value>) -> Value {
     let words: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
     match words.as_deref() {
         Some([name, value]) if is_variable(name) => {
-            let (name, value) = variable(name, value);
+            let (name, value) = redact_variable(name, value);
             vec![name, value].into()
         }
-        Some(words) => arguments(words).into(),
-        None => items.into_iter().map(json).collect(),
+        Some(words) => redact_arguments(words).into(),
+        None => items.into_iter().map(redact_json).collect(),
     }
 }
 
-/// Redacts a text: by the form of secrets, and addresses by [`addresses`].
-pub fn text(text: &str) -> String {
+/// Redacts a text: by the form of secrets, and addresses by [`redact_addresses`].
+pub fn redact_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
     // Least length of this word if the previous one announces a secret.
@@ -118,7 +118,7 @@ pub fn text(text: &str) -> String {
         shown.push_str(between);
         rest = behind;
     }
-    addresses(&shown)
+    redact_addresses(&shown)
 }
 
 /// Returns the value assigned to a secret variable, field or flag in the text after its name, and its
@@ -218,25 +218,25 @@ fn is_token_by_look(word: &str) -> bool {
 }
 
 /// Redacts user and password in addresses, and everything after `?`, where signed addresses have their keys.
-pub fn addresses(text: &str) -> String {
-    text.split_inclusive(ends_address).map(address).collect()
+pub fn redact_addresses(text: &str) -> String {
+    text.split_inclusive(ends_address).map(redact_address).collect()
 }
 
 fn ends_address(c: char) -> bool {
     c.is_whitespace() || c == '"' || c == '\''
 }
 
-fn address(text: &str) -> String {
+fn redact_address(text: &str) -> String {
     let Some(start) = text.find("://") else { return text.to_owned() };
     let (all, end) = text.split_at(text.trim_end_matches(ends_address).len());
     let (scheme, rest) = all.split_at(start);
     let (place, query) = rest.split_once('?').map_or((rest, ""), |(place, _)| (place, "?***"));
-    let places = place.split("://").map(without_user).collect::<Vec<_>>().join("://");
+    let places = place.split("://").map(redact_user).collect::<Vec<_>>().join("://");
     format!("{scheme}{places}{query}{end}")
 }
 
 /// Redacts user and password of `user:password@host/path`.
-fn without_user(place: &str) -> String {
+fn redact_user(place: &str) -> String {
     let (host, path) = place.split_at(place.find(['/', '#']).unwrap_or(place.len()));
     host.rsplit_once('@').map_or_else(|| place.to_owned(), |(_, host)| format!("{REDACTED}@{host}{path}"))
 }
@@ -277,7 +277,7 @@ mod tests {
             "GOOGLE_APPLICATION_CREDENTIALS",
             "API_TOKENS",
         ] {
-            assert_eq!(variable(name, "hush").1, REDACTED, "{name}");
+            assert_eq!(redact_variable(name, "hush").1, REDACTED, "{name}");
         }
         for (name, value) in [
             ("LLAMA_ARG_IMAGE_MAX_TOKENS", "1024"),
@@ -288,7 +288,7 @@ mod tests {
             ("GIT_AUTHOR", "a"),
             ("MALLOC_ARENA_MAX", "2"),
         ] {
-            assert_eq!(variable(name, value).1, value, "{name}");
+            assert_eq!(redact_variable(name, value).1, value, "{name}");
         }
     }
 
@@ -302,11 +302,11 @@ mod tests {
             ("user@host is it?", "user@host is it?"),
             ("https://host/m.gguf", "https://host/m.gguf"),
         ] {
-            assert_eq!(addresses(text), shown);
+            assert_eq!(redact_addresses(text), shown);
             assert_eq!(is_hidden(shown), text != shown, "{shown}");
         }
-        assert_eq!(variable("https_proxy", "u:p@proxy:3128").1, "***@proxy:3128");
-        assert_eq!(variable("HTTPS_PROXY", "http://u:p@proxy").1, "http://***@proxy");
+        assert_eq!(redact_variable("https_proxy", "u:p@proxy:3128").1, "***@proxy:3128");
+        assert_eq!(redact_variable("HTTPS_PROXY", "http://u:p@proxy").1, "http://***@proxy");
     }
 
     #[test]
@@ -324,9 +324,9 @@ mod tests {
             ("authorization: basic dXNlcjpwYXNzd29yZA==".to_owned(), "authorization: basic ***==".to_owned()),
             ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJlLW9mLWl0".to_owned(), REDACTED.to_owned()),
         ] {
-            assert_eq!(text(&said), shown);
-            assert!(is_hidden(&text(&said)));
-            assert_eq!(variable("HARMLESS", &said).1, shown);
+            assert_eq!(redact_text(&said), shown);
+            assert!(is_hidden(&redact_text(&said)));
+            assert_eq!(redact_variable("HARMLESS", &said).1, shown);
         }
         for plain in [
             "hf_models-llama-3-8b-instruct-q4_k_m.gguf",
@@ -339,7 +339,7 @@ mod tests {
             "é ü — 漢字",
             "",
         ] {
-            assert_eq!(text(plain), plain);
+            assert_eq!(redact_text(plain), plain);
         }
     }
 
@@ -354,7 +354,7 @@ mod tests {
             ("got {\"api_key\":\"hush\",\"n\":1}", "got {\"api_key\":\"***\",\"n\":1}"),
             ("got {\"password\": \"hush\"}", "got {\"password\": \"***\"}"),
         ] {
-            assert_eq!(text(said), shown);
+            assert_eq!(redact_text(said), shown);
         }
         for plain in [
             "MAX_TOKENS=1024 key=value",
@@ -364,13 +364,13 @@ mod tests {
             "n_tokens = 5, key = 7",
             "HF_TOKEN=",
         ] {
-            assert_eq!(text(plain), plain);
+            assert_eq!(redact_text(plain), plain);
         }
     }
 
     #[test]
     fn values_for_programs_are_shown_without_secrets_and_keep_their_shape() {
-        let shown = |text: &str| json(serde_json::from_str(text).unwrap()).to_string();
+        let shown = |text: &str| redact_json(serde_json::from_str(text).unwrap()).to_string();
         assert_eq!(
             shown(
                 r#"{"b":1.5,"a":["HF_TOKEN=x",{"MY_TOKEN":"hush","api_key":"hush","tokens":5,"key":"alice"}],"n":null}"#
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn lists_of_words_are_command_lines_or_a_variable_with_its_value() {
-        let shown = |text: &str| json(serde_json::from_str(text).unwrap()).to_string();
+        let shown = |text: &str| redact_json(serde_json::from_str(text).unwrap()).to_string();
         for (said, told) in [
             (r#"["-c","1","--api-key","hush"]"#, r#"["-c","1","--api-key","***"]"#),
             (r#"["--hf-token=hush"]"#, r#"["--hf-token=***"]"#),
@@ -398,8 +398,8 @@ mod tests {
     fn secrets_of_a_tool_and_of_flags_are_left_out() {
         let words = |all: &[&str]| all.iter().map(|&one| one.to_owned()).collect::<Vec<_>>();
         let all = words(&["env", "HF_TOKEN=hush", "valgrind", "--leak-check=full"]);
-        assert_eq!(tool(&all), ["env", "HF_TOKEN=***", "valgrind", "--leak-check=full"]);
+        assert_eq!(redact_tool(&all), ["env", "HF_TOKEN=***", "valgrind", "--leak-check=full"]);
         let all = words(&["--api_key", "hush", "-mu", "https://a:b@c/d?e"]);
-        assert_eq!(arguments(&all), ["--api_key", REDACTED, "-mu", "https://***@c/d?***"]);
+        assert_eq!(redact_arguments(&all), ["--api_key", REDACTED, "-mu", "https://***@c/d?***"]);
     }
 }

@@ -52,7 +52,7 @@ impl ServerFacts {
 
     /// Fills unknown facts from `other`.
     #[must_use]
-    pub const fn or(self, other: Self) -> Self {
+    pub const fn fill_from(self, other: Self) -> Self {
         const fn either<T: Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
             if one.is_some() { one } else { other }
         }
@@ -109,8 +109,8 @@ mod tests {
         let now =
             ServerFacts { unix_sockets: Some(false), discards_bodies: Some(true), ..ServerFacts::default() };
         let both = ServerFacts { unix_sockets: Some(false), discards_bodies: Some(true), ..before };
-        assert_eq!(now.or(before), both);
-        assert_eq!(before.or(ServerFacts::default()), before);
+        assert_eq!(now.fill_from(before), both);
+        assert_eq!(before.fill_from(ServerFacts::default()), before);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Backends that share a budget or a GPU: order of replacements, one at a time.
 //!
-//! - [`first`]: chooses the member to replace if the sum exceeds a shared budget: the one that frees the
+//! - [`choose_first`]: chooses the member to replace if the sum exceeds a shared budget: the one that frees the
 //!   most for the cost of its replacement. The others are checked again afterwards.
 //! - [`ReplacementArbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one kill for
 //!   lack of memory at a time. It grants slots; the holder returns its slot when the replacement has ended
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::ModelName;
 use crate::sample::{GpuIndex, MemoryKind};
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Exceeded level of a shared budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ pub struct SharedBudget {
 
 /// Returns the index of the member to replace; `None` while the sum is within the budget, or if no
 /// replacement would free memory. Unknown figures count as zero, so the sum is a lower bound.
-pub fn first(
+pub fn choose_first(
     series: MemoryKind,
     members: &[SharedMember],
     budget: SharedBudget,
@@ -84,7 +84,7 @@ pub fn first(
 /// Returns the bytes freed per second of waiting. One second is added, so that a free replacement does not
 /// win with a trifling gain.
 fn gain_per_cost(gain: u64, member: &SharedMember) -> f64 {
-    exact(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
+    as_f64(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
 
 /// Identifies a slot for a replacement; never reused.
@@ -196,7 +196,7 @@ impl ReplacementArbiter {
     }
 
     /// Returns the number of granted slots.
-    pub const fn held(&self) -> usize {
+    pub const fn holder_count(&self) -> usize {
         self.holders.len()
     }
 }
@@ -215,8 +215,8 @@ mod tests {
 
     #[test]
     fn within_the_budget_nobody_goes() {
-        assert_eq!(first(MemoryKind::Host, &[holds(60, 0), holds(39, 0)], BUDGET), None);
-        assert_eq!(first(MemoryKind::Host, &[holds(999, 0)], SharedBudget::default()), None);
+        assert_eq!(choose_first(MemoryKind::Host, &[holds(60, 0), holds(39, 0)], BUDGET), None);
+        assert_eq!(choose_first(MemoryKind::Host, &[holds(999, 0)], SharedBudget::default()), None);
     }
 
     #[test]
@@ -241,24 +241,36 @@ mod tests {
     fn whoever_gives_back_most_goes_first() {
         let members = [holds(90, 80), holds(60, 10), holds(20, 0)];
         let chosen = |level, limit| SharedChoice { series: MemoryKind::Host, level, limit };
-        assert_eq!(first(MemoryKind::Host, &members, BUDGET), Some((1, chosen(BudgetLevel::Soft, 100))));
+        assert_eq!(
+            choose_first(MemoryKind::Host, &members, BUDGET),
+            Some((1, chosen(BudgetLevel::Soft, 100)))
+        );
         let tight = SharedBudget { hard: Some(150), ..BUDGET };
-        assert_eq!(first(MemoryKind::Host, &members, tight), Some((1, chosen(BudgetLevel::Hard, 150))));
+        assert_eq!(
+            choose_first(MemoryKind::Host, &members, tight),
+            Some((1, chosen(BudgetLevel::Hard, 150)))
+        );
     }
 
     #[test]
     fn a_slow_load_has_to_give_back_more() {
         let slow = SharedMember { cost: Some(Duration::from_secs(60)), ..holds(60, 10) };
-        assert_eq!(first(MemoryKind::Host, &[slow, holds(60, 50)], BUDGET).map(|(index, _)| index), Some(1));
+        assert_eq!(
+            choose_first(MemoryKind::Host, &[slow, holds(60, 50)], BUDGET).map(|(index, _)| index),
+            Some(1)
+        );
     }
 
     #[test]
     fn who_may_not_go_or_gains_nothing_is_passed_over() {
         let held = SharedMember { free_to_go: false, ..holds(90, 0) };
-        assert_eq!(first(MemoryKind::Host, &[held, holds(50, 50)], BUDGET), None);
-        assert_eq!(first(MemoryKind::Host, &[held, holds(50, 40)], BUDGET).map(|(index, _)| index), Some(1));
+        assert_eq!(choose_first(MemoryKind::Host, &[held, holds(50, 50)], BUDGET), None);
         assert_eq!(
-            first(MemoryKind::Host, &[MEMBER, holds(50, 0)], BUDGET),
+            choose_first(MemoryKind::Host, &[held, holds(50, 40)], BUDGET).map(|(index, _)| index),
+            Some(1)
+        );
+        assert_eq!(
+            choose_first(MemoryKind::Host, &[MEMBER, holds(50, 0)], BUDGET),
             None,
             "an unknown figure counts as nothing"
         );
@@ -303,9 +315,9 @@ mod tests {
         arbiter.release(both);
         let next = granted(&arbiter.request(&model("b"), 0, &[one], ReplacementReach::Gpus));
         arbiter.release(both);
-        assert_eq!(arbiter.held(), 2, "giving back an old slot takes nobody else's");
+        assert_eq!(arbiter.holder_count(), 2, "giving back an old slot takes nobody else's");
         arbiter.release(next);
-        assert_eq!(arbiter.held(), 1);
+        assert_eq!(arbiter.holder_count(), 1);
     }
 
     #[test]
@@ -347,7 +359,7 @@ mod tests {
         fn the_chosen_one_may_go_and_gains(members in proptest::collection::vec((0u64..1000, 0u64..1000, any::<bool>()), 0..8)) {
             let members: Vec<SharedMember> =
                 members.into_iter().map(|(charged, fresh, free_to_go)| SharedMember { free_to_go, ..holds(charged, fresh) }).collect();
-            if let Some((index, _)) = first(MemoryKind::Host, &members, BUDGET) {
+            if let Some((index, _)) = choose_first(MemoryKind::Host, &members, BUDGET) {
                 prop_assert!(members[index].free_to_go && members[index].charged > members[index].fresh);
             }
         }

@@ -15,7 +15,7 @@ pub struct ProcessActivity {
     /// Bytes written to files and pipes.
     pub written: u64,
     /// Bytes of output.
-    pub said: u64,
+    pub output: u64,
 }
 
 /// Processor share that counts as activity: a server that only answers our probes needs a tenth of it.
@@ -26,7 +26,7 @@ const IO_STEP: u64 = 1 << 20;
 impl ProcessActivity {
     /// Returns true for activity between two readings that are `time` apart.
     fn has_moved_since(self, before: Self, time: Duration) -> bool {
-        self.said > before.said
+        self.output > before.output
             || self.written.saturating_sub(before.written) >= IO_STEP
             || self.read.saturating_sub(before.read) >= IO_STEP
             || self.cpu.saturating_sub(before.cpu) >= time.mul_f64(BUSY_SHARE)
@@ -56,7 +56,7 @@ impl StandstillWatch {
 
     /// Adds a reading made `at` after the start, and returns true after a stall of the limit. A failed
     /// reading (`None`) proves nothing and counts as activity.
-    pub fn stands_still(&mut self, at: Duration, effort: Option<ProcessActivity>) -> bool {
+    pub fn is_stalled(&mut self, at: Duration, effort: Option<ProcessActivity>) -> bool {
         let moved = effort.is_none_or(|now| now.has_moved_since(self.last, at.saturating_sub(self.looked)));
         self.last = effort.unwrap_or(self.last);
         self.looked = at;
@@ -77,13 +77,13 @@ mod tests {
     fn found(effort: impl Fn(u32) -> Option<ProcessActivity>) -> Option<u32> {
         let mut watch = StandstillWatch::new(MINUTE * 4);
         assert_eq!(watch.pause(), MINUTE);
-        (1..=10).find(|&minute| watch.stands_still(MINUTE * minute, effort(minute)))
+        (1..=10).find(|&minute| watch.is_stalled(MINUTE * minute, effort(minute)))
     }
 
     #[test]
     fn one_that_reads_writes_or_computes_moves_and_one_that_answers_probes_does_not() {
         let started =
-            ProcessActivity { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000, said: 900 };
+            ProcessActivity { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000, output: 900 };
         let stuck = |minute: u32| ProcessActivity {
             cpu: started.cpu + Duration::from_millis(300) * minute,
             written: started.written + 60 * 1024 * u64::from(minute),
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(found(|_| Some(ProcessActivity::default())), Some(4), "it never did anything");
         let reads = |minute: u32| ProcessActivity { read: u64::from(minute) * IO_STEP, ..stuck(minute) };
         assert_eq!(found(|minute| Some(reads(minute))), None);
-        let says = |minute: u32| ProcessActivity { said: u64::from(minute), ..ProcessActivity::default() };
+        let says = |minute: u32| ProcessActivity { output: u64::from(minute), ..ProcessActivity::default() };
         assert_eq!(found(|minute| Some(says(minute))), None, "a point is progress");
         let computes = |minute: u32| ProcessActivity {
             cpu: Duration::from_secs(3) * minute,
@@ -107,10 +107,10 @@ mod tests {
         assert_eq!(found(|_| None), None);
         assert_eq!(found(|minute| (minute % 3 == 0).then(ProcessActivity::default)), None);
         let steps =
-            |minute: u32| ProcessActivity { said: u64::from(minute / 3), ..ProcessActivity::default() };
+            |minute: u32| ProcessActivity { output: u64::from(minute / 3), ..ProcessActivity::default() };
         assert_eq!(found(|minute| Some(steps(minute))), None);
         let ends =
-            |minute: u32| ProcessActivity { said: u64::from(minute.min(4)), ..ProcessActivity::default() };
+            |minute: u32| ProcessActivity { output: u64::from(minute.min(4)), ..ProcessActivity::default() };
         assert_eq!(found(|minute| Some(ends(minute))), Some(8));
     }
 }

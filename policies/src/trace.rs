@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 use crate::sample::{
     BackendSample, GpuIndex, HostMemory, MemoryKind, SampleEdge, VramReading, VramSource, WorkDone,
 };
-use crate::units::{exact, whole};
+use crate::units::{as_f64, truncate_to_u64};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -45,7 +45,7 @@ pub struct RecordingError {
 /// # Errors
 ///
 /// A line is no reading, or is older than the one above it.
-pub fn parse(text: &str) -> Result<Vec<BackendSample>, RecordingError> {
+pub fn parse_recording(text: &str) -> Result<Vec<BackendSample>, RecordingError> {
     // Some editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut samples: Vec<BackendSample> = Vec::new();
@@ -84,12 +84,12 @@ fn parse_line(line: &str) -> Result<BackendSample, String> {
         Some(Value::String(edge)) if edge == "tick" => SampleEdge::Tick,
         Some(other) => return Err(format!("`edge` is {other}: it is \"idle\" or \"tick\"")),
     };
-    let host = match known(&fields, "rss_anon_kib", KIB)? {
+    let host = match optional_amount(&fields, "rss_anon_kib", KIB)? {
         None => None,
         Some(anon) => Some(HostMemory {
             anon,
-            swap: known(&fields, "swap_kib", KIB)?.unwrap_or(0),
-            rss: known(&fields, "rss_kib", KIB)?.unwrap_or(0),
+            swap: optional_amount(&fields, "swap_kib", KIB)?.unwrap_or(0),
+            rss: optional_amount(&fields, "rss_kib", KIB)?.unwrap_or(0),
         }),
     };
     let prompt_tokens = count(&fields, "prompt_tokens")?;
@@ -102,7 +102,7 @@ fn parse_line(line: &str) -> Result<BackendSample, String> {
         in_flight: u32::try_from(count(&fields, "in_flight")?)
             .map_err(|_| "`in_flight` is too large".to_owned())?,
         work: WorkDone {
-            requests: known(&fields, "requests", 1)?
+            requests: optional_amount(&fields, "requests", 1)?
                 .ok_or("no field `requests`: without the work that was done, growth cannot be judged")?,
             prompt_tokens,
             output_tokens: count(&fields, "output_tokens")?,
@@ -115,7 +115,7 @@ fn parse_line(line: &str) -> Result<BackendSample, String> {
 }
 
 /// Formats a reading as a line, without a line break.
-pub fn line(sample: &BackendSample) -> String {
+pub fn format_line(sample: &BackendSample) -> String {
     let mut fields = Map::new();
     let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
     put("t", json!((sample.at.as_secs_f64() * 1000.0).round() / 1000.0));
@@ -165,7 +165,7 @@ fn vram_field(gpu: GpuIndex) -> String {
 
 /// Keeps whole multiples as integers.
 fn scaled(bytes: u64, unit: u64) -> Value {
-    if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(exact(bytes) / exact(unit)) }
+    if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(as_f64(bytes) / as_f64(unit)) }
 }
 
 fn json_kind(value: &Value) -> &'static str {
@@ -186,7 +186,7 @@ fn seconds(fields: &Map<String, Value>) -> Result<Duration, String> {
 }
 
 /// Parses a number of `unit` bytes (or of things); `None` if absent or null.
-fn known(fields: &Map<String, Value>, name: &str, unit: u64) -> Result<Option<u64>, String> {
+fn optional_amount(fields: &Map<String, Value>, name: &str, unit: u64) -> Result<Option<u64>, String> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => amount(value, unit).map(Some).map_err(|what| format!("`{name}` is {value}: {what}")),
@@ -197,12 +197,16 @@ fn amount(value: &Value, unit: u64) -> Result<u64, &'static str> {
     if let Some(number) = value.as_u64() {
         return number.checked_mul(unit).ok_or("it is too large");
     }
-    let number = value.as_f64().ok_or("it is a number")? * exact(unit);
-    if (0.0..9.0e18).contains(&number) { Ok(whole(number.round())) } else { Err("it is a number from 0") }
+    let number = value.as_f64().ok_or("it is a number")? * as_f64(unit);
+    if (0.0..9.0e18).contains(&number) {
+        Ok(truncate_to_u64(number.round()))
+    } else {
+        Err("it is a number from 0")
+    }
 }
 
 fn count(fields: &Map<String, Value>, name: &str) -> Result<u64, String> {
-    Ok(known(fields, name, 1)?.unwrap_or(0))
+    Ok(optional_amount(fields, name, 1)?.unwrap_or(0))
 }
 
 fn vram(fields: &Map<String, Value>) -> Result<Vec<VramReading>, String> {
@@ -222,7 +226,7 @@ fn vram(fields: &Map<String, Value>) -> Result<Vec<VramReading>, String> {
             },
             None => continue,
         };
-        if let Some(bytes) = known(fields, name, MIB)? {
+        if let Some(bytes) = optional_amount(fields, name, MIB)? {
             if found.iter().any(|vram: &VramReading| vram.gpu == gpu) {
                 return Err(format!("`{name}`: another field tells of this GPU too"));
             }

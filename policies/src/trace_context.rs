@@ -32,7 +32,7 @@ pub struct SpanId(u64);
 
 impl TraceId {
     /// Creates an id from a random number; the invalid 0 becomes 1.
-    pub const fn of(drawn: u128) -> Self {
+    pub const fn from_random(drawn: u128) -> Self {
         Self(if drawn == 0 { 1 } else { drawn })
     }
 
@@ -44,7 +44,7 @@ impl TraceId {
 
 impl SpanId {
     /// Creates an id from a random number; the invalid 0 becomes 1.
-    pub const fn of(drawn: u64) -> Self {
+    pub const fn from_random(drawn: u64) -> Self {
         Self(if drawn == 0 { 1 } else { drawn })
     }
 
@@ -55,12 +55,12 @@ impl SpanId {
 
     /// Returns the id of this span's `n`th part: pseudo-random, and the same each time.
     #[must_use]
-    pub fn part(self, n: u32) -> Self {
+    pub fn child_id(self, n: u32) -> Self {
         // SplitMix64 (Steele, Lea, Flood 2014), which repeats no number.
         let mut mixed = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(u64::from(n) + 1));
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        Self::of(mixed ^ (mixed >> 31))
+        Self::from_random(mixed ^ (mixed >> 31))
     }
 }
 
@@ -91,7 +91,7 @@ impl IncomingContext {
     pub fn parse(value: &[u8]) -> Option<Self> {
         let value = std::str::from_utf8(value).ok()?;
         let (version, rest) = value.split_once('-')?;
-        let version = number(version, 2)?;
+        let version = parse_hex(version, 2)?;
         let (trace, rest) = rest.split_once('-')?;
         let (parent, rest) = rest.split_once('-')?;
         // Later versions may append fields after the flags only.
@@ -100,7 +100,7 @@ impl IncomingContext {
             Some(_) => return None,
             None => rest,
         };
-        let (trace, parent, flags) = (number(trace, 32)?, number(parent, 16)?, number(flags, 2)?);
+        let (trace, parent, flags) = (parse_hex(trace, 32)?, parse_hex(parent, 16)?, parse_hex(flags, 2)?);
         if version == 0xff || trace == 0 || parent == 0 {
             return None;
         }
@@ -115,7 +115,7 @@ impl IncomingContext {
 }
 
 /// Parses a number of this many lower-case hexadecimal digits.
-fn number(text: &str, digits: usize) -> Option<u128> {
+fn parse_hex(text: &str, digits: usize) -> Option<u128> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if text.len() != digits || !text.bytes().all(is_digit) {
         return None;
@@ -183,12 +183,12 @@ impl RequestTraceContext {
     /// Derives the context from a valid incoming one. Recording is decided where a trace begins: by the
     /// parent, else with probability `ratio` (0 to 1), based on the trace id, so that other programs with
     /// this rule decide alike.
-    pub fn of(given: Option<IncomingContext>, drawn: (u128, u64), ratio: f64) -> Self {
-        let span = SpanId::of(drawn.1);
+    pub fn derive(given: Option<IncomingContext>, drawn: (u128, u64), ratio: f64) -> Self {
+        let span = SpanId::from_random(drawn.1);
         if let Some(IncomingContext { trace, parent, flags }) = given {
             return Self { trace, span, parent: Some(parent), flags: flags & (SAMPLED | RANDOM) };
         }
-        let trace = TraceId::of(drawn.0);
+        let trace = TraceId::from_random(drawn.0);
         let flags = RANDOM | if is_within_ratio(trace, ratio) { SAMPLED } else { 0 };
         Self { trace, span, parent: None, flags }
     }
@@ -214,7 +214,7 @@ impl RequestTraceContext {
 fn is_within_ratio(trace: TraceId, ratio: f64) -> bool {
     const ALL: u64 = 1 << 56;
     let low = u64::try_from(trace.0 & u128::from(ALL - 1)).unwrap_or_default();
-    let share = crate::units::exact(ALL - low) / crate::units::exact(ALL);
+    let share = crate::units::as_f64(ALL - low) / crate::units::as_f64(ALL);
     share <= ratio
 }
 
@@ -294,27 +294,27 @@ mod tests {
     #[test]
     fn a_trace_goes_on_as_its_parent_decided_and_a_new_one_is_drawn() {
         let given = parsed(SOUND);
-        let context = RequestTraceContext::of(given, (1, 7), 0.0);
+        let context = RequestTraceContext::derive(given, (1, 7), 0.0);
         assert!(context.is_sampled(), "the parent is");
         assert_eq!(context.parent, Some(SpanId(0xb7ad_6b71_6920_3331)));
         assert_eq!(
             context.traceparent(context.span),
             "00-0af7651916cd43dd8448eb211c80319c-0000000000000007-01"
         );
-        let not = RequestTraceContext::of(parsed(&SOUND.replace("-01", "-00")), (1, 7), 1.0);
+        let not = RequestTraceContext::derive(parsed(&SOUND.replace("-01", "-00")), (1, 7), 1.0);
         assert!(!not.is_sampled() && not.traceparent(not.span).ends_with("-00"));
-        let unknown = RequestTraceContext::of(parsed(&SOUND.replace("-01", "-fd")), (1, 7), 0.0);
+        let unknown = RequestTraceContext::derive(parsed(&SOUND.replace("-01", "-fd")), (1, 7), 0.0);
         assert!(unknown.traceparent(unknown.span).ends_with("-01"), "what is not known is not passed on");
-        let own = RequestTraceContext::of(None, (0, 0), 1.0);
+        let own = RequestTraceContext::derive(None, (0, 0), 1.0);
         assert_eq!((own.trace, own.span, own.parent, own.is_sampled()), (TraceId(1), SpanId(1), None, true));
-        assert!(!RequestTraceContext::of(None, (u128::MAX, 1), 0.0).is_sampled());
+        assert!(!RequestTraceContext::derive(None, (u128::MAX, 1), 0.0).is_sampled());
     }
 
     proptest! {
         #[test]
         fn nothing_that_comes_can_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Some(given) = IncomingContext::parse(&bytes) {
-                let context = RequestTraceContext::of(Some(given), (1, 1), 1.0);
+                let context = RequestTraceContext::derive(Some(given), (1, 1), 1.0);
                 prop_assert!(IncomingContext::parse(context.traceparent(context.span).as_bytes()).is_some());
             }
             is_sound_state([&bytes[..]]);
@@ -323,8 +323,8 @@ mod tests {
         #[test]
         fn as_many_are_drawn_as_asked_for(ratio in 0.0..=1.0_f64, seed: u64) {
             let drawn = (0..2000_u32).filter(|n| {
-                let low = SpanId(seed).part(*n).0;
-                RequestTraceContext::of(None, (u128::from(low), 1), ratio).is_sampled()
+                let low = SpanId(seed).child_id(*n).0;
+                RequestTraceContext::derive(None, (u128::from(low), 1), ratio).is_sampled()
             });
             let share = f64::from(u32::try_from(drawn.count()).unwrap()) / 2000.0;
             prop_assert!((share - ratio).abs() < 0.06, "{share} of {ratio}");
@@ -332,7 +332,7 @@ mod tests {
 
         #[test]
         fn parts_of_a_span_have_numbers_of_their_own(span: u64) {
-            let mut all: Vec<u64> = (0..64).map(|n| SpanId(span).part(n).0).collect();
+            let mut all: Vec<u64> = (0..64).map(|n| SpanId(span).child_id(n).0).collect();
             all.sort_unstable();
             all.dedup();
             prop_assert_eq!(all.len(), 64);

@@ -5,7 +5,7 @@ use super::*;
 const LINE: &str = r#"{"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1, "rss_anon_kib": 363876, "rss_kib": 606676, "swap_kib": 4, "vram_mib": 3090}"#;
 
 fn one(text: &str) -> BackendSample {
-    parse(text).unwrap().remove(0)
+    parse_recording(text).unwrap().remove(0)
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn what_is_missing_or_null_is_unknown_and_not_zero() {
 #[test]
 fn unknown_fields_and_empty_lines_are_passed_over() {
     let text = "\u{feff}\n{\"t\": 1, \"requests\": 1, \"weather\": [1, {}], \"vram_total_mib\": 5}\n\n";
-    assert_eq!(parse(text).unwrap().len(), 1);
+    assert_eq!(parse_recording(text).unwrap().len(), 1);
 }
 
 #[test]
@@ -44,9 +44,9 @@ fn what_is_written_is_read_again() {
     sample.pools = vec![(MemoryKind::Host, 12345)];
     sample.largest_prompt = 299;
     sample.work.audio = 2;
-    assert_eq!(one(&line(&sample)), sample);
+    assert_eq!(one(&format_line(&sample)), sample);
     let unknown = BackendSample { host: None, vram: vec![], pools: vec![], ..sample };
-    assert_eq!(one(&line(&unknown)), unknown);
+    assert_eq!(one(&format_line(&unknown)), unknown);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn errors_name_the_line_and_the_field() {
         r#"{"t": 2, "requests": 1, "pools": {"hots": 1}}"#,
     ];
     let told = bad.map(|bad| {
-        let error = parse(&format!("{LINE}\n{bad}\n")).unwrap_err();
+        let error = parse_recording(&format!("{LINE}\n{bad}\n")).unwrap_err();
         assert_eq!(error.line, 2, "{bad}: {error}");
         format!("{bad}\n    {error}\n")
     });
@@ -80,9 +80,9 @@ fn a_last_line_that_was_cut_short_is_no_error() {
     let whole = r#"{"t": 1, "requests": 1, "rss_anon_kib": 5}"#;
     for end in 1..whole.len() {
         let text = format!("{whole}\n{}", &whole[..end]);
-        assert_eq!(parse(&text).unwrap().len(), 1, "{text}");
+        assert_eq!(parse_recording(&text).unwrap().len(), 1, "{text}");
     }
-    assert!(parse(&format!("{whole}\n{{\"t\"\n")).is_err(), "a whole line is meant as it is");
-    assert!(parse(&format!("{whole}\nx")).is_err());
-    assert!(parse("{\"t\"").is_err(), "nothing but a piece is no recording");
+    assert!(parse_recording(&format!("{whole}\n{{\"t\"\n")).is_err(), "a whole line is meant as it is");
+    assert!(parse_recording(&format!("{whole}\nx")).is_err());
+    assert!(parse_recording("{\"t\"").is_err(), "nothing but a piece is no recording");
 }

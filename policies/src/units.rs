@@ -47,7 +47,7 @@ impl ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        ByteAmount(exact(self.0)).fmt(f)
+        ByteAmount(as_f64(self.0)).fmt(f)
     }
 }
 
@@ -77,23 +77,23 @@ impl fmt::Display for ByteAmount {
 
 /// Converts bytes and counts for arithmetic.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 2^53, which no memory and no counter reaches")]
-pub const fn exact(value: u64) -> f64 {
+pub const fn as_f64(value: u64) -> f64 {
     value as f64
 }
 
 /// Truncates to an integer; saturates, and maps negative values and NaN to 0.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates at both ends")]
-pub const fn whole(value: f64) -> u64 {
+pub const fn truncate_to_u64(value: f64) -> u64 {
     value as u64
 }
 
 /// Multiplies bytes by a factor; saturates, and a negative factor counts as 0.
-pub fn scale(bytes: u64, factor: f64) -> u64 {
-    whole(exact(bytes) * factor)
+pub fn scale_bytes(bytes: u64, factor: f64) -> u64 {
+    truncate_to_u64(as_f64(bytes) * factor)
 }
 
 /// Formats a time in its two largest units: `2 d 3 h`, `11 h 20 min`, `45 s`, `100 ms`.
-pub fn span(time: Duration) -> String {
+pub fn format_span(time: Duration) -> String {
     let seconds = time.as_secs();
     let two = |large: u64, unit: &str, small: u64, rest: &str| match small {
         0 => format!("{large} {unit}"),
@@ -142,7 +142,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
         _ => return None,
     };
     let bytes = number * factor;
-    (bytes.is_finite() && (0.0..9.2e18).contains(&bytes)).then_some(whole(bytes))
+    (bytes.is_finite() && (0.0..9.2e18).contains(&bytes)).then_some(truncate_to_u64(bytes))
 }
 
 impl Serialize for ByteSize {
@@ -211,7 +211,7 @@ impl MemoryLimit {
     pub fn resolve(self, total: ByteSize) -> Option<ByteSize> {
         match self {
             Self::Bytes(bytes) => Some(bytes),
-            Self::Percent(percent) => Some(ByteSize(whole(exact(total.0) * percent / 100.0))),
+            Self::Percent(percent) => Some(ByteSize(truncate_to_u64(as_f64(total.0) * percent / 100.0))),
             Self::Auto => None,
         }
     }
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_time_is_told_in_its_two_largest_units() {
-        let told = |seconds: f64| span(Duration::from_secs_f64(seconds));
+        let told = |seconds: f64| format_span(Duration::from_secs_f64(seconds));
         for (seconds, text) in [
             (0.0, "0 s"),
             (0.1, "100 ms"),

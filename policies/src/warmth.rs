@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A successful restore proves nothing: with sliding windows or recurrent state a server reports success
-//! and evaluates the prompt anyway. Only its count of cached tokens is proof ([`proof`]).
+//! and evaluates the prompt anyway. Only its count of cached tokens is proof ([`classify_proof`]).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{ByteSize, exact, scale, whole};
+use crate::units::{ByteSize, as_f64, scale_bytes, truncate_to_u64};
 
 /// State of a slot of the old process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +41,11 @@ const TOKEN_SLACK: u64 = 2;
 /// Returns the slots worth saving, the latest conversation first. `conversations` holds the tokens of each,
 /// latest first. Unknown slots come last. Of two slots that may hold the same conversation, the later task
 /// has the later one.
-pub fn order(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32> {
+pub fn slots_to_save(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32> {
     let idle = slots.iter().filter(|slot| !slot.busy && slot.tokens.is_none_or(|tokens| tokens >= least));
     let rank = |slot: &SlotFacts| {
-        let place = slot.tokens.and_then(|tokens| conversations.iter().position(|all| is_same(*all, tokens)));
+        let place =
+            slot.tokens.and_then(|tokens| conversations.iter().position(|all| is_same_length(*all, tokens)));
         (place.unwrap_or(usize::MAX), Reverse(slot.task), slot.id)
     };
     let mut idle: Vec<&SlotFacts> = idle.collect();
@@ -55,10 +56,10 @@ pub fn order(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32>
 /// Returns the latest conversation, not in `taken`, that a slot with this many tokens may hold.
 pub fn conversation_of(tokens: u64, conversations: &[u64], taken: &[usize]) -> Option<usize> {
     let mut all = conversations.iter().enumerate().filter(|(index, _)| !taken.contains(index));
-    all.find(|(_, known)| is_same(**known, tokens)).map(|(index, _)| index)
+    all.find(|(_, known)| is_same_length(**known, tokens)).map(|(index, _)| index)
 }
 
-fn is_same(conversation: u64, slot: u64) -> bool {
+fn is_same_length(conversation: u64, slot: u64) -> bool {
     conversation.abs_diff(slot) <= TOKEN_SLACK
 }
 
@@ -77,19 +78,19 @@ const ASSUMED_TOKEN_BYTES: f64 = 512.0 * 1024.0;
 impl FileRoom {
     /// Creates room for at most `bytes`, and the given share of free space; `None`: free space is unknown.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
-        let of_free = free.map_or(u64::MAX, |free| scale(free, share));
+        let of_free = free.map_or(u64::MAX, |free| scale_bytes(free, share));
         Self { left: bytes.min(of_free), per_token: ASSUMED_TOKEN_BYTES }
     }
 
     /// Returns true if a slot with this many tokens fits; false if its size is unknown.
     pub fn has(&self, tokens: Option<u64>) -> bool {
-        tokens.is_some_and(|tokens| scale(tokens, self.per_token) <= self.left)
+        tokens.is_some_and(|tokens| scale_bytes(tokens, self.per_token) <= self.left)
     }
 
     /// Records a written file. Returns false if it does not fit and must be deleted.
-    pub fn take(&mut self, tokens: u64, bytes: u64) -> bool {
+    pub fn record_file(&mut self, tokens: u64, bytes: u64) -> bool {
         if tokens > 0 {
-            self.per_token = exact(bytes) / exact(tokens);
+            self.per_token = as_f64(bytes) / as_f64(tokens);
         }
         let fits = bytes <= self.left;
         self.left -= if fits { bytes } else { 0 };
@@ -102,8 +103,8 @@ const UNNOTICEABLE_MS: f64 = 100.0;
 
 /// Returns true if carrying tokens by a file that took `save_ms` to write is cheaper than evaluating them
 /// at this many milliseconds per token. Reading counts as much as writing.
-pub fn pays(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
-    save_ms <= UNNOTICEABLE_MS || per_token_ms.is_none_or(|each| 2.0 * save_ms <= exact(tokens) * each)
+pub fn is_worthwhile(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
+    save_ms <= UNNOTICEABLE_MS || per_token_ms.is_none_or(|each| 2.0 * save_ms <= as_f64(tokens) * each)
 }
 
 /// Result of a prompt that a server should have in its cache.
@@ -120,7 +121,7 @@ pub enum CacheProof {
 const SEAM_TOKENS: u64 = 16;
 
 /// Classifies by the counts in the answer.
-pub fn proof(cached: u64, evaluated: u64) -> CacheProof {
+pub fn classify_proof(cached: u64, evaluated: u64) -> CacheProof {
     let all = cached.saturating_add(evaluated);
     if cached > 0 && evaluated <= SEAM_TOKENS.max(all / 10) {
         CacheProof::Reused
@@ -132,12 +133,17 @@ pub fn proof(cached: u64, evaluated: u64) -> CacheProof {
 /// Time limit for a server to show that it has this prompt cached, with evaluation at this many
 /// milliseconds per token. If clients wait, `least`, which suffices for a busy machine; otherwise long
 /// enough to evaluate the prompt.
-pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool, least: Duration) -> Duration {
+pub fn proof_timeout(
+    tokens: u64,
+    per_token_ms: Option<f64>,
+    nobody_waits: bool,
+    least: Duration,
+) -> Duration {
     if !nobody_waits {
         // A cached prompt costs one token at any length; a longer wait would only allow an evaluation.
         return least;
     }
-    let whole = per_token_ms.map_or(0.0, |each| exact(tokens) * each / 1000.0);
+    let whole = per_token_ms.map_or(0.0, |each| as_f64(tokens) * each / 1000.0);
     Duration::try_from_secs_f64(whole * 1.5).map_or(least, |share| share.max(least))
 }
 
@@ -174,9 +180,9 @@ impl PromptPieces {
     }
 
     /// Records a piece's duration. The next one grows at most fourfold, because the speed may be a guess.
-    pub fn took(&mut self, tokens: u64, time: Duration) {
-        let fits = exact(tokens) * self.time.as_secs_f64() / time.as_secs_f64().max(1e-6);
-        self.size = whole(fits).clamp(Self::FIRST, self.size.saturating_mul(4));
+    pub fn record_time(&mut self, tokens: u64, time: Duration) {
+        let fits = as_f64(tokens) * self.time.as_secs_f64() / time.as_secs_f64().max(1e-6);
+        self.size = truncate_to_u64(fits).clamp(Self::FIRST, self.size.saturating_mul(4));
     }
 }
 
@@ -309,7 +315,7 @@ impl WarmthReport {
     }
 
     /// Adds the results of the evaluations that were due later.
-    pub fn settle(&mut self, behind: &Self) {
+    pub fn add_later(&mut self, behind: &Self) {
         self.later = 0;
         // Conversations that were active at the switch and returned to the old process were not known to be
         // due.
@@ -327,19 +333,19 @@ impl WarmthReport {
     }
 
     /// Returns the number of warm conversations.
-    pub fn warm(&self) -> u64 {
+    pub fn warm_count(&self) -> u64 {
         self.carried + self.evaluated
     }
 
     /// Records the reason for a missing file; the first one stays.
-    pub fn without(&mut self, why: NoFileReason) {
+    pub fn record_no_file(&mut self, why: NoFileReason) {
         self.no_file = self.no_file.or(Some(why));
     }
 }
 
 impl std::fmt::Display for WarmthReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "warm: {} of {}", self.warm(), self.conversations)?;
+        write!(f, "warm: {} of {}", self.warm_count(), self.conversations)?;
         if self.evaluated > 0 {
             write!(f, ", {} re-evaluated", self.evaluated)?;
         }

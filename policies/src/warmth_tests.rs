@@ -17,10 +17,10 @@ fn slots_of_the_latest_conversations_are_saved_first_and_busy_or_small_ones_neve
         slot(3, false, None),
         slot(4, false, 901),
     ];
-    assert_eq!(order(&slots, &[902, 4001], 256), [4, 0, 3]);
-    assert_eq!(order(&slots, &[], 256), [0, 3, 4]);
+    assert_eq!(slots_to_save(&slots, &[902, 4001], 256), [4, 0, 3]);
+    assert_eq!(slots_to_save(&slots, &[], 256), [0, 3, 4]);
     let of = |id, task| SlotFacts { task: Some(task), ..slot(id, false, 500) };
-    assert_eq!(order(&[of(0, 7), of(1, 30), of(2, 9)], &[500, 500, 500], 256), [1, 2, 0]);
+    assert_eq!(slots_to_save(&[of(0, 7), of(1, 30), of(2, 9)], &[500, 500, 500], 256), [1, 2, 0]);
 }
 
 #[test]
@@ -41,18 +41,18 @@ fn files_keep_within_their_room_and_what_cannot_fit_is_not_begun() {
         "before the first file: half a MiB a token, of 800 MiB"
     );
     assert!(!room.has(None), "a file of any size could come of it");
-    assert!(room.take(100, 600 * MIB));
+    assert!(room.record_file(100, 600 * MIB));
     assert!(room.has(Some(33)) && !room.has(Some(34)), "six MiB a token, 200 are left");
-    assert!(!room.take(50, 300 * MIB), "larger than was thought: it goes");
-    assert!(room.take(33, 200 * MIB) && !room.has(Some(1)));
+    assert!(!room.record_file(50, 300 * MIB), "larger than was thought: it goes");
+    assert!(room.record_file(33, 200 * MIB) && !room.has(Some(1)));
     assert!(!FileRoom::new(0, None, 0.5).has(Some(1)));
 }
 
 #[test]
 fn a_file_pays_where_writing_and_reading_it_is_quicker_than_evaluating() {
-    assert!(pays(1000, 400.0, Some(1.0)) && !pays(1000, 600.0, Some(1.0)));
-    assert!(pays(1000, 600.0, None), "not known: the time limit holds");
-    assert!(pays(1000, 100.0, Some(0.001)), "nobody notices");
+    assert!(is_worthwhile(1000, 400.0, Some(1.0)) && !is_worthwhile(1000, 600.0, Some(1.0)));
+    assert!(is_worthwhile(1000, 600.0, None), "not known: the time limit holds");
+    assert!(is_worthwhile(1000, 100.0, Some(0.001)), "nobody notices");
 }
 
 #[test]
@@ -66,7 +66,8 @@ fn a_turn_that_evaluates_all_of_its_prompt_shows_that_its_slot_is_of_no_use() {
 #[test]
 fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
     let second = Duration::from_secs(1);
-    let patience = |tokens, per_token_ms, nobody_waits| patience(tokens, per_token_ms, nobody_waits, second);
+    let patience =
+        |tokens, per_token_ms, nobody_waits| proof_timeout(tokens, per_token_ms, nobody_waits, second);
     assert_eq!(patience(8000, Some(1.0), false), second, "what is there costs one token");
     assert_eq!(patience(8000, Some(1.0), true), 12 * second, "nobody waits for it");
     assert_eq!(
@@ -76,7 +77,7 @@ fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
     let mut pieces = PromptPieces::new(Duration::from_millis(100));
     assert_eq!(pieces.size(), 32);
     for (took_ms, next) in [(10, 128), (100, 128), (50, 256), (400, 64), (900, 32), (0, 128)] {
-        pieces.took(pieces.size(), Duration::from_millis(took_ms));
+        pieces.record_time(pieces.size(), Duration::from_millis(took_ms));
         assert_eq!(pieces.size(), next, "{took_ms}");
     }
 }
@@ -91,7 +92,7 @@ fn only_what_was_cached_proves_anything() {
         (100, 17, CacheProof::Evaluated),
         (64, 1400, CacheProof::Evaluated),
     ] {
-        assert_eq!(proof(cached, evaluated), expected, "{cached} {evaluated}");
+        assert_eq!(classify_proof(cached, evaluated), expected, "{cached} {evaluated}");
     }
 }
 
@@ -105,11 +106,11 @@ fn the_words_name_everything_that_is_not_warm() {
         ..WarmthReport::default()
     };
     all.count_cold(ColdReason::Media, 1);
-    all.without(NoFileReason::Room);
-    all.without(NoFileReason::Time);
+    all.record_no_file(NoFileReason::Room);
+    all.record_no_file(NoFileReason::Time);
     let mut windows =
         WarmthReport { conversations: 4, evaluated: 1, later: 2, unproven: 1, ..WarmthReport::default() };
-    windows.without(NoFileReason::NotReused);
+    windows.record_no_file(NoFileReason::NotReused);
     let whole = WarmthReport { conversations: 8, carried: 8, bytes: 1 << 30, ..WarmthReport::default() };
     insta::assert_snapshot!(format!("{all}\n{windows}\n{whole}\n{}", WarmthReport::default()));
     let json = serde_json::to_value(&all).unwrap();
@@ -124,8 +125,8 @@ fn what_was_due_is_counted_once_when_it_is_done() {
     let mut behind =
         WarmthReport { conversations: 3, evaluated: 1, evaluate_ms: 5, ..WarmthReport::default() };
     behind.count_cold(ColdReason::Refused, 1);
-    all.settle(&behind);
-    assert_eq!((all.conversations, all.warm(), all.later), (8, 5, 0));
+    all.add_later(&behind);
+    assert_eq!((all.conversations, all.warm_count(), all.later), (8, 5, 0));
     assert_eq!((all.cold[&ColdReason::Refused], all.cold[&ColdReason::Time]), (1, 2));
 }
 
@@ -137,7 +138,7 @@ proptest! {
     ) {
         let slots: Vec<SlotFacts> =
             (0..).zip(slots).map(|(id, (busy, tokens))| slot(id, busy, tokens)).collect();
-        let mut ordered = order(&slots, &conversations, 256);
+        let mut ordered = slots_to_save(&slots, &conversations, 256);
         let ranks: Vec<usize> = ordered
             .iter()
             .map(|id| {
@@ -163,7 +164,7 @@ proptest! {
         let mut room = FileRoom::new(bytes, free, 0.5);
         let mut taken = 0;
         for (tokens, size) in files {
-            if room.has(Some(tokens)) && room.take(tokens, size) {
+            if room.has(Some(tokens)) && room.record_file(tokens, size) {
                 taken += size;
             }
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::growth::WorkUnit;
 use crate::sample::{BackendSample, GpuIndex, HostMemory, SampleEdge, VramReading, VramSource, WorkDone};
-use crate::units::{exact, whole};
+use crate::units::{as_f64, truncate_to_u64};
 
 mod random;
 
@@ -99,7 +99,7 @@ pub struct WorldLeak {
 
 impl WorldLeak {
     /// Creates a leak of this many bytes per unit, from the first request on.
-    pub const fn of(per: WorkUnit, bytes: f64) -> Self {
+    pub const fn per_unit(per: WorkUnit, bytes: f64) -> Self {
         Self { per, bytes, chance: 1.0, step: 0, after: 0 }
     }
 }
@@ -224,7 +224,7 @@ impl WorldRun {
 
     /// Lets time pass without a request, in seconds.
     pub fn wait(&mut self, seconds: f64) {
-        self.pass(seconds.max(0.0));
+        self.pass_time(seconds.max(0.0));
     }
 
     /// Replaces the process: memory and counters restart, the hour of the day continues.
@@ -253,11 +253,11 @@ impl WorldRun {
         let load = self.world.load;
         let mean = 1.0 / load.per_second.max(1e-9);
         let pause = if load.steady { mean } else { self.random.exponential(mean) };
-        self.pass(pause);
+        self.pass_time(pause);
         let (low, high) = load.prompt_tokens;
         // Squaring a uniform number makes most prompts short and a few long.
         let share = self.random.unit().powi(2);
-        let prompt = low + whole((share * exact(high.saturating_sub(low))).round());
+        let prompt = low + truncate_to_u64((share * as_f64(high.saturating_sub(low))).round());
         let (low, high) = load.output_tokens;
         let output = low + self.random.below(high.saturating_sub(low) + 1);
         let images = u64::from(self.random.chance(load.images));
@@ -277,16 +277,16 @@ impl WorldRun {
                 WorkUnit::Hour => 0,
             };
             if number > leak.after && units > 0 && self.random.chance(leak.chance) {
-                *bytes += leak.bytes * exact(units);
+                *bytes += leak.bytes * as_f64(units);
             }
         }
         for (background, bytes) in self.world.backgrounds.iter().zip(&mut generation.background) {
             match *background {
                 MemoryBackground::Ratchet { first, half } => {
-                    *bytes += self.random.exponential(first / (1.0 + exact(number) / half));
+                    *bytes += self.random.exponential(first / (1.0 + as_f64(number) / half));
                 }
                 MemoryBackground::RunningMax { per_token } => {
-                    *bytes = per_token * exact(generation.largest_prompt)
+                    *bytes = per_token * as_f64(generation.largest_prompt);
                 }
                 MemoryBackground::Cache { per_request, cap } => {
                     *bytes += self.random.between(0.0, 2.0 * per_request);
@@ -309,7 +309,7 @@ impl WorldRun {
     pub fn sample(&mut self) -> BackendSample {
         let busy = self.world.load.ticks.is_some();
         let noise = self.world.noise;
-        let mut host = exact(self.world.host) + self.generation.wander;
+        let mut host = as_f64(self.world.host) + self.generation.wander;
         if busy || self.random.chance(noise.spikes) {
             host += self.random.exponential(noise.spike);
         }
@@ -331,10 +331,10 @@ impl WorldRun {
         let vram = self.world.vram.map(|fresh| {
             let leaks = self.world.vram_leaks.iter().zip(&self.generation.vram);
             let leaked: f64 = leaks.map(|(leak, bytes)| round_down_to_step(*bytes, leak.step)).sum();
-            let bytes = fresh + whole(leaked.round());
+            let bytes = fresh + truncate_to_u64(leaked.round());
             VramReading { gpu: GpuIndex(0), bytes, source: VramSource::Process }
         });
-        let bytes = whole(host.round());
+        let bytes = truncate_to_u64(host.round());
         BackendSample {
             at: Duration::from_secs_f64((self.clock - self.spawned).max(0.0)),
             edge: if busy { SampleEdge::Tick } else { SampleEdge::Idle },
@@ -348,7 +348,7 @@ impl WorldRun {
         }
     }
 
-    fn pass(&mut self, seconds: f64) {
+    fn pass_time(&mut self, seconds: f64) {
         self.clock += seconds;
         let generation = &mut self.generation;
         let leaks = self.world.leaks.iter().zip(&mut generation.host);
@@ -379,5 +379,5 @@ impl Iterator for WorldRun {
 
 /// Rounds down to a multiple of `step`.
 fn round_down_to_step(bytes: f64, step: u64) -> f64 {
-    if step == 0 { bytes } else { (bytes / exact(step)).floor() * exact(step) }
+    if step == 0 { bytes } else { (bytes / as_f64(step)).floor() * as_f64(step) }
 }

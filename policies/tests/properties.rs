@@ -19,7 +19,7 @@ fn turns(policy: &GrowthPolicy, samples: &[BackendSample]) -> Vec<(MemoryKind, u
 }
 
 fn recording(seed: u64, mib: f64, requests: usize) -> Vec<BackendSample> {
-    let leaks = vec![WorldLeak::of(WorkUnit::Request, mib * MIB)];
+    let leaks = vec![WorldLeak::per_unit(WorkUnit::Request, mib * MIB)];
     SimulatedWorld { leaks, ..SimulatedWorld::quiet(seed) }.run().take(requests).collect()
 }
 

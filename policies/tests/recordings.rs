@@ -16,7 +16,7 @@ const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
 fn read(name: &str) -> Vec<BackendSample> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
-    trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
+    trace::parse_recording(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// What was said of a recording.
@@ -38,7 +38,7 @@ impl Said {
 
 fn judge(samples: &[BackendSample], declared: u64) -> Said {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
-    monitor.allow(HOST, declared);
+    monitor.set_allowance(HOST, declared);
     let (mut first_leaking, mut blamed) = (vec![], vec![]);
     for sample in samples {
         for turn in monitor.observe(sample) {

@@ -38,7 +38,7 @@ fn found(world: &SimulatedWorld, requests: u64) -> Option<u64> {
 
 fn alarm(case: &Case, requests: u64) -> bool {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
-    monitor.allow(MemoryKind::Host, case.declared);
+    monitor.set_allowance(MemoryKind::Host, case.declared);
     first_leak(&mut monitor, &case.world, requests).is_some()
 }
 
@@ -101,8 +101,10 @@ fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
     ] {
         let mut seen: BTreeMap<Option<WorkUnit>, u32> = BTreeMap::new();
         for seed in 0..12 {
-            let world =
-                SimulatedWorld { leaks: vec![WorldLeak::of(unit, bytes)], ..SimulatedWorld::quiet(seed) };
+            let world = SimulatedWorld {
+                leaks: vec![WorldLeak::per_unit(unit, bytes)],
+                ..SimulatedWorld::quiet(seed)
+            };
             let blamed = match blamed(&world, 1500) {
                 Some(GrowthBlame::Pays { unit, bytes_per_unit, share }) => {
                     assert!(
@@ -136,7 +138,7 @@ fn ever_blamed(world: &SimulatedWorld, requests: u64) -> Vec<WorkUnit> {
 #[test]
 fn growth_of_hours_is_put_down_to_hours_where_the_rate_of_requests_varies() {
     let hourly = |seed| SimulatedWorld {
-        leaks: vec![WorldLeak::of(WorkUnit::Hour, 4000.0 * MIB)],
+        leaks: vec![WorldLeak::per_unit(WorkUnit::Hour, 4000.0 * MIB)],
         ..SimulatedWorld::quiet(seed)
     };
     let seen = (0..12).filter(|seed| ever_blamed(&hourly(*seed), 1500).contains(&WorkUnit::Hour)).count();
@@ -165,25 +167,25 @@ fn when_every_request_brings_the_same_work_nobody_is_blamed_and_the_sentence_say
     };
     let world = SimulatedWorld {
         load,
-        leaks: vec![WorldLeak::of(WorkUnit::Image, 8.0 * MIB)],
+        leaks: vec![WorldLeak::per_unit(WorkUnit::Image, 8.0 * MIB)],
         ..SimulatedWorld::quiet(5)
     };
     let Some(GrowthBlame::Undecided { why }) = blamed(&world, 400) else { panic!("somebody was blamed") };
     assert!(why.starts_with("request-shaped load") && why.contains("images"), "{why}");
-    let world = SimulatedWorld { leaks: vec![WorldLeak::of(WorkUnit::Request, 8.0 * MIB)], ..world };
+    let world = SimulatedWorld { leaks: vec![WorldLeak::per_unit(WorkUnit::Request, 8.0 * MIB)], ..world };
     assert!(!matches!(blamed(&world, 400), Some(GrowthBlame::Pays { unit: WorkUnit::Hour, .. })));
 }
 
 #[test]
 fn growth_within_what_is_declared_is_bounded_and_beyond_it_a_leak() {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
-    monitor.allow(MemoryKind::Host, 2048 << 20);
+    monitor.set_allowance(MemoryKind::Host, 2048 << 20);
     let world = leaking(1, 8.0 * MIB);
     let change = first_leak(&mut monitor, &world, 2000).unwrap();
     // (2048 + 256 MiB) / 8 MiB = 288 requests after the start.
     assert!((300..360).contains(&change.request), "{}", change.request);
     assert_eq!(change.before, GrowthVerdict::Bounded);
-    monitor.allow(MemoryKind::Host, 8192 << 20);
+    monitor.set_allowance(MemoryKind::Host, 8192 << 20);
     let sample = world.run().find(|sample| sample.work.requests > change.request).unwrap();
     monitor.observe(&sample);
     assert_eq!(monitor.growth()[0].verdict, GrowthVerdict::Bounded, "more turned out to be declared");
@@ -227,7 +229,7 @@ fn measured_pools_are_taken_off_and_no_jump_comes_of_it_when_that_begins_or_ends
 #[test]
 fn beside_measured_pools_of_a_gpu_nothing_is_told_to_be_kept_so_growth_there_is_a_leak() {
     let gpu = MemoryKind::Vram(warden_policies::GpuIndex(0));
-    let leak = WorldLeak { step: 2 << 20, ..WorldLeak::of(WorkUnit::Image, 1.0 * MIB) };
+    let leak = WorldLeak { step: 2 << 20, ..WorldLeak::per_unit(WorkUnit::Image, 1.0 * MIB) };
     let load = WorldLoad { images: 1.0, ..WorldLoad::default() };
     let world = SimulatedWorld {
         vram: Some(3 << 30),

@@ -19,7 +19,7 @@ const MIB: f64 = 1_048_576.0;
 /// The request of the first verdict of a leak.
 fn found(world: &SimulatedWorld, declared: u64, requests: u64) -> Option<u64> {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
-    monitor.allow(MemoryKind::Host, declared);
+    monitor.set_allowance(MemoryKind::Host, declared);
     for sample in world.run() {
         let turns = monitor.observe(&sample);
         if let Some(turn) = turns.iter().find(|turn| turn.growth.verdict == GrowthVerdict::Leaking) {

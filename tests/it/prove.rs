@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use warden_builder::prove::{BuildPair, PART_TIMEOUT, compare};
+use warden_builder::prove::{BuildPair, PART_TIMEOUT, compare_builds};
 use warden_builder::{BuildEnvironment, Builder, BuilderDirs, EventReporter};
 use warden_patches::SetCatalogue;
 use warden_patches::prove::StepResult;
@@ -367,12 +367,12 @@ async fn a_plain_and_a_patched_server_are_held_against_each_other_fix_by_fix() -
         limit: LONG,
         patience: PART_TIMEOUT,
     };
-    let steps = compare(&builder, &pair).await?;
+    let steps = compare_builds(&builder, &pair).await?;
     assert!(steps.len() == 3 && steps.iter().all(|step| step.how == StepResult::Shown), "{steps:#?}");
     assert!(steps[2].text.contains("llama-server's part gave back"), "{steps:#?}");
     // A server without the fixes answers the same, and does not say that they are on.
     let patience = Duration::from_secs(2);
-    let steps = compare(&builder, &BuildPair { patched: &plain, patience, ..pair }).await?;
+    let steps = compare_builds(&builder, &BuildPair { patched: &plain, patience, ..pair }).await?;
     assert_eq!(steps[0].how, StepResult::Shown, "{steps:#?}");
     assert!(steps[1].how == StepResult::Failed && steps[1].text.contains("it does not say"), "{steps:#?}");
     assert!(

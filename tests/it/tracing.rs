@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 use warden_tracer_reader::{
     AllocationKind, AllocationPlace, ProcessModules, SymbolTables, TRACE_VARIABLE, TraceSnapshot,
-    TracedMemory, places, write_library,
+    TracedMemory, group_by_place, write_library,
 };
 
 /// Bytes between samples, so that a few megabytes are some thousand samples.
@@ -66,8 +66,8 @@ impl Traced {
     }
 
     fn places(&self, before: Option<&TraceSnapshot>) -> Result<Vec<AllocationPlace>, Trouble> {
-        let modules = ProcessModules::of(self.child.id());
-        Ok(places(before, &self.snapshot()?, &modules, &mut SymbolTables::default()))
+        let modules = ProcessModules::read(self.child.id());
+        Ok(group_by_place(before, &self.snapshot()?, &modules, &mut SymbolTables::default()))
     }
 
     /// What lives at the places of this function.

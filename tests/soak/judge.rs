@@ -62,14 +62,14 @@ async fn verdict(instance: &Instance, path: &Path) -> Result<Value, Trouble> {
 /// The same with a leak of 64 times what counts as growth, 256 MiB over the whole: programs come and go, and their sum is a rough curve, in
 /// which a leak of 64 MiB in two hours is not found, and one of 128 not always.
 async fn planted(instance: &Instance, readings: &Readings) -> Outcome {
-    let mut samples = trace::parse(&std::fs::read_to_string(readings.path("all"))?)?;
+    let mut samples = trace::parse_recording(&std::fs::read_to_string(readings.path("all"))?)?;
     let requests = samples.last().map_or(1, |last| last.work.requests.max(1));
     for sample in &mut samples {
         if let Some(host) = &mut sample.host {
             host.anon += (EFFECT_MIB << 26) * sample.work.requests / requests;
         }
     }
-    let lines: Vec<String> = samples.iter().map(trace::line).collect();
+    let lines: Vec<String> = samples.iter().map(trace::format_line).collect();
     let path = readings.folder().join("planted.jsonl");
     std::fs::write(&path, lines.join("\n"))?;
     let verdict = verdict(instance, &path).await?;

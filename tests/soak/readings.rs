@@ -158,7 +158,7 @@ impl Readings {
             largest_prompt: 0,
             reclaims: 0,
         };
-        let mut line = trace::line(&sample);
+        let mut line = trace::format_line(&sample);
         line.push('\n');
         // A reading that could not be written is one less.
         series.readings += usize::from(series.file.write_all(line.as_bytes()).is_ok());

@@ -11,8 +11,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-pub(crate) use unpack::{below, stays_inside, unpack};
-pub(crate) use walk::{unreadable, walk};
+pub(crate) use unpack::{stays_inside, strip_folder, unpack};
+pub(crate) use walk::{entry_read_error, walk_entries};
 
 use crate::error::{BuilderError, Result, io_error};
 
@@ -42,7 +42,7 @@ pub(crate) enum ArchiveEntryKind {
     /// A device, pipe or hard link. Source trees contain none.
     Other,
     /// The comment that `git archive` writes, which is the commit id. The entry's name is empty.
-    Remark(String),
+    Comment(String),
 }
 
 pub(crate) struct ArchiveEntry<'a> {
@@ -61,7 +61,7 @@ pub(crate) enum ArchiveFormat {
 }
 
 /// Detects the format by the first bytes; file extensions may be wrong.
-pub(crate) fn format(path: &Path) -> Result<ArchiveFormat> {
+pub(crate) fn detect_format(path: &Path) -> Result<ArchiveFormat> {
     let mut magic = [0; 6];
     let mut file = File::open(path).map_err(io_error("opening", path))?;
     let mut filled = 0;
@@ -89,7 +89,7 @@ pub(crate) fn format(path: &Path) -> Result<ArchiveFormat> {
 }
 
 /// Normalizes a name, or returns why it is unsafe.
-fn normal_name(raw: &str) -> std::result::Result<String, &'static str> {
+fn normalize_name(raw: &str) -> std::result::Result<String, &'static str> {
     if raw.starts_with('/') {
         return Err("is an absolute path");
     }

@@ -193,7 +193,7 @@ fn a_name_or_an_extension_header_above_64_kib_is_refused_and_not_shown() {
     let room = ArchiveLimits { bytes: 64 << 20, ..SMALL };
     let walked = |kind, size| {
         let path = extended(folder.path(), kind, size);
-        walk(&path, room, &CancellationToken::new(), &mut |_| Ok(()))
+        walk_entries(&path, room, &CancellationToken::new(), &mut |_| Ok(()))
     };
     for kind in [tar::EntryType::GNULongName, tar::EntryType::GNULongLink, tar::EntryType::XHeader] {
         let error = walked(kind, 8 << 20).unwrap_err().to_string();
@@ -213,7 +213,7 @@ fn content_of_any_length_counts_as_no_header() {
         names.push(entry.name.to_owned());
         Ok(())
     };
-    walk(&path, SMALL, &CancellationToken::new(), &mut note).unwrap();
+    walk_entries(&path, SMALL, &CancellationToken::new(), &mut note).unwrap();
     assert_eq!(names, ["a", "b", "c"], "nothing was read of them by the visitor");
 }
 
@@ -255,7 +255,7 @@ fn a_file_that_is_no_archive_is_told_by_what_it_is() {
         (b"hello world", "68656c6c6f20"),
     ] {
         fs::write(&path, content).unwrap();
-        let message = format(&path).unwrap_err().to_string();
+        let message = detect_format(&path).unwrap_err().to_string();
         assert!(message.contains(why), "{message}");
     }
 }
@@ -266,7 +266,7 @@ fn a_cancelled_walk_ends_at_once() {
     let path = tar_gz(folder.path(), &[Made::File("a", b"")]);
     let cancel = CancellationToken::new();
     cancel.cancel();
-    assert!(matches!(walk(&path, SMALL, &cancel, &mut |_| Ok(())), Err(BuilderError::Cancelled)));
+    assert!(matches!(walk_entries(&path, SMALL, &cancel, &mut |_| Ok(())), Err(BuilderError::Cancelled)));
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn links_may_climb_only_within_the_tree_and_only_at_their_beginning() {
 proptest! {
     #[test]
     fn a_normal_name_never_climbs(raw in "[a./\\\\]{0,20}") {
-        if let Ok(name) = normal_name(&raw) {
+        if let Ok(name) = normalize_name(&raw) {
             prop_assert!(!name.starts_with('/'));
             prop_assert!(name.split('/').all(|part| part != ".." && part != "." ));
         }

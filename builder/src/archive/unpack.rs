@@ -13,8 +13,8 @@ use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
-use super::walk::unreadable;
-use super::{ArchiveEntry, ArchiveEntryKind, ArchiveLimits, walk};
+use super::walk::{entry_read_error, walk_entries};
+use super::{ArchiveEntry, ArchiveEntryKind, ArchiveLimits};
 use crate::error::{BuilderError, Result, io_error};
 
 /// Unpacks everything below `top` (empty: the whole archive) into `into`, which must exist and be empty.
@@ -28,16 +28,16 @@ pub(crate) fn unpack(
     wanted: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
     let mut links = BTreeSet::new();
-    walk(path, bounds, cancel, &mut |entry| match below(entry.name, top) {
+    walk_entries(path, bounds, cancel, &mut |entry| match strip_folder(entry.name, top) {
         Some(name) if !name.is_empty() && wanted(name) => {
-            write(path, name.to_owned(), entry, into, bounds, &mut links)
+            write_entry(path, name.to_owned(), entry, into, bounds, &mut links)
         }
         _ => Ok(()),
     })
 }
 
 /// The rest of a name below a folder; empty for the folder itself. An empty `top` contains every name.
-pub(crate) fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
+pub(crate) fn strip_folder<'a>(name: &'a str, top: &str) -> Option<&'a str> {
     if top.is_empty() {
         return Some(name);
     }
@@ -45,7 +45,7 @@ pub(crate) fn below<'a>(name: &'a str, top: &str) -> Option<&'a str> {
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
 }
 
-fn write(
+fn write_entry(
     archive: &Path,
     name: String,
     entry: ArchiveEntry<'_>,
@@ -78,7 +78,7 @@ fn write(
                 .map_err(io_error("writing", &target))?;
             io::copy(entry.data, &mut file).map_err(|source| match source.kind() {
                 io::ErrorKind::StorageFull => io_error("writing", &target)(source),
-                _ => unreadable(archive, &source, bounds),
+                _ => entry_read_error(archive, &source, bounds),
             })?;
             Ok(())
         }
@@ -91,7 +91,7 @@ fn write(
             Ok(())
         }
         ArchiveEntryKind::Other => refuse("is neither a file nor a folder nor a symbolic link"),
-        ArchiveEntryKind::Remark(_) => Ok(()),
+        ArchiveEntryKind::Comment(_) => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{ArchiveEntry, ArchiveEntryKind, ArchiveFormat, ArchiveLimits, format, normal_name};
+use super::{ArchiveEntry, ArchiveEntryKind, ArchiveFormat, ArchiveLimits, detect_format, normalize_name};
 use crate::error::{BuilderError, Result, io_error};
 
 /// Longest link target that is accepted; the kernel has the same limit.
@@ -20,13 +20,13 @@ const MAX_HEADER_BYTES: u64 = 64 << 10;
 const MAX_SHOWN_NAME: usize = 200;
 
 /// Visits every entry in the archive's order. Stops at the visitor's first error.
-pub(crate) fn walk(
+pub(crate) fn walk_entries(
     path: &Path,
     bounds: ArchiveLimits,
     cancel: &CancellationToken,
     visit: &mut dyn FnMut(ArchiveEntry<'_>) -> Result<()>,
 ) -> Result<()> {
-    let kind = format(path)?;
+    let kind = detect_format(path)?;
     let file = BufReader::new(File::open(path).map_err(io_error("opening", path))?);
     let mut walk = ArchiveWalk { path, bounds, cancel, entries: 0, visit };
     match kind {
@@ -53,7 +53,7 @@ impl ArchiveWalk<'_> {
         // Contents have their own count: a sparse file has more bytes than the stream.
         let mut left = self.bounds.bytes;
         let bounds = self.bounds;
-        let failed = |source| unreadable(path, &source, bounds);
+        let failed = |source| entry_read_error(path, &source, bounds);
         let mut entries = archive.entries().map_err(failed)?;
         loop {
             headers.set(Some(MAX_HEADER_BYTES));
@@ -83,7 +83,7 @@ impl ArchiveWalk<'_> {
                     let read = (&mut entry).take(MAX_LINK_TARGET).read_to_string(&mut text);
                     let comment = text.split_once("comment=").map(|(_, rest)| rest.trim().to_owned());
                     if let (Ok(_), Some(comment)) = (read, comment) {
-                        ArchiveEntryKind::Remark(comment)
+                        ArchiveEntryKind::Comment(comment)
                     } else {
                         io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
                         continue;
@@ -101,18 +101,21 @@ impl ArchiveWalk<'_> {
 
     fn zip(&mut self, file: BufReader<File>) -> Result<()> {
         let path = self.path;
-        let failed = |error: zip::result::ZipError| unreadable(path, &error.into(), self.bounds);
+        let failed = |error: zip::result::ZipError| entry_read_error(path, &error.into(), self.bounds);
         let mut archive = zip::ZipArchive::new(file).map_err(failed)?;
         let remark = String::from_utf8_lossy(archive.comment()).trim().to_owned();
         if !remark.is_empty() {
-            self.visit("", ArchiveEntryKind::Remark(remark), &mut io::empty())?;
+            self.visit("", ArchiveEntryKind::Comment(remark), &mut io::empty())?;
         }
         let mut left = self.bounds.bytes;
         for index in 0..archive.len() {
-            let mut entry =
-                archive.by_index(index).map_err(|error| unreadable(path, &error.into(), self.bounds))?;
-            let name =
-                entry.name().map_err(|error| unreadable(path, &error.into(), self.bounds))?.into_owned();
+            let mut entry = archive
+                .by_index(index)
+                .map_err(|error| entry_read_error(path, &error.into(), self.bounds))?;
+            let name = entry
+                .name()
+                .map_err(|error| entry_read_error(path, &error.into(), self.bounds))?
+                .into_owned();
             let kind = if entry.is_dir() {
                 ArchiveEntryKind::Folder
             } else if entry.is_symlink() {
@@ -120,7 +123,7 @@ impl ArchiveWalk<'_> {
                 (&mut entry)
                     .take(MAX_LINK_TARGET)
                     .read_to_string(&mut target)
-                    .map_err(|source| unreadable(path, &source, self.bounds))?;
+                    .map_err(|source| entry_read_error(path, &source, self.bounds))?;
                 ArchiveEntryKind::Link(target)
             } else {
                 ArchiveEntryKind::File { executable: entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) }
@@ -142,14 +145,14 @@ impl ArchiveWalk<'_> {
             return Err(too_large(self.path, format!("{} entries", self.bounds.entries)));
         }
         let name = match &kind {
-            ArchiveEntryKind::Remark(_) => String::new(),
-            _ => normal_name(raw).map_err(|why| BuilderError::UnsafeArchive {
+            ArchiveEntryKind::Comment(_) => String::new(),
+            _ => normalize_name(raw).map_err(|why| BuilderError::UnsafeArchive {
                 path: self.path.to_owned(),
                 entry: shorten_name(raw),
                 why,
             })?,
         };
-        if name.is_empty() && !matches!(kind, ArchiveEntryKind::Remark(_)) {
+        if name.is_empty() && !matches!(kind, ArchiveEntryKind::Comment(_)) {
             // The top folder itself is no entry.
             return Ok(());
         }
@@ -210,7 +213,7 @@ fn too_large(path: &Path, limit: String) -> BuilderError {
 }
 
 /// Maps an entry's read error: the archive is damaged, or larger than our bounds.
-pub(crate) fn unreadable(path: &Path, source: &io::Error, bounds: ArchiveLimits) -> BuilderError {
+pub(crate) fn entry_read_error(path: &Path, source: &io::Error, bounds: ArchiveLimits) -> BuilderError {
     if source.kind() == io::ErrorKind::QuotaExceeded {
         return too_large(path, format!("{} MiB", bounds.bytes >> 20));
     }

@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 use super::{BuildRequest, Builder};
 use crate::error::{Result, io_error};
 use crate::event::BuildEvent;
-use crate::plan::{AmxKernels, is_on, of_user};
+use crate::plan::{AmxKernels, is_on, user_option};
 use crate::toolchain::BuildCompilers;
-use crate::toolchain::amx::{TileCode, compiles_amx, tile_code};
+use crate::toolchain::amx::{TileCode, check_tile_code, compiles_amx};
 use crate::whole::{self, LossTolerance};
 
 /// The cmake options of these kernels in ggml and its dependents.
@@ -25,8 +25,8 @@ pub(super) async fn decide_amx_kernels(
 ) -> Result<Option<AmxKernels>> {
     let (env, cancel) = (&builder.env, &builder.cancel);
     let options = &request.options;
-    let asked = AMX_CMAKE_OPTIONS.map(|name| of_user(options, name).map(is_on));
-    let mut flags = of_user(options, "CMAKE_CXX_FLAGS").unwrap_or_default().to_owned();
+    let asked = AMX_CMAKE_OPTIONS.map(|name| user_option(options, name).map(is_on));
+    let mut flags = user_option(options, "CMAKE_CXX_FLAGS").unwrap_or_default().to_owned();
     if asked.contains(&Some(true)) {
         flags.push_str(" -mamx-tile -mamx-int8");
     }
@@ -37,11 +37,11 @@ pub(super) async fn decide_amx_kernels(
     if asked.contains(&Some(false)) {
         return left_out("an option of yours says so".to_owned());
     }
-    if let Some(why) = read_crash_note(&file(&builder.dirs.cache, compilers, source)) {
+    if let Some(why) = read_crash_note(&crash_note_path(&builder.dirs.cache, compilers, source)) {
         return left_out(why);
     }
     let cxx = &compilers.cxx;
-    match tile_code(env, &cxx.path, &builder.dirs.cache, cancel).await? {
+    match check_tile_code(env, &cxx.path, &builder.dirs.cache, cancel).await? {
         TileCode::Kept => {}
         TileCode::Dropped => {
             return left_out(format!(
@@ -50,7 +50,7 @@ pub(super) async fn decide_amx_kernels(
                 cxx.version
             ));
         }
-        TileCode::Unknown(why) => builder.reporter.tell(BuildEvent::Note(format!(
+        TileCode::Unknown(why) => builder.reporter.report(BuildEvent::Note(format!(
             "whether {} keeps the tile configuration of AMX is not known: {why}",
             cxx.version
         ))),
@@ -59,9 +59,15 @@ pub(super) async fn decide_amx_kernels(
 }
 
 /// Remembers that a build with these kernels crashes, so that the next plan disables them at once.
-pub(super) fn remember(cache: &Path, compilers: &BuildCompilers, source: &str, why: &str) -> Result<()> {
-    let file = file(cache, compilers, source);
-    whole::write(&file, why.as_bytes(), LossTolerance::Bearable).map_err(io_error("writing", &file))
+pub(super) fn remember_crash(
+    cache: &Path,
+    compilers: &BuildCompilers,
+    source: &str,
+    why: &str,
+) -> Result<()> {
+    let file = crash_note_path(cache, compilers, source);
+    whole::write_atomically(&file, why.as_bytes(), LossTolerance::Replaceable)
+        .map_err(io_error("writing", &file))
 }
 
 fn read_crash_note(file: &Path) -> Option<String> {
@@ -69,7 +75,7 @@ fn read_crash_note(file: &Path) -> Option<String> {
 }
 
 /// The note's path, keyed by everything that shapes these kernels.
-fn file(cache: &Path, compilers: &BuildCompilers, source: &str) -> PathBuf {
+fn crash_note_path(cache: &Path, compilers: &BuildCompilers, source: &str) -> PathBuf {
     let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
     cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))
 }

@@ -9,7 +9,7 @@ const MAX_LINE_CHARS: usize = 300;
 /// Patterns of an error's first line, the root cause first.
 const ERROR_PATTERNS: [fn(&str) -> bool; 5] = [
     // Out of disk or memory: the other errors follow from it.
-    ran_out,
+    reports_exhaustion,
     |line| {
         line.contains(" error: ") || line.starts_with("error: ") || line.contains("undefined reference to")
     },
@@ -46,11 +46,11 @@ pub(super) fn was_killed(log: &str) -> bool {
 /// Returns true if disk or memory ran out. Searches the whole output: an error that only follows from it
 /// may stand before or after it, because a compiler's last message comes after those of the linker it
 /// called.
-pub(super) fn had_no_room(log: &str) -> bool {
-    was_killed(log) || log.lines().any(ran_out)
+pub(super) fn ran_out_of_space(log: &str) -> bool {
+    was_killed(log) || log.lines().any(reports_exhaustion)
 }
 
-fn ran_out(line: &str) -> bool {
+fn reports_exhaustion(line: &str) -> bool {
     !is_quoted_source(line) && mentions_exhaustion(line)
 }
 
@@ -138,8 +138,8 @@ ninja: build stopped: subcommand failed.";
                    /usr/bin/ld: final link failed: No space left on device\n\
                    collect2: error: ld returned 1 exit status\nninja: build stopped: subcommand failed.";
         assert!(excerpt(log).starts_with("/usr/bin/ld: final link failed: No space"), "{}", excerpt(log));
-        assert!(had_no_room(log));
-        assert!(had_no_room(&log.replace("No space left on device", "memory exhausted")));
+        assert!(ran_out_of_space(log));
+        assert!(ran_out_of_space(&log.replace("No space left on device", "memory exhausted")));
     }
 
     #[test]
@@ -152,12 +152,12 @@ ninja: build stopped: subcommand failed.";
             "c++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable",
             "Killed",
         ] {
-            assert!(had_no_room(&format!("[1/2] a.o\n{line}\nninja: build stopped")), "{line}");
+            assert!(ran_out_of_space(&format!("[1/2] a.o\n{line}\nninja: build stopped")), "{line}");
         }
-        assert!(!had_no_room(COMPILE));
+        assert!(!ran_out_of_space(COMPILE));
         let quoted =
             "a.cpp:3:5: error: expected ';'\n    3 |     } catch (const std::bad_alloc &) {\n      |     ^";
-        assert!(!had_no_room(quoted));
+        assert!(!ran_out_of_space(quoted));
     }
 
     #[test]

@@ -33,13 +33,13 @@ impl BuildLog {
     }
 
     /// Starts a phase's output with its command line.
-    pub(super) fn begin(&mut self, command: &str) {
+    pub(super) fn begin_phase(&mut self, command: &str) {
         self.phase.clear();
         self.write(&format!("$ {command}"));
     }
 
     /// Appends a line of output.
-    pub(super) fn line(&mut self, line: &str) {
+    pub(super) fn push_line(&mut self, line: &str) {
         self.phase.push_str(line);
         self.phase.push('\n');
         if self.phase.len() > 2 * KEPT_OUTPUT_BYTES {
@@ -62,7 +62,7 @@ impl BuildLog {
     }
 
     /// Ends a phase's output and flushes it to the file.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end_phase(&mut self) {
         self.file.flush().ok();
     }
 

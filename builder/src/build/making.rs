@@ -32,7 +32,7 @@ pub(super) enum BuildOutcome {
     /// The web page failed, with the reason; the build left nothing behind.
     NoPage(String),
     /// The kernels for repacked weights fail while the others work; the build left nothing behind.
-    Wrong(Box<BuilderError>),
+    RepackFails(Box<BuilderError>),
 }
 
 /// A build in progress.
@@ -49,52 +49,52 @@ pub(super) struct RunningBuild<'a> {
 impl RunningBuild<'_> {
     pub(super) async fn make(mut self) -> Result<BuildOutcome> {
         let begun = Instant::now();
-        self.tell(BuildEvent::Phase(BuildPhase::Unpack));
+        self.report(BuildEvent::Phase(BuildPhase::Unpack));
         let (source, found, into) =
             (self.request.source.clone(), self.plan.source.clone(), self.work.source());
         let reporter = self.builder.reporter.clone();
-        self.builder.blocking(move |cancel| source.place(&found, &into, &reporter, &cancel)).await?;
+        self.builder.run_blocking(move |cancel| source.write_to(&found, &into, &reporter, &cancel)).await?;
         self.patch().await?;
-        self.stand_in()?;
+        self.write_empty_page()?;
         let unpack = begun.elapsed();
 
         if self.plan.makes_page()
-            && let Err(why) = self.page().await?
+            && let Err(why) = self.make_page().await?
         {
             return Ok(BuildOutcome::NoPage(why));
         }
 
         let begun = Instant::now();
-        self.tell(BuildEvent::Phase(BuildPhase::Configure));
+        self.report(BuildEvent::Phase(BuildPhase::Configure));
         self.configure().await?;
         let configure = begun.elapsed();
 
         let begun = Instant::now();
-        self.tell(BuildEvent::Phase(BuildPhase::Compile));
+        self.report(BuildEvent::Phase(BuildPhase::Compile));
         self.compile().await?;
         let compile = begun.elapsed();
 
         let begun = Instant::now();
-        self.tell(BuildEvent::Phase(BuildPhase::Verify));
+        self.report(BuildEvent::Phase(BuildPhase::Verify));
         let binary = self.work.build().join("bin").join(CMAKE_TARGET);
         self.check_markers(&binary).await?;
         let timeout = self.request.verify_timeout;
-        let verified = match trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await
-        {
-            Err(error @ BuilderError::Kernel { repacked_alone: true, .. }) => {
-                return Ok(BuildOutcome::Wrong(Box::new(error)));
-            }
-            other => other?,
-        };
+        let verified =
+            match trial::verify_binary(self.builder, &self.plan, &binary, timeout, self.work.path()).await {
+                Err(error @ BuilderError::Kernel { repacked_alone: true, .. }) => {
+                    return Ok(BuildOutcome::RepackFails(Box::new(error)));
+                }
+                other => other?,
+            };
         let verify = begun.elapsed();
         if self.plan.makes_page() && verified.measured.web_page == Some(false) {
-            self.tell(BuildEvent::Note(format!(
+            self.report(BuildEvent::Note(format!(
                 "the web page was made and `/` is none: {} says what cmake did with it",
                 self.log.path().display()
             )));
         }
 
-        self.tell(BuildEvent::Phase(BuildPhase::Install));
+        self.report(BuildEvent::Phase(BuildPhase::Install));
         let timings = BuildTimings {
             unpack: unpack.as_secs_f64(),
             configure: configure.as_secs_f64(),
@@ -109,31 +109,32 @@ impl RunningBuild<'_> {
             let provenance = Provenance {
                 schema: PROVENANCE_SCHEMA,
                 id: plan.id.clone(),
-                built_at: clock::now(),
+                built_at: clock::utc_now(),
                 fixes: plan.fixes(),
                 plan,
                 drivers,
                 timings,
                 binary: BinaryFacts { size, sha256 },
                 verified,
-                host: BuildHost::here(),
+                host: BuildHost::current(),
             };
             let binary = store.install(&binary, &provenance)?;
             Ok(StoredBuild { id: provenance.id.clone(), binary, hit: false, provenance })
         };
-        let built = self.builder.blocking(install).await?;
-        self.tell(BuildEvent::Installed(built.id.clone()));
+        let built = self.builder.run_blocking(install).await?;
+        self.report(BuildEvent::Installed(built.id.clone()));
         Ok(BuildOutcome::Built(Box::new(built)))
     }
 
     /// Applies the patch sets to the source in the work folder.
     async fn patch(&self) -> Result<()> {
-        if !self.plan.patches.iter().any(PlannedSet::applied) {
+        if !self.plan.patches.iter().any(PlannedSet::is_applied) {
             return Ok(());
         }
         let (selection, plan, root) = (self.request.patches.clone(), self.plan.clone(), self.work.source());
-        let files = self.builder.blocking(move |_| patching::apply(&selection, &plan, &root)).await?;
-        self.tell(BuildEvent::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
+        let files =
+            self.builder.run_blocking(move |_| patching::apply_sets(&selection, &plan, &root)).await?;
+        self.report(BuildEvent::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
         Ok(())
     }
 
@@ -143,10 +144,10 @@ impl RunningBuild<'_> {
         let look = move |cancel: CancellationToken| {
             let all: Vec<(String, &str)> = plan.patches.iter().flat_map(PlannedSet::markers).collect();
             let markers = all.iter().map(|(what, marker)| (what.as_str(), *marker));
-            let missing = binary::missing(&binary, markers, &|| cancel.is_cancelled())?;
+            let missing = binary::missing_markers(&binary, markers, &|| cancel.is_cancelled())?;
             if cancel.is_cancelled() { Err(BuilderError::Cancelled) } else { Ok(missing) }
         };
-        match self.builder.blocking(look).await? {
+        match self.builder.run_blocking(look).await? {
             fixes if fixes.is_empty() => Ok(()),
             fixes => Err(BuilderError::Markers { fixes }),
         }
@@ -155,20 +156,20 @@ impl RunningBuild<'_> {
     async fn configure(&mut self) -> Result<()> {
         let mut command = self.command(&self.drivers.cmake.path, self.work.path());
         command.args(["-S", "src", "-B", "build", "-G", "Ninja"]);
-        command.arg(option("CMAKE_MAKE_PROGRAM", &self.drivers.ninja.path));
+        command.arg(path_option("CMAKE_MAKE_PROGRAM", &self.drivers.ninja.path));
         let backend = self.plan.recipe.backend;
         if let Some(toolkit) = &self.plan.toolkit {
             command.args(toolkit.options(backend, &self.plan.compilers.cxx.path));
         }
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
-            self.tell(BuildEvent::Note(format!("compiler cache: {}", launcher.display())));
+            self.report(BuildEvent::Note(format!("compiler cache: {}", launcher.display())));
             // ggml detects ccache; sccache and the compilers of other parts need these options.
             if launcher.ends_with("sccache") {
-                command.arg(option("CMAKE_C_COMPILER_LAUNCHER", launcher));
-                command.arg(option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
+                command.arg(path_option("CMAKE_C_COMPILER_LAUNCHER", launcher));
+                command.arg(path_option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
                 if backend == ComputeBackend::Cuda {
-                    command.arg(option("CMAKE_CUDA_COMPILER_LAUNCHER", launcher));
+                    command.arg(path_option("CMAKE_CUDA_COMPILER_LAUNCHER", launcher));
                 }
             }
         }
@@ -178,13 +179,13 @@ impl RunningBuild<'_> {
     async fn compile(&mut self) -> Result<()> {
         let (jobs, why) = {
             let (request, memory) = (self.request, (self.builder.memory)());
-            machine::jobs(request.jobs, request.needs, self.plan.recipe.backend, memory)
+            machine::compiler_jobs(request.jobs, request.needs, self.plan.recipe.backend, memory)
         };
-        self.tell(BuildEvent::Note(why));
+        self.report(BuildEvent::Note(why));
         let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
         command.arg("-j").arg(jobs.to_string()).arg(CMAKE_TARGET).env("NINJA_STATUS", ninja::STATUS_FORMAT);
         self.run("compiling", command, |line| {
-            let step = ninja::step(line)?;
+            let step = ninja::parse_step(line)?;
             Some(BuildEvent::Progress { done: step.done, total: step.total, item: step.item })
         })
         .await
@@ -215,19 +216,21 @@ impl RunningBuild<'_> {
         event: impl Fn(&str) -> Option<BuildEvent>,
     ) -> Result<()> {
         let shown = format!("{:?}", command.as_std());
-        self.log.begin(&shown);
+        self.log.begin_phase(&shown);
         let (log, reporter) = (&mut self.log, &self.builder.reporter);
         let ended = run(command, &self.builder.cancel, |line| {
-            log.line(line);
+            log.push_line(line);
             if let Some(event) = event(line) {
-                reporter.tell(event);
+                reporter.report(event);
             }
         })
         .await;
-        self.log.end();
+        self.log.end_phase();
         match ended {
             Ok(ChildExit::Exited(status)) if status.success() => Ok(()),
-            Ok(ChildExit::Exited(status)) => Err(failed(phase, self.log.output(), status, self.log.path())),
+            Ok(ChildExit::Exited(status)) => {
+                Err(phase_error(phase, self.log.output(), status, self.log.path()))
+            }
             Ok(ChildExit::Cancelled) => Err(BuilderError::Cancelled),
             Err(error) => {
                 Err(BuilderError::Program { command: shown, doing: phase.to_owned(), why: error.to_string() })
@@ -235,12 +238,12 @@ impl RunningBuild<'_> {
         }
     }
 
-    pub(super) fn tell(&self, event: BuildEvent) {
-        self.builder.reporter.tell(event);
+    pub(super) fn report(&self, event: BuildEvent) {
+        self.builder.reporter.report(event);
     }
 }
 
-fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> BuilderError {
+fn phase_error(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> BuilderError {
     use std::os::unix::process::ExitStatusExt;
     let by_signal = status.signal() == Some(rustix::process::Signal::KILL.as_raw());
     let killed = by_signal || status.code() == Some(KILLED_STATUS) || failure::was_killed(output);
@@ -248,12 +251,12 @@ fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> 
         text if text.is_empty() => status.to_string(),
         text => text,
     };
-    let no_room = killed || failure::had_no_room(output);
+    let no_room = killed || failure::ran_out_of_space(output);
     BuilderError::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
 }
 
 /// Formats `-DNAME=PATH`.
-fn option(name: &str, path: &Path) -> std::ffi::OsString {
+fn path_option(name: &str, path: &Path) -> std::ffi::OsString {
     let mut option = std::ffi::OsString::from(format!("-D{name}="));
     option.push(path);
     option

@@ -192,20 +192,20 @@ impl Builder {
             let plan = self.plan_without(request, without.clone()).await?;
             let (compilers, source) = (plan.compilers.clone(), plan.source.identity.clone());
             let has_amx = plan.amx == Some(AmxKernels::Compiled);
-            match self.made(request, plan).await? {
-                BuildOutcome::Wrong(error) if has_amx => {
+            match self.execute_plan(request, plan).await? {
+                BuildOutcome::RepackFails(error) if has_amx => {
                     let text = error.to_string();
                     let why =
                         format!("a build with them failed: {}", text.lines().next().unwrap_or_default());
                     self.reporter
-                        .tell(BuildEvent::Note(format!("{why}; the build is made again without AMX")));
-                    amx::remember(&self.dirs.cache, &compilers, &source, &why)?;
+                        .report(BuildEvent::Note(format!("{why}; the build is made again without AMX")));
+                    amx::remember_crash(&self.dirs.cache, &compilers, &source, &why)?;
                     without.amx = Some(why);
                 }
-                BuildOutcome::Wrong(error) => return Err(*error),
+                BuildOutcome::RepackFails(error) => return Err(*error),
                 BuildOutcome::Built(built) => return Ok(*built),
                 BuildOutcome::NoPage(why) => {
-                    self.reporter.tell(BuildEvent::Note(format!(
+                    self.reporter.report(BuildEvent::Note(format!(
                         "the web page cannot be made, and the build goes on without it: {why}; the next build tries again"
                     )));
                     without.page = Some(why);
@@ -215,14 +215,14 @@ impl Builder {
     }
 
     /// Executes a plan, or finds its build in the store.
-    async fn made(&self, request: &BuildRequest, plan: BuildPlan) -> Result<BuildOutcome> {
-        self.reporter.tell(BuildEvent::Planned(Box::new(plan.clone())));
-        if let Some(hit) = self.hit(&plan.id) {
+    async fn execute_plan(&self, request: &BuildRequest, plan: BuildPlan) -> Result<BuildOutcome> {
+        self.reporter.report(BuildEvent::Planned(Box::new(plan.clone())));
+        if let Some(hit) = self.find_stored(&plan.id) {
             return Ok(BuildOutcome::Built(Box::new(hit)));
         }
         let folders = [self.dirs.cache.as_path(), &self.dirs.data];
-        machine::check(request.needs, plan.recipe.backend, (self.memory)(), &folders)?;
-        let drivers = toolchain::drivers(
+        machine::check_resources(request.needs, plan.recipe.backend, (self.memory)(), &folders)?;
+        let drivers = toolchain::find_drivers(
             &self.env,
             plan.recipe.backend,
             &self.dirs.cache,
@@ -231,32 +231,32 @@ impl Builder {
         )
         .await?;
         let lock = work::lock_path(&self.dirs.cache, plan.id.as_str());
-        let waiting = || self.reporter.tell(BuildEvent::Waiting(plan.id.clone()));
+        let waiting = || self.reporter.report(BuildEvent::Waiting(plan.id.clone()));
         let _lock = FileLock::take(&lock, &self.cancel, waiting).await?;
         // The previous holder of the lock may have made the same build.
-        if let Some(hit) = self.hit(&plan.id) {
+        if let Some(hit) = self.find_stored(&plan.id) {
             return Ok(BuildOutcome::Built(Box::new(hit)));
         }
-        work::sweep(&self.dirs.cache);
+        work::remove_abandoned(&self.dirs.cache);
         let work = WorkFolder::create(&self.dirs.cache, &plan.id)?;
         let log = BuildLog::create(self.dirs.cache.join("logs").join(format!("{}.log", plan.id)))?;
-        self.reporter.tell(BuildEvent::Log(log.path().to_owned()));
+        self.reporter.report(BuildEvent::Log(log.path().to_owned()));
         RunningBuild { builder: self, request, plan, drivers, work, log }.make().await
     }
 
-    fn hit(&self, id: &BuildId) -> Option<StoredBuild> {
+    fn find_stored(&self, id: &BuildId) -> Option<StoredBuild> {
         let store = self.store();
         // A damaged build is no hit: the new build replaces it.
         let provenance = store.show(id).ok()?;
         let binary = store.binary(id).ok()?;
-        self.reporter.tell(BuildEvent::Hit(id.clone()));
+        self.reporter.report(BuildEvent::Hit(id.clone()));
         Some(StoredBuild { id: id.clone(), binary, hit: true, provenance })
     }
 
     /// Runs blocking work on another thread. Its token is cancelled together with the builder, and when the
     /// caller drops the future.
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(CancellationToken) -> Result<T> + Send + 'static,
     ) -> Result<T> {

@@ -13,7 +13,7 @@ pub(super) struct NinjaStep {
 }
 
 /// Parses a progress line; `None` for other lines.
-pub(super) fn step(line: &str) -> Option<NinjaStep> {
+pub(super) fn parse_step(line: &str) -> Option<NinjaStep> {
     let (counts, what) = line.strip_prefix('[')?.split_once("] ")?;
     let (done, total) = counts.split_once('/')?;
     let (done, total) = (done.trim().parse().ok()?, total.trim().parse().ok()?);
@@ -29,15 +29,19 @@ mod tests {
 
     #[test]
     fn a_step_tells_counts_and_the_file() {
-        let found = step("[12/206] Building CXX object src/CMakeFiles/llama.dir/llama-arch.cpp.o").unwrap();
+        let found =
+            parse_step("[12/206] Building CXX object src/CMakeFiles/llama.dir/llama-arch.cpp.o").unwrap();
         assert_eq!(found, NinjaStep { done: 12, total: 206, item: "llama-arch.cpp".into() });
-        assert_eq!(step("[206/206] Linking CXX executable bin/llama-server").unwrap().item, "llama-server");
+        assert_eq!(
+            parse_step("[206/206] Linking CXX executable bin/llama-server").unwrap().item,
+            "llama-server"
+        );
     }
 
     #[test]
     fn other_lines_are_no_steps() {
         for line in ["", "[]", "[1/2]", "[x/y] z", "[3/2] z", "src/a.cpp:1:2: error: no", "[info] hello"] {
-            assert_eq!(step(line), None, "{line}");
+            assert_eq!(parse_step(line), None, "{line}");
         }
     }
 }

@@ -37,7 +37,7 @@ const EMPTY_PAGE_HEADER: &str = "// llama-warden: stands in for what is missing 
 
 impl RunningBuild<'_> {
     /// Creates the files that a build without a page needs and the source lacks, if the plan demands it.
-    pub(super) fn stand_in(&self) -> Result<()> {
+    pub(super) fn write_empty_page(&self) -> Result<()> {
         if !self.plan.extras.stand_in {
             return Ok(());
         }
@@ -51,14 +51,14 @@ impl RunningBuild<'_> {
     }
 
     /// Makes the page with npm. The inner error is the reason why there is no page.
-    pub(super) async fn page(&mut self) -> Result<std::result::Result<(), String>> {
-        self.tell(BuildEvent::Phase(BuildPhase::Page));
+    pub(super) async fn make_page(&mut self) -> Result<std::result::Result<(), String>> {
+        self.report(BuildEvent::Phase(BuildPhase::Page));
         let Some(npm) = self.builder.env.find("npm") else {
             return Ok(Err("npm is not here any more".into()));
         };
         let until = Instant::now() + self.request.page_timeout;
         for arguments in [&["ci"][..], &["run", "build"]] {
-            if let Err(why) = self.npm(&npm, arguments, until).await? {
+            if let Err(why) = self.run_npm(&npm, arguments, until).await? {
                 return Ok(Err(format!("`npm {}` {why}", arguments.join(" "))));
             }
         }
@@ -66,7 +66,7 @@ impl RunningBuild<'_> {
         Ok(if made { Ok(()) } else { Err(format!("npm ended well and left no {PAGE_PATH}")) })
     }
 
-    async fn npm(
+    async fn run_npm(
         &mut self,
         npm: &Path,
         arguments: &[&str],
@@ -90,14 +90,14 @@ impl RunningBuild<'_> {
                 ("npm_config_update_notifier", "false"),
             ]);
         let shown = format!("{:?}", command.as_std());
-        self.log.begin(&shown);
+        self.log.begin_phase(&shown);
         let cancel = self.builder.cancel.child_token();
         let mut last = String::new();
         let mut late = false;
         let ended = {
             let log = &mut self.log;
             let work = run(command, &cancel, |line| {
-                log.line(line);
+                log.push_line(line);
                 // Keep npm's first error line; without one, its last line.
                 if !line.trim().is_empty() && !is_error(&last) {
                     line.trim().clone_into(&mut last);
@@ -113,7 +113,7 @@ impl RunningBuild<'_> {
                 }
             }
         };
-        self.log.end();
+        self.log.end_phase();
         if self.builder.cancel.is_cancelled() {
             return Err(BuilderError::Cancelled);
         }

@@ -14,7 +14,7 @@ use crate::plan::{BuildPlan, ComputeBackend, SourceFeatures};
 use crate::source::{BuildSource, CachedTree, ExaminedSource};
 
 /// Judges the selected sets against a source, and collects what the source offers. Blocks.
-pub(super) fn judge(
+pub(super) fn judge_sets(
     selection: &SetSelection,
     backend: ComputeBackend,
     source: &BuildSource,
@@ -24,12 +24,12 @@ pub(super) fn judge(
 ) -> Result<(Vec<PlannedSet>, SourceFeatures)> {
     let tree = CachedTree::new(source, found, cache, cancel);
     let planned = PlannedSeries::judge(selection, backend.name(), &tree)?.sets;
-    Ok((planned, SourceFeatures::of(&tree, &found.server)?))
+    Ok((planned, SourceFeatures::inspect(&tree, &found.server)?))
 }
 
 /// Applies the plan's sets to the tree at `root`, as `patches apply` does: all of them, or none and an
 /// error. Blocks.
-pub(super) fn apply(selection: &SetSelection, plan: &BuildPlan, root: &Path) -> Result<usize> {
+pub(super) fn apply_sets(selection: &SetSelection, plan: &BuildPlan, root: &Path) -> Result<usize> {
     let mut target = PatchTarget::open(root, plan.source.revision.clone())?;
     let planned = PlannedSeries::judge(selection, plan.recipe.backend.name(), &target.original()?)?;
     if planned.sets != plan.patches {

@@ -42,11 +42,11 @@ impl Builder {
         without: OmittedParts,
     ) -> Result<BuildPlan> {
         let OmittedParts { page, amx } = without;
-        let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
-        let chosen = toolchain::choose(&self.env, request.backend, &request.arch, &self.cancel);
+        let compilers = toolchain::find_compilers(&self.env, request.arch.cpu, &self.cancel);
+        let chosen = toolchain::choose_backend(&self.env, request.backend, &request.arch, &self.cancel);
         let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
         if !chosen.why.is_empty() {
-            self.reporter.tell(BuildEvent::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
+            self.reporter.report(BuildEvent::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
         }
         let amx = match amx {
             Some(why) => Some(AmxKernels::LeftOut(why)),
@@ -57,19 +57,20 @@ impl Builder {
             if let Some(why) = page {
                 return Ok(Err(why));
             }
-            let npm = if offers.needs_npm() { toolchain::npm(&self.env, &self.cancel).await? } else { None };
+            let npm =
+                if offers.needs_npm() { toolchain::find_npm(&self.env, &self.cancel).await? } else { None };
             Ok(npm.ok_or_else(|| NO_NPM.to_owned()))
         };
         let openssl = async {
             if offers.fetches == DownloadLibrary::OpenSsl {
-                toolchain::openssl(&self.env, &compilers, &self.cancel).await
+                toolchain::find_openssl(&self.env, &compilers, &self.cancel).await
             } else {
                 Ok(None)
             }
         };
         let curl = async {
             if offers.fetches == DownloadLibrary::Curl {
-                toolchain::curl(&self.env, &compilers, &self.cancel).await
+                toolchain::find_curl(&self.env, &compilers, &self.cancel).await
             } else {
                 Ok(None)
             }
@@ -87,7 +88,7 @@ impl Builder {
 
     async fn examine(&self, source: &BuildSource) -> Result<ExaminedSource> {
         let (source, cache) = (source.clone(), self.dirs.cache.clone());
-        self.blocking(move |cancel| source.examine(&cache, &cancel)).await
+        self.run_blocking(move |cancel| source.examine(&cache, &cancel)).await
     }
 
     /// Determines from the source's files which sets fit and what the source offers.
@@ -99,7 +100,9 @@ impl Builder {
     ) -> Result<(Vec<PlannedSet>, SourceFeatures)> {
         let (selection, source) = (request.patches.clone(), request.source.clone());
         let (found, cache) = (found.clone(), self.dirs.cache.clone());
-        self.blocking(move |cancel| patching::judge(&selection, backend, &source, &found, &cache, &cancel))
-            .await
+        self.run_blocking(move |cancel| {
+            patching::judge_sets(&selection, backend, &source, &found, &cache, &cancel)
+        })
+        .await
     }
 }

@@ -19,13 +19,13 @@ use crate::error::{BuilderError, Result, io_error};
 use crate::event::BuildEvent;
 use crate::plan::{BuildPlan, ComputeBackend};
 use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};
-use crate::verify::{TrialSettings, VerifyResults, try_out};
+use crate::verify::{TrialSettings, VerifyResults, verify_with};
 
 /// The driver's library; every CUDA build links to it.
 const CUDA_DRIVER_LIBRARY: &str = "libcuda.so.1";
 
 /// Verifies the binary of a plan. `folder` receives temporary files.
-pub(super) async fn prove(
+pub(super) async fn verify_binary(
     builder: &Builder,
     plan: &BuildPlan,
     binary: &Path,
@@ -36,36 +36,36 @@ pub(super) async fn prove(
     let mut trial = TrialSettings {
         timeout,
         gpu: backend.has_gpu(),
-        hide: false,
+        hide_gpus: false,
         libraries: None,
         variables: Vec::new(),
     };
     let built = &plan.recipe.gpu;
     let here = gpu_architectures(builder, plan).await?;
-    if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs(backend, built, here))) {
-        trial.hide = true;
+    if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs_on(backend, built, here))) {
+        trial.hide_gpus = true;
         let list = if built.is_empty() { "upstream's list".to_owned() } else { built.join(", ") };
-        builder.reporter.tell(BuildEvent::Note(format!(
+        builder.reporter.report(BuildEvent::Note(format!(
             "verified on the CPU: the build is for {list}, which need not run on this machine's GPU ({other})"
         )));
     }
-    let first = try_out(binary, &trial, &builder.reporter, &builder.cancel).await;
+    let first = verify_with(binary, &trial, &builder.reporter, &builder.cancel).await;
     let Err(BuilderError::Verify { why, .. }) = &first else { return first };
     let stub = plan.toolkit.as_ref().and_then(|toolkit| driver_stub(&toolkit.home));
     match stub {
         Some(stub) if backend == ComputeBackend::Cuda && why.contains(CUDA_DRIVER_LIBRARY) => {
-            builder.reporter.tell(BuildEvent::Note(format!(
+            builder.reporter.report(BuildEvent::Note(format!(
                 "this machine has no NVIDIA driver ({CUDA_DRIVER_LIBRARY}): verified on the CPU, with the toolkit's stand-in for it"
             )));
-            trial.libraries = Some(stand_in(&stub, folder)?);
-            try_out(binary, &trial, &builder.reporter, &builder.cancel).await
+            trial.libraries = Some(link_driver_stub(&stub, folder)?);
+            verify_with(binary, &trial, &builder.reporter, &builder.cancel).await
         }
         _ => first,
     }
 }
 
 /// Makes a folder with the stub library under the driver's name.
-fn stand_in(stub: &Path, folder: &Path) -> Result<PathBuf> {
+fn link_driver_stub(stub: &Path, folder: &Path) -> Result<PathBuf> {
     let folder = folder.join("driver");
     std::fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
     let link = folder.join(CUDA_DRIVER_LIBRARY);
@@ -86,7 +86,7 @@ async fn gpu_architectures(builder: &Builder, plan: &BuildPlan) -> Result<Vec<St
 
 /// Returns true if code built for one architecture runs on another without a new compilation, which would
 /// take longer than the time limit of an answer.
-fn runs(backend: ComputeBackend, built: &str, here: &str) -> bool {
+fn runs_on(backend: ComputeBackend, built: &str, here: &str) -> bool {
     if backend == ComputeBackend::Hip {
         return built.split(':').next() == here.split(':').next();
     }
@@ -119,11 +119,11 @@ mod tests {
             ("90-virtual", "90", false),
             ("all-major", "75", true),
         ] {
-            assert_eq!(runs(ComputeBackend::Cuda, built, here), expected, "{built} on {here}");
+            assert_eq!(runs_on(ComputeBackend::Cuda, built, here), expected, "{built} on {here}");
         }
         assert!(
-            runs(ComputeBackend::Hip, "gfx90a:xnack-", "gfx90a")
-                && !runs(ComputeBackend::Hip, "gfx1100", "gfx1201")
+            runs_on(ComputeBackend::Hip, "gfx90a:xnack-", "gfx90a")
+                && !runs_on(ComputeBackend::Hip, "gfx1100", "gfx1201")
         );
     }
 }

@@ -26,7 +26,7 @@ impl WorkFolder {
     /// Creates an empty work folder. The caller holds the build's lock.
     pub(super) fn create(cache: &Path, id: &BuildId) -> Result<Self> {
         let folder = cache.join("work").join(id.as_str());
-        remove(&folder).map_err(io_error("removing", &folder))?;
+        remove_folder(&folder).map_err(io_error("removing", &folder))?;
         owned::create(&folder).map_err(io_error("creating", &folder))?;
         let work = Self { folder };
         for part in [work.source(), work.build()] {
@@ -51,7 +51,7 @@ impl WorkFolder {
 
 impl Drop for WorkFolder {
     fn drop(&mut self) {
-        if let Err(error) = remove(&self.folder) {
+        if let Err(error) = remove_folder(&self.folder) {
             tracing::warn!(folder = %self.folder.display(), %error, "a work folder could not be removed");
         }
     }
@@ -63,7 +63,7 @@ pub(super) fn lock_path(cache: &Path, id: &str) -> PathBuf {
 }
 
 /// Removes work folders of builds that have ended.
-pub(super) fn sweep(cache: &Path) {
+pub(super) fn remove_abandoned(cache: &Path) {
     let Ok(entries) = fs::read_dir(cache.join("work")) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -71,14 +71,14 @@ pub(super) fn sweep(cache: &Path) {
             continue;
         }
         if let Ok(Some(_lock)) = FileLock::try_take(&lock_path(cache, &name))
-            && let Err(error) = remove(&entry.path())
+            && let Err(error) = remove_folder(&entry.path())
         {
             tracing::warn!(folder = %entry.path().display(), %error, "an old work folder could not be removed");
         }
     }
 }
 
-fn remove(folder: &Path) -> io::Result<()> {
+fn remove_folder(folder: &Path) -> io::Result<()> {
     let mut last = Ok(());
     for _ in 0..REMOVE_ATTEMPTS {
         last = owned::remove(folder);
@@ -115,7 +115,7 @@ mod tests {
             owned::create(&folder(name)).unwrap();
         }
         let _lock = FileLock::try_take(&lock_path(cache.path(), names[0])).unwrap().unwrap();
-        sweep(cache.path());
+        remove_abandoned(cache.path());
         assert!(folder(names[0]).exists() && !folder(names[1]).exists());
     }
 
@@ -127,7 +127,7 @@ mod tests {
             fs::create_dir_all(folder).unwrap();
             fs::write(folder.join("keep"), "mine").unwrap();
         }
-        sweep(cache.path());
+        remove_abandoned(cache.path());
         let id: BuildId = "0123456789abcdef".parse().unwrap();
         let error = WorkFolder::create(cache.path(), &id).unwrap_err().to_string();
         assert!(error.contains("did not make it"), "{error}");

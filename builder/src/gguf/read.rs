@@ -105,7 +105,7 @@ pub fn read(path: &Path) -> Result<GgufFacts, GgufError> {
     if parts < 2.0 {
         return Ok(facts);
     }
-    let siblings = siblings(path, parts).ok_or_else(|| GgufError::Damaged {
+    let siblings = sibling_paths(path, parts).ok_or_else(|| GgufError::Damaged {
         path: path.to_owned(),
         why: format!(
             "it is one of {parts} parts and not named like the first one (`…-00001-of-{parts:05}.gguf`)"
@@ -120,9 +120,9 @@ pub fn read(path: &Path) -> Result<GgufFacts, GgufError> {
 }
 
 /// Paths of the other parts of a split model, given its first part.
-fn siblings(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
+fn sibling_paths(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
     // A count of files is far below the largest integer that a float represents exactly.
-    let parts = whole(parts).filter(|parts| *parts <= MAX_SPLIT_PARTS)?;
+    let parts = to_integer(parts).filter(|parts| *parts <= MAX_SPLIT_PARTS)?;
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&format!("-00001-of-{parts:05}.gguf"))?;
     Some(
@@ -136,7 +136,7 @@ fn siblings(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
     clippy::cast_sign_loss,
     reason = "what is whole and below 2^53 stays what it is"
 )]
-fn whole(number: f64) -> Option<u64> {
+fn to_integer(number: f64) -> Option<u64> {
     ((0.0..9e15).contains(&number) && number.fract() == 0.0).then_some(number as u64)
 }
 
@@ -154,11 +154,11 @@ fn read_one(path: &Path) -> Result<GgufFacts, GgufError> {
     if !facts.is_file() {
         return Err(GgufError::NotGguf { path: path.to_owned(), why: "it is no file" });
     }
-    let mut head = HeadReader { inner: BufReader::new(file), at: 0, size: facts.len(), kept: 0 };
+    let mut head = HeadReader { inner: BufReader::new(file), position: 0, size: facts.len(), kept: 0 };
     parse_file(&mut head).map_err(|fault| match fault {
         ParseFault::Io(source) => io(source),
-        ParseFault::Other(why) => GgufError::NotGguf { path: path.to_owned(), why },
-        ParseFault::Odd(why) => GgufError::Damaged { path: path.to_owned(), why },
+        ParseFault::NotGguf(why) => GgufError::NotGguf { path: path.to_owned(), why },
+        ParseFault::Damaged(why) => GgufError::Damaged { path: path.to_owned(), why },
     })
 }
 
@@ -166,8 +166,8 @@ fn read_one(path: &Path) -> Result<GgufFacts, GgufError> {
 enum ParseFault {
     Io(io::Error),
     /// The file has another format.
-    Other(&'static str),
-    Odd(String),
+    NotGguf(&'static str),
+    Damaged(String),
 }
 
 impl From<io::Error> for ParseFault {
@@ -179,7 +179,7 @@ impl From<io::Error> for ParseFault {
 /// Reader of a file's metadata section.
 struct HeadReader {
     inner: BufReader<File>,
-    at: u64,
+    position: u64,
     /// Bytes of the whole file.
     size: u64,
     /// Bytes of texts kept so far.
@@ -187,25 +187,25 @@ struct HeadReader {
 }
 
 impl HeadReader {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], ParseFault> {
+    fn read_bytes<const N: usize>(&mut self) -> Result<[u8; N], ParseFault> {
         let mut bytes = [0; N];
         self.inner.read_exact(&mut bytes)?;
-        self.moved(N as u64)?;
+        self.advance(N as u64)?;
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, ParseFault> {
-        Ok(u32::from_le_bytes(self.bytes()?))
+    fn read_u32(&mut self) -> Result<u32, ParseFault> {
+        Ok(u32::from_le_bytes(self.read_bytes()?))
     }
 
-    fn u64(&mut self) -> Result<u64, ParseFault> {
-        Ok(u64::from_le_bytes(self.bytes()?))
+    fn read_u64(&mut self) -> Result<u64, ParseFault> {
+        Ok(u64::from_le_bytes(self.read_bytes()?))
     }
 
-    fn moved(&mut self, by: u64) -> Result<(), ParseFault> {
-        self.at = self.at.saturating_add(by);
-        if self.at > MAX_HEAD_BYTES {
-            return Err(ParseFault::Odd(format!(
+    fn advance(&mut self, by: u64) -> Result<(), ParseFault> {
+        self.position = self.position.saturating_add(by);
+        if self.position > MAX_HEAD_BYTES {
+            return Err(ParseFault::Damaged(format!(
                 "its description is larger than {} MiB",
                 MAX_HEAD_BYTES >> 20
             )));
@@ -214,38 +214,38 @@ impl HeadReader {
     }
 
     fn skip(&mut self, bytes: u64) -> Result<(), ParseFault> {
-        if bytes > self.size.saturating_sub(self.at) {
+        if bytes > self.size.saturating_sub(self.position) {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        self.moved(bytes)?;
+        self.advance(bytes)?;
         self.inner.seek_relative(i64::try_from(bytes).unwrap_or(i64::MAX))?;
         Ok(())
     }
 
     /// Reads a text; returns an empty one if it is too long.
-    fn text(&mut self) -> Result<String, ParseFault> {
-        let length = self.u64()?;
+    fn read_text(&mut self) -> Result<String, ParseFault> {
+        let length = self.read_u64()?;
         if length > MAX_TEXT_BYTES {
             self.skip(length)?;
             return Ok(String::new());
         }
         self.kept += length;
         if self.kept > MAX_KEPT_TEXT_BYTES {
-            return Err(ParseFault::Odd(format!(
+            return Err(ParseFault::Damaged(format!(
                 "its names are longer than {} MiB",
                 MAX_KEPT_TEXT_BYTES >> 20
             )));
         }
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         self.inner.read_exact(&mut bytes)?;
-        self.moved(length)?;
+        self.advance(length)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn count(&mut self, of: &str) -> Result<u64, ParseFault> {
-        let count = self.u64()?;
+    fn read_count(&mut self, of: &str) -> Result<u64, ParseFault> {
+        let count = self.read_u64()?;
         if count > MAX_ENTRY_COUNT {
-            return Err(ParseFault::Odd(format!("it says that it has {count} {of}")));
+            return Err(ParseFault::Damaged(format!("it says that it has {count} {of}")));
         }
         Ok(count)
     }
@@ -256,7 +256,7 @@ const TEXT_TYPE: u32 = 8;
 const ARRAY_TYPE: u32 = 9;
 
 /// Bytes of a number with this type code.
-const fn width(kind: u32) -> Option<u64> {
+const fn number_width(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),
         2 | 3 => Some(2),
@@ -267,65 +267,65 @@ const fn width(kind: u32) -> Option<u64> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes of models are far below 2^53")]
-fn number(head: &mut HeadReader, kind: u32) -> Result<f64, ParseFault> {
+fn read_number(head: &mut HeadReader, kind: u32) -> Result<f64, ParseFault> {
     Ok(match kind {
-        0 => f64::from(u8::from_le_bytes(head.bytes()?)),
-        1 => f64::from(i8::from_le_bytes(head.bytes()?)),
-        2 => f64::from(u16::from_le_bytes(head.bytes()?)),
-        3 => f64::from(i16::from_le_bytes(head.bytes()?)),
-        4 => f64::from(head.u32()?),
-        5 => f64::from(i32::from_le_bytes(head.bytes()?)),
-        6 => f64::from(f32::from_le_bytes(head.bytes()?)),
-        7 => f64::from(u8::from_le_bytes(head.bytes()?) & 1),
-        10 => head.u64()? as f64,
-        11 => i64::from_le_bytes(head.bytes()?) as f64,
-        12 => f64::from_le_bytes(head.bytes()?),
-        _ => return Err(ParseFault::Odd(format!("it has a value of type {kind}"))),
+        0 => f64::from(u8::from_le_bytes(head.read_bytes()?)),
+        1 => f64::from(i8::from_le_bytes(head.read_bytes()?)),
+        2 => f64::from(u16::from_le_bytes(head.read_bytes()?)),
+        3 => f64::from(i16::from_le_bytes(head.read_bytes()?)),
+        4 => f64::from(head.read_u32()?),
+        5 => f64::from(i32::from_le_bytes(head.read_bytes()?)),
+        6 => f64::from(f32::from_le_bytes(head.read_bytes()?)),
+        7 => f64::from(u8::from_le_bytes(head.read_bytes()?) & 1),
+        10 => head.read_u64()? as f64,
+        11 => i64::from_le_bytes(head.read_bytes()?) as f64,
+        12 => f64::from_le_bytes(head.read_bytes()?),
+        _ => return Err(ParseFault::Damaged(format!("it has a value of type {kind}"))),
     })
 }
 
 fn parse_file(head: &mut HeadReader) -> Result<GgufFacts, ParseFault> {
-    match head.bytes::<4>() {
+    match head.read_bytes::<4>() {
         Ok(magic) if magic == *b"GGUF" => {}
-        Ok(_) => return Err(ParseFault::Other("it does not begin like one")),
+        Ok(_) => return Err(ParseFault::NotGguf("it does not begin like one")),
         Err(ParseFault::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(ParseFault::Other("it is empty, or nearly so"));
+            return Err(ParseFault::NotGguf("it is empty, or nearly so"));
         }
         Err(fault) => return Err(fault),
     }
-    match head.u32()? {
+    match head.read_u32()? {
         2 | 3 => {}
-        1 => return Err(ParseFault::Other("it is of version 1, which llama.cpp does not read any more")),
-        version if version.swap_bytes() <= 3 => return Err(ParseFault::Other("it is big-endian")),
-        _ => return Err(ParseFault::Other("its version is not known")),
+        1 => return Err(ParseFault::NotGguf("it is of version 1, which llama.cpp does not read any more")),
+        version if version.swap_bytes() <= 3 => return Err(ParseFault::NotGguf("it is big-endian")),
+        _ => return Err(ParseFault::NotGguf("its version is not known")),
     }
-    let tensors = head.count("tensors")?;
-    let entries = head.count("entries")?;
+    let tensors = head.read_count("tensors")?;
+    let entries = head.read_count("entries")?;
     let mut facts = GgufFacts { file_bytes: head.size, ..GgufFacts::default() };
     for _ in 0..entries {
         read_entry(head, &mut facts)?;
     }
     let mut begins = Vec::new();
     for _ in 0..tensors {
-        let name = head.text()?;
-        let dimensions = head.u32()?;
+        let name = head.read_text()?;
+        let dimensions = head.read_u32()?;
         if dimensions > 8 {
-            return Err(ParseFault::Odd(format!("its tensor {name} has {dimensions} dimensions")));
+            return Err(ParseFault::Damaged(format!("its tensor {name} has {dimensions} dimensions")));
         }
-        let lengths = (0..dimensions).map(|_| head.u64()).collect::<Result<Vec<_>, _>>()?;
-        let _kind = head.u32()?;
-        begins.push((head.u64()?, begins.len()));
+        let lengths = (0..dimensions).map(|_| head.read_u64()).collect::<Result<Vec<_>, _>>()?;
+        let _kind = head.read_u32()?;
+        begins.push((head.read_u64()?, begins.len()));
         facts.tensors.push(TensorInfo { name, lengths, bytes: 0 });
     }
     let alignment = facts.numbers.get("general.alignment").and_then(|of| of.first()).copied();
-    let alignment = alignment.and_then(whole).filter(|of| of.is_power_of_two()).unwrap_or(32);
-    let data = head.at.next_multiple_of(alignment);
+    let alignment = alignment.and_then(to_integer).filter(|of| of.is_power_of_two()).unwrap_or(32);
+    let data = head.position.next_multiple_of(alignment);
     begins.sort_unstable();
     let ends = begins.iter().skip(1).map(|(begin, _)| *begin).chain([head.size.saturating_sub(data)]);
     for ((begin, index), end) in begins.iter().zip(ends) {
         let Some(bytes) = end.checked_sub(*begin) else {
             let name = &facts.tensors[*index].name;
-            return Err(ParseFault::Odd(format!("its tensor {name} begins behind the end of the file")));
+            return Err(ParseFault::Damaged(format!("its tensor {name} begins behind the end of the file")));
         };
         facts.tensors[*index].bytes = bytes;
     }
@@ -333,36 +333,37 @@ fn parse_file(head: &mut HeadReader) -> Result<GgufFacts, ParseFault> {
 }
 
 fn read_entry(head: &mut HeadReader, facts: &mut GgufFacts) -> Result<(), ParseFault> {
-    let key = head.text()?;
-    let kind = head.u32()?;
+    let key = head.read_text()?;
+    let kind = head.read_u32()?;
     match kind {
         TEXT_TYPE => {
-            let text = head.text()?;
+            let text = head.read_text()?;
             facts.texts.insert(key, text);
         }
         ARRAY_TYPE => {
-            let of = head.u32()?;
-            let length = head.u64()?;
+            let of = head.read_u32()?;
+            let length = head.read_u64()?;
             facts.lengths.insert(key.clone(), length);
-            match (of, width(of)) {
+            match (of, number_width(of)) {
                 (TEXT_TYPE, _) => {
                     for _ in 0..length {
-                        let bytes = head.u64()?;
+                        let bytes = head.read_u64()?;
                         head.skip(bytes)?;
                     }
                 }
                 (_, Some(_)) if length <= MAX_KEPT_NUMBERS => {
-                    let numbers = (0..length).map(|_| number(head, of)).collect::<Result<Vec<_>, _>>()?;
+                    let numbers =
+                        (0..length).map(|_| read_number(head, of)).collect::<Result<Vec<_>, _>>()?;
                     facts.numbers.insert(key, numbers);
                 }
                 (_, Some(width)) => head.skip(length.saturating_mul(width))?,
                 (_, None) => {
-                    return Err(ParseFault::Odd(format!("its entry {key} is an array of type {of}")));
+                    return Err(ParseFault::Damaged(format!("its entry {key} is an array of type {of}")));
                 }
             }
         }
         _ => {
-            let value = number(head, kind)?;
+            let value = read_number(head, kind)?;
             facts.numbers.insert(key, vec![value]);
         }
     }

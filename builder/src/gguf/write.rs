@@ -43,7 +43,7 @@ pub(crate) enum MetadataValue {
 
 impl MetadataValue {
     /// The format's type code of the value.
-    const fn kind(&self) -> u32 {
+    const fn type_code(&self) -> u32 {
         match self {
             Self::U32(_) => 4,
             Self::F32(_) => 6,
@@ -88,7 +88,7 @@ pub(crate) type FillFn = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum TensorData {
     Held(Vec<f32>),
-    Made(FillFn),
+    Computed(FillFn),
 }
 
 /// A named tensor in row-major order.
@@ -108,7 +108,7 @@ impl WrittenTensor {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         match &self.data {
             TensorData::Held(numbers) => write_numbers(out, numbers),
-            TensorData::Made(fill) => {
+            TensorData::Computed(fill) => {
                 let mut counted = CountingWriter { inner: out, written: 0 };
                 fill(&mut counted)?;
                 if counted.written as u64 == self.bytes() {
@@ -153,14 +153,14 @@ impl GgufWriter {
     }
 
     pub(crate) fn vector(&mut self, name: &str, data: Vec<f32>) -> &mut Self {
-        self.held(name, vec![data.len() as u64], data)
+        self.held_tensor(name, vec![data.len() as u64], data)
     }
 
     /// Adds a matrix with `columns` numbers per row; an incomplete last row is cut off.
     pub(crate) fn matrix(&mut self, name: &str, columns: usize, mut data: Vec<f32>) -> &mut Self {
         let rows = data.len().checked_div(columns).unwrap_or(0);
         data.truncate(rows * columns);
-        self.held(name, vec![columns as u64, rows as u64], data)
+        self.held_tensor(name, vec![columns as u64, rows as u64], data)
     }
 
     /// Adds a tensor of any number of dimensions, the innermost first. Missing numbers are zero, excess
@@ -168,10 +168,10 @@ impl GgufWriter {
     pub(crate) fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();
-        self.held(name, lengths, data)
+        self.held_tensor(name, lengths, data)
     }
 
-    fn held(&mut self, name: &str, lengths: Vec<u64>, data: Vec<f32>) -> &mut Self {
+    fn held_tensor(&mut self, name: &str, lengths: Vec<u64>, data: Vec<f32>) -> &mut Self {
         self.tensors.push(WrittenTensor {
             name: name.to_owned(),
             lengths,
@@ -183,12 +183,18 @@ impl GgufWriter {
 
     /// Adds a tensor whose numbers are computed while the file is written, the innermost dimension first.
     /// Writing fails if `fill` yields another number of bytes than the dimensions demand.
-    pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: FillFn) -> &mut Self {
+    pub(crate) fn computed_tensor(
+        &mut self,
+        name: &str,
+        kind: WeightKind,
+        lengths: &[u64],
+        fill: FillFn,
+    ) -> &mut Self {
         self.tensors.push(WrittenTensor {
             name: name.to_owned(),
             lengths: lengths.to_vec(),
             kind,
-            data: TensorData::Made(fill),
+            data: TensorData::Computed(fill),
         });
         self
     }
@@ -222,7 +228,7 @@ impl GgufWriter {
         write_len(&mut out, self.entries.len())?;
         for (key, value) in &self.entries {
             write_text(&mut out, key)?;
-            out.write_all(&value.kind().to_le_bytes())?;
+            out.write_all(&value.type_code().to_le_bytes())?;
             value.write(&mut out)?;
         }
         let mut offset = 0_u64;
@@ -346,7 +352,12 @@ mod tests {
     #[test]
     fn a_made_tensor_stands_where_the_header_says_and_the_next_one_is_aligned() {
         let mut file = GgufWriter::new("llama");
-        file.made("half", WeightKind::F16, &[3, 1], Box::new(|out| out.write_all(&[1, 2, 3, 4, 5, 6])));
+        file.computed_tensor(
+            "half",
+            WeightKind::F16,
+            &[3, 1],
+            Box::new(|out| out.write_all(&[1, 2, 3, 4, 5, 6])),
+        );
         file.vector("next", vec![1.0]);
         assert_eq!(file.tensor_bytes(), 10);
         let all = bytes(&file);
@@ -358,7 +369,7 @@ mod tests {
     #[test]
     fn a_tensor_that_is_filled_with_too_little_is_an_error_that_names_it() {
         let mut file = GgufWriter::new("llama");
-        file.made("short", WeightKind::F16, &[4], Box::new(|out| out.write_all(&[0; 6])));
+        file.computed_tensor("short", WeightKind::F16, &[4], Box::new(|out| out.write_all(&[0; 6])));
         let failed = file.write(&mut Vec::new()).unwrap_err();
         assert!(failed.to_string().contains("short has 8 bytes and was given 6"), "{failed}");
     }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::fault::GitError;
-use super::location::redacted;
+use super::location::redact_url;
 use super::repository::GitRepository;
 use crate::error::{Result, io_error};
 use crate::owned;
@@ -40,8 +40,8 @@ pub(super) struct CacheSlot {
 }
 
 /// The cache folder for a URL: the one with history if `history` is set or if it exists already.
-pub(super) fn place(cache: &Path, url: &str, history: bool) -> CacheSlot {
-    let shown = redacted(url);
+pub(super) fn cache_slot(cache: &Path, url: &str, history: bool) -> CacheSlot {
+    let shown = redact_url(url);
     let bare = shown.trim_end_matches('/').trim_end_matches(".git");
     let last = bare.rsplit('/').next().unwrap_or(bare);
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
@@ -93,17 +93,17 @@ impl CacheSlot {
                 "it is damaged, and was not made by this llama-warden: move it away, and it is fetched again";
             return Err(io_error("removing", &self.folder)(std::io::Error::other(why)));
         }
-        self.clear()?;
-        fs::rename(&self.folder, self.beside()).map_err(io_error("removing", &self.folder))
+        self.remove_temporary()?;
+        fs::rename(&self.folder, self.temporary_path()).map_err(io_error("removing", &self.folder))
     }
 
     /// Temporary name of a repository under construction.
-    fn beside(&self) -> PathBuf {
+    fn temporary_path(&self) -> PathBuf {
         self.folder.with_extension("new")
     }
 
-    fn clear(&self) -> Result<()> {
-        owned::remove(&self.beside()).map_err(io_error("removing", self.beside()))
+    fn remove_temporary(&self) -> Result<()> {
+        owned::remove(&self.temporary_path()).map_err(io_error("removing", self.temporary_path()))
     }
 
     /// Creates the repository if it does not exist. The caller holds the lock.
@@ -111,8 +111,8 @@ impl CacheSlot {
         if self.folder.exists() {
             return Ok(());
         }
-        self.clear()?;
-        let beside = self.beside();
+        self.remove_temporary()?;
+        let beside = self.temporary_path();
         owned::create(&beside).map_err(io_error("creating", &beside))?;
         let mut options = git2::RepositoryInitOptions::new();
         // No templates: they would install the user's hooks.
@@ -126,7 +126,7 @@ impl CacheSlot {
     }
 
     /// Removes files of an interrupted fetch. The caller holds the lock.
-    pub(super) fn sweep(&self) {
+    pub(super) fn remove_leftovers(&self) {
         if !owned::is_ours(&self.folder) {
             return;
         }
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn urls_have_places_of_their_own_and_passwords_are_no_part_of_them() {
-        let folder = |url| place("/cache".as_ref(), url, false).folder;
+        let folder = |url| cache_slot("/cache".as_ref(), url, false).folder;
         let one = folder("https://example.org/a/llama.cpp");
         assert!(one.to_string_lossy().starts_with("/cache/git/llama.cpp-"), "{}", one.display());
         assert_eq!(folder("https://example.org/a/llama.cpp.git"), one);
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_repository_is_made_once_and_leftovers_are_swept() {
         let cache = tempfile::tempdir().unwrap();
-        let place = place(cache.path(), "https://example.org/a", false);
+        let place = cache_slot(cache.path(), "https://example.org/a", false);
         assert!(place.open().unwrap().is_none());
         // Simulates an earlier attempt that was killed.
         owned::create(&place.folder.with_extension("new")).unwrap();
@@ -173,7 +173,7 @@ mod tests {
         fs::write(place.folder.join("shallow.lock"), "").unwrap();
         fs::write(place.folder.join("objects/pack/pack-1.pack"), "whole").unwrap();
         place.create().unwrap();
-        place.sweep();
+        place.remove_leftovers();
         assert!(!left.exists() && !place.folder.join("shallow.lock").exists());
         assert!(place.folder.join("objects/pack/pack-1.pack").exists() && place.folder.join("HEAD").exists());
         assert_eq!(place.open().unwrap().unwrap().shown(), "https://example.org/a");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::history::{HistoryRow, RowGrain, check};
+use warden_patches::history::{HistoryRow, RowGrain, check_tree};
 use warden_patches::prove::ProofRecords;
 use warden_patches::{CachingJudge, PatchSet, SourceRevision};
 
@@ -42,7 +42,10 @@ pub fn check_range(
             let revision =
                 SourceRevision { commit: Some(info.commit.clone()), build_number: info.build_number };
             let tree = Arc::clone(&own).tree(&info.commit)?.with_revision(revision);
-            found.push((index, check(sets, &tree, &info.label, grain, &judge, &ProofRecords::default())?));
+            found.push((
+                index,
+                check_tree(sets, &tree, &info.label, grain, &judge, &ProofRecords::default())?,
+            ));
             told(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
         }
     };

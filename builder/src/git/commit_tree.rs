@@ -9,7 +9,7 @@ use warden_patches::{SourceRevision, SourceTree};
 use super::fault::GitError;
 use super::repository::GitRepository;
 use crate::error::{BuilderError, Result};
-use crate::source::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join};
+use crate::source::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join_names};
 
 /// File mode of a symbolic link in a git tree.
 pub(super) const LINK_MODE: i32 = 0o120_000;
@@ -92,7 +92,7 @@ impl CommitTree {
             "examples/server/CMakeLists.txt",
         ];
         for name in near.into_iter().filter(|name| here(name)) {
-            search.see(name, true);
+            search.add(name, true);
         }
         search.tree().or_else(|| {
             let mut search = TreeSearch::default();
@@ -109,7 +109,7 @@ impl CommitTree {
     }
 
     fn blob_id(&self, path: &str) -> Option<Oid> {
-        let whole = join(self.root().unwrap_or_default(), path);
+        let whole = join_names(self.root().unwrap_or_default(), path);
         self.entry_at(&whole).filter(|(_, kind)| *kind == Some(ObjectType::Blob)).map(|(id, _)| id)
     }
 }
@@ -120,11 +120,11 @@ fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, s
     let Ok(tree) = repo.find_tree(tree) else { return };
     for entry in &tree {
         let Ok(file_name) = entry.name() else { continue };
-        let below = join(name, file_name);
+        let below = join_names(name, file_name);
         match entry.kind() {
-            Some(ObjectType::Blob) => search.see(&below, entry.filemode() != LINK_MODE),
+            Some(ObjectType::Blob) => search.add(&below, entry.filemode() != LINK_MODE),
             Some(ObjectType::Tree) => {
-                search.see(&below, false);
+                search.add(&below, false);
                 // Two levels below the deepest root, for `tools/server`.
                 if depth < MAX_ROOT_DEPTH + 2 {
                     search_folder(repo, entry.id(), &below, depth + 1, search);
@@ -141,12 +141,14 @@ impl SourceTree for CommitTree {
         match self.repository.blob(id, MAX_FILE_BYTES) {
             Ok(Some(content)) => Ok(Some(content)),
             Ok(None) => {
-                let (commit, entry) = (self.commit.clone(), join(self.root().unwrap_or_default(), path));
+                let (commit, entry) =
+                    (self.commit.clone(), join_names(self.root().unwrap_or_default(), path));
                 let why = "is larger than any file of a source (64 MiB)";
                 Err(BuilderError::from(GitError::Unsafe { commit, entry, why }).into())
             }
             Err(error) if error.code() == ErrorCode::NotFound => {
-                Err(BuilderError::from(self.missing(&join(self.root().unwrap_or_default(), path))).into())
+                Err(BuilderError::from(self.missing(&join_names(self.root().unwrap_or_default(), path)))
+                    .into())
             }
             Err(error) => Err(self.repository.failed("reading a file of")(error).into()),
         }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::cache::CacheSlot;
 use super::fault::GitError;
 use super::fault::is_abbreviated;
-use super::program::{GitServer, REMOTE_NAME, progress};
+use super::program::{GitServer, REMOTE_NAME, parse_progress};
 use super::repository::no_such_reference;
 use crate::error::{BuilderError, Result};
 use crate::event::{BuildEvent, EventReporter};
@@ -32,7 +32,7 @@ pub(super) struct FetchRequest {
     pub(super) place: CacheSlot,
     /// Tag, branch or commit; `None`: the server's `HEAD`.
     pub(super) reference: Option<String>,
-    pub(super) most: FetchLimits,
+    pub(super) limits: FetchLimits,
 }
 
 /// Limits on received bytes.
@@ -86,36 +86,36 @@ impl RunningFetch<'_> {
         let place = &self.wanted.place;
         let was_there = place.folder.exists();
         if was_there && place.is_damaged() {
-            self.anew()?;
+            self.discard_damaged()?;
         }
-        match self.once().await {
+        match self.fetch_once().await {
             // The server responded, and the cached repository fails.
             Err(BuilderError::Git(GitError::Repository { .. })) if was_there && place.is_damaged() => {
-                self.anew()?;
-                self.once().await
+                self.discard_damaged()?;
+                self.fetch_once().await
             }
             other => other,
         }
     }
 
-    fn anew(&self) -> Result<()> {
+    fn discard_damaged(&self) -> Result<()> {
         let place = &self.wanted.place;
         let note = format!("what the cache has of {} is damaged: fetching it anew", place.shown);
-        self.reporter.tell(BuildEvent::Note(note));
+        self.reporter.report(BuildEvent::Note(note));
         place.discard()
     }
 
-    async fn once(&self) -> Result<String> {
+    async fn fetch_once(&self) -> Result<String> {
         let place = &self.wanted.place;
         place.create()?;
-        place.sweep();
-        let heads = self.heads().await?;
-        let target = self.target(&heads)?;
+        place.remove_leftovers();
+        let heads = self.list_heads().await?;
+        let target = self.resolve_target(&heads)?;
         remove_deleted_references(&self.open()?, &heads);
         if place.history {
             self.download(&ALL_REFSPECS, None).await?;
         } else if !self.has(target.id)? {
-            let kept = format!("+{}:{KEPT_REF_PREFIX}{}", target.asked, target.id);
+            let kept = format!("+{}:{KEPT_REF_PREFIX}{}", target.refspec, target.id);
             match self.download(&[&kept], Some(1)).await {
                 // The server does not allow fetching by id: see below.
                 Err(BuilderError::Git(GitError::Repository { .. })) if target.by_id => {}
@@ -124,14 +124,14 @@ impl RunningFetch<'_> {
             if !self.has(target.id)? && target.by_id {
                 // Old servers, and servers configured so, give out commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
-                self.reporter.tell(BuildEvent::Note(note));
+                self.reporter.report(BuildEvent::Note(note));
                 self.download(&ALL_REFSPECS, Some(FULL_DEPTH)).await?;
             }
         }
         if !self.has(target.id)? {
-            return Err(no_such_reference(&place.shown, &target.asked, std::iter::empty()).into());
+            return Err(no_such_reference(&place.shown, &target.refspec, std::iter::empty()).into());
         }
-        self.remember(&self.open()?, &heads, &target).map_err(|error| self.failed(&error))?;
+        self.set_references(&self.open()?, &heads, &target).map_err(|error| self.failed(&error))?;
         Ok(target.id.to_string())
     }
 
@@ -149,7 +149,7 @@ impl RunningFetch<'_> {
     }
 
     /// Lists the server's references: a line each, `<40 digits>` and a name.
-    async fn heads(&self) -> Result<Vec<RemoteHead>> {
+    async fn list_heads(&self) -> Result<Vec<RemoteHead>> {
         let mut heads = Vec::new();
         let line = |line: &str| {
             if let Some((id, name)) = line.split_once('\t')
@@ -159,12 +159,12 @@ impl RunningFetch<'_> {
                 heads.push(RemoteHead { name: name.to_owned(), id });
             }
         };
-        self.server().run(&["ls-remote", REMOTE_NAME], self.wanted.most.commit, self.cancel, line).await?;
+        self.server().run(&["ls-remote", REMOTE_NAME], self.wanted.limits.commit, self.cancel, line).await?;
         Ok(heads)
     }
 
     async fn download(&self, what: &[&str], depth: Option<u32>) -> Result<()> {
-        let most = if depth == Some(1) { self.wanted.most.commit } else { self.wanted.most.history };
+        let most = if depth == Some(1) { self.wanted.limits.commit } else { self.wanted.limits.history };
         let depth = depth.map(|depth| format!("--depth={depth}"));
         let mut arguments =
             vec!["fetch", "--progress", "--no-tags", "--no-auto-gc", "--no-recurse-submodules"];
@@ -173,11 +173,11 @@ impl RunningFetch<'_> {
         arguments.extend(what);
         let mut told = None;
         let line = |line: &str| {
-            let Some((done, total, size)) = progress(line) else { return };
+            let Some((done, total, size)) = parse_progress(line) else { return };
             // A hundred progress lines suffice.
             let part = u64::from(done) * 100 / u64::from(total.max(1));
             if told.replace(part) != Some(part) {
-                self.reporter.tell(BuildEvent::Progress { done, total, item: format!("objects, {size}") });
+                self.reporter.report(BuildEvent::Progress { done, total, item: format!("objects, {size}") });
             }
         };
         let outcome = self.server().run(&arguments, most, self.cancel, line).await;
@@ -188,7 +188,7 @@ impl RunningFetch<'_> {
     }
 
     /// Sets the references that later calls resolve offline, and that determine a commit's build number.
-    fn remember(
+    fn set_references(
         &self,
         repo: &git2::Repository,
         heads: &[RemoteHead],
@@ -220,12 +220,12 @@ impl RunningFetch<'_> {
     }
 
     /// Resolves the requested commit, and determines how to fetch it.
-    fn target(&self, heads: &[RemoteHead]) -> Result<FetchTarget> {
+    fn resolve_target(&self, heads: &[RemoteHead]) -> Result<FetchTarget> {
         let Some(wanted) = &self.wanted.reference else {
             return heads
                 .iter()
                 .find(|head| head.name == "HEAD")
-                .map(|head| FetchTarget { id: head.id, asked: "HEAD".into(), name: None, by_id: false })
+                .map(|head| FetchTarget { id: head.id, refspec: "HEAD".into(), name: None, by_id: false })
                 .ok_or_else(|| {
                     no_such_reference(&self.wanted.place.shown, "HEAD", std::iter::empty()).into()
                 });
@@ -235,15 +235,20 @@ impl RunningFetch<'_> {
             // An annotated tag is listed twice, the second time (`^{}`) with its commit.
             let peeled = heads.iter().find(|head| head.name.strip_suffix("^{}") == Some(&name));
             if let Some(head) = peeled.or_else(|| heads.iter().find(|head| head.name == name)) {
-                return Ok(FetchTarget { id: head.id, asked: name.clone(), name: Some(name), by_id: false });
+                return Ok(FetchTarget {
+                    id: head.id,
+                    refspec: name.clone(),
+                    name: Some(name),
+                    by_id: false,
+                });
             }
         }
         if wanted.len() == 40
             && let Ok(id) = Oid::from_str(wanted)
         {
             return Ok(match heads.iter().find(|head| head.id == id && !head.name.ends_with("^{}")) {
-                Some(head) => FetchTarget { id, asked: head.name.clone(), name: None, by_id: false },
-                None => FetchTarget { id, asked: wanted.clone(), name: None, by_id: true },
+                Some(head) => FetchTarget { id, refspec: head.name.clone(), name: None, by_id: false },
+                None => FetchTarget { id, refspec: wanted.clone(), name: None, by_id: true },
             });
         }
         if is_abbreviated(wanted) {
@@ -253,7 +258,7 @@ impl RunningFetch<'_> {
             ids.sort();
             ids.dedup();
             match ids[..] {
-                [id] => return Ok(FetchTarget { id, asked: id.to_string(), name: None, by_id: true }),
+                [id] => return Ok(FetchTarget { id, refspec: id.to_string(), name: None, by_id: true }),
                 [] => {}
                 _ => {
                     let (repository, reference) = (self.wanted.place.shown.clone(), wanted);
@@ -301,7 +306,7 @@ fn remove_deleted_references(repo: &git2::Repository, heads: &[RemoteHead]) {
 struct FetchTarget {
     id: Oid,
     /// The refspec to fetch: a name, or 40 digits.
-    asked: String,
+    refspec: String,
     /// The local reference to set.
     name: Option<String>,
     /// The commit is fetched by id, which not every server allows.

@@ -84,7 +84,7 @@ impl GitRepository {
         if cut == line.len() && !self.is_complete() {
             return Err(fault("begins where the history that is here does not reach").into());
         }
-        let all = self.infos(&line, cut)?;
+        let all = self.describe_line(&line, cut)?;
         let (every, count) = (every.max(1), all.len());
         let wanted = |index: usize| (index + 1).is_multiple_of(every) || index + 1 == count;
         Ok(all
@@ -111,7 +111,7 @@ impl GitRepository {
         };
         match line.iter().position(|step| step.id == first) {
             Some(0) => Err(fault("holds nothing: both ends are the same commit").into()),
-            Some(at) => self.infos(&line, at + 1),
+            Some(at) => self.describe_line(&line, at + 1),
             None if self.is_complete() => {
                 Err(fault("is no line: its beginning is not among the first parents of its end").into())
             }
@@ -139,9 +139,9 @@ impl GitRepository {
     }
 
     /// Describes the newest `count` commits of a line, oldest first.
-    fn infos(&self, line: &[LineCommit], count: usize) -> Result<Vec<RevisionInfo>> {
+    fn describe_line(&self, line: &[LineCommit], count: usize) -> Result<Vec<RevisionInfo>> {
         let tags = self.build_tags()?;
-        let counts = if self.is_complete() { self.counts(line)? } else { vec![None; line.len()] };
+        let counts = if self.is_complete() { self.count_line(line)? } else { vec![None; line.len()] };
         let infos = line[..count].iter().zip(&counts).map(|(step, count)| {
             let commit = step.id.to_string();
             let tag = tags.get(&step.id).copied();
@@ -183,7 +183,7 @@ impl GitRepository {
             return Ok(None);
         }
         let line = self.first_parents(head)?;
-        let counts = self.counts(&line)?;
+        let counts = self.count_line(&line)?;
         Ok(line
             .iter()
             .zip(counts)
@@ -218,7 +218,7 @@ impl GitRepository {
 
     /// Counts the history of each commit of a line in one pass: from the oldest on, each adds itself and
     /// those merged commits that were not counted before.
-    fn counts(&self, line: &[LineCommit]) -> Result<Vec<Option<u32>>> {
+    fn count_line(&self, line: &[LineCommit]) -> Result<Vec<Option<u32>>> {
         let repo = self.lock();
         let mut seen: HashSet<Oid> = HashSet::with_capacity(line.len());
         let mut counts = vec![None; line.len()];

@@ -44,7 +44,7 @@ impl GitSource {
         };
         let refuse = |why: &str| {
             let names = names.keys().cloned().collect();
-            Err(GitError::Source { text: redacted(written), why: why.to_owned(), names }.into())
+            Err(GitError::Source { text: redact_url(written), why: why.to_owned(), names }.into())
         };
         if reference == Some("") {
             return refuse("after `#` a tag, a branch or a commit is needed");
@@ -95,7 +95,7 @@ impl GitLocation {
 impl fmt::Display for GitLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Url(url) => f.write_str(&redacted(url)),
+            Self::Url(url) => f.write_str(&redact_url(url)),
             Self::Path(path) => write!(f, "{}", path.display()),
         }
     }
@@ -120,12 +120,12 @@ fn host(url: &str) -> &str {
 }
 
 /// The user and password of a URL, as written.
-pub(super) fn secret(url: &str) -> Option<&str> {
+pub(super) fn url_credentials(url: &str) -> Option<&str> {
     authority(url)?.1.rsplit_once('@').map(|(secret, _)| secret)
 }
 
 /// A URL without user and password.
-pub(crate) fn redacted(url: &str) -> String {
+pub(crate) fn redact_url(url: &str) -> String {
     match authority(url) {
         Some((scheme, authority, rest)) if authority.contains('@') => {
             format!("{scheme}://{}{rest}", host(url))

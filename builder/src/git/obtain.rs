@@ -64,10 +64,10 @@ pub(crate) async fn obtain(
         }
         GitLocation::Url(url) => url.clone(),
     };
-    let place = cache::place(cache, &url, request.history);
+    let place = cache::cache_slot(cache, &url, request.history);
     let (here, reference) = (place.clone(), request.reference.clone());
-    let kept = run_blocking(move || kept(&here, reference.as_deref())).await?;
-    let whole = request.reference.as_deref().is_some_and(is_whole);
+    let kept = run_blocking(move || find_cached(&here, reference.as_deref())).await?;
+    let whole = request.reference.as_deref().is_some_and(is_full_id);
     let shown = request.reference.clone().unwrap_or_else(|| "the default branch".to_owned());
     match kept {
         Some(kept) if whole || request.offline => return Ok(kept),
@@ -78,14 +78,14 @@ pub(crate) async fn obtain(
     }
     let host = request.location.host().to_owned();
     let waiting = || {
-        reporter.tell(BuildEvent::Note(format!("another llama-warden fetches from {host}; waiting for it")))
+        reporter.report(BuildEvent::Note(format!("another llama-warden fetches from {host}; waiting for it")))
     };
     let lock = FileLock::take(&place.lock_path(), cancel, waiting).await?;
     let what = format!("{shown} of {}", place.shown);
-    reporter.tell(BuildEvent::Obtaining { what, from: "its server", into: place.folder.clone() });
-    reporter.tell(BuildEvent::Phase(BuildPhase::Fetch));
+    reporter.report(BuildEvent::Obtaining { what, from: "its server", into: place.folder.clone() });
+    reporter.report(BuildEvent::Phase(BuildPhase::Fetch));
     let (place_of, reference) = (place.clone(), request.reference.clone());
-    let wanted = FetchRequest { url, place: place_of, reference, most: FetchLimits::default() };
+    let wanted = FetchRequest { url, place: place_of, reference, limits: FetchLimits::default() };
     match fetch(wanted, lock, reporter, cancel).await {
         Ok(commit) => {
             run_blocking(move || match place.open()? {
@@ -98,7 +98,7 @@ pub(crate) async fn obtain(
             fault @ (GitError::Unreachable { .. } | GitError::Refused { .. } | GitError::Repository { .. }),
         )) if kept.is_some() => {
             let kept = kept.ok_or(BuilderError::Git(fault.clone()))?;
-            reporter.tell(BuildEvent::Note(format!(
+            reporter.report(BuildEvent::Note(format!(
                 "{fault}; taking what the cache last saw as {shown}: commit {}, which may be out of date",
                 kept.commit
             )));
@@ -109,7 +109,7 @@ pub(crate) async fn obtain(
 }
 
 /// Looks up a reference in the cached repository.
-fn kept(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Option<ObtainedCommit>> {
+fn find_cached(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Option<ObtainedCommit>> {
     let repository = match place.open() {
         Ok(Some(repository)) => repository,
         Ok(None) => return Ok(None),
@@ -122,7 +122,7 @@ fn kept(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Option<Obta
 }
 
 /// Returns true for a full commit id, which never changes its meaning.
-fn is_whole(text: &str) -> bool {
+fn is_full_id(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

@@ -22,7 +22,7 @@ use super::fault::GitError;
 use crate::archive::stays_inside;
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::{BuildEvent, EventReporter};
-use crate::source::{is_source, join};
+use crate::source::{is_source, join_names};
 
 /// Folders that a build needs completely.
 const REQUIRED_FOLDERS: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
@@ -36,7 +36,7 @@ const MAX_SHOWN_FILES: usize = 3;
 
 impl CommitTree {
     /// Writes the tree into an empty folder. Blocks.
-    pub(crate) fn place(
+    pub(crate) fn write_to(
         &self,
         into: &Path,
         reporter: &EventReporter,
@@ -45,13 +45,13 @@ impl CommitTree {
         let (root, name) = self.root_tree().ok_or_else(|| self.missing(self.root().unwrap_or_default()))?;
         let mut writing =
             TreeWriter { tree: self, top: name, into, cancel, bytes: 0, files: 0, skipped: Vec::new() };
-        writing.folder(root, "")?;
+        writing.write_folder(root, "")?;
         let skipped = writing.skipped;
         if !skipped.is_empty() {
             let named = skipped.iter().take(MAX_SHOWN_FILES).cloned().collect::<Vec<_>>().join(", ");
             let more = skipped.len().saturating_sub(MAX_SHOWN_FILES);
             let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-            reporter.tell(BuildEvent::Note(format!(
+            reporter.report(BuildEvent::Note(format!(
                 "{} lacks {named}{more}: left out, as builds hardly ever need such files",
                 self.repository().shown()
             )));
@@ -72,13 +72,13 @@ struct TreeWriter<'a> {
 }
 
 impl TreeWriter<'_> {
-    fn folder(&mut self, tree: Oid, name: &str) -> Result<()> {
+    fn write_folder(&mut self, tree: Oid, name: &str) -> Result<()> {
         let path = self.into.join(name);
         fs::create_dir_all(&path).map_err(io_error("creating", path))?;
         let repository = self.tree.repository();
         let entries: Vec<_> = {
             let repo = repository.lock();
-            let tree = repo.find_tree(tree).map_err(|error| self.lacks(name, &error))?;
+            let tree = repo.find_tree(tree).map_err(|error| self.missing_error(name, &error))?;
             tree.iter().map(|entry| entry.to_owned()).collect()
         };
         for entry in entries {
@@ -86,17 +86,17 @@ impl TreeWriter<'_> {
                 return Err(BuilderError::Cancelled);
             }
             let raw = String::from_utf8_lossy(entry.name_bytes()).into_owned();
-            let below = join(name, &raw);
+            let below = join_names(name, &raw);
             // git itself refuses such names, but a crafted tree object may contain them.
             if raw.is_empty() || raw == "." || raw == ".." || raw.contains(['/', '\\', '\0']) {
-                return self.refuse(&below, "has a name that leads elsewhere");
+                return self.unsafe_error(&below, "has a name that leads elsewhere");
             }
             if !is_source(&below) || raw.eq_ignore_ascii_case(".git") {
                 continue;
             }
             match entry.kind() {
-                Some(ObjectType::Tree) => self.folder(entry.id(), &below)?,
-                Some(ObjectType::Blob) => self.file(entry.id(), entry.filemode(), below)?,
+                Some(ObjectType::Tree) => self.write_folder(entry.id(), &below)?,
+                Some(ObjectType::Blob) => self.write_file(entry.id(), entry.filemode(), below)?,
                 // A submodule: upstream's last one was removed before the first commit that we support.
                 _ => {}
             }
@@ -104,15 +104,17 @@ impl TreeWriter<'_> {
         Ok(())
     }
 
-    fn file(&mut self, id: Oid, mode: i32, name: String) -> Result<()> {
+    fn write_file(&mut self, id: Oid, mode: i32, name: String) -> Result<()> {
         let content = match self.tree.repository().blob(id, TREE_LIMITS.0 - self.bytes) {
             Ok(Some(content)) if self.files < TREE_LIMITS.1 => content,
-            Ok(_) => return self.refuse(&name, "is beyond the size of any llama.cpp (2 GiB, 100000 files)"),
+            Ok(_) => {
+                return self.unsafe_error(&name, "is beyond the size of any llama.cpp (2 GiB, 100000 files)");
+            }
             Err(error) if error.code() == ErrorCode::NotFound && !is_needed(&name) => {
                 self.skipped.push(name);
                 return Ok(());
             }
-            Err(error) => return Err(self.lacks(&name, &error)),
+            Err(error) => return Err(self.missing_error(&name, &error)),
         };
         self.files += 1;
         self.bytes += content.len() as u64;
@@ -120,7 +122,7 @@ impl TreeWriter<'_> {
         if mode == LINK_MODE {
             let target = String::from_utf8_lossy(&content);
             if !stays_inside(&name, &target) {
-                return self.refuse(&name, "is a link that leads out of the source");
+                return self.unsafe_error(&name, "is a link that leads out of the source");
             }
             return symlink(&*target, &path).map_err(io_error("writing", path));
         }
@@ -129,25 +131,25 @@ impl TreeWriter<'_> {
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return self.refuse(&name, "is there twice");
+                return self.unsafe_error(&name, "is there twice");
             }
             Err(error) => return Err(io_error("writing", path)(error)),
         };
         file.write_all(&content).map_err(io_error("writing", path))
     }
 
-    fn lacks(&self, name: &str, error: &git2::Error) -> BuilderError {
+    fn missing_error(&self, name: &str, error: &git2::Error) -> BuilderError {
         if error.code() == ErrorCode::NotFound {
-            return self.tree.missing(&join(self.top, name)).into();
+            return self.tree.missing(&join_names(self.top, name)).into();
         }
         let repository = self.tree.repository().shown().to_owned();
         GitError::Repository { doing: "reading a file of", repository, why: error.message().to_owned() }
             .into()
     }
 
-    fn refuse(&self, name: &str, why: &'static str) -> Result<()> {
+    fn unsafe_error(&self, name: &str, why: &'static str) -> Result<()> {
         let commit = self.tree.commit().to_owned();
-        Err(GitError::Unsafe { commit, entry: join(self.top, name), why }.into())
+        Err(GitError::Unsafe { commit, entry: join_names(self.top, name), why }.into())
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::fault::GitError;
-use super::location::{redacted, secret};
+use super::location::{redact_url, url_credentials};
 use crate::environment;
 use crate::error::{BuilderError, Result};
 use crate::process::{self, ChildExit};
@@ -92,7 +92,7 @@ impl GitServer<'_> {
         cancel: &CancellationToken,
         mut line: impl FnMut(&str),
     ) -> Result<()> {
-        let (packs, token) = (ReceivedPacks::of(self.folder), cancel.child_token());
+        let (packs, token) = (ReceivedPacks::watch(self.folder), cancel.child_token());
         let heard = Mutex::new(GitOutput { alive: Instant::now(), bytes: 0, complaints: Vec::new() });
         let hear = || heard.lock().unwrap_or_else(PoisonError::into_inner);
         let mut size = 0;
@@ -142,7 +142,7 @@ impl GitServer<'_> {
         }
         match ended {
             Ok(ChildExit::Exited(status)) if status.success() => Ok(()),
-            Ok(ChildExit::Exited(status)) => Err(self.failed(&hear().complaints, status).into()),
+            Ok(ChildExit::Exited(status)) => Err(self.classify_failure(&hear().complaints, status).into()),
             Ok(ChildExit::Cancelled) => Err(BuilderError::Cancelled),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(GitError::NoGit.into()),
             Err(error) => Err(crate::error::io_error("running", "git")(error)),
@@ -179,7 +179,7 @@ impl GitServer<'_> {
     }
 
     fn too_large(self, most: usize) -> GitError {
-        GitError::TooLarge { url: redacted(self.url), most: most as u64 >> 20 }
+        GitError::TooLarge { url: redact_url(self.url), most: most as u64 >> 20 }
     }
 
     fn unreachable(self, why: String) -> GitError {
@@ -188,15 +188,15 @@ impl GitServer<'_> {
     }
 
     /// Maps git's messages to an error by their cause.
-    fn failed(self, complaints: &[String], status: ExitStatus) -> GitError {
+    fn classify_failure(self, complaints: &[String], status: ExitStatus) -> GitError {
         let said = |prefix: &str| complaints.iter().find_map(|line| line.strip_prefix(prefix));
         let why =
             said("fatal: ").or_else(|| said("error: ")).or_else(|| complaints.last().map(String::as_str));
-        let why = why.map_or_else(|| format!("git ended with {status}"), |why| self.discreet(why));
+        let why = why.map_or_else(|| format!("git ended with {status}"), |why| self.hide_credentials(why));
         // "unable to access 'https://...': Could not resolve host: ..."
         let why = why.split_once("': ").map_or(why.as_str(), |(_, why)| why).to_owned();
         let any = |words: &[&str]| complaints.iter().any(|line| words.iter().any(|word| line.contains(word)));
-        let url = redacted(self.url);
+        let url = redact_url(self.url);
         if any(&["certificate", "SSL"]) {
             self.unreachable(why)
         } else if any(&REFUSED_MESSAGES) {
@@ -208,9 +208,9 @@ impl GitServer<'_> {
         }
     }
 
-    fn discreet(self, text: &str) -> String {
-        let text = text.replace(self.url, &redacted(self.url));
-        secret(self.url).map_or(text.clone(), |secret| text.replace(&format!("{secret}@"), ""))
+    fn hide_credentials(self, text: &str) -> String {
+        let text = text.replace(self.url, &redact_url(self.url));
+        url_credentials(self.url).map_or(text.clone(), |secret| text.replace(&format!("{secret}@"), ""))
     }
 }
 
@@ -254,7 +254,7 @@ fn keep_complaint(complaints: &mut Vec<String>, line: &str) {
 }
 
 impl ReceivedPacks {
-    fn of(repository: &Path) -> Self {
+    fn watch(repository: &Path) -> Self {
         let folder = repository.join("objects/pack");
         let before = entries(&folder).map(|entry| entry.file_name()).collect();
         Self { folder, before }
@@ -285,7 +285,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
 }
 
 /// Parses git's progress of a download: `Receiving objects:  45% (450/1000), 3.00 MiB | 1.00 MiB/s`.
-pub(super) fn progress(line: &str) -> Option<(u32, u32, &str)> {
+pub(super) fn parse_progress(line: &str) -> Option<(u32, u32, &str)> {
     let rest = line.strip_prefix("Receiving objects:")?;
     let (count, rest) = rest.split_once('(')?.1.split_once(')')?;
     let (done, total) = count.split_once('/')?;
@@ -304,7 +304,7 @@ mod tests {
         for line in lines {
             keep_complaint(&mut complaints, line);
         }
-        server.failed(&complaints, ExitStatus::from_raw(128 << 8))
+        server.classify_failure(&complaints, ExitStatus::from_raw(128 << 8))
     }
 
     #[test]
@@ -361,8 +361,8 @@ mod tests {
     #[test]
     fn progress_is_read() {
         let line = "Receiving objects:  45% (450/1000), 3.00 MiB | 1.00 MiB/s";
-        assert_eq!(progress(line), Some((450, 1000, "3.00 MiB")));
-        assert_eq!(progress("Receiving objects:   0% (0/1000)"), Some((0, 1000, "")));
-        assert_eq!(progress("Resolving deltas: 100% (2/2)"), None);
+        assert_eq!(parse_progress(line), Some((450, 1000, "3.00 MiB")));
+        assert_eq!(parse_progress("Receiving objects:   0% (0/1000)"), Some((0, 1000, "")));
+        assert_eq!(parse_progress("Resolving deltas: 100% (2/2)"), None);
     }
 }

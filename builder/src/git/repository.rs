@@ -104,7 +104,7 @@ impl GitRepository {
     ///
     /// Fails if the name is unknown.
     pub fn resolve(&self, reference: &str) -> Result<String> {
-        if let Some(id) = named(&self.lock(), reference) {
+        if let Some(id) = find_reference(&self.lock(), reference) {
             return Ok(id.to_string());
         }
         if reference.len() == 40 || is_abbreviated(reference) {
@@ -123,7 +123,7 @@ impl GitRepository {
         {
             return Ok(commit.id().to_string());
         }
-        if let Some(number) = build_number(reference)
+        if let Some(number) = parse_build_tag(reference)
             && let Some(commit) = self.commit_of_build(number)?
         {
             return Ok(commit);
@@ -141,7 +141,7 @@ impl GitRepository {
         let tags = repo.references_glob("refs/tags/b*").map_err(self.failed("listing the tags of"))?;
         let mut found = HashMap::new();
         for tag in tags.flatten() {
-            let number = tag.name().ok().and_then(|name| build_number(name.strip_prefix("refs/tags/")?));
+            let number = tag.name().ok().and_then(|name| parse_build_tag(name.strip_prefix("refs/tags/")?));
             let target = tag.target_peel().or_else(|| tag.target());
             if let (Some(number), Some(mut target)) = (number, target) {
                 // An annotated tag of a loose reference is not peeled yet.
@@ -212,7 +212,7 @@ impl GitRepository {
     }
 }
 
-fn named(repo: &git2::Repository, reference: &str) -> Option<Oid> {
+fn find_reference(repo: &git2::Repository, reference: &str) -> Option<Oid> {
     let places = ["", "refs/tags/", "refs/heads/", "refs/remotes/origin/", "refs/remotes/"];
     places
         .iter()
@@ -224,7 +224,7 @@ fn named(repo: &git2::Repository, reference: &str) -> Option<Oid> {
 }
 
 /// Parses the number in `b1234`.
-pub(super) fn build_number(text: &str) -> Option<u32> {
+pub(super) fn parse_build_tag(text: &str) -> Option<u32> {
     let digits = text.strip_prefix('b')?;
     digits.starts_with(|first: char| first.is_ascii_digit()).then(|| digits.parse().ok())?
 }

@@ -73,7 +73,7 @@ pub(crate) enum PageOrigin {
 pub(crate) enum DownloadLibrary {
     /// The source cannot download.
     #[default]
-    Nothing,
+    None,
     Curl,
     OpenSsl,
 }
@@ -120,7 +120,7 @@ impl SourceFeatures {
     }
 
     /// Inspects a source. `server`: the server's folder in it.
-    pub(crate) fn of(tree: &dyn SourceTree, server: &str) -> Result<Self> {
+    pub(crate) fn inspect(tree: &dyn SourceTree, server: &str) -> Result<Self> {
         let there = |path: &str| -> Result<bool> { Ok(tree.read(path)?.is_some()) };
         let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
         let (list, servers) = (text("CMakeLists.txt")?, text(&format!("{server}/CMakeLists.txt"))?);
@@ -153,7 +153,7 @@ impl SourceFeatures {
         } else if knows(&list, CURL_OPTION) {
             DownloadLibrary::Curl
         } else {
-            DownloadLibrary::Nothing
+            DownloadLibrary::None
         };
         // Some sources with both options make the page unless both are off.
         let either = knows(&ui, &format!("{OLD_PAGE_OPTION} OR {PAGE_OPTION}"));
@@ -184,7 +184,7 @@ fn public_assets(list: &[u8]) -> Vec<String> {
 }
 
 /// Chooses the extras. `decided`: returns true if the user set this cmake option.
-pub(super) fn choose(
+pub(super) fn choose_extras(
     offers: &SourceFeatures,
     tools: &ExtraTools,
     decided: impl Fn(&str) -> bool,
@@ -223,7 +223,7 @@ pub(super) fn choose(
         |package: &str| format!("none, so `-hf` fetches nothing: apt install {package}, then build again");
     choice.words.https = match (offers.fetches, &tools.openssl, &tools.curl) {
         _ if own => "as the options say".to_owned(),
-        (DownloadLibrary::Nothing, ..) => {
+        (DownloadLibrary::None, ..) => {
             "none: this source fetches no models, with `-hf` or otherwise".to_owned()
         }
         (DownloadLibrary::OpenSsl, Some(openssl), _) => {

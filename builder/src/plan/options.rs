@@ -7,7 +7,7 @@ use crate::error::{BuilderError, Result};
 use crate::source::found::ExaminedSource;
 
 /// A static Release build of the server with the extras. Only npm uses the network.
-pub(super) fn fixed(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasChoice) -> Vec<String> {
+pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasChoice) -> Vec<String> {
     let native = match arch {
         CpuTarget::Native => "ON",
         CpuTarget::Portable => "OFF",
@@ -44,7 +44,7 @@ pub(super) fn fixed(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasCho
 }
 
 /// Options of the backend. `gpu`: architectures, if any are named; `target`: the compilers' target triple.
-pub(super) fn of_backend(backend: ComputeBackend, gpu: &[String], target: &str) -> Vec<String> {
+pub(super) fn backend_options(backend: ComputeBackend, gpu: &[String], target: &str) -> Vec<String> {
     let gpu = gpu.join(";");
     match backend {
         // Metal is on by default on Apple; elsewhere this option would only change build ids.
@@ -73,7 +73,7 @@ pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     let mut options: Vec<String> =
         ["TILE", "INT8", "BF16"].map(|part| format!("-DGGML_AMX_{part}=OFF")).into();
     for flags in ["CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS"] {
-        let own = of_user(user, flags).unwrap_or_default();
+        let own = user_option(user, flags).unwrap_or_default();
         let all = format!("{own} -U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__");
         options.push(format!("-D{flags}={}", all.trim_start()));
     }
@@ -81,13 +81,13 @@ pub(super) fn without_amx(user: &[String]) -> Vec<String> {
 }
 
 /// The value of one of the user's options, in either form.
-pub(crate) fn of_user<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
-    let last = options.iter().rev().find(|option| name(option) == wanted)?;
+pub(crate) fn user_option<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
+    let last = options.iter().rev().find(|option| option_name(option) == wanted)?;
     last.split_once('=').map(|(_, value)| value)
 }
 
 /// Normalizes a user's option to `-DNAME=VALUE`, or rejects it.
-pub(super) fn checked(option: &str) -> Result<String> {
+pub(super) fn normalize_option(option: &str) -> Result<String> {
     let refuse = |why| Err(BuilderError::Option { option: option.to_owned(), why });
     let bare = option.strip_prefix("-D").unwrap_or(option);
     let Some((typed, value)) = bare.split_once('=') else { return refuse("it is not NAME=VALUE") };
@@ -126,7 +126,7 @@ pub(super) fn checked(option: &str) -> Result<String> {
 /// is not passed to cmake, which would wait for npm without a limit.
 pub(super) fn wants_page(option: &str) -> bool {
     let value = option.split_once('=').map_or("", |(_, value)| value);
-    [PAGE_OPTION, OLD_PAGE_OPTION].contains(&name(option)) && is_on(value)
+    [PAGE_OPTION, OLD_PAGE_OPTION].contains(&option_name(option)) && is_on(value)
 }
 
 pub(crate) fn is_on(value: &str) -> bool {
@@ -134,14 +134,14 @@ pub(crate) fn is_on(value: &str) -> bool {
 }
 
 /// The name in a user's option, without its type.
-pub(super) fn name(option: &str) -> &str {
+pub(super) fn option_name(option: &str) -> &str {
     let bare = option.strip_prefix("-D").unwrap_or(option);
     bare.split(['=', ':']).next().unwrap_or(bare)
 }
 
 /// The value of an option among cmake's arguments: the last one wins, as in cmake. A type after the name is
 /// ignored.
-pub(crate) fn value<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
+pub(crate) fn option_value<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
     options.iter().rev().find_map(|option| {
         let (typed, value) = option.strip_prefix("-D")?.split_once('=')?;
         (typed.split(':').next() == Some(name)).then_some(value)

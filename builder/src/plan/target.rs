@@ -24,7 +24,7 @@ pub enum BackendChoice {
     #[default]
     Auto,
     /// An explicit backend.
-    This(ComputeBackend),
+    Explicit(ComputeBackend),
 }
 
 /// CPUs that the binary runs on.
@@ -114,7 +114,7 @@ impl FromStr for BackendChoice {
             return Ok(Self::Auto);
         }
         let found = ComputeBackend::ALL.into_iter().find(|backend| backend.name() == text);
-        found.map(Self::This).ok_or_else(|| BuilderError::Target {
+        found.map(Self::Explicit).ok_or_else(|| BuilderError::Target {
             given: text.to_owned(),
             why: "it is no backend".into(),
             cure: "give auto, cpu, cuda, hip, vulkan or metal".into(),
@@ -156,7 +156,7 @@ impl FromStr for ArchChoice {
 
 impl From<ComputeBackend> for BackendChoice {
     fn from(backend: ComputeBackend) -> Self {
-        Self::This(backend)
+        Self::Explicit(backend)
     }
 }
 
@@ -170,7 +170,7 @@ impl fmt::Display for BackendChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.pad("auto"),
-            Self::This(backend) => backend.fmt(f),
+            Self::Explicit(backend) => backend.fmt(f),
         }
     }
 }

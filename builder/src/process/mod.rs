@@ -144,7 +144,7 @@ impl ProcessTree {
     /// Sends TERM only to those descendants that run this program.
     pub(crate) fn terminate_program(&self, program: &Path) {
         if let Some(leader) = self.leader {
-            tree::tell(&tree::descendants(leader), program);
+            tree::terminate(&tree::descendants(leader), program);
         }
     }
 
@@ -165,7 +165,7 @@ impl ProcessTree {
         self.leader = None;
         // A killed process ends only when the kernel schedules it. Give up if a process hangs in the kernel.
         let given_up = Instant::now() + KILL_TIMEOUT;
-        while descendants.iter().any(tree::lives) && Instant::now() < given_up {
+        while descendants.iter().any(tree::is_running) && Instant::now() < given_up {
             tokio::time::sleep(BUSY_POLL).await;
         }
         Ok(())

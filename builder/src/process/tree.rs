@@ -39,14 +39,14 @@ pub(crate) fn descendants(root: i32) -> Vec<DescendantProcess> {
 }
 
 /// Returns true while the process runs; a killed one still does for a moment.
-pub(crate) fn lives(process: &DescendantProcess) -> bool {
+pub(crate) fn is_running(process: &DescendantProcess) -> bool {
     read(process.pid).is_some_and(|now| now.started == process.started)
 }
 
 /// Kills the processes that still run. Send TERM before, as a killed process cannot clean up.
 pub(crate) fn kill(processes: &[DescendantProcess]) {
     for process in processes {
-        if let (true, Some(pid)) = (lives(process), Pid::from_raw(process.pid)) {
+        if let (true, Some(pid)) = (is_running(process), Pid::from_raw(process.pid)) {
             // An error means that the process has ended already.
             kill_process(pid, Signal::KILL).ok();
         }
@@ -54,10 +54,10 @@ pub(crate) fn kill(processes: &[DescendantProcess]) {
 }
 
 /// Sends TERM to the processes that run this program.
-pub(crate) fn tell(processes: &[DescendantProcess], program: &Path) {
+pub(crate) fn terminate(processes: &[DescendantProcess], program: &Path) {
     let runs = |process: &&DescendantProcess| {
         let exe = fs::read_link(format!("/proc/{}/exe", process.pid));
-        exe.is_ok_and(|exe| exe == program) && lives(process)
+        exe.is_ok_and(|exe| exe == program) && is_running(process)
     };
     for pid in processes.iter().filter(runs).filter_map(|process| Pid::from_raw(process.pid)) {
         kill_process(pid, Signal::TERM).ok();

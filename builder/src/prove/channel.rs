@@ -40,12 +40,12 @@ impl ReclaimFile {
     }
 
     /// Uses an existing file.
-    pub(super) const fn of(file: File) -> Self {
+    pub(super) const fn from_file(file: File) -> Self {
         Self(file)
     }
 
     /// Writes a request. Its number must be higher than the last one, else the server ignores it.
-    pub(super) fn ask(&self, number: u64, what: u32, deadline_ms: u32) -> std::io::Result<()> {
+    pub(super) fn request(&self, number: u64, what: u32, deadline_ms: u32) -> std::io::Result<()> {
         let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&number.to_ne_bytes());
         block[8..12].copy_from_slice(&what.to_ne_bytes());
@@ -56,7 +56,7 @@ impl ReclaimFile {
     }
 
     /// Number of parts that have claimed a block. A part counts earlier requests as done.
-    pub(super) fn joined(&self) -> usize {
+    pub(super) fn count_parts(&self) -> usize {
         let blocks = (0..2 * BLOCK_COUNT).filter(|at| {
             let mut block = [0; BLOCK_BYTES];
             let is_read = self.0.read_exact_at(&mut block, BLOCK_BYTES as u64 * u64::from(2 + at)).is_ok();
@@ -105,8 +105,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("reclaim");
         let channel = ReclaimFile::create(&path).unwrap();
-        channel.ask(3, RECLAIM_ALL, 1000).unwrap();
-        assert_eq!((channel.answers(3), channel.joined()), (Vec::new(), 0));
+        channel.request(3, RECLAIM_ALL, 1000).unwrap();
+        assert_eq!((channel.answers(3), channel.count_parts()), (Vec::new(), 0));
         let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&3_u64.to_ne_bytes());
         block[24..32].copy_from_slice(&500_u64.to_ne_bytes());
@@ -116,7 +116,7 @@ mod tests {
         let at = BLOCK_BYTES as u64 * u64::from(2 + BLOCK_COUNT);
         channel.0.write_all_at(&block, at).unwrap();
         assert_eq!(channel.answers(3), [ReclaimReply { cuda: true, done: true, bytes: 500 }]);
-        assert_eq!((channel.answers(4), channel.joined()), (Vec::new(), 1));
+        assert_eq!((channel.answers(4), channel.count_parts()), (Vec::new(), 1));
         channel.0.write_all_at(&[9], at + 24).unwrap();
         assert_eq!(channel.answers(3), [], "it is torn");
         assert!(ReclaimFile::create(&path).is_err(), "nobody's file is taken");

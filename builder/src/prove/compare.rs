@@ -17,7 +17,7 @@ use crate::build::Builder;
 use crate::environment::short_temporary_folder;
 use crate::error::{BuilderError, Result, io_error};
 use crate::sample_model;
-use crate::verify::{TestServer, TrialSettings, healthy};
+use crate::verify::{TestServer, TrialSettings, wait_healthy};
 
 /// Poll interval for answers and files.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -50,7 +50,7 @@ pub struct BuildPair<'a> {
 ///
 /// Fails if a file cannot be written, or on cancellation. Different answers and crashed servers are no
 /// errors: their steps are marked as failed.
-pub async fn compare(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<ProofStep>> {
+pub async fn compare_builds(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<ProofStep>> {
     let base = short_temporary_folder();
     let folder = tempfile::Builder::new()
         .prefix("llama-warden-prove-")
@@ -64,27 +64,29 @@ pub async fn compare(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<Proo
     let mut all = Vec::new();
     let place = if pair.gpu { "on the GPU" } else { "on the CPU" };
     let what = |text: &str| format!("{text}, {place}");
-    let plain = match rounds.round("plain", pair.plain, &[]).await? {
+    let plain = match rounds.run_round("plain", pair.plain, &[]).await? {
         Ok(round) => round,
         Err(text) => {
             all.push(ProofStep { what: what("the plain server answers"), how: StepResult::Failed, text });
             return Ok(all);
         }
     };
-    let again = rounds.round("again", pair.plain, &[]).await?;
-    if let Some(differ) = again.ok().and_then(|again| questions::difference(&plain.answers, &again.answers)) {
+    let again = rounds.run_round("again", pair.plain, &[]).await?;
+    if let Some(differ) =
+        again.ok().and_then(|again| questions::first_difference(&plain.answers, &again.answers))
+    {
         let text = format!("the plain server itself does not answer twice the same way: {differ}");
         all.push(ProofStep { what: what("answers can be compared"), how: StepResult::NotShown, text });
         return Ok(all);
     }
     let compared = |round: std::result::Result<&ServerRound, &String>| match round {
         Err(text) => (StepResult::Failed, text.clone()),
-        Ok(round) => match questions::difference(&plain.answers, &round.answers) {
+        Ok(round) => match questions::first_difference(&plain.answers, &round.answers) {
             Some(differ) => (StepResult::Failed, differ),
             None => (StepResult::Shown, format!("{} of {}", round.answers.len(), plain.answers.len())),
         },
     };
-    let off = rounds.round("off", pair.patched, &[]).await?;
+    let off = rounds.run_round("off", pair.patched, &[]).await?;
     let (mut how, mut text) = compared(off.as_ref());
     if let Some(line) =
         off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:")))
@@ -94,7 +96,7 @@ pub async fn compare(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<Proo
     all.push(ProofStep { what: what("with every fix off it answers as the plain server"), how, text });
     for fix in &pair.fixes {
         let variables = rounds.variables(fix)?;
-        let round = rounds.round(&fix.id, pair.patched, &variables).await?;
+        let round = rounds.run_round(&fix.id, pair.patched, &variables).await?;
         let (mut how, text) = compared(round.as_ref());
         let mut text = vec![text];
         if let Ok(round) = &round {
@@ -102,7 +104,7 @@ pub async fn compare(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<Proo
                 how = StepResult::Failed;
                 text.push(format!("it does not say `{}`", fix.marker));
             }
-            for (good, said) in &round.seen {
+            for (good, said) in &round.observations {
                 how = if *good { how } else { StepResult::Failed };
                 text.push(said.clone());
             }
@@ -121,7 +123,7 @@ struct ServerRound {
     answers: Vec<Value>,
     output: String,
     /// Observations besides the answers, each with a verdict.
-    seen: Vec<(bool, String)>,
+    observations: Vec<(bool, String)>,
 }
 
 struct BuildComparison<'a> {
@@ -153,7 +155,7 @@ impl BuildComparison<'_> {
     }
 
     /// Starts a server, sends the requests, checks the reports of its fixes, and stops it.
-    async fn round(
+    async fn run_round(
         &self,
         name: &str,
         binary: &Path,
@@ -162,7 +164,7 @@ impl BuildComparison<'_> {
         self.run_round_inside(name, binary, variables, None).await
     }
 
-    /// Like [`Self::round`]. `inside`: the server that `binary`, a tool, runs. The tool reports only if the
+    /// Like [`Self::run_round`]. `inside`: the server that `binary`, a tool, runs. The tool reports only if the
     /// server exits normally.
     async fn run_round_inside(
         &self,
@@ -174,7 +176,7 @@ impl BuildComparison<'_> {
         let trial = TrialSettings {
             timeout: self.pair.limit,
             gpu: self.pair.gpu,
-            hide: !self.pair.gpu,
+            hide_gpus: !self.pair.gpu,
             libraries: None,
             variables: variables.to_vec(),
         };
@@ -196,19 +198,19 @@ impl BuildComparison<'_> {
             }
         }
         let Some(mut server) = started else { return Ok(Err("it did not come up".to_owned())) };
-        let door = server.door();
+        let door = server.address();
         let asked = async {
-            let answers = timeout(self.pair.limit, questions::answers(&door)).await;
+            let answers = timeout(self.pair.limit, questions::collect_answers(&door)).await;
             let answers =
                 answers.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.pair.limit)))?;
             let mut seen = Vec::new();
             for (name, value) in variables {
                 match name.as_str() {
-                    REPORT_VARIABLE => seen.push(self.reported(Path::new(value)).await),
+                    REPORT_VARIABLE => seen.push(self.check_report(Path::new(value)).await),
                     RECLAIM_VARIABLE => {
-                        seen.extend(self.reclaimed(Path::new(value)).await);
-                        let again = timeout(self.pair.limit, questions::answers(&door)).await;
-                        let same = matches!(&again, Ok(Ok(again)) if questions::difference(&answers, again).is_none());
+                        seen.extend(self.check_reclaim(Path::new(value)).await);
+                        let again = timeout(self.pair.limit, questions::collect_answers(&door)).await;
+                        let same = matches!(&again, Ok(Ok(again)) if questions::first_difference(&answers, again).is_none());
                         seen.push((
                             same,
                             if same {
@@ -227,35 +229,36 @@ impl BuildComparison<'_> {
             biased;
             () = self.builder.cancel.cancelled() => return Err(BuilderError::Cancelled),
             asked = asked => asked,
-            () = server.ended() => Err("the server ended".to_owned()),
+            () = server.wait_for_exit() => Err("the server ended".to_owned()),
         };
-        let died = if asked.is_err() { server.death().await.0 } else { None };
+        let died = if asked.is_err() { server.crash_reason().await.0 } else { None };
         if let Some(program) = inside {
             server.terminate_inside(program, self.pair.patience).await;
         }
         server.stop().await;
         let output = server.output();
         Ok(match (asked, died) {
-            (Ok((answers, seen)), _) => Ok(ServerRound { answers, output, seen }),
+            (Ok((answers, seen)), _) => Ok(ServerRound { answers, output, observations: seen }),
             (Err(why), died) => Err(died.unwrap_or(why)),
         })
     }
 
     async fn is_ready(&self, server: &mut TestServer) -> Result<bool> {
-        let door = server.door();
+        let door = server.address();
         tokio::select! {
             biased;
             () = self.builder.cancel.cancelled() => Err(BuilderError::Cancelled),
-            ready = timeout(self.pair.limit, healthy(&door)) => Ok(ready.unwrap_or(false)),
-            () = server.ended() => Ok(false),
+            ready = timeout(self.pair.limit, wait_healthy(&door)) => Ok(ready.unwrap_or(false)),
+            () = server.wait_for_exit() => Ok(false),
         }
     }
 
     /// Returns true if the counters of a report have changed.
-    async fn reported(&self, file: &Path) -> (bool, String) {
+    async fn check_report(&self, file: &Path) -> (bool, String) {
         let until = Instant::now() + self.pair.patience;
         loop {
-            let counters = fs::read(file).ok().and_then(|file| report::read(&file)).unwrap_or_default();
+            let counters =
+                fs::read(file).ok().and_then(|file| report::parse_counters(&file)).unwrap_or_default();
             if counters.computes > 0 || Instant::now() > until {
                 let text = format!(
                     "the report counts {} computations, {} graphs, {} bytes of pools",
@@ -268,22 +271,23 @@ impl BuildComparison<'_> {
     }
 
     /// Checks that the server returns its hoarded memory on request.
-    async fn reclaimed(&self, file: &Path) -> Vec<(bool, String)> {
-        let opened = fs::File::options().read(true).write(true).open(file).map(ReclaimFile::of);
+    async fn check_reclaim(&self, file: &Path) -> Vec<(bool, String)> {
+        let opened = fs::File::options().read(true).write(true).open(file).map(ReclaimFile::from_file);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
         // Each fix that supports requests has a part. A part claims its block shortly after its first
         // computation, and counts earlier requests as done.
         let reads = |fix: &&SetFix| fix.variables.iter().any(|variable| variable.name == RECLAIM_VARIABLE);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
         let until = Instant::now() + self.pair.patience;
-        while channel.joined() < all {
+        while channel.count_parts() < all {
             if Instant::now() > until {
-                let text = format!("{} of {all} parts listen to what is asked of them", channel.joined());
+                let text =
+                    format!("{} of {all} parts listen to what is asked of them", channel.count_parts());
                 return vec![(false, text)];
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        if let Err(error) = channel.ask(1, RECLAIM_ALL, 30_000) {
+        if let Err(error) = channel.request(1, RECLAIM_ALL, 30_000) {
             return vec![(false, format!("it cannot be asked: {error}"))];
         }
         let until = Instant::now() + self.pair.patience;
@@ -324,22 +328,22 @@ impl BuildComparison<'_> {
                 }
             }
         }
-        let (round, log) = self.watched("watched", tool, self.pair.patched, &variables).await?;
+        let (round, log) = self.run_watched("watched", tool, self.pair.patched, &variables).await?;
         let round = match round {
             Err(text) => return Ok(ProofStep { what, how: StepResult::Failed, text }),
             Ok(round) => round,
         };
         // A fix that was idle under the tool was not checked by it.
-        let idle = round.seen.iter().find(|(good, _)| !good).map(|(_, text)| text.clone());
+        let idle = round.observations.iter().find(|(good, _)| !good).map(|(_, text)| text.clone());
         let mut note = "";
         let mut wrong = idle;
-        if let Some(differ) = questions::difference(&plain.answers, &round.answers) {
+        if let Some(differ) = questions::first_difference(&plain.answers, &round.answers) {
             // A server that a tool slows down many times may compute in other batches, which changes the
             // last digits. Then its answers prove nothing; the unpatched server under the tool shows if
             // that is the case.
-            let (under, _) = self.watched("watched-plain", tool, self.pair.plain, &[]).await?;
-            let other =
-                under.is_ok_and(|under| questions::difference(&plain.answers, &under.answers).is_some());
+            let (under, _) = self.run_watched("watched-plain", tool, self.pair.plain, &[]).await?;
+            let other = under
+                .is_ok_and(|under| questions::first_difference(&plain.answers, &under.answers).is_some());
             if other {
                 note = "; answers were not compared: the plain server's are others under it, too";
             } else {
@@ -363,7 +367,7 @@ impl BuildComparison<'_> {
     }
 
     /// Starts a server under the tool. Returns its round and the path of the tool's log.
-    async fn watched(
+    async fn run_watched(
         &self,
         name: &str,
         tool: &Path,

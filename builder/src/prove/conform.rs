@@ -13,7 +13,7 @@ use warden_patches::prove::{ConformanceProgram, ProofStep, StepResult};
 use warden_patches::set::conformance::{ConformanceScenario, ConformanceSpec, NOT_HERE_STATUS};
 
 use crate::build::Builder;
-use crate::environment::without;
+use crate::environment::remove_variables;
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::BuildEvent;
 use crate::process::{self, ChildExit};
@@ -36,7 +36,7 @@ const SANITIZER_FLAGS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-saniti
 ///
 /// Fails if there is no C++ compiler, if a file cannot be written, or on cancellation. Failed compilations
 /// and scenarios are no errors: their steps are marked as failed.
-pub async fn conform(
+pub async fn run_conformance(
     builder: &Builder,
     conformance: &ConformanceSpec,
     harness: &ConformanceProgram,
@@ -48,8 +48,8 @@ pub async fn conform(
         all.push(ProofStep { what: what(""), how: StepResult::Failed, text });
         return Ok((all, Vec::new()));
     }
-    let compiler = compiler(builder)?;
-    let folder = folder()?;
+    let compiler = find_compiler(builder)?;
+    let folder = private_folder()?;
     for (name, content) in &harness.files {
         let path = folder.path().join(name);
         std::fs::write(&path, content).map_err(io_error("writing", path))?;
@@ -60,7 +60,7 @@ pub async fn conform(
         tools.push("address and undefined behaviour sanitizers".to_owned());
     }
     let mut programs = Vec::new();
-    for (number, flags) in conformance.ways().iter().enumerate() {
+    for (number, flags) in conformance.variants().iter().enumerate() {
         let name = if flags.is_empty() { "with no option".to_owned() } else { flags.join(" ") };
         let program = folder.path().join(format!("way-{number}"));
         let mut command = Command::new(&compiler);
@@ -83,14 +83,14 @@ pub async fn conform(
         return Ok((all, tools));
     }
     for scenario in &conformance.scenarios {
-        builder.reporter.tell(BuildEvent::Note(format!("plays {}: {}", scenario.id, scenario.text)));
-        all.push(played(scenario, &programs, folder.path(), &builder.cancel).await?);
+        builder.reporter.report(BuildEvent::Note(format!("plays {}: {}", scenario.id, scenario.text)));
+        all.push(run_scenario(scenario, &programs, folder.path(), &builder.cancel).await?);
     }
     Ok((all, tools))
 }
 
 /// Runs a scenario in each compiled variant. Returns the first failure.
-async fn played(
+async fn run_scenario(
     scenario: &ConformanceScenario,
     programs: &[(String, PathBuf)],
     folder: &Path,
@@ -104,7 +104,7 @@ async fn played(
             .tempdir_in(folder)
             .map_err(io_error("creating a folder in", folder))?;
         let mut command = Command::new(program);
-        without(&mut command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
+        remove_variables(&mut command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
         let place = own.path().to_string_lossy();
         command
             .arg(&scenario.id)
@@ -133,7 +133,7 @@ async fn played(
 }
 
 /// The C++ compiler, the same one as for builds.
-fn compiler(builder: &Builder) -> Result<PathBuf> {
+fn find_compiler(builder: &Builder) -> Result<PathBuf> {
     let wish = builder.env.cxx.clone().unwrap_or_else(|| "c++".into());
     builder.env.find(&wish).ok_or_else(|| BuilderError::MissingProgram {
         program: format!("{} (a C++ compiler)", wish.to_string_lossy()),
@@ -141,7 +141,7 @@ fn compiler(builder: &Builder) -> Result<PathBuf> {
     })
 }
 
-fn folder() -> Result<TempDir> {
+fn private_folder() -> Result<TempDir> {
     let base = std::env::temp_dir();
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     let made = tempfile::Builder::new().prefix("llama-warden-prove-").permissions(private).tempdir_in(&base);

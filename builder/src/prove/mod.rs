@@ -13,17 +13,17 @@ mod conform;
 mod questions;
 mod report;
 
-pub use compare::{BuildPair, PART_TIMEOUT, compare};
-pub use conform::conform;
+pub use compare::{BuildPair, PART_TIMEOUT, compare_builds};
+pub use conform::run_conformance;
 
 /// The current time for a record: RFC 3339 in UTC.
 pub fn now() -> String {
-    crate::clock::now()
+    crate::clock::utc_now()
 }
 
 /// This machine for a record: host name, kernel, architecture and CPU.
-pub fn host() -> String {
-    let here = crate::store::BuildHost::here();
+pub fn host_description() -> String {
+    let here = crate::store::BuildHost::current();
     let parts = [here.name, here.kernel, here.machine, here.cpu];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }

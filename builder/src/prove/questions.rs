@@ -13,7 +13,7 @@ const PROMPT_WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
 const ANSWER_TOKENS: u64 = 24;
 
 /// All requests in order.
-pub(super) fn all() -> Vec<Value> {
+pub(super) fn all_requests() -> Vec<Value> {
     let ask = |(number, words): (usize, &usize)| {
         let prompt: Vec<String> = (0..*words).map(|word| format!("w{}", (word * 7 + number) % 50)).collect();
         json!({
@@ -26,10 +26,10 @@ pub(super) fn all() -> Vec<Value> {
 }
 
 /// Sends all requests in sequence. Returns the comparable part of each answer, or why one is missing.
-pub(super) async fn answers(door: &ServerAddress) -> Result<Vec<Value>, String> {
+pub(super) async fn collect_answers(door: &ServerAddress) -> Result<Vec<Value>, String> {
     let client = door.client().map_err(|error| error.to_string())?;
     let mut answers = Vec::new();
-    for body in all() {
+    for body in all_requests() {
         let sent = client.post(door.url("/completion")).json(&body).send().await;
         let response = sent.map_err(|error| error.to_string())?;
         let status = response.status();
@@ -49,7 +49,7 @@ pub(super) async fn answers(door: &ServerAddress) -> Result<Vec<Value>, String> 
 }
 
 /// Describes the first difference between two lists of answers.
-pub(super) fn difference(one: &[Value], other: &[Value]) -> Option<String> {
+pub(super) fn first_difference(one: &[Value], other: &[Value]) -> Option<String> {
     let number = one.iter().zip(other).position(|(one, other)| one != other);
     let number = number.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;
     let words =
@@ -71,18 +71,18 @@ mod tests {
         let answer =
             |content: &str, probability: f64| json!({ "content": content, "probabilities": [probability] });
         let one = [answer("a", 0.5), answer("b", 0.5)];
-        assert_eq!(difference(&one, &one), None);
+        assert_eq!(first_difference(&one, &one), None);
         assert_eq!(
-            difference(&one, &[answer("a", 0.5), answer("c", 0.5)]).unwrap(),
+            first_difference(&one, &[answer("a", 0.5), answer("c", 0.5)]).unwrap(),
             "answer 2: \"b\" and \"c\""
         );
         assert_eq!(
-            difference(&one, &[answer("a", 0.4), answer("b", 0.5)]).unwrap(),
+            first_difference(&one, &[answer("a", 0.4), answer("b", 0.5)]).unwrap(),
             "answer 1 has other probabilities"
         );
-        assert!(difference(&one, &one[..1]).is_some());
+        assert!(first_difference(&one, &one[..1]).is_some());
         let prompts: std::collections::BTreeSet<String> =
-            all().iter().map(|body| body["prompt"].to_string()).collect();
+            all_requests().iter().map(|body| body["prompt"].to_string()).collect();
         assert_eq!(prompts.len(), PROMPT_WORDS.len(), "each request is another one");
     }
 }

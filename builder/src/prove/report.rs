@@ -24,7 +24,7 @@ pub(super) struct ReportCounters {
 }
 
 /// Parses a report; `None` for any other file.
-pub(super) fn read(file: &[u8]) -> Option<ReportCounters> {
+pub(super) fn parse_counters(file: &[u8]) -> Option<ReportCounters> {
     if file.get(..MAGIC.len())? != MAGIC {
         return None;
     }
@@ -64,8 +64,8 @@ mod tests {
         put(0, LIVE_STATE, &[(COMPUTES_INDEX, 5), (GRAPHS_INDEX, 2), (POOL_BYTES_INDEX, 100)]);
         put(1, 2, &[(COMPUTES_INDEX, 50)]);
         put(2, LIVE_STATE, &[(COMPUTES_INDEX, 7), (POOL_BYTES_INDEX, 11)]);
-        assert_eq!(read(&file), Some(ReportCounters { computes: 12, graphs: 2, pool_bytes: 111 }));
-        assert_eq!(read(b"something else, longer than a magic"), None);
-        assert_eq!(read(b""), None);
+        assert_eq!(parse_counters(&file), Some(ReportCounters { computes: 12, graphs: 2, pool_bytes: 111 }));
+        assert_eq!(parse_counters(b"something else, longer than a magic"), None);
+        assert_eq!(parse_counters(b""), None);
     }
 }

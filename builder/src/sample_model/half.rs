@@ -2,7 +2,7 @@
 //! arithmetic only, so the bytes of a model are the same on every platform.
 
 /// Bits of the nearest binary16; numbers out of range become infinite.
-pub(crate) fn bits(number: f32) -> u16 {
+pub(crate) fn to_bits(number: f32) -> u16 {
     let bits = number.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let exponent = (bits >> 23) & 0xff;
@@ -21,7 +21,7 @@ pub(crate) fn bits(number: f32) -> u16 {
 }
 
 /// The value of a binary16.
-pub(crate) fn number(bits: u16) -> f32 {
+pub(crate) fn from_bits(bits: u16) -> f32 {
     let (sign, exponent, mantissa) =
         (u32::from(bits >> 15) << 31, u32::from(bits >> 10) & 0x1f, u32::from(bits) & 0x3ff);
     let magnitude = match exponent {
@@ -61,8 +61,8 @@ mod tests {
         for value in (0..0x7c00_u16).chain(0x8000..0xfc00) {
             #[expect(clippy::cast_possible_truncation, reason = "every binary16 is an f32")]
             let number = meaning(value) as f32;
-            assert_eq!(bits(number), value, "{number}");
-            assert_eq!(super::number(value).to_bits(), number.to_bits(), "{number}");
+            assert_eq!(to_bits(number), value, "{number}");
+            assert_eq!(from_bits(value).to_bits(), number.to_bits(), "{number}");
         }
     }
 
@@ -70,11 +70,14 @@ mod tests {
     fn ties_go_to_even_and_what_is_too_large_is_infinite() {
         // 1 + 1/2048 is halfway between 1 and 1 + 1/1024; 1 + 3/2048 is halfway between two numbers, of
         // which the upper is even.
-        assert_eq!(bits(1.0 + 1.0 / 2048.0), 0x3c00);
-        assert_eq!(bits(1.0 + 3.0 / 2048.0), 0x3c02);
-        assert_eq!(bits(1.0 + 1.1 / 2048.0), 0x3c01);
-        assert_eq!([bits(65_519.0), bits(65_520.0), bits(-1e9)], [0x7bff, 0x7c00, 0xfc00]);
-        assert_eq!([bits(2.0_f32.powi(-25)), bits(2.0_f32.powi(-25) * 1.01), bits(-1e-30)], [0, 1, 0x8000]);
-        assert_eq!(bits(f32::NAN) & 0x7e00, 0x7e00);
+        assert_eq!(to_bits(1.0 + 1.0 / 2048.0), 0x3c00);
+        assert_eq!(to_bits(1.0 + 3.0 / 2048.0), 0x3c02);
+        assert_eq!(to_bits(1.0 + 1.1 / 2048.0), 0x3c01);
+        assert_eq!([to_bits(65_519.0), to_bits(65_520.0), to_bits(-1e9)], [0x7bff, 0x7c00, 0xfc00]);
+        assert_eq!(
+            [to_bits(2.0_f32.powi(-25)), to_bits(2.0_f32.powi(-25) * 1.01), to_bits(-1e-30)],
+            [0, 1, 0x8000]
+        );
+        assert_eq!(to_bits(f32::NAN) & 0x7e00, 0x7e00);
     }
 }

@@ -21,7 +21,7 @@ const POOL_EDGE: u32 = 2;
 /// Gain of the projection: high enough that the text depends on the image.
 const PROJECTION_GAIN: f64 = 6.0;
 
-pub(crate) fn file(seed: u64) -> GgufWriter {
+pub(crate) fn mmproj_file(seed: u64) -> GgufWriter {
     let mut file = GgufWriter::new("clip");
     file.set("general.type", MetadataValue::String("mmproj".to_owned()))
         .set("general.name", MetadataValue::String("llama-warden sample (mmproj)".to_owned()))

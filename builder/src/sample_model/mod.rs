@@ -191,14 +191,14 @@ const F32_WIDTH: u32 = 64;
 #[derive(Clone, Copy)]
 enum MatrixStorage {
     /// Stored in this format.
-    As(WeightKind),
+    Native(WeightKind),
     /// Stored in f32 after rounding to this format: answers of both models differ by their kernels alone.
-    AsReadFrom(WeightKind),
+    Roundtripped(WeightKind),
 }
 
 impl MatrixStorage {
     /// Adds a matrix whose numbers are drawn while the file is written, so memory holds one matrix at a time.
-    fn add(
+    fn add_matrix(
         self,
         file: &mut GgufWriter,
         name: &str,
@@ -206,24 +206,26 @@ impl MatrixStorage {
         draw: impl Fn() -> Vec<f32> + 'static,
     ) {
         let kind = match self {
-            Self::As(kind) => kind,
-            Self::AsReadFrom(_) => WeightKind::F32,
+            Self::Native(kind) => kind,
+            Self::Roundtripped(_) => WeightKind::F32,
         };
         let write_matrix = move |out: &mut dyn io::Write| match self {
-            Self::As(WeightKind::F32) => write_numbers(out, &draw()),
-            Self::As(kind) => out.write_all(&quant::encode(kind, &draw())),
-            Self::AsReadFrom(kind) => write_numbers(out, &quant::decode(kind, &quant::encode(kind, &draw()))),
+            Self::Native(WeightKind::F32) => write_numbers(out, &draw()),
+            Self::Native(kind) => out.write_all(&quant::encode(kind, &draw())),
+            Self::Roundtripped(kind) => {
+                write_numbers(out, &quant::decode(kind, &quant::encode(kind, &draw())))
+            }
         };
-        file.made(name, kind, &[columns.into(), rows.into()], Box::new(write_matrix));
+        file.computed_tensor(name, kind, &[columns.into(), rows.into()], Box::new(write_matrix));
     }
 }
 
-fn file(options: &SampleModelOptions) -> GgufWriter {
+fn model_file(options: &SampleModelOptions) -> GgufWriter {
     let seed = options.seed;
     let language = |arch, sizes| SizedModel { arch, sizes, seed }.file();
     let vision = |sizes, model: ModelSizes| VisionModel { sizes, width: model.width, seed }.file();
     match options.preset {
-        SamplePreset::Mmproj => mmproj::file(seed),
+        SamplePreset::Mmproj => mmproj::mmproj_file(seed),
         SamplePreset::Llama => language(ModelArch::Llama, ModelSizes::LLAMA),
         SamplePreset::LlamaGpu => language(ModelArch::Llama, ModelSizes::LLAMA_GPU),
         SamplePreset::LlamaWide => language(ModelArch::Llama, ModelSizes::LLAMA_WIDE),
@@ -236,20 +238,20 @@ fn file(options: &SampleModelOptions) -> GgufWriter {
         | SamplePreset::Plain
         | SamplePreset::Slow
         | SamplePreset::FatKv
-        | SamplePreset::Tools => model(options, MatrixStorage::As(options.weights)),
+        | SamplePreset::Tools => llama_model(options, MatrixStorage::Native(options.weights)),
     }
 }
 
 /// Writes a model in f32 whose numbers are rounded to the format of the options.
 pub(crate) fn write_twin(path: &Path, options: &SampleModelOptions) -> io::Result<()> {
-    persist(path, &model(options, MatrixStorage::AsReadFrom(options.weights)))
+    write_atomically(path, &llama_model(options, MatrixStorage::Roundtripped(options.weights)))
 }
 
 /// Returns the file's bytes.
 pub fn bytes(options: &SampleModelOptions) -> Vec<u8> {
     let mut out = Vec::new();
     // Writing to a Vec cannot fail.
-    file(options).write(&mut out).ok();
+    model_file(options).write(&mut out).ok();
     out
 }
 
@@ -259,11 +261,11 @@ pub fn bytes(options: &SampleModelOptions) -> Vec<u8> {
 ///
 /// Fails if the folder cannot be created, or if the file cannot be written or renamed.
 pub fn write(path: &Path, options: &SampleModelOptions) -> io::Result<()> {
-    persist(path, &file(options))
+    write_atomically(path, &model_file(options))
 }
 
 /// Writes any model atomically.
-fn persist(path: &Path, model: &GgufWriter) -> io::Result<()> {
+fn write_atomically(path: &Path, model: &GgufWriter) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -297,20 +299,20 @@ fn may_replace(path: &Path) -> bool {
         && (facts.len() == 0 || (read.is_ok() && memchr::memmem::find(&head, NAME_PREFIX).is_some()))
 }
 
-fn model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWriter {
+fn llama_model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWriter {
     let wide = options.weights != WeightKind::F32;
     let shape = options.preset.shape(wide);
     let tools = options.preset == SamplePreset::Tools;
     let tokens = if tools { vocab::TOOLS_TOKEN_COUNT } else { vocab::TOKEN_COUNT };
     let mut file = GgufWriter::new("llama");
     let form = match stored {
-        MatrixStorage::As(WeightKind::F32) => String::new(),
-        MatrixStorage::As(kind) => format!(", {}", kind.name()),
-        MatrixStorage::AsReadFrom(kind) => format!(", as {}", kind.name()),
+        MatrixStorage::Native(WeightKind::F32) => String::new(),
+        MatrixStorage::Native(kind) => format!(", {}", kind.name()),
+        MatrixStorage::Roundtripped(kind) => format!(", as {}", kind.name()),
     };
     let file_type = match stored {
-        MatrixStorage::As(kind) => kind.file_type(),
-        MatrixStorage::AsReadFrom(_) => WeightKind::F32.file_type(),
+        MatrixStorage::Native(kind) => kind.file_type(),
+        MatrixStorage::Roundtripped(_) => WeightKind::F32.file_type(),
     };
     file.set(
         "general.name",
@@ -338,14 +340,14 @@ fn model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWriter {
         SamplePreset::Tools => vocab::VocabKind::Tools,
         _ => vocab::VocabKind::Turns,
     };
-    vocab::add(&mut file, speaks);
+    vocab::add_vocab(&mut file, speaks);
 
     let weights = WeightSource { seed: options.seed, tokens, width: shape.width };
     let preset = options.preset;
     let by_token = [shape.width, u32::try_from(tokens).unwrap_or(u32::MAX)];
-    stored.add(&mut file, "token_embd.weight", by_token, move || weights.embedding());
+    stored.add_matrix(&mut file, "token_embd.weight", by_token, move || weights.embedding());
     file.vector("output_norm.weight", vec![1.0; shape.width as usize]);
-    stored.add(&mut file, "output.weight", by_token, move || weights.output(preset));
+    stored.add_matrix(&mut file, "output.weight", by_token, move || weights.output(preset));
     // All layers together add the same amount to the residual stream, for any number of layers.
     let residual = LAYER_GAIN * (3.0 / f64::from(shape.layers)).sqrt();
     // Heads four times as wide would make attention pick a single token, and rounding of a key would change
@@ -364,7 +366,7 @@ fn model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWriter {
         ] {
             let name = format!("blk.{layer}.{name}.weight");
             let own = name.clone();
-            stored.add(&mut file, &name, [columns, rows], move || {
+            stored.add_matrix(&mut file, &name, [columns, rows], move || {
                 let mut data = weights.matrix(&own, rows, columns, gain);
                 if own.contains("output") || own.contains("down") {
                     // Row 0 writes to the constant channel, so it must be zero.

@@ -23,7 +23,7 @@ impl NoiseStream {
     }
 
     /// The stream after skipping `numbers` numbers, so that parts can be drawn in parallel.
-    pub(crate) fn after(&self, numbers: u64) -> Self {
+    pub(crate) fn skip(&self, numbers: u64) -> Self {
         Self(self.0.wrapping_add(numbers.wrapping_mul(COUNTER_STEP)))
     }
 
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn a_part_of_a_stream_is_the_same_drawn_by_itself() {
         let whole = NoiseStream::new(1, "test").take(100, 1.0);
-        assert_eq!(NoiseStream::new(1, "test").after(37).take(63, 1.0), whole[37..]);
+        assert_eq!(NoiseStream::new(1, "test").skip(37).take(63, 1.0), whole[37..]);
     }
 
     #[test]

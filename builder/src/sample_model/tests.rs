@@ -44,7 +44,7 @@ fn models_for_everyday_use_are_under_two_megabytes() {
 fn a_model_in_each_form_is_small_and_has_the_bytes_of_its_blocks() {
     for weights in WeightKind::ALL.into_iter().skip(1) {
         let options = SampleModelOptions { weights, ..SampleModelOptions::default() };
-        let model = file(&options);
+        let model = model_file(&options);
         // Matrices of 256 columns: two with a row per token, and seven for each of two layers.
         let rows = 2 * vocab::TOKEN_COUNT as u64 + 2 * (256 + 2 * 128 + 256 + 3 * 256);
         // Five norms stay f32.
@@ -57,7 +57,8 @@ fn a_model_in_each_form_is_small_and_has_the_bytes_of_its_blocks() {
 /// `serve` writes this model to measure a server, so a large peak would stay in its heap.
 #[test]
 fn a_model_of_many_layers_is_never_in_memory_as_a_whole() {
-    let model = file(&SampleModelOptions { preset: SamplePreset::Slow, ..SampleModelOptions::default() });
+    let model =
+        model_file(&SampleModelOptions { preset: SamplePreset::Slow, ..SampleModelOptions::default() });
     assert!(model.tensor_bytes() > 10_000_000, "{} bytes", model.tensor_bytes());
     assert!(model.held_bytes() < 100_000, "{} bytes", model.held_bytes());
 }

@@ -43,7 +43,7 @@ pub(crate) enum VocabKind {
     /// Turns with tool calls.
     Tools,
     /// Turns with images.
-    Pictures,
+    Images,
 }
 
 /// Syllables of the invented words. A word has two or three; none is an English word.
@@ -87,7 +87,7 @@ const TOOLS_TEMPLATE: &str = "\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
 /// Adds the tokenizer's metadata for a preset, and the chat template if there is one.
-pub(crate) fn add(file: &mut GgufWriter, speaks: VocabKind) {
+pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind) {
     add_with_words(file, speaks, WORD_COUNT);
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn add_with_words(file: &mut GgufWriter, speaks: VocabKind, words: us
     tokens.extend((0..words).map(|index| format!("{space}{}", word(index))));
     let mut types = vec![NORMAL_TYPE; tokens.len()];
     tokens.extend(CONTROL_TOKENS.map(str::to_owned));
-    if speaks == VocabKind::Pictures {
+    if speaks == VocabKind::Images {
         tokens.extend(IMAGE_MARKS.map(str::to_owned));
     }
     types.resize(tokens.len(), CONTROL_TYPE);
@@ -122,7 +122,7 @@ pub(crate) fn add_with_words(file: &mut GgufWriter, speaks: VocabKind, words: us
         .set("tokenizer.ggml.add_eos_token", MetadataValue::Bool(false));
     let template = match speaks {
         VocabKind::Text => return,
-        VocabKind::Turns | VocabKind::Pictures => CHAT_TEMPLATE,
+        VocabKind::Turns | VocabKind::Images => CHAT_TEMPLATE,
         VocabKind::Tools => TOOLS_TEMPLATE,
     };
     file.set("tokenizer.chat_template", MetadataValue::String(template.to_owned()));

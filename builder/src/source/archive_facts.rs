@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::tree::TreeSearch;
 use super::{ExaminedSource, file_sha256, revision};
-use crate::archive::{ArchiveEntryKind, ArchiveLimits, walk};
+use crate::archive::{ArchiveEntryKind, ArchiveLimits, walk_entries};
 use crate::clock;
 use crate::error::{BuilderError, Result, io_error};
 use crate::whole::{self, LossTolerance};
@@ -44,7 +44,7 @@ struct ArchiveStamp {
 }
 
 impl ArchiveStamp {
-    fn of(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let metadata = fs::metadata(path).map_err(io_error("reading", path))?;
         // The change time, not the modification time: no program can set it back.
         let changed = (metadata.ctime(), metadata.ctime_nsec());
@@ -52,15 +52,19 @@ impl ArchiveStamp {
     }
 }
 
-pub(super) fn examine(path: &Path, cache: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
-    let stamp = ArchiveStamp::of(path)?;
+pub(super) fn examine_archive(
+    path: &Path,
+    cache: &Path,
+    cancel: &CancellationToken,
+) -> Result<ExaminedSource> {
+    let stamp = ArchiveStamp::read(path)?;
     let record = record_path(cache, path);
     if let Some(found) = read_record(&record, &stamp) {
         return Ok(found);
     }
-    let found = read(path, cancel)?;
+    let found = read_archive(path, cancel)?;
     let settled = stamp.changed.0 < clock::unix_seconds() - TIME_GRANULARITY;
-    if settled && ArchiveStamp::of(path)? == stamp {
+    if settled && ArchiveStamp::read(path)? == stamp {
         // An unwritable cache only costs time.
         write_record(&record, &ArchiveRecord { schema: RECORD_SCHEMA, stamp, found: found.clone() }).ok();
     }
@@ -78,18 +82,18 @@ fn read_record(record: &Path, stamp: &ArchiveStamp) -> Option<ExaminedSource> {
 }
 
 fn write_record(path: &Path, record: &ArchiveRecord) -> std::io::Result<()> {
-    whole::write(path, &serde_json::to_vec(record)?, LossTolerance::Bearable)
+    whole::write_atomically(path, &serde_json::to_vec(record)?, LossTolerance::Replaceable)
 }
 
-fn read(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
+fn read_archive(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
     let mut search = TreeSearch::default();
     let mut evidence = HashMap::new();
     let mut remark = None;
-    walk(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
+    walk_entries(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
         match entry.kind {
-            ArchiveEntryKind::Remark(text) => remark = Some(text),
+            ArchiveEntryKind::Comment(text) => remark = Some(text),
             ArchiveEntryKind::File { .. } => {
-                search.see(entry.name, true);
+                search.add(entry.name, true);
                 if revision::is_evidence(entry.name) {
                     let mut text = String::new();
                     // A file that is not text or is cut off is no evidence.
@@ -99,7 +103,7 @@ fn read(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
                 }
             }
             ArchiveEntryKind::Folder | ArchiveEntryKind::Link(_) | ArchiveEntryKind::Other => {
-                search.see(entry.name, false)
+                search.add(entry.name, false)
             }
         }
         Ok(())
@@ -109,7 +113,7 @@ fn read(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let revision =
-        revision::revision(&tree.root, &name, remark.as_deref(), &|name| evidence.get(name).cloned());
+        revision::find_revision(&tree.root, &name, remark.as_deref(), &|name| evidence.get(name).cloned());
     Ok(ExaminedSource {
         given: path.to_owned(),
         kind: "archive".into(),

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 use warden_patches::{SourceRevision, SourceTree};
 
-use super::tree::join;
-use crate::archive::{ArchiveEntryKind, ArchiveLimits, below, unreadable, walk};
+use super::tree::join_names;
+use crate::archive::{ArchiveEntryKind, ArchiveLimits, entry_read_error, strip_folder, walk_entries};
 use crate::error::Result;
 
 /// Folders that patches may touch: their files, some 30 MB, are kept in memory. Others are read on demand.
@@ -39,15 +39,17 @@ impl ArchiveTree {
         cancel: &CancellationToken,
     ) -> Result<Self> {
         let (mut kept, mut others) = (HashMap::new(), HashSet::new());
-        walk(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
-            let Some(name) = below(entry.name, root).filter(|name| !name.is_empty()) else { return Ok(()) };
+        walk_entries(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
+            let Some(name) = strip_folder(entry.name, root).filter(|name| !name.is_empty()) else {
+                return Ok(());
+            };
             if !matches!(entry.kind, ArchiveEntryKind::File { .. }) {
                 return Ok(());
             }
             if KEPT_FOLDERS.iter().any(|folder| name.starts_with(folder)) {
                 let mut content = Vec::new();
                 let read = entry.data.take(MAX_KEPT_BYTES + 1).read_to_end(&mut content);
-                read.map_err(|source| unreadable(path, &source, ArchiveLimits::SOURCE))?;
+                read.map_err(|source| entry_read_error(path, &source, ArchiveLimits::SOURCE))?;
                 if content.len() as u64 <= MAX_KEPT_BYTES {
                     kept.insert(name.to_owned(), content);
                     return Ok(());
@@ -69,13 +71,13 @@ impl SourceTree for ArchiveTree {
         if !self.others.contains(name) {
             return Ok(None);
         }
-        let whole = join(&self.root, name);
+        let whole = join_names(&self.root, name);
         let mut found = None;
-        walk(&self.path, ArchiveLimits::SOURCE, &self.cancel, &mut |entry| {
+        walk_entries(&self.path, ArchiveLimits::SOURCE, &self.cancel, &mut |entry| {
             if entry.name == whole && matches!(entry.kind, ArchiveEntryKind::File { .. }) {
                 let mut content = Vec::new();
                 let read = entry.data.read_to_end(&mut content);
-                read.map_err(|source| unreadable(&self.path, &source, ArchiveLimits::SOURCE))?;
+                read.map_err(|source| entry_read_error(&self.path, &source, ArchiveLimits::SOURCE))?;
                 found = Some(content);
             }
             Ok(())

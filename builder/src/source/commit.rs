@@ -6,7 +6,7 @@ use super::ExaminedSource;
 use crate::error::{BuilderError, Result};
 use crate::git::GitRepository;
 
-pub(super) fn examine(repository: &Path, shown: &str, commit: &str) -> Result<ExaminedSource> {
+pub(super) fn examine_commit(repository: &Path, shown: &str, commit: &str) -> Result<ExaminedSource> {
     let repository = GitRepository::open_as(repository, shown.to_owned())?;
     let tree = repository.tree(commit)?;
     let Some(located) = tree.located() else {

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use warden_patches::SourceRevision;
 
-use super::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join};
+use super::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join_names};
 use super::{ExaminedSource, file_sha256, is_source, revision};
 use crate::archive::{ArchiveLimits, stays_inside};
 use crate::error::{BuilderError, Result, io_error};
@@ -26,15 +26,15 @@ const MAX_SEARCH_ENTRIES: usize = 200_000;
 /// less than 1 MiB.
 const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 
-pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
+pub(super) fn examine_folder(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
     let (tree, revision) = locate(path, cancel)?;
     let root = path.join(&tree.root);
-    let items = items(&root, cancel)?.kept;
+    let items = list_items(&root, cancel)?.kept;
     if items.is_empty() {
         // All files are excluded, so all such folders would have the same hash.
         return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
     }
-    let identity = format!("tree-sha256:{}", hash(&root, &items, cancel)?);
+    let identity = format!("tree-sha256:{}", hash_items(&root, &items, cancel)?);
     Ok(ExaminedSource {
         given: path.to_owned(),
         kind: "directory".into(),
@@ -62,7 +62,7 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLoc
         fs::read_to_string(file).ok()
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let revision = revision::revision(&tree.root, &name, None, &read);
+    let revision = revision::find_revision(&tree.root, &name, None, &read);
     Ok((tree, revision))
 }
 
@@ -84,9 +84,9 @@ fn search_folder(
         let Some(next) = left.checked_sub(1) else { return Ok(()) };
         *left = next;
         let Ok(file_name) = entry.file_name().into_string() else { continue };
-        let below = join(name, &file_name);
+        let below = join_names(name, &file_name);
         let kind = entry.file_type().map_err(io_error("reading", entry.path()))?;
-        search.see(&below, kind.is_file());
+        search.add(&below, kind.is_file());
         // Two levels below the deepest root, for `tools/server`.
         if kind.is_dir() && depth < MAX_ROOT_DEPTH + 2 && !SKIPPED_FOLDERS.contains(&file_name.as_str()) {
             // An unreadable folder cannot be built, so it counts as absent.
@@ -124,7 +124,7 @@ const CMAKE_BUILD_FILES: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
 
 /// Lists everything that belongs to the source. Excludes cmake build folders below the root, and links that
 /// lead outside.
-fn items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
+fn list_items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
     let (mut found, mut bytes) = (TreeItems::default(), 0);
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
@@ -184,7 +184,7 @@ fn check_limits(root: &Path, bytes: u64, files: usize) -> Result<()> {
 }
 
 /// sha256 over the names and contents of sorted items. Files are hashed on all cores.
-fn hash(root: &Path, items: &[TreeItem], cancel: &CancellationToken) -> Result<String> {
+fn hash_items(root: &Path, items: &[TreeItem], cancel: &CancellationToken) -> Result<String> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let work = || -> Result<Vec<(usize, String)>> {
@@ -229,13 +229,13 @@ fn hash(root: &Path, items: &[TreeItem], cancel: &CancellationToken) -> Result<S
 }
 
 /// Copies the source. Builds never use the original, because cmake and patches write into their tree.
-pub(super) fn copy(
+pub(super) fn copy_source(
     root: &Path,
     into: &Path,
     reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<()> {
-    let TreeItems { kept, large } = items(root, cancel)?;
+    let TreeItems { kept, large } = list_items(root, cancel)?;
     if !large.is_empty() {
         let named = large
             .iter()
@@ -243,7 +243,7 @@ pub(super) fn copy(
             .map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20));
         let more = large.len().saturating_sub(MAX_SHOWN_FILES);
         let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        reporter.tell(BuildEvent::Note(format!(
+        reporter.report(BuildEvent::Note(format!(
             "{}{more}: left out of the source, as files of more than {} MiB are",
             named.collect::<Vec<_>>().join(", "),
             MAX_FILE_BYTES >> 20

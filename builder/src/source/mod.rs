@@ -28,7 +28,7 @@ use warden_patches::{FolderTree, SourceRevision, SourceTree};
 pub use archive_tree::ArchiveTree;
 pub use found::ExaminedSource;
 pub(crate) use remembered::CachedTree;
-pub(crate) use tree::join;
+pub(crate) use tree::join_names;
 
 use crate::archive::{self, ArchiveLimits};
 use crate::error::{BuilderError, Result, io_error};
@@ -63,7 +63,7 @@ impl BuildSource {
         let path = std::path::absolute(path).map_err(io_error("finding", path))?;
         match fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => Ok(Self::Directory(path)),
-            Ok(metadata) if metadata.is_file() => archive::format(&path).map(|_| Self::Archive(path)),
+            Ok(metadata) if metadata.is_file() => archive::detect_format(&path).map(|_| Self::Archive(path)),
             Ok(_) => {
                 Err(BuilderError::NotAnArchive { path, why: "it is neither a file nor a folder".into() })
             }
@@ -89,9 +89,9 @@ impl BuildSource {
     /// Fails if the source cannot be read, if it has no llama.cpp or several, or on cancellation.
     pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
         match self {
-            Self::Directory(path) => folder::examine(path, cancel),
-            Self::Archive(path) => archive_facts::examine(path, cache, cancel),
-            Self::Commit { repository, shown, commit } => commit::examine(repository, shown, commit),
+            Self::Directory(path) => folder::examine_folder(path, cancel),
+            Self::Archive(path) => archive_facts::examine_archive(path, cache, cancel),
+            Self::Commit { repository, shown, commit } => commit::examine_commit(repository, shown, commit),
         }
     }
 
@@ -121,7 +121,7 @@ impl BuildSource {
                 Box::new(FolderTree::new(path.join(tree.root), revision))
             }
             Self::Archive(path) => {
-                let found = archive_facts::examine(path, cache, cancel)?;
+                let found = archive_facts::examine_archive(path, cache, cancel)?;
                 Box::new(ArchiveTree::read_all(path, &found.root, found.revision, cancel)?)
             }
             Self::Commit { repository, shown, commit } => {
@@ -134,7 +134,7 @@ impl BuildSource {
 
     /// Writes the tree into an empty folder, without `.git` and models. Reports files left out for other
     /// reasons. Blocks.
-    pub(crate) fn place(
+    pub(crate) fn write_to(
         &self,
         found: &ExaminedSource,
         into: &Path,
@@ -142,13 +142,13 @@ impl BuildSource {
         cancel: &CancellationToken,
     ) -> Result<()> {
         match self {
-            Self::Directory(path) => folder::copy(&path.join(&found.root), into, reporter, cancel),
+            Self::Directory(path) => folder::copy_source(&path.join(&found.root), into, reporter, cancel),
             Self::Archive(path) => {
                 archive::unpack(path, &found.root, into, ArchiveLimits::SOURCE, cancel, &is_source)
             }
-            Self::Commit { repository, shown, commit } => {
-                GitRepository::open_as(repository, shown.clone())?.tree(commit)?.place(into, reporter, cancel)
-            }
+            Self::Commit { repository, shown, commit } => GitRepository::open_as(repository, shown.clone())?
+                .tree(commit)?
+                .write_to(into, reporter, cancel),
         }
     }
 }

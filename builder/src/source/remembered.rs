@@ -66,7 +66,7 @@ impl SourceTree for CachedTree<'_> {
         let mut bytes = vec![if content.is_some() { PRESENT_MARK } else { b'-' }];
         bytes.extend_from_slice(content.as_deref().unwrap_or_default());
         // After a failed write, the file is read again next time.
-        whole::write(&file, &bytes, LossTolerance::Bearable).ok();
+        whole::write_atomically(&file, &bytes, LossTolerance::Replaceable).ok();
         Ok(content)
     }
 

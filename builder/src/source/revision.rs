@@ -7,7 +7,7 @@
 
 use warden_patches::SourceRevision;
 
-use super::tree::join;
+use super::tree::join_names;
 
 /// Returns true if a file of an archive may be evidence, so that its content must be kept. `name` may have
 /// any parent.
@@ -22,7 +22,7 @@ pub(crate) fn is_evidence(name: &str) -> bool {
 
 /// Evaluates the evidence. `read` returns a file's content by its name relative to the searched folder;
 /// `top` is the name of the searched folder or archive.
-pub(crate) fn revision(
+pub(crate) fn find_revision(
     root: &str,
     top: &str,
     remark: Option<&str>,
@@ -33,7 +33,7 @@ pub(crate) fn revision(
         commit: remark.filter(|text| is_commit(text)).map(str::to_owned),
         build_number: None,
     };
-    let generated = read(&join(root, "common/build-info.cpp")).map(|text| from_generated(&text));
+    let generated = read(&join_names(root, "common/build-info.cpp")).map(|text| from_generated(&text));
     let evidence = [from_git(root, read), generated, Some(remark), Some(from_name(folder))];
     evidence.into_iter().flatten().fold(SourceRevision::default(), |known, next| SourceRevision {
         commit: known.commit.or(next.commit),
@@ -42,19 +42,19 @@ pub(crate) fn revision(
 }
 
 fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<SourceRevision> {
-    let dot_git = join(root, ".git");
+    let dot_git = join_names(root, ".git");
     let git = match read(&dot_git) {
         // A submodule or a worktree: `.git` is a file with the path of the metadata.
-        Some(pointer) => resolve(root, pointer.trim().strip_prefix("gitdir:")?.trim()),
+        Some(pointer) => resolve_path(root, pointer.trim().strip_prefix("gitdir:")?.trim()),
         None => dot_git,
     };
-    let head = read(&join(&git, "HEAD"))?;
+    let head = read(&join_names(&git, "HEAD"))?;
     // A worktree has its own HEAD and shares the rest.
-    let common =
-        read(&join(&git, "commondir")).map_or_else(|| git.clone(), |path| resolve(&git, path.trim()));
-    let packed = read(&join(&common, "packed-refs")).unwrap_or_default();
+    let common = read(&join_names(&git, "commondir"))
+        .map_or_else(|| git.clone(), |path| resolve_path(&git, path.trim()));
+    let packed = read(&join_names(&common, "packed-refs")).unwrap_or_default();
     let commit = match head.trim().strip_prefix("ref:") {
-        Some(name) => read(&join(&common, name.trim()))
+        Some(name) => read(&join_names(&common, name.trim()))
             .or_else(|| packed_ref(&packed, name.trim()))
             .map(|text| text.trim().to_owned())?,
         None => head.trim().to_owned(),
@@ -67,7 +67,7 @@ fn from_git(root: &str, read: &dyn Fn(&str) -> Option<String>) -> Option<SourceR
 }
 
 /// Resolves a relative path that may contain `..`. An absolute path, possible on disk, is returned as it is.
-fn resolve(from: &str, path: &str) -> String {
+fn resolve_path(from: &str, path: &str) -> String {
     if path.starts_with('/') {
         return path.to_owned();
     }

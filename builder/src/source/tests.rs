@@ -77,7 +77,7 @@ fn a_source_that_was_built_in_itself_is_not_the_hash_of_nothing() {
     assert_ne!(identity(), clean);
     let copy = folder.path().join("copy");
     fs::create_dir(&copy).unwrap();
-    folder::copy(&root, &copy, &EventReporter::silent(), &CancellationToken::new()).unwrap();
+    folder::copy_source(&root, &copy, &EventReporter::silent(), &CancellationToken::new()).unwrap();
     assert!(copy.join("src/llama.cpp").exists() && !copy.join("CMakeCache.txt").exists());
 }
 
@@ -92,7 +92,7 @@ fn a_copied_tree_has_the_identity_of_its_original() {
     fs::create_dir(&copy).unwrap();
     BuildSource::at(&root)
         .unwrap()
-        .place(&found, &copy, &EventReporter::silent(), &CancellationToken::new())
+        .write_to(&found, &copy, &EventReporter::silent(), &CancellationToken::new())
         .unwrap();
     assert_eq!(examine(&copy).unwrap().identity, found.identity);
     assert!(!copy.join("ggml/out").exists());
@@ -117,7 +117,7 @@ fn weights_modules_and_files_larger_than_any_source_are_no_source_and_no_identit
     assert_eq!(found.identity, identity);
     fs::create_dir(&copy).unwrap();
     let (reporter, mut events) = EventReporter::channel();
-    BuildSource::at(&root).unwrap().place(&found, &copy, &reporter, &CancellationToken::new()).unwrap();
+    BuildSource::at(&root).unwrap().write_to(&found, &copy, &reporter, &CancellationToken::new()).unwrap();
     for left in ["tools/ui/node_modules", "models", "dump.core"] {
         assert!(!copy.join(left).exists(), "{left}");
     }
@@ -184,7 +184,7 @@ fn an_archive_is_examined_placed_and_remembered() {
     let into = tempfile::tempdir().unwrap();
     BuildSource::at(&path)
         .unwrap()
-        .place(&found, into.path(), &EventReporter::silent(), &CancellationToken::new())
+        .write_to(&found, into.path(), &EventReporter::silent(), &CancellationToken::new())
         .unwrap();
     assert!(into.path().join("tools/server/CMakeLists.txt").exists());
     assert!(!into.path().join("models").exists());

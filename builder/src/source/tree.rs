@@ -28,7 +28,7 @@ pub(crate) struct TreeSearch {
 
 impl TreeSearch {
     /// Adds the name of an entry.
-    pub(crate) fn see(&mut self, name: &str, is_file: bool) {
+    pub(crate) fn add(&mut self, name: &str, is_file: bool) {
         if let Some(first) = name.split('/').next() {
             self.top.insert(first.to_owned());
         }
@@ -43,7 +43,7 @@ impl TreeSearch {
 
     /// The tree nearest to the top; among several at the same depth, the first by name.
     pub(crate) fn tree(&self) -> Option<TreeLocation> {
-        let has = |root: &str, part: &str| self.cmake.contains(join(root, part).as_str());
+        let has = |root: &str, part: &str| self.cmake.contains(join_names(root, part).as_str());
         let depth = |root: &str| if root.is_empty() { 0 } else { root.matches('/').count() + 1 };
         self.cmake
             .iter()
@@ -62,7 +62,7 @@ impl TreeSearch {
 }
 
 /// Joins two relative names, either of which may be empty.
-pub(crate) fn join(folder: &str, name: &str) -> String {
+pub(crate) fn join_names(folder: &str, name: &str) -> String {
     match (folder, name) {
         ("", name) => name.to_owned(),
         (folder, "") => folder.to_owned(),
@@ -77,13 +77,14 @@ mod tests {
     fn find(names: &[&str]) -> Option<TreeLocation> {
         let mut search = TreeSearch::default();
         for name in names {
-            search.see(name, true);
+            search.add(name, true);
         }
         search.tree()
     }
 
     fn tree(root: &str) -> [String; 3] {
-        ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"].map(|name| join(root, name))
+        ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"]
+            .map(|name| join_names(root, name))
     }
 
     fn find_owned(names: &[String]) -> Option<TreeLocation> {

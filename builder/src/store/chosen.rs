@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::lineage::{SuccessorObstacle, succeeds};
+use super::lineage::{SuccessorObstacle, check_successor};
 use super::{BuildId, BuildStore, CHOICES_FILE, MOVE_FILE, Provenance};
 use crate::clock;
 use crate::error::{BuilderError, Result, io_error};
@@ -104,7 +104,7 @@ impl BuildStore {
     ///
     /// # Errors
     /// Fails if the store cannot be read.
-    pub fn in_use(&self) -> Result<Option<Provenance>> {
+    pub fn default_build(&self) -> Result<Option<Provenance>> {
         let choices = self.choices().unwrap_or_default();
         if let Some(build) = choices.chosen.iter().rev().find_map(|one| self.show(&one.build).ok()) {
             return Ok(Some(build));
@@ -123,12 +123,12 @@ impl BuildStore {
         self.choose_as(build, why, None)
     }
 
-    /// Chooses a build for a caller that then notifies all instances. Until [`BuildStore::moved`], other programs
+    /// Chooses a build for a caller that then notifies all instances. Until [`BuildStore::finish_move`], other programs
     /// see the rollout as unfinished.
     ///
     /// # Errors
     /// Fails like [`BuildStore::choose`].
-    pub fn bring_in(&self, build: &BuildId, why: &str) -> Result<()> {
+    pub fn begin_rollout(&self, build: &BuildId, why: &str) -> Result<()> {
         self.choose_as(build, why, Some(&BuildMove { build: build.clone(), back: false }))
     }
 
@@ -139,7 +139,7 @@ impl BuildStore {
         if choices.chosen.last().is_none_or(|last| last.build != *build || last.held) {
             // An earlier choice of the same build would be a rollback to itself.
             choices.chosen.retain(|one| one.build != *build);
-            choices.chosen.push(decided(build, why));
+            choices.chosen.push(new_decision(build, why));
         }
         choices.rejected.retain(|one| one.build != *build);
         // First: if the choice is not written, the build is not the default, and the move is ignored.
@@ -153,20 +153,20 @@ impl BuildStore {
     /// Fails if the build does not exist, or if the store cannot be read.
     pub fn successor_obstacle(&self, build: &BuildId) -> Result<Option<SuccessorObstacle>> {
         let new = self.show(build)?;
-        let in_use = self.in_use()?.filter(|in_use| in_use.id != *build);
-        Ok(in_use.and_then(|in_use| succeeds(&in_use.plan, &new.plan).err()))
+        let in_use = self.default_build()?.filter(|in_use| in_use.id != *build);
+        Ok(in_use.and_then(|in_use| check_successor(&in_use.plan, &new.plan).err()))
     }
 
     /// After a build was made: holds `before`, the previous default, if the new build does not succeed it.
     /// The caller holds the lock.
-    pub(super) fn settle(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
+    pub(super) fn hold_previous(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
         let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
         // An unreadable file is reported when a build is chosen.
         let Ok(mut choices) = self.choices() else { return Ok(()) };
         if choices.rejected(&new.id).is_some() {
             return Ok(());
         }
-        let held = match (choices.chosen.last(), succeeds(&before.plan, &new.plan)) {
+        let held = match (choices.chosen.last(), check_successor(&before.plan, &new.plan)) {
             (None, Err(why)) => (&before.id, format!("it was in use when build {} was made: {why}", new.id)),
             (Some(last), Ok(())) if last.held && last.build == before.id => {
                 (&new.id, format!("it was made after build {}, which was in use", before.id))
@@ -175,7 +175,7 @@ impl BuildStore {
         };
         let (build, why) = held;
         choices.chosen.retain(|one| one.build != *build);
-        choices.chosen.push(BuildDecision { held: true, ..decided(build, &why) });
+        choices.chosen.push(BuildDecision { held: true, ..new_decision(build, &why) });
         self.write_choices(choices)
     }
 
@@ -191,7 +191,7 @@ impl BuildStore {
         let back = self.step_back(&mut choices, left)?;
         if let Some(why) = why {
             choices.rejected.retain(|one| one.build != *left);
-            choices.rejected.push(decided(left, why));
+            choices.rejected.push(new_decision(left, why));
         }
         self.write_move(Some(&BuildMove { build: left.clone(), back: true }))?;
         self.write_choices(choices)?;
@@ -222,9 +222,9 @@ impl BuildStore {
     }
 
     /// The unfinished rollout or rollback, if there is one. An unreadable file counts as none.
-    pub fn moving(&self) -> Option<BuildMove> {
+    pub fn pending_move(&self) -> Option<BuildMove> {
         let moving: BuildMove = serde_json::from_slice(&fs::read(self.move_path()).ok()?).ok()?;
-        let in_use = self.in_use().ok()??.id;
+        let in_use = self.default_build().ok()??.id;
         // A rollout's build is the default; a rollback's build is not any more.
         (moving.back != (moving.build == in_use)).then_some(moving)
     }
@@ -233,7 +233,7 @@ impl BuildStore {
     ///
     /// # Errors
     /// Fails if the file cannot be removed.
-    pub fn moved(&self) -> Result<()> {
+    pub fn finish_move(&self) -> Result<()> {
         let _lock = self.lock()?;
         self.write_move(None)
     }
@@ -245,7 +245,9 @@ impl BuildStore {
     fn write_move(&self, moving: Option<&BuildMove>) -> Result<()> {
         let path = self.move_path();
         let write = || match moving {
-            Some(moving) => whole::write(&path, &serde_json::to_vec(moving)?, LossTolerance::Final),
+            Some(moving) => {
+                whole::write_atomically(&path, &serde_json::to_vec(moving)?, LossTolerance::Irreplaceable)
+            }
             None => match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(()),
@@ -262,7 +264,7 @@ impl BuildStore {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         choices.rejected.retain(|one| one.build != *build);
-        choices.rejected.push(decided(build, why));
+        choices.rejected.push(new_decision(build, why));
         // A build that was chosen once, removed, and made again.
         choices.chosen.retain(|one| one.build != *build);
         self.write_choices(choices)
@@ -284,12 +286,12 @@ impl BuildStore {
         let write = || {
             let mut text = serde_json::to_vec_pretty(&choices)?;
             text.push(b'\n');
-            whole::write(&path, &text, LossTolerance::Final)
+            whole::write_atomically(&path, &text, LossTolerance::Irreplaceable)
         };
         write().map_err(io_error("writing", &path))
     }
 }
 
-fn decided(build: &BuildId, why: &str) -> BuildDecision {
-    BuildDecision { build: build.clone(), at: clock::now(), why: why.to_owned(), held: false }
+fn new_decision(build: &BuildId, why: &str) -> BuildDecision {
+    BuildDecision { build: build.clone(), at: clock::utc_now(), why: why.to_owned(), held: false }
 }

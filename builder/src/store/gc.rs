@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{BuildId, BuildStore, INCOMING_PREFIX, clear, name_of, only_ours};
+use super::{BuildId, BuildStore, INCOMING_PREFIX, check_only_ours, file_name, remove_files};
 use crate::error::Result;
 use crate::owned;
 
@@ -72,9 +72,9 @@ impl BuildStore {
         for (path, bytes) in &sweep.leftovers {
             // We hold the lock, so no process writes, and any unfinished build was abandoned.
             let _lock = self.lock()?;
-            if only_ours(path).is_ok() {
-                clear(path)?;
-                each(&name_of(path), *bytes);
+            if check_only_ours(path).is_ok() {
+                remove_files(path)?;
+                each(&file_name(path), *bytes);
             }
         }
         Ok(())
@@ -82,7 +82,7 @@ impl BuildStore {
 
     /// Bytes of a build's files.
     pub fn bytes(&self, id: &BuildId) -> u64 {
-        owned::bytes(&self.folder(id))
+        owned::folder_bytes(&self.folder(id))
     }
 
     /// Folders of unfinished builds, including one that is being written now, which is complete or removed
@@ -90,12 +90,12 @@ impl BuildStore {
     fn leftovers(&self) -> Vec<(PathBuf, u64)> {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().map(|entry| entry.path());
         let named = |path: &PathBuf| {
-            name_of(path).strip_prefix(INCOMING_PREFIX).is_some_and(|id| id.parse::<BuildId>().is_ok())
+            file_name(path).strip_prefix(INCOMING_PREFIX).is_some_and(|id| id.parse::<BuildId>().is_ok())
         };
         let mut found: Vec<(PathBuf, u64)> = entries
-            .filter(|path| named(path) && only_ours(path).is_ok())
+            .filter(|path| named(path) && check_only_ours(path).is_ok())
             .map(|path| {
-                let bytes = owned::bytes(&path);
+                let bytes = owned::folder_bytes(&path);
                 (path, bytes)
             })
             .collect();

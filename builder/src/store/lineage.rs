@@ -60,8 +60,8 @@ struct SourceOrigin {
 ///
 /// # Errors
 /// Returns the reason if not. A revision of unknown age counts as newer, since it was built on purpose.
-pub fn succeeds(in_use: &BuildPlan, new: &BuildPlan) -> Result<(), SuccessorObstacle> {
-    continues(&in_use.source, &new.source)?;
+pub fn check_successor(in_use: &BuildPlan, new: &BuildPlan) -> Result<(), SuccessorObstacle> {
+    check_sources(&in_use.source, &new.source)?;
     if in_use.recipe.backend.has_gpu() && !new.recipe.backend.has_gpu() {
         return Err(SuccessorObstacle::NoGpu);
     }
@@ -69,8 +69,8 @@ pub fn succeeds(in_use: &BuildPlan, new: &BuildPlan) -> Result<(), SuccessorObst
 }
 
 /// Checks the sources of both plans.
-fn continues(in_use: &ExaminedSource, new: &ExaminedSource) -> Result<(), SuccessorObstacle> {
-    let (old, new) = (origin(in_use), origin(new));
+fn check_sources(in_use: &ExaminedSource, new: &ExaminedSource) -> Result<(), SuccessorObstacle> {
+    let (old, new) = (source_origin(in_use), source_origin(new));
     if old.lineage != new.lineage {
         return Err(SuccessorObstacle::OtherLineage { new: new.lineage, in_use: old.lineage });
     }
@@ -88,11 +88,15 @@ fn continues(in_use: &ExaminedSource, new: &ExaminedSource) -> Result<(), Succes
     Ok(())
 }
 
-fn origin(found: &ExaminedSource) -> SourceOrigin {
+fn source_origin(found: &ExaminedSource) -> SourceOrigin {
     let given = found.given.to_string_lossy();
     let number = found.revision.build_number;
     if found.kind == "git" && given.contains("://") {
-        return SourceOrigin { lineage: unify_upstream(repository(&given)), number, version: Vec::new() };
+        return SourceOrigin {
+            lineage: unify_upstream(repository_name(&given)),
+            number,
+            version: Vec::new(),
+        };
     }
     let name =
         Path::new(&*given).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -105,7 +109,7 @@ fn origin(found: &ExaminedSource) -> SourceOrigin {
 }
 
 /// `owner/name` of a repository's URL.
-fn repository(url: &str) -> String {
+fn repository_name(url: &str) -> String {
     let path = url.trim_end_matches('/').trim_end_matches(".git");
     let mut parts = path.rsplit('/');
     let (name, owner) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -168,12 +172,12 @@ mod tests {
             found("archive", "/tmp/llama.cpp-b10700.tar.gz", Some(10_700)),
             found("directory", "/home/me/llama.cpp", None),
         ] {
-            assert_eq!(continues(&upstream, &new), Ok(()), "{}", new.given.display());
+            assert_eq!(check_sources(&upstream, &new), Ok(()), "{}", new.given.display());
         }
         let release = |version| found("archive", &format!("/x/llama_cpp_python-{version}.tar.gz"), None);
-        assert_eq!(continues(&release("0.3.9"), &release("0.3.20")), Ok(()));
+        assert_eq!(check_sources(&release("0.3.9"), &release("0.3.20")), Ok(()));
         let mine = found("directory", "/home/me/mine", None);
-        assert_eq!(continues(&mine, &mine), Ok(()));
+        assert_eq!(check_sources(&mine, &mine), Ok(()));
     }
 
     #[test]
@@ -189,20 +193,20 @@ mod tests {
             ),
             (found("directory", "/home/me/turboquant", None), "turboquant"),
         ] {
-            let why = continues(&upstream, &new).unwrap_err();
+            let why = check_sources(&upstream, &new).unwrap_err();
             assert!(matches!(&why, SuccessorObstacle::OtherLineage { new, .. } if new == lineage), "{why}");
-            assert!(continues(&new, &upstream).is_err(), "the other way, too");
+            assert!(check_sources(&new, &upstream).is_err(), "the other way, too");
         }
     }
 
     #[test]
     fn an_older_revision_does_not_succeed_and_one_of_unknown_age_does() {
         let (new, old) = (git(UPSTREAM_URL, 10_587), git(UPSTREAM_URL, 8827));
-        let why = continues(&new, &old).unwrap_err();
+        let why = check_sources(&new, &old).unwrap_err();
         assert_eq!(why.to_string(), "it is older: b8827, and the one in use is b10587");
         let release = |version| found("archive", &format!("/x/llama_cpp_python-{version}.tar.gz"), None);
-        let why = continues(&release("0.3.20"), &release("0.3.9")).unwrap_err();
+        let why = check_sources(&release("0.3.20"), &release("0.3.9")).unwrap_err();
         assert_eq!(why.to_string(), "it is older: 0.3.9, and the one in use is 0.3.20");
-        assert_eq!(continues(&new, &found("git", UPSTREAM_URL, None)), Ok(()));
+        assert_eq!(check_sources(&new, &found("git", UPSTREAM_URL, None)), Ok(()));
     }
 }

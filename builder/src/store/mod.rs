@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 pub use chosen::{BuildChoices, BuildDecision, BuildMove};
 pub use gc::{GcKeep, GcPlan};
 pub use id::{BuildId, BuildIdError};
-pub use lineage::{SuccessorObstacle, succeeds};
+pub use lineage::{SuccessorObstacle, check_successor};
 pub use provenance::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance};
 
 use crate::error::{BuilderError, Result, io_error};
@@ -89,13 +89,13 @@ impl BuildStore {
         };
         for entry in entries {
             let path = entry.map_err(io_error("reading", &self.root))?.path();
-            match name_of(&path).parse::<BuildId>() {
+            match file_name(&path).parse::<BuildId>() {
                 Ok(id) => match self.show(&id) {
                     Ok(build) => listing.builds.push(build),
                     Err(error) => listing.damaged.push((path, error.to_string())),
                 },
-                Err(_) if name_of(&path).starts_with(INCOMING_PREFIX) || name_of(&path) == LOCK_FILE => {}
-                Err(_) if name_of(&path).starts_with(CHOICES_FILE) => {}
+                Err(_) if file_name(&path).starts_with(INCOMING_PREFIX) || file_name(&path) == LOCK_FILE => {}
+                Err(_) if file_name(&path).starts_with(CHOICES_FILE) => {}
                 Err(_) => listing.foreign.push(path),
             }
         }
@@ -114,7 +114,7 @@ impl BuildStore {
         let wanted = prefix.to_ascii_lowercase();
         let mut ids: Vec<BuildId> = match fs::read_dir(&self.root) {
             Ok(entries) => {
-                entries.flatten().filter_map(|entry| name_of(&entry.path()).parse().ok()).collect()
+                entries.flatten().filter_map(|entry| file_name(&entry.path()).parse().ok()).collect()
             }
             Err(_) => Vec::new(),
         };
@@ -188,12 +188,12 @@ impl BuildStore {
             return Err(BuilderError::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
         let _lock = self.lock()?;
-        only_ours(&folder)?;
+        check_only_ours(&folder)?;
         // Renamed first, so that no process finds a partial build while its files are removed.
         let going = self.incoming(id);
-        clear(&going)?;
+        remove_files(&going)?;
         fs::rename(&folder, &going).map_err(io_error("removing", folder))?;
-        clear(&going)
+        remove_files(&going)
     }
 
     /// The build of this store that contains a file.
@@ -201,7 +201,7 @@ impl BuildStore {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         // A removed file has no canonical path, but its folder may have one.
         let (folder, root) = (real(file.parent()?), real(&self.root));
-        (folder.parent()? == root).then(|| name_of(&folder).parse().ok())?
+        (folder.parent()? == root).then(|| file_name(&folder).parse().ok())?
     }
 
     fn lock(&self) -> Result<FileLock> {
@@ -213,24 +213,24 @@ impl BuildStore {
     pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;
-        let before = self.in_use()?;
-        clear(&incoming)?;
+        let before = self.default_build()?;
+        remove_files(&incoming)?;
         fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
-        let done = self.fill(&incoming, binary, provenance).and_then(|()| {
-            clear(&folder)?;
+        let done = self.write_files(&incoming, binary, provenance).and_then(|()| {
+            remove_files(&folder)?;
             fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
         });
         if done.is_err() {
             // The caller gets the first error.
-            clear(&incoming).ok();
+            remove_files(&incoming).ok();
         }
         done?;
-        self.settle(before, provenance)?;
+        self.hold_previous(before, provenance)?;
         Ok(folder.join(BINARY_FILE))
     }
 
     #[expect(clippy::unused_self, reason = "part of installing into this store")]
-    fn fill(&self, folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
+    fn write_files(&self, folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
         let to = folder.join(BINARY_FILE);
         fs::copy(binary, &to).map_err(io_error("copying", binary))?;
         let file = folder.join(PROVENANCE_FILE);
@@ -252,7 +252,7 @@ impl BuildStore {
 }
 
 /// Checks that a folder is a real one and contains only a build's files.
-fn only_ours(folder: &Path) -> Result<()> {
+fn check_only_ours(folder: &Path) -> Result<()> {
     let foreign = |why: String| Err(BuilderError::ForeignInBuild { path: folder.to_owned(), why });
     let facts = fs::symlink_metadata(folder).map_err(io_error("reading", folder))?;
     if !facts.is_dir() {
@@ -270,11 +270,11 @@ fn only_ours(folder: &Path) -> Result<()> {
 }
 
 /// Removes a folder of a complete or partial build, if it exists. The caller holds the lock.
-fn clear(folder: &Path) -> Result<()> {
+fn remove_files(folder: &Path) -> Result<()> {
     if fs::symlink_metadata(folder).is_err() {
         return Ok(());
     }
-    only_ours(folder)?;
+    check_only_ours(folder)?;
     for name in BUILD_FILES {
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -286,7 +286,7 @@ fn clear(folder: &Path) -> Result<()> {
     fs::remove_dir(folder).map_err(io_error("removing", folder))
 }
 
-fn name_of(path: &Path) -> String {
+fn file_name(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

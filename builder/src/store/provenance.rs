@@ -52,12 +52,12 @@ impl Provenance {
 
     /// Fixes of the user's own applied sets, each with its set's id.
     pub fn own_fixes(&self) -> Vec<(String, SetFix)> {
-        let applied = self.plan.patches.iter().filter(|set| set.applied());
+        let applied = self.plan.patches.iter().filter(|set| set.is_applied());
         applied.flat_map(|set| set.own.iter().map(|fix| (set.set.clone(), fix.clone()))).collect()
     }
 
     /// The state of each judged fix in this source: needed, superseded, harmful.
-    pub fn lives(&self) -> Vec<(String, FixStanding)> {
+    pub fn fix_states(&self) -> Vec<(String, FixStanding)> {
         let fixes = self.plan.patches.iter().flat_map(|set| &set.fixes);
         fixes.filter_map(|fix| Some((fix.fix.clone(), fix.life.clone()?))).collect()
     }
@@ -81,7 +81,7 @@ impl Provenance {
                 backend: self.backend().to_string(),
                 fixes: Some(self.fixes().to_vec()),
                 own: self.own_fixes(),
-                lives: self.lives(),
+                fix_states: self.fix_states(),
                 options: self.plan.recipe.cmake.iter().filter_map(option).collect(),
             }),
         }
@@ -130,7 +130,7 @@ pub struct BuildHost {
 }
 
 impl BuildHost {
-    pub(crate) fn here() -> Self {
+    pub(crate) fn current() -> Self {
         let system = rustix::system::uname();
         let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
         let info = fs::read_to_string(Path::new("/proc/cpuinfo")).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Stores with valid builds, damaged ones and foreign entries.
 
-use super::lineage::succeeds;
+use super::lineage::check_successor;
 use super::*;
 use crate::plan::ComputeBackend;
 use crate::plan::tests::plan;
@@ -20,7 +20,7 @@ pub(crate) fn provenance(options: &[&str], built_at: &str, size: u64) -> Provena
         timings: BuildTimings::default(),
         binary: BinaryFacts { size, sha256: String::new() },
         verified: VerifyResults::default(),
-        host: BuildHost::here(),
+        host: BuildHost::current(),
         fixes: Vec::new(),
     }
 }
@@ -83,7 +83,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     let folder = tempfile::tempdir().unwrap();
     let times = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"];
     let (store, ids) = store(folder.path(), &times);
-    let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
+    let in_use = || store.default_build().unwrap().map(|build| build.id).unwrap();
     assert_eq!(in_use(), ids[2]);
     assert!(store.roll_back(&ids[2], Some("no")).unwrap_err().to_string().contains("no build to go back to"));
     store.choose(&ids[0], "by hand").unwrap();
@@ -125,7 +125,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     let folder = tempfile::tempdir().unwrap();
     let store = BuildStore::new(folder.path());
     fs::create_dir_all(store.root()).unwrap();
-    let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
+    let in_use = || store.default_build().unwrap().map(|build| build.id).unwrap();
     let (upstream, fork) =
         ("https://github.com/ggml-org/llama.cpp", "https://github.com/ikawrakow/ik_llama.cpp");
     install_of(&store, upstream, 100, "2026-01-01T00:00:00Z");
@@ -142,8 +142,8 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
         plan: crate::plan::tests::with_gpu(ComputeBackend::Cuda, &["90"], "/nvcc", "nvcc 13"),
         ..provenance(&[], "", 5)
     };
-    assert_eq!(succeeds(&gpu.plan, &provenance(&[], "", 5).plan), Err(SuccessorObstacle::NoGpu));
-    assert_eq!(succeeds(&provenance(&[], "", 5).plan, &gpu.plan), Ok(()));
+    assert_eq!(check_successor(&gpu.plan, &provenance(&[], "", 5).plan), Err(SuccessorObstacle::NoGpu));
+    assert_eq!(check_successor(&provenance(&[], "", 5).plan, &gpu.plan), Ok(()));
     assert!(store.kept_by_choice().contains(&newer), "nobody removes it by age");
 
     // A successor becomes the default automatically, because there was no explicit choice.
@@ -164,7 +164,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
 fn a_build_that_is_rejected_is_in_use_for_nobody_who_has_another() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]);
-    let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
+    let in_use = || store.default_build().unwrap().map(|build| build.id).unwrap();
     store.reject(&ids[1], "it leaks").unwrap();
     assert_eq!(in_use(), ids[0], "the newest was found worse");
     // Chosen, rolled back without a rejection, and chosen again: no rollback to itself.
@@ -183,14 +183,14 @@ fn a_build_that_is_rejected_is_in_use_for_nobody_who_has_another() {
 fn who_was_killed_over_a_move_leaves_word_and_another_choice_ends_it() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]);
-    let moving = || store.moving().map(|moving| (moving.build, moving.back));
+    let moving = || store.pending_move().map(|moving| (moving.build, moving.back));
     store.choose(&ids[0], "by hand").unwrap();
     assert_eq!(moving(), None);
-    store.bring_in(&ids[1], "it is new").unwrap();
+    store.begin_rollout(&ids[1], "it is new").unwrap();
     assert_eq!(moving(), Some((ids[1].clone(), false)));
     assert!(store.list().unwrap().foreign.is_empty());
-    store.moved().unwrap();
-    store.moved().unwrap();
+    store.finish_move().unwrap();
+    store.finish_move().unwrap();
     assert_eq!(moving(), None);
     store.roll_back(&ids[1], None).unwrap();
     assert_eq!(moving(), Some((ids[1].clone(), true)));
@@ -208,7 +208,7 @@ fn choices_that_nobody_understands_keep_no_server_down_and_are_not_written_over(
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
     fs::write(store.root().join(CHOICES_FILE), "{\"schema\": 9}").unwrap();
-    assert_eq!(store.in_use().unwrap().map(|build| build.id), Some(ids[0].clone()));
+    assert_eq!(store.default_build().unwrap().map(|build| build.id), Some(ids[0].clone()));
     for error in [store.choose(&ids[0], "x").unwrap_err(), store.reject(&ids[0], "x").unwrap_err()] {
         assert!(error.to_string().contains("cannot be understood"), "{error}");
     }

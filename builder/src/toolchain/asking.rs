@@ -12,18 +12,18 @@ use crate::error::{BuilderError, Result};
 use crate::process::{ChildExit, output};
 
 /// A program with the first line of its `--version`.
-pub(super) async fn versioned(
+pub(super) async fn tool_with_version(
     env: &BuildEnvironment,
     path: PathBuf,
     cancel: &CancellationToken,
 ) -> Result<BuildTool> {
-    let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let text = program_output(env, &path, &["--version"], "asking for its version", cancel).await?;
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
     Ok(BuildTool { path, version })
 }
 
 /// Output of a program; an error if it fails.
-pub(super) async fn said(
+pub(super) async fn program_output(
     env: &BuildEnvironment,
     program: &Path,
     arguments: &[&str],
@@ -32,11 +32,15 @@ pub(super) async fn said(
 ) -> Result<String> {
     let mut command = env.command(program);
     command.args(arguments);
-    finish(program, doing, output(command, cancel).await)
+    finish_program(program, doing, output(command, cancel).await)
 }
 
 /// Converts the end of a small program into its output or an error.
-pub(crate) fn finish(program: &Path, doing: &str, end: io::Result<(ChildExit, String)>) -> Result<String> {
+pub(crate) fn finish_program(
+    program: &Path,
+    doing: &str,
+    end: io::Result<(ChildExit, String)>,
+) -> Result<String> {
     let failed = |why: String| {
         let command = program.display().to_string();
         Err(BuilderError::Program { command, doing: doing.to_owned(), why })

@@ -11,18 +11,18 @@ use crate::plan::backend::ComputeBackend;
 use crate::plan::target::{ArchChoice, BackendChoice, CpuTarget};
 
 /// Chooses the backend, checks its toolkit, and determines the GPU architectures.
-pub(crate) async fn choose(
+pub(crate) async fn choose_backend(
     env: &BuildEnvironment,
     wish: BackendChoice,
     arch: &ArchChoice,
     cancel: &CancellationToken,
 ) -> Result<ChosenBackend> {
     let (backend, why) = match wish {
-        BackendChoice::This(backend) => (backend, String::new()),
+        BackendChoice::Explicit(backend) => (backend, String::new()),
         BackendChoice::Auto => choose_automatically(env, arch, cancel).await?,
     };
     arch.check(backend)?;
-    let toolkit = toolkit::find(env, backend, cancel).await?;
+    let toolkit = toolkit::find_toolkit(env, backend, cancel).await?;
     let gpu = match &toolkit {
         Some(toolkit) => gpu_architectures(env, backend, toolkit, arch, cancel).await?,
         None => Vec::new(),
@@ -45,13 +45,27 @@ async fn choose_automatically(
     if let Some(backend) = arch.backend() {
         return Ok((backend, format!("--arch {arch} names its GPUs")));
     }
-    if metal::is_here() {
+    if metal::is_supported() {
         return Ok((ComputeBackend::Metal, "this is macOS".into()));
     }
     let mut nearly = Vec::new();
     let candidates = [
-        (ComputeBackend::Cuda, "an NVIDIA device", "nvcc", "CUDACXX", cuda::has_device(env), cuda::nvcc(env)),
-        (ComputeBackend::Hip, "an AMD device", "hipcc", "HIP_PATH", hip::has_device(env), hip::hipcc(env)),
+        (
+            ComputeBackend::Cuda,
+            "an NVIDIA device",
+            "nvcc",
+            "CUDACXX",
+            cuda::has_device(env),
+            cuda::find_nvcc(env),
+        ),
+        (
+            ComputeBackend::Hip,
+            "an AMD device",
+            "hipcc",
+            "HIP_PATH",
+            hip::has_device(env),
+            hip::find_hipcc(env),
+        ),
     ];
     for (backend, device, compiler, variable, has_device, found) in candidates {
         match (has_device, found) {
@@ -69,7 +83,7 @@ async fn choose_automatically(
         }
     }
     if vulkan::has_device(env) {
-        match vulkan::find(env, cancel).await {
+        match vulkan::find_vulkan(env, cancel).await {
             Ok(_) => nearly.insert(0, "a GPU with a Vulkan driver is there".into()),
             Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
             Err(error) => {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
-use super::asking::said;
+use super::asking::program_output;
 use super::found::BuildCompilers;
 use crate::environment::BuildEnvironment;
 use crate::error::{BuilderError, Result};
@@ -35,10 +35,14 @@ const CURL_PROGRAM: &str = "#include <curl/curl.h>\n#include <stdio.h>\n\
     || puts(\"libcurl \" LIBCURL_VERSION) < 0; }\n";
 
 /// npm, if it runs.
-pub(crate) async fn npm(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<Option<NpmVersion>> {
+pub(crate) async fn find_npm(
+    env: &BuildEnvironment,
+    cancel: &CancellationToken,
+) -> Result<Option<NpmVersion>> {
     let (Some(npm), Some(node)) = (env.find("npm"), env.find("node")) else { return Ok(None) };
-    let version =
-        async |program: &Path| said(env, program, &["--version"], "asking for its version", cancel).await;
+    let version = async |program: &Path| {
+        program_output(env, program, &["--version"], "asking for its version", cancel).await
+    };
     let versions = tokio::try_join!(version(&npm), version(&node));
     missing_if_failed(versions).map(|versions| {
         let (npm, node) = versions?;
@@ -47,7 +51,7 @@ pub(crate) async fn npm(env: &BuildEnvironment, cancel: &CancellationToken) -> R
 }
 
 /// OpenSSL, if a program with it compiles and runs.
-pub(crate) async fn openssl(
+pub(crate) async fn find_openssl(
     env: &BuildEnvironment,
     compilers: &BuildCompilers,
     cancel: &CancellationToken,
@@ -66,7 +70,7 @@ pub(crate) async fn openssl(
 
 /// libcurl, if a program with it compiles and runs. Searched only where cmake searches, too, because cmake's
 /// configuration fails without it: not in the folders of `CPATH` and the like.
-pub(crate) async fn curl(
+pub(crate) async fn find_curl(
     env: &BuildEnvironment,
     compilers: &BuildCompilers,
     cancel: &CancellationToken,
@@ -94,16 +98,16 @@ async fn run_linked_program(
     }
     let (from, to) = (source.to_string_lossy(), program.to_string_lossy());
     let arguments = [&[&*from, "-o", &*to], libraries].concat();
-    let made = said(env, &compilers.c.path, &arguments, doing, cancel).await;
+    let made = program_output(env, &compilers.c.path, &arguments, doing, cancel).await;
     if missing_if_failed(made)?.is_none() || !program.exists() {
         return Ok(None);
     }
-    let text = missing_if_failed(said(env, &program, &[], "asking for its version", cancel).await)?;
-    Ok(text.as_deref().and_then(version))
+    let text = missing_if_failed(program_output(env, &program, &[], "asking for its version", cancel).await)?;
+    Ok(text.as_deref().and_then(shorten_version))
 }
 
 /// Shortens `OpenSSL 3.0.17 1 Jul 2025` to `OpenSSL 3.0`: the rest may change without a new build.
-fn version(text: &str) -> Option<String> {
+fn shorten_version(text: &str) -> Option<String> {
     let mut words = text.split_whitespace();
     let (name, number) = (words.next()?, words.next()?);
     let mut parts = number.split('.');
@@ -121,13 +125,13 @@ fn missing_if_failed<T>(result: Result<T>) -> Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
-    use super::version;
+    use super::shorten_version;
 
     #[test]
     fn a_version_is_kept_as_far_as_programs_depend_on_it() {
-        assert_eq!(version("OpenSSL 3.0.17 1 Jul 2025").as_deref(), Some("OpenSSL 3.0"));
-        assert_eq!(version("LibreSSL 4.1.0").as_deref(), Some("LibreSSL 4.1"));
-        assert_eq!(version("libcurl 7.88.1").as_deref(), Some("libcurl 7.88"));
-        assert_eq!(version("x"), None);
+        assert_eq!(shorten_version("OpenSSL 3.0.17 1 Jul 2025").as_deref(), Some("OpenSSL 3.0"));
+        assert_eq!(shorten_version("LibreSSL 4.1.0").as_deref(), Some("LibreSSL 4.1"));
+        assert_eq!(shorten_version("libcurl 7.88.1").as_deref(), Some("libcurl 7.88"));
+        assert_eq!(shorten_version("x"), None);
     }
 }

@@ -22,10 +22,10 @@ use crate::error::{BuilderError, Result};
 use crate::event::{BuildEvent, EventReporter};
 use crate::plan::backend::ComputeBackend;
 use crate::plan::target::CpuTarget;
-pub(crate) use asking::finish;
-use asking::{said, versioned};
-pub(crate) use choice::choose;
-pub(crate) use extras::{curl, npm, openssl};
+pub(crate) use asking::finish_program;
+use asking::{program_output, tool_with_version};
+pub(crate) use choice::choose_backend;
+pub(crate) use extras::{find_curl, find_npm, find_openssl};
 pub use found::{BuildCompilers, BuildDrivers, BuildTool, GpuToolkit};
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;
@@ -38,28 +38,28 @@ const MIN_CMAKE: (u32, u32) = (3, 18);
 const MIN_GPU_CMAKE: (u32, u32) = (3, 23);
 
 /// Finds the compilers; the error names the package of a missing one.
-pub(crate) async fn compilers(
+pub(crate) async fn find_compilers(
     env: &BuildEnvironment,
     arch: CpuTarget,
     cancel: &CancellationToken,
 ) -> Result<BuildCompilers> {
-    let c = compiler(env, env.cc.as_deref(), &["cc", "gcc", "clang"], "a C compiler")?;
-    let cxx = compiler(env, env.cxx.as_deref(), &["c++", "g++", "clang++"], "a C++ compiler")?;
+    let c = find_compiler(env, env.cc.as_deref(), &["cc", "gcc", "clang"], "a C compiler")?;
+    let cxx = find_compiler(env, env.cxx.as_deref(), &["c++", "g++", "clang++"], "a C++ compiler")?;
     let (c, cxx_tool, target, cpu) = tokio::try_join!(
-        versioned(env, c, cancel),
-        versioned(env, cxx.clone(), cancel),
-        said(env, &cxx, &["-dumpmachine"], "asking for the target", cancel),
+        tool_with_version(env, c, cancel),
+        tool_with_version(env, cxx.clone(), cancel),
+        program_output(env, &cxx, &["-dumpmachine"], "asking for the target", cancel),
         async {
             match arch {
                 CpuTarget::Portable => Ok(String::new()),
-                CpuTarget::Native => cpu(env, &cxx, cancel).await,
+                CpuTarget::Native => hash_cpu_features(env, &cxx, cancel).await,
             }
         }
     )?;
     Ok(BuildCompilers { c, cxx: cxx_tool, target: target.trim().to_owned(), cpu })
 }
 
-fn compiler(
+fn find_compiler(
     env: &BuildEnvironment,
     wish: Option<&std::ffi::OsStr>,
     usual: &[&str],
@@ -88,10 +88,10 @@ fn compiler(
 }
 
 /// Hashes the compiler's predefined macros for this CPU: machines with the same hash get the same code.
-async fn cpu(env: &BuildEnvironment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
+async fn hash_cpu_features(env: &BuildEnvironment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
     let ask = async |flag| {
         let arguments = [flag, "-dM", "-E", "-x", "c++", "/dev/null"];
-        said(env, cxx, &arguments, "asking what a native build means", cancel).await
+        program_output(env, cxx, &arguments, "asking what a native build means", cancel).await
     };
     let macros = match ask("-march=native").await {
         // Older clang on ARM supports only `-mcpu=native`.
@@ -104,7 +104,7 @@ async fn cpu(env: &BuildEnvironment, cxx: &Path, cancel: &CancellationToken) -> 
 }
 
 /// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI.
-pub(crate) async fn drivers(
+pub(crate) async fn find_drivers(
     env: &BuildEnvironment,
     backend: ComputeBackend,
     cache: &Path,
@@ -114,18 +114,19 @@ pub(crate) async fn drivers(
     let oldest = if backend.has_gpu() { MIN_GPU_CMAKE } else { MIN_CMAKE };
     let launcher = ["ccache", "sccache"].iter().find_map(|name| env.find(name));
     if let (Some(cmake), Some(ninja)) = (env.find("cmake"), env.find("ninja")) {
-        let found = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel));
+        let found =
+            tokio::try_join!(tool_with_version(env, cmake, cancel), tool_with_version(env, ninja, cancel));
         match found {
             Ok((cmake, ninja)) if is_new_enough(&cmake.version, oldest) => {
                 return Ok(BuildDrivers { cmake, ninja, launcher });
             }
-            Ok((cmake, _)) => reporter.tell(BuildEvent::Note(format!("{} is too old", cmake.version))),
+            Ok((cmake, _)) => reporter.report(BuildEvent::Note(format!("{} is too old", cmake.version))),
             Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
-            Err(broken) => reporter.tell(BuildEvent::Note(broken.to_string())),
+            Err(broken) => reporter.report(BuildEvent::Note(broken.to_string())),
         }
     }
     let venv = PythonVenv::new(cache);
-    venv.ready(env, reporter, cancel).await.map_err(|error| match error {
+    venv.ensure_created(env, reporter, cancel).await.map_err(|error| match error {
         // Suggest cmake and ninja themselves, which are simpler to install than a Python for installing them.
         BuilderError::MissingProgram { program, package: "python3 python3-venv" } => {
             BuilderError::MissingProgram {
@@ -136,7 +137,8 @@ pub(crate) async fn drivers(
         other => other,
     })?;
     let (cmake, ninja) = (venv.program("cmake"), venv.program("ninja"));
-    let (cmake, ninja) = tokio::try_join!(versioned(env, cmake, cancel), versioned(env, ninja, cancel))?;
+    let (cmake, ninja) =
+        tokio::try_join!(tool_with_version(env, cmake, cancel), tool_with_version(env, ninja, cancel))?;
     Ok(BuildDrivers { cmake, ninja, launcher })
 }
 

@@ -9,8 +9,8 @@ use std::{fs, io};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::asking::finish;
-use crate::environment::{BuildEnvironment, without};
+use super::asking::finish_program;
+use crate::environment::{BuildEnvironment, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
@@ -59,7 +59,7 @@ impl PythonVenv {
     }
 
     /// Creates the environment unless it is complete.
-    pub(crate) async fn ready(
+    pub(crate) async fn ensure_created(
         &self,
         env: &BuildEnvironment,
         reporter: &EventReporter,
@@ -76,18 +76,18 @@ impl PythonVenv {
             program: "python3".into(),
             package: "python3 python3-venv",
         })?;
-        reporter.tell(BuildEvent::Obtaining {
+        reporter.report(BuildEvent::Obtaining {
             what: PACKAGES_DESCRIPTION.into(),
             from: "PyPI",
             into: self.folder.clone(),
         });
-        self.clear().map_err(io_error("removing", &self.folder))?;
+        self.remove_outdated().map_err(io_error("removing", &self.folder))?;
         owned::create(&self.folder).map_err(io_error("creating", &self.folder))?;
         self.create(&python, env, cancel).await?;
         let mut install = self.pip(env);
         install.arg("install").args(VENV_PACKAGES);
         let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", self.folder.display());
-        finish(Path::new("pip install"), &doing, output(install, cancel).await)?;
+        finish_program(Path::new("pip install"), &doing, output(install, cancel).await)?;
         let mark = self.folder.join(COMPLETE_MARK);
         fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
     }
@@ -99,7 +99,7 @@ impl PythonVenv {
     }
 
     /// Removes an outdated environment.
-    fn clear(&self) -> io::Result<()> {
+    fn remove_outdated(&self) -> io::Result<()> {
         // Earlier versions of this program marked a complete environment by this file only.
         if fs::read_to_string(self.folder.join(COMPLETE_MARK))
             .is_ok_and(|mark| mark.contains(VENV_PACKAGES[1]))
@@ -114,7 +114,7 @@ impl PythonVenv {
         remove_python_settings(&mut command);
         command.args(["-I", "-m", "venv"]).arg(&self.folder);
         let doing = format!("making the virtual environment {}", self.folder.display());
-        finish(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
+        finish_program(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
             // Debian splits the module: `venv` may be installed without its dependencies.
             BuilderError::Program { why, .. }
                 if why.contains("ensurepip") || why.contains("No module named venv") =>
@@ -141,7 +141,7 @@ impl PythonVenv {
 
 /// Removes the user's Python and pip settings from a command, except those about package sources.
 fn remove_python_settings(command: &mut Command) {
-    without(command, |name| {
+    remove_variables(command, |name| {
         let foreign_pip = name.starts_with("PIP_") && !INDEX_SETTINGS.contains(&name);
         foreign_pip || name.starts_with("PYTHON") || name == "VIRTUAL_ENV"
     });

@@ -65,9 +65,11 @@ pub(super) async fn discards_unread_body(door: &ServerAddress) -> Option<bool> {
         let mut seen = BodyOutcome::Unclear;
         for pause in BODY_PAUSES {
             let tried = match door {
-                ServerAddress::Unix(socket) => shown(UnixStream::connect(socket).await, head, pause).await,
+                ServerAddress::Unix(socket) => {
+                    test_head(UnixStream::connect(socket).await, head, pause).await
+                }
                 ServerAddress::Port(port) => {
-                    shown(TcpStream::connect(("127.0.0.1", *port)).await, head, pause).await
+                    test_head(TcpStream::connect(("127.0.0.1", *port)).await, head, pause).await
                 }
             };
             seen = tried.unwrap_or(BodyOutcome::Unclear);
@@ -77,10 +79,10 @@ pub(super) async fn discards_unread_body(door: &ServerAddress) -> Option<bool> {
         }
         all.push(seen);
     }
-    judge(&all)
+    judge_outcomes(&all)
 }
 
-fn judge(all: &[BodyOutcome]) -> Option<bool> {
+fn judge_outcomes(all: &[BodyOutcome]) -> Option<bool> {
     if all.contains(&BodyOutcome::ReadAsRequest) {
         return Some(false);
     }
@@ -88,7 +90,7 @@ fn judge(all: &[BodyOutcome]) -> Option<bool> {
     (sure && all.len() >= REQUIRED_HEADS).then_some(true)
 }
 
-async fn shown<S: AsyncRead + AsyncWrite + Unpin>(
+async fn test_head<S: AsyncRead + AsyncWrite + Unpin>(
     stream: io::Result<S>,
     head: &str,
     pause: Duration,
@@ -198,7 +200,7 @@ mod tests {
         let (ours, theirs) = tokio::io::duplex(1024);
         let mut serving = tokio::task::JoinSet::new();
         serving.spawn(serve(theirs, server));
-        shown(Ok(ours), REQUEST_HEADS[0], BODY_PAUSES[0]).await.unwrap()
+        test_head(Ok(ours), REQUEST_HEADS[0], BODY_PAUSES[0]).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]
@@ -215,10 +217,10 @@ mod tests {
     #[test]
     fn one_body_that_was_read_as_a_request_is_enough_and_what_is_unclear_is_no_proof() {
         use BodyOutcome::{Discarded, ReadAsRequest, Unclear};
-        assert_eq!(judge(&[Discarded, Discarded, Discarded, ReadAsRequest]), Some(false));
-        assert_eq!(judge(&[Discarded, Discarded, Unclear, Unclear]), Some(true));
-        assert_eq!(judge(&[Discarded, Unclear, Discarded, Discarded]), None);
-        assert_eq!(judge(&[Unclear; 4]), None);
-        assert_eq!(judge(&[]), None);
+        assert_eq!(judge_outcomes(&[Discarded, Discarded, Discarded, ReadAsRequest]), Some(false));
+        assert_eq!(judge_outcomes(&[Discarded, Discarded, Unclear, Unclear]), Some(true));
+        assert_eq!(judge_outcomes(&[Discarded, Unclear, Discarded, Discarded]), None);
+        assert_eq!(judge_outcomes(&[Unclear; 4]), None);
+        assert_eq!(judge_outcomes(&[]), None);
     }
 }

@@ -78,7 +78,7 @@ impl ServerAddress {
 }
 
 /// Waits until `/health` answers 200. The caller limits the time.
-pub(super) async fn health(door: &ServerAddress) -> ServerCheckResult {
+pub(super) async fn wait_until_healthy(door: &ServerAddress) -> ServerCheckResult {
     let client = door.client()?;
     loop {
         // The socket does not exist yet, or the server answers 503 while loading.
@@ -92,7 +92,7 @@ pub(super) async fn health(door: &ServerAddress) -> ServerCheckResult {
 }
 
 /// Checks that `/completion` returns the requested number of tokens.
-pub(super) async fn completion(door: &ServerAddress) -> ServerCheckResult {
+pub(super) async fn check_completion(door: &ServerAddress) -> ServerCheckResult {
     let body = json!({ "prompt": "hello", "n_predict": ANSWER_TOKENS, "temperature": 0 });
     let text = post(door, "/completion", &body).await?;
     let answer: Value = parse(&text)?;
@@ -104,7 +104,7 @@ pub(super) async fn completion(door: &ServerAddress) -> ServerCheckResult {
 }
 
 /// Checks that `/v1/chat/completions` streams text, gives a finish reason, and ends with `[DONE]`.
-pub(super) async fn chat(door: &ServerAddress) -> ServerCheckResult {
+pub(super) async fn check_chat(door: &ServerAddress) -> ServerCheckResult {
     let body = json!({
         "messages": [{ "role": "user", "content": "hello" }],
         "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": true,
@@ -130,7 +130,7 @@ pub(super) async fn chat(door: &ServerAddress) -> ServerCheckResult {
 }
 
 /// Checks that `/v1/embeddings` returns a vector that is not all zero.
-pub(super) async fn embedding(door: &ServerAddress) -> ServerCheckResult {
+pub(super) async fn check_embedding(door: &ServerAddress) -> ServerCheckResult {
     let text = post(door, "/v1/embeddings", &json!({ "input": "hello" })).await?;
     let answer: Value = parse(&text)?;
     let vector = answer["data"][0]["embedding"].as_array();

@@ -46,7 +46,7 @@ pub(super) const CONTEXT_SIZE: &str = "4096";
 const MAX_STREAMS: usize = 8;
 
 /// Tests if `/` is a web page. `None`: no answer, or an unexpected one.
-async fn web_page(door: &ServerAddress) -> Option<bool> {
+async fn test_web_page(door: &ServerAddress) -> Option<bool> {
     let client = door.client().ok()?;
     let answer = client.get(door.url("/")).header("accept", "text/html").header("accept-encoding", "gzip");
     let answer = timeout(SERVED_TIMEOUT * 10, answer.send()).await.ok()?.ok()?;
@@ -58,7 +58,7 @@ async fn web_page(door: &ServerAddress) -> Option<bool> {
 }
 
 /// Tests if connections beyond the number of threads are served while the others stay open.
-async fn http_threads(door: &ServerAddress) -> Option<HttpThreads> {
+async fn test_http_threads(door: &ServerAddress) -> Option<HttpThreads> {
     // Repeated: a stalled machine looks like a server with too few threads.
     let first = test_connections(door).await?;
     (first == test_connections(door).await?).then_some(first)
@@ -90,7 +90,7 @@ async fn test_connections(door: &ServerAddress) -> Option<HttpThreads> {
 }
 
 /// Tests when the head of a streamed answer is sent: repeats with longer prompts until the result is clear.
-async fn head(door: &ServerAddress, until: Instant) -> Option<StreamHead> {
+async fn test_stream_head(door: &ServerAddress, until: Instant) -> Option<StreamHead> {
     let mut tries = Vec::new();
     let mut tokens = FIRST_PROMPT_TOKENS;
     for number in 0..MAX_STREAMS {
@@ -146,13 +146,13 @@ const fn prompt_token(at: usize, number: usize) -> usize {
 }
 
 /// Runs all measurements that are possible on one running server; those not done after `limit` stay unknown.
-pub(super) async fn all(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
+pub(super) async fn measure_all(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
     let until = Instant::now() + limit;
     let unix = matches!(door, ServerAddress::Unix(_));
     let mut measured = ServerBehaviour { unix_sockets: Some(unix), ..ServerBehaviour::default() };
-    measured.web_page = timeout_at(until, web_page(door)).await.ok().flatten();
+    measured.web_page = timeout_at(until, test_web_page(door)).await.ok().flatten();
     measured.discards_bodies = timeout_at(until, bodies::discards_unread_body(door)).await.ok().flatten();
-    measured.http_threads = timeout_at(until, http_threads(door)).await.ok().flatten();
-    measured.stream_head = head(door, until).await;
+    measured.http_threads = timeout_at(until, test_http_threads(door)).await.ok().flatten();
+    measured.stream_head = test_stream_head(door, until).await;
     measured
 }

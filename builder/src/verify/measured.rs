@@ -100,7 +100,7 @@ pub(super) const MIN_PROMPT_TIME: Duration = Duration::from_millis(150);
 pub(super) const REQUIRED_AGREEMENT: usize = 3;
 
 impl StreamTiming {
-    fn whole(&self) -> Duration {
+    fn total(&self) -> Duration {
         self.head + self.token
     }
 
@@ -115,8 +115,8 @@ impl StreamTiming {
     /// that is most of the whole time, a head in its first quarter was sent before. The opposite mistake is
     /// possible: a head that was sent early and read late, because the machine was busy. In that case the
     /// careful answer results.
-    fn shows(&self) -> Option<StreamHead> {
-        let (whole, prompt) = (self.whole(), self.prompt?);
+    fn evaluate(&self) -> Option<StreamHead> {
+        let (whole, prompt) = (self.total(), self.prompt?);
         if !self.is_long() || prompt < whole / 2 || prompt > whole {
             return None;
         }
@@ -129,7 +129,7 @@ impl StreamTiming {
 
 /// The common result of the tries: `None` unless [`REQUIRED_AGREEMENT`] of them are clear and none contradicts.
 pub(super) fn stream_head(tries: &[StreamTiming]) -> Option<StreamHead> {
-    let mut clear = tries.iter().filter_map(StreamTiming::shows);
+    let mut clear = tries.iter().filter_map(StreamTiming::evaluate);
     let first = clear.next()?;
     let mut count = 1;
     for other in clear {

@@ -87,24 +87,25 @@ pub async fn verify(
     reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<VerifyResults> {
-    let trial = TrialSettings { timeout, gpu: false, hide: false, libraries: None, variables: Vec::new() };
-    try_out(binary, &trial, reporter, cancel).await
+    let trial =
+        TrialSettings { timeout, gpu: false, hide_gpus: false, libraries: None, variables: Vec::new() };
+    verify_with(binary, &trial, reporter, cancel).await
 }
 
 /// Like [`verify()`], with more settings.
-pub(crate) async fn try_out(
+pub(crate) async fn verify_with(
     binary: &Path,
     trial: &TrialSettings,
     reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<VerifyResults> {
-    let folder = folder()?;
+    let folder = private_folder()?;
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::SampleModelOptions::default())
         .map_err(io_error("writing", &model))?;
     let mut verified = VerifyResults::default();
     if trial.gpu {
-        verified.devices = devices::listed(binary, trial, cancel).await?;
+        verified.devices = devices::list_devices(binary, trial, cancel).await?;
     }
     let mut run = VerifyRun {
         binary,
@@ -127,17 +128,17 @@ pub(crate) async fn try_out(
             run.unix = false;
             run.verified.checks.clear();
             run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await.map_err(|stopped| stopped.error)?;
-            reporter.tell(BuildEvent::Note(
+            reporter.report(BuildEvent::Note(
                 "it does not listen on a Unix socket: verified on a loopback port".to_owned(),
             ));
         }
         Err(stopped) => return Err(stopped.error),
     }
-    run.embeds().await?;
+    run.check_embedding().await?;
     let unix = run.unix;
     compute(binary, folder.path(), trial, unix, &mut verified, reporter, cancel).await?;
     verified.measured = start_and_measure(binary, folder.path(), trial, unix, cancel).await?;
-    reporter.tell(BuildEvent::Note(format!("measured: {}", verified.measured)));
+    reporter.report(BuildEvent::Note(format!("measured: {}", verified.measured)));
     Ok(verified)
 }
 
@@ -152,17 +153,17 @@ async fn compute(
     cancel: &CancellationToken,
 ) -> Result<()> {
     let begun = Instant::now();
-    let has_gpu = trial.gpu && !trial.hide && !verified.devices.is_empty();
-    verified.computed = computing::all(binary, folder, trial, unix, has_gpu, cancel).await?;
+    let has_gpu = trial.gpu && !trial.hide_gpus && !verified.devices.is_empty();
+    verified.computed = computing::test_all_formats(binary, folder, trial, unix, has_gpu, cancel).await?;
     let Some(computed) = &verified.computed else {
         let note = "not computed: the server gives no probabilities, so quantised weights were not tried";
-        reporter.tell(BuildEvent::Note(note.to_owned()));
+        reporter.report(BuildEvent::Note(note.to_owned()));
         return Ok(());
     };
     let name = "computing";
     verified.checks.push(PassedCheck { name: name.to_owned(), seconds: begun.elapsed().as_secs_f64() });
-    reporter.tell(BuildEvent::Checked(name));
-    reporter.tell(BuildEvent::Note(computed.in_words()));
+    reporter.report(BuildEvent::Checked(name));
+    reporter.report(BuildEvent::Note(computed.in_words()));
     Ok(())
 }
 
@@ -190,12 +191,12 @@ pub fn measuring_model(path: &Path) -> Result<()> {
 /// Measures a healthy server that was started with [`measuring_flags`]. After `limit`, the remaining facts
 /// stay unknown.
 pub async fn measure(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
-    measure::all(door, limit).await
+    measure::measure_all(door, limit).await
 }
 
 /// Waits until a server is healthy; returns false if that failed. The caller limits the time.
-pub(crate) async fn healthy(door: &ServerAddress) -> bool {
-    checks::health(door).await.is_ok()
+pub(crate) async fn wait_healthy(door: &ServerAddress) -> bool {
+    checks::wait_until_healthy(door).await.is_ok()
 }
 
 /// Flags for the small model. One thread: more would only spin on a machine that just compiled.
@@ -205,7 +206,7 @@ const SMALL_MODEL_FLAGS: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512
 const POOLING_CHECKS: [(&str, &str); 2] = [("mean", "embedding"), ("last", "embedding-last")];
 
 /// Creates a private folder with a short path.
-fn folder() -> Result<TempDir> {
+fn private_folder() -> Result<TempDir> {
     let base = short_temporary_folder();
     tempfile::Builder::new()
         .prefix("llama-warden-verify-")
@@ -222,7 +223,7 @@ async fn start_and_measure(
     unix: bool,
     cancel: &CancellationToken,
 ) -> Result<ServerBehaviour> {
-    let trial = TrialSettings { gpu: false, hide: true, ..trial.clone() };
+    let trial = TrialSettings { gpu: false, hide_gpus: true, ..trial.clone() };
     let model = folder.join("long.gguf");
     measuring_model(&model)?;
     let flags = measuring_flags(&model);
@@ -230,10 +231,10 @@ async fn start_and_measure(
     let Ok(mut server) = TestServer::start(binary, folder, "measure", &flags, &trial, unix).await else {
         return Ok(ServerBehaviour::default());
     };
-    let door = server.door();
+    let door = server.address();
     let asked = async {
-        if matches!(timeout(trial.timeout, checks::health(&door)).await, Ok(Ok(()))) {
-            measure::all(&door, trial.timeout).await
+        if matches!(timeout(trial.timeout, checks::wait_until_healthy(&door)).await, Ok(Ok(()))) {
+            measure::measure_all(&door, trial.timeout).await
         } else {
             ServerBehaviour::default()
         }
@@ -241,7 +242,7 @@ async fn start_and_measure(
     let measured = tokio::select! {
         biased;
         () = cancel.cancelled() => None,
-        () = server.ended() => Some(ServerBehaviour::default()),
+        () = server.wait_for_exit() => Some(ServerBehaviour::default()),
         measured = asked => Some(measured),
     };
     server.stop().await;
@@ -307,7 +308,7 @@ impl VerifyRun<'_> {
     }
 
     /// Requests an embedding, with the first pooling type with which the server becomes ready.
-    async fn embeds(&mut self) -> Result<()> {
+    async fn check_embedding(&mut self) -> Result<()> {
         let mut first = None;
         for (pooling, name) in POOLING_CHECKS {
             let flags = [&SMALL_MODEL_FLAGS[..], &["--embeddings", "--pooling", pooling]].concat();
@@ -318,7 +319,7 @@ impl VerifyRun<'_> {
                             "it does not start with `--embeddings --pooling {}`: verified with `--pooling {pooling}`",
                             POOLING_CHECKS[0].0
                         );
-                        self.reporter.tell(BuildEvent::Note(note));
+                        self.reporter.report(BuildEvent::Note(note));
                     }
                     return Ok(());
                 }
@@ -338,19 +339,23 @@ impl VerifyRun<'_> {
         server: &mut TestServer,
         asks: &[(&'static str, CheckRequest)],
     ) -> Result<()> {
-        let door = server.door();
-        self.timed("health", server, checks::health(&door)).await?;
+        let door = server.address();
+        self.run_check("health", server, checks::wait_until_healthy(&door)).await?;
         for (name, ask) in asks {
             match ask {
-                CheckRequest::Completion => self.timed(name, server, checks::completion(&door)).await?,
-                CheckRequest::Chat => self.timed(name, server, checks::chat(&door)).await?,
-                CheckRequest::Embedding => self.timed(name, server, checks::embedding(&door)).await?,
+                CheckRequest::Completion => {
+                    self.run_check(name, server, checks::check_completion(&door)).await?
+                }
+                CheckRequest::Chat => self.run_check(name, server, checks::check_chat(&door)).await?,
+                CheckRequest::Embedding => {
+                    self.run_check(name, server, checks::check_embedding(&door)).await?
+                }
             }
         }
         Ok(())
     }
 
-    async fn timed(
+    async fn run_check(
         &mut self,
         name: &'static str,
         server: &mut TestServer,
@@ -362,18 +367,18 @@ impl VerifyRun<'_> {
             outcome = timeout(self.trial.timeout, check) => {
                 outcome.unwrap_or_else(|_| Err(CheckError::new(format!("no answer within {:?}", self.trial.timeout))))
             }
-            () = server.ended() => Err(CheckError::new("the server ended".to_owned())),
+            () = server.wait_for_exit() => Err(CheckError::new("the server ended".to_owned())),
         };
         if let Err(fault) = outcome {
             // Report the last output of a crashed server, not its incomplete answer.
-            let (death, illegal_instruction) = server.death().await;
+            let (death, illegal_instruction) = server.crash_reason().await;
             let why =
                 death.unwrap_or_else(|| format!("{fault}\n{}", server.last_lines()).trim_end().to_owned());
             return Err(BuilderError::Verify { check: name, why, illegal_instruction });
         }
         let seconds = begun.elapsed().as_secs_f64();
         self.verified.checks.push(PassedCheck { name: name.to_owned(), seconds });
-        self.reporter.tell(BuildEvent::Checked(name));
+        self.reporter.report(BuildEvent::Checked(name));
         Ok(())
     }
 }

@@ -82,7 +82,7 @@ impl MeasurementCache {
                 questions: FACT_COUNT,
             })?;
             text.push(b'\n');
-            whole::write(&file, &text, LossTolerance::Bearable)
+            whole::write_atomically(&file, &text, LossTolerance::Replaceable)
         };
         write().map_err(io_error("writing", &file))
     }

@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use super::checks::ServerAddress;
 use super::trial::TrialSettings;
-use crate::environment::without;
+use crate::environment::remove_variables;
 use crate::error::{BuilderError, Result, io_error};
 use crate::process::ProcessTree;
 
@@ -25,14 +25,14 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_SHOWN_LINES: usize = 12;
 
 /// Sets the environment of a server under test.
-pub(super) fn surroundings(command: &mut Command, trial: &TrialSettings) {
+pub(super) fn set_environment(command: &mut Command, trial: &TrialSettings) {
     // The server reads flags from its environment, such as an API key or another model: only the binary is
     // tested.
-    without(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
+    remove_variables(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
     // After a failed assertion, the server would start a debugger, which may hang.
     command.env("GGML_NO_BACKTRACE", "1");
     command.envs(trial.variables.iter().map(|(name, value)| (name, value)));
-    if trial.hide {
+    if trial.hide_gpus {
         for name in ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
             command.env(name, "-1");
         }
@@ -89,7 +89,7 @@ impl TestServer {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(second);
-        surroundings(&mut command, trial);
+        set_environment(&mut command, trial);
         let family = ProcessTree::spawn(command).await.map_err(|error| BuilderError::Verify {
             check: "start",
             why: format!("{} cannot be run: {error}", binary.display()),
@@ -98,7 +98,7 @@ impl TestServer {
         Ok(Self { family, status: None, door, log })
     }
 
-    pub(crate) fn door(&self) -> ServerAddress {
+    pub(crate) fn address(&self) -> ServerAddress {
         self.door.clone()
     }
 
@@ -108,7 +108,7 @@ impl TestServer {
     }
 
     /// Waits for the server's exit. Cancel safe.
-    pub(crate) async fn ended(&mut self) {
+    pub(crate) async fn wait_for_exit(&mut self) {
         if self.status.is_none() {
             // An error means that there is no such child any more.
             self.status = self.family.wait().await.ok();
@@ -116,15 +116,15 @@ impl TestServer {
     }
 
     /// Exit reason of the server, if it has ended, and true if a signal ended it.
-    pub(super) async fn end(&mut self) -> Option<(String, bool)> {
-        let (why, _) = self.death().await;
+    pub(super) async fn exit_reason(&mut self) -> Option<(String, bool)> {
+        let (why, _) = self.crash_reason().await;
         Some((why?, self.status?.signal().is_some()))
     }
 
     /// Crash reason of the server, if it has died, and true if the cause was an instruction that the CPU
     /// lacks.
-    pub(crate) async fn death(&mut self) -> (Option<String>, bool) {
-        tokio::time::timeout(EXIT_TIMEOUT, self.ended()).await.ok();
+    pub(crate) async fn crash_reason(&mut self) -> (Option<String>, bool) {
+        tokio::time::timeout(EXIT_TIMEOUT, self.wait_for_exit()).await.ok();
         let Some(status) = self.status else { return (None, false) };
         let illegal = status.signal() == Some(Signal::ILL.as_raw());
         (
@@ -149,7 +149,7 @@ impl TestServer {
     pub(crate) async fn terminate_inside(&mut self, program: &Path, limit: Duration) {
         if self.status.is_none() {
             self.family.terminate_program(program);
-            tokio::time::timeout(limit, self.ended()).await.ok();
+            tokio::time::timeout(limit, self.wait_for_exit()).await.ok();
         }
     }
 

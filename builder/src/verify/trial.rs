@@ -11,7 +11,7 @@ pub(crate) struct TrialSettings {
     /// The model is offloaded to a GPU, if the server sees one.
     pub(crate) gpu: bool,
     /// This machine's GPUs are hidden.
-    pub(crate) hide: bool,
+    pub(crate) hide_gpus: bool,
     /// Folder with libraries that the dynamic loader prefers.
     pub(crate) libraries: Option<PathBuf>,
     /// Additional environment variables.

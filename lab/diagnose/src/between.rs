@@ -23,7 +23,7 @@ use warden_supervisor::SoloSpec;
 use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
-use crate::leg::{LegProgress, run_leg, told};
+use crate::leg::{LegProgress, failure_text, run_leg};
 use crate::proof::TextLengths;
 use crate::proof::visit::{self, VisitTasks};
 
@@ -34,7 +34,7 @@ pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoSe
 #[derive(Debug)]
 pub enum NoServer<E> {
     /// The revision cannot be built, or cannot be run as requested, in words.
-    Cannot(String),
+    Unavailable(String),
     /// The search cannot continue, and no revision is the cause.
     Stop(E),
     /// The user interrupted the search.
@@ -109,7 +109,7 @@ impl ProcessRecord {
 
 /// A search that has used these records, and the number of used ones. Use stops at a record of another
 /// question and at an incomplete round.
-pub fn resumed(
+pub fn resume_search(
     rules: JudgingPolicies<'_>,
     aim: RevisionAim,
     last: usize,
@@ -127,7 +127,7 @@ pub fn resumed(
             whole = used;
         }
     }
-    if whole < used { resumed(rules, aim, last, &known[..whole]) } else { (search, used) }
+    if whole < used { resume_search(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
 /// Attempts of a process that does not start or is ended from outside: another program may hold the memory
@@ -163,13 +163,13 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
             if stop.is_cancelled() || (self.newer_only && search.only_older_is_ill()) {
                 return Ok(search.interrupt());
             }
-            watch(SearchEvent::Next(ask, search.left()));
+            watch(SearchEvent::Next(ask, search.candidates_left()));
             let seen = match (self.server)(ask.revision).await {
                 Err(NoServer::Stop(error)) => return Err(error),
                 Err(NoServer::Interrupted) => None,
                 _ if stop.is_cancelled() => None,
-                Err(NoServer::Cannot(why)) => Some(ProcessResult::Cannot(why)),
-                Ok(spec) => self.see(lab, ask, &spec, watch, stop).await?,
+                Err(NoServer::Unavailable(why)) => Some(ProcessResult::Cannot(why)),
+                Ok(spec) => self.run_process(lab, ask, &spec, watch, stop).await?,
             };
             let Some(seen) = seen else { return Ok(search.interrupt()) };
             let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
@@ -182,7 +182,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     }
 
     /// Runs one process, with retries after failures that may pass; `None` if the user interrupted it.
-    async fn see(
+    async fn run_process(
         &self,
         lab: &Lab,
         ask: ProcessOrder,
@@ -197,9 +197,10 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 if ask.control && tried == 1 {
                     without_prompt_cache(&mut spec);
                 }
-                self.work(lab, ask, spec, &mut |progress| watch(SearchEvent::Leg(progress)), stop).await?
+                self.run_workload(lab, ask, spec, &mut |progress| watch(SearchEvent::Leg(progress)), stop)
+                    .await?
             } else {
-                self.visit(lab, ask, spec, stop).await?
+                self.run_visit(lab, ask, spec, stop).await?
             };
             match attempt {
                 ProcessAttempt::Seen(seen) => return Ok(Some(seen)),
@@ -212,7 +213,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     }
 
     /// Runs a process under a workload.
-    async fn work(
+    async fn run_workload(
         &self,
         lab: &Lab,
         ask: ProcessOrder,
@@ -243,7 +244,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 None => ProcessAttempt::Seen(ProcessResult::Findings(findings)),
             }),
             Err(DiagnoseError::Start(failure)) => {
-                let why = format!("it did not start: {}", told(&failure));
+                let why = format!("it did not start: {}", failure_text(&failure));
                 Ok(ProcessAttempt::Failed(why.clone(), ProcessResult::Cannot(why)))
             }
             Err(error @ DiagnoseError::CannotDo { .. }) => {
@@ -255,7 +256,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     }
 
     /// Runs a process that is timed or questioned.
-    async fn visit(
+    async fn run_visit(
         &self,
         lab: &Lab,
         ask: ProcessOrder,
@@ -268,7 +269,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         let seen = tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(ProcessAttempt::Interrupted),
-            seen = visit::run(lab, spec, wanted) => seen?,
+            seen = visit::run_visit(lab, spec, wanted) => seen?,
         };
         Ok(match seen {
             Ok(visited) => {
@@ -317,7 +318,7 @@ mod tests {
         let all = warden_policies::defaults();
         let rules =
             JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
-        resumed(rules, aim, last, known)
+        resume_search(rules, aim, last, known)
     }
 
     /// The newer half takes a third more time; single processes differ slightly.

@@ -87,7 +87,7 @@ impl LabClient {
             .pool_max_idle_per_host(0)
             .build();
         let http =
-            http.map_err(|error| DiagnoseError::Own { what: "making a client", why: chain(&error) })?;
+            http.map_err(|error| DiagnoseError::Own { what: "making a client", why: error_chain(&error) })?;
         Ok(Self { http, host, key: solo.api_key().map(str::to_owned) })
     }
 
@@ -100,34 +100,38 @@ impl LabClient {
     }
 
     /// Sends a request whose answer is one JSON value.
-    pub(crate) async fn json(&self, ask: &LabRequest, limit: Duration) -> Result<Value, LabRequestError> {
+    pub(crate) async fn send_json(
+        &self,
+        ask: &LabRequest,
+        limit: Duration,
+    ) -> Result<Value, LabRequestError> {
         let exchange = async {
-            let response = self.accepted(ask).await?;
-            response.json().await.map_err(|error| LabRequestError::Broken(chain(&error)))
+            let response = self.send_accepted(ask).await?;
+            response.json().await.map_err(|error| LabRequestError::Broken(error_chain(&error)))
         };
         tokio::time::timeout(limit, exchange).await.unwrap_or(Err(LabRequestError::Late(limit)))
     }
 
     /// Sends a request and reads only the head of its answer.
-    pub(crate) async fn head(&self, ask: &LabRequest, limit: Duration) -> Result<(), LabRequestError> {
-        let accepted = tokio::time::timeout(limit, self.accepted(ask)).await;
+    pub(crate) async fn send_head(&self, ask: &LabRequest, limit: Duration) -> Result<(), LabRequestError> {
+        let accepted = tokio::time::timeout(limit, self.send_accepted(ask)).await;
         accepted.unwrap_or(Err(LabRequestError::Late(limit))).map(drop)
     }
 
     /// Number of tokens of a text; `None` if the server does not report it.
-    pub(crate) async fn tokens(&self, text: &str, limit: Duration) -> Option<u32> {
-        self.count(text, limit).await.ok().filter(|count| *count > 0)
+    pub(crate) async fn try_count_tokens(&self, text: &str, limit: Duration) -> Option<u32> {
+        self.count_tokens(text, limit).await.ok().filter(|count| *count > 0)
     }
 
     /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
-    pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, LabRequestError> {
+    pub(crate) async fn count_tokens(&self, text: &str, limit: Duration) -> Result<u32, LabRequestError> {
         let body = serde_json::json!({ "content": text });
-        let json = self.json(&LabRequest::post("/tokenize", body), limit).await?;
+        let json = self.send_json(&LabRequest::post("/tokenize", body), limit).await?;
         let tokens = json["tokens"].as_array().map_or(0, Vec::len);
         Ok(u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
-    fn request(&self, ask: &LabRequest) -> reqwest::RequestBuilder {
+    fn build_request(&self, ask: &LabRequest) -> reqwest::RequestBuilder {
         let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
         if let Some(body) = &ask.body {
             // Recorded bodies are a client's text: on a kept connection, a server that answers without
@@ -141,28 +145,31 @@ impl LabClient {
     }
 
     /// Sends a request; a refusal is an error.
-    async fn accepted(&self, ask: &LabRequest) -> Result<reqwest::Response, LabRequestError> {
-        let response =
-            self.request(ask).send().await.map_err(|error| LabRequestError::Broken(chain(&error)))?;
+    async fn send_accepted(&self, ask: &LabRequest) -> Result<reqwest::Response, LabRequestError> {
+        let response = self
+            .build_request(ask)
+            .send()
+            .await
+            .map_err(|error| LabRequestError::Broken(error_chain(&error)))?;
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
-            return Err(LabRequestError::Refused { status: status.as_u16(), message: message(&text) });
+            return Err(LabRequestError::Refused { status: status.as_u16(), message: error_message(&text) });
         }
         Ok(response)
     }
 
     async fn exchange(&self, ask: &LabRequest) -> Result<LabAnswer, LabRequestError> {
         let sent = Instant::now();
-        let broken = |error: reqwest::Error| LabRequestError::Broken(chain(&error));
-        let mut response = self.accepted(ask).await?;
+        let broken = |error: reqwest::Error| LabRequestError::Broken(error_chain(&error));
+        let mut response = self.send_accepted(ask).await?;
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if !streams {
             let text = response.text().await.map_err(broken)?;
             let mut answer = LabAnswer::default();
             if let Ok(json) = serde_json::from_str(&text) {
-                answer.take(&json);
+                answer.add_event(&json);
             }
             return Ok(answer);
         }
@@ -174,7 +181,7 @@ impl LabClient {
                     let message = error["message"].as_str().unwrap_or("an error without a message");
                     return Err(LabRequestError::Refused { status: 200, message: message.to_owned() });
                 }
-                if answer.take(&event) && answer.first_token.is_none() {
+                if answer.add_event(&event) && answer.first_token.is_none() {
                     answer.first_token = Some(sent.elapsed());
                 }
             }
@@ -188,7 +195,7 @@ impl LabClient {
 
 impl LabAnswer {
     /// Adds an event or a whole answer; `true` if it contained output.
-    fn take(&mut self, json: &Value) -> bool {
+    fn add_event(&mut self, json: &Value) -> bool {
         let number = |value: &Value| value.as_u64();
         // Anthropic's messages and OpenAI's responses nest the usage in the object of the event.
         let about = ["message", "response"].iter().map(|name| &json[*name]["usage"]);
@@ -240,18 +247,18 @@ impl LabAnswer {
 /// Parses server-sent events from pieces of a body.
 #[derive(Debug, Default)]
 struct EventParser {
-    rest: Vec<u8>,
+    buffer: Vec<u8>,
     /// True if the end was announced: `[DONE]`, or the last event of a native completion.
     done: bool,
 }
 
 impl EventParser {
     fn feed(&mut self, piece: &[u8]) -> Vec<Value> {
-        self.rest.extend_from_slice(piece);
+        self.buffer.extend_from_slice(piece);
         let mut events = Vec::new();
         let mut from = 0;
-        while let Some(end) = self.rest[from..].iter().position(|byte| *byte == b'\n') {
-            let line = &self.rest[from..from + end];
+        while let Some(end) = self.buffer[from..].iter().position(|byte| *byte == b'\n') {
+            let line = &self.buffer[from..from + end];
             from += end + 1;
             let Some(data) = line.strip_prefix(b"data:") else { continue };
             let data = data.trim_ascii();
@@ -264,20 +271,20 @@ impl EventParser {
                 events.push(event);
             }
         }
-        self.rest.drain(..from);
+        self.buffer.drain(..from);
         events
     }
 }
 
 /// The message of an error answer, or its beginning.
-fn message(text: &str) -> String {
+fn error_message(text: &str) -> String {
     let json: Option<Value> = serde_json::from_str(text).ok();
     let said = json.as_ref().and_then(|json| json["error"]["message"].as_str());
     said.map_or_else(|| text.trim().chars().take(200).collect(), str::to_owned)
 }
 
 /// An error with its causes: reqwest's own text leaves out the cause.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
@@ -318,7 +325,7 @@ mod tests {
             ),
         ];
         for (part, output) in parts {
-            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+            assert_eq!(answer.add_event(&serde_json::from_str(part).unwrap()), output, "{part}");
         }
         assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
         assert_eq!((answer.output_ms, answer.text.as_str()), (Some(1.5), " word"));
@@ -339,7 +346,7 @@ mod tests {
             ),
         ];
         for (part, output) in parts {
-            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+            assert_eq!(answer.add_event(&serde_json::from_str(part).unwrap()), output, "{part}");
         }
         assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
         let mut answer = LabAnswer::default();
@@ -352,14 +359,14 @@ mod tests {
             ),
         ];
         for (part, output) in parts {
-            assert_eq!(answer.take(&serde_json::from_str(part).unwrap()), output, "{part}");
+            assert_eq!(answer.add_event(&serde_json::from_str(part).unwrap()), output, "{part}");
         }
         assert_eq!((answer.prompt_tokens, answer.prompt_size, answer.output_tokens), (10, 40, 3));
     }
 
     #[test]
     fn a_refusal_is_told_in_the_servers_words() {
-        assert_eq!(message(r#"{"error":{"message":"no images","code":500}}"#), "no images");
-        assert_eq!(message(" plain \n"), "plain");
+        assert_eq!(error_message(r#"{"error":{"message":"no images","code":500}}"#), "no images");
+        assert_eq!(error_message(" plain \n"), "plain");
     }
 }

@@ -17,7 +17,7 @@ use warden_supervisor::SoloSpec;
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
 use crate::lab::Lab;
-use crate::leg::{LegProgress, run_leg, told};
+use crate::leg::{LegProgress, failure_text, run_leg};
 
 /// Switches to try on a server.
 pub struct SwitchTrials<'a> {
@@ -147,7 +147,7 @@ impl SwitchTrials<'_> {
             _ if stop.is_cancelled() => Ok(None),
             Ok(findings) => Ok(Some(Ok(findings))),
             Err(DiagnoseError::Start(failure)) => {
-                Ok(Some(Err(format!("it did not start: {}", told(&failure)))))
+                Ok(Some(Err(format!("it did not start: {}", failure_text(&failure)))))
             }
             Err(error @ DiagnoseError::CannotDo { .. }) if !arm.is_baseline() => {
                 Ok(Some(Err(error.to_string())))
@@ -165,7 +165,7 @@ fn survival_result(shown: Result<Vec<LegFinding>, String>) -> SurvivalResult {
         Ok(None) => return SurvivalResult::Nothing("the leg was cut short".to_owned()),
         Err(why) => return SurvivalResult::Nothing(why),
     };
-    let Some(run) = finding.survived() else {
+    let Some(run) = finding.as_crash_run() else {
         return SurvivalResult::Nothing(match finding.ended {
             LegEnd::Killed { why } | LegEnd::Failed { why } | LegEnd::OutOfMemory { why } => why,
             _ => "the leg was cut short".to_owned(),

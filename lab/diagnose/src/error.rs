@@ -52,7 +52,7 @@ pub enum RequiredCapability {
 
 impl RequiredCapability {
     /// The capability that a workload needs.
-    pub const fn of(workload: Workload) -> Self {
+    pub const fn for_workload(workload: Workload) -> Self {
         match workload {
             Workload::ShortText
             | Workload::LongText
@@ -68,7 +68,7 @@ impl RequiredCapability {
     }
 
     /// Describes a server that lacks the capability.
-    pub(crate) const fn missing(self) -> &'static str {
+    pub(crate) const fn missing_text(self) -> &'static str {
         match self {
             Self::Vision => "the server takes no images: it has no vision projector (--mmproj)",
             Self::Audio => "the server takes no audio: it has no projector for it (--mmproj)",

@@ -63,12 +63,12 @@ impl ExperimentOutcome {
     }
 
     /// Returns true if any leg ended because the server did not work, or was killed from outside.
-    pub fn broke(&self) -> bool {
+    pub fn server_failed(&self) -> bool {
         self.legs.iter().any(|leg| matches!(leg.finding.ended, LegEnd::Failed { .. } | LegEnd::Killed { .. }))
     }
 
     /// Returns true if every leg was too short for a verdict.
-    pub fn tells_nothing(&self) -> bool {
+    pub fn is_inconclusive(&self) -> bool {
         !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
     }
 
@@ -103,7 +103,7 @@ impl Experiment {
                 outcome.interrupted = true;
                 break;
             }
-            let known = missing.iter().find(|(kind, _)| *kind == RequiredCapability::of(workload));
+            let known = missing.iter().find(|(kind, _)| *kind == RequiredCapability::for_workload(workload));
             if let Some((_, why)) = known {
                 watch(LegProgress::Skipped(workload, why));
                 outcome.skipped.push(SkippedWorkload { workload, why: why.clone() });
@@ -122,7 +122,7 @@ impl Experiment {
                             (RequiredCapability::Audio, modalities.audio),
                         ];
                         let none = none.into_iter().filter(|(_, has)| !has);
-                        missing.extend(none.map(|(kind, _)| (kind, kind.missing().to_owned())));
+                        missing.extend(none.map(|(kind, _)| (kind, kind.missing_text().to_owned())));
                     }
                     outcome.interrupted |= result.finding.ended == LegEnd::Interrupted;
                     let mut result = result;
@@ -132,7 +132,7 @@ impl Experiment {
                     }
                     outcome.legs.push(result);
                     if ambiguous {
-                        outcome.legs.extend(control(lab, leg, watch, stop).await);
+                        outcome.legs.extend(run_control(lab, leg, watch, stop).await);
                         outcome.interrupted |= stop.is_cancelled();
                     }
                 }
@@ -152,7 +152,7 @@ impl Experiment {
                 Err(error) => return Err(error),
             }
         }
-        blame(&mut outcome.legs, lab);
+        assign_blame(&mut outcome.legs, lab);
         Ok(outcome)
     }
 }
@@ -170,14 +170,14 @@ async fn repeat_crash(
         watch(LegProgress::Again(leg.workload, crash));
         // A failure to run takes nothing from the findings.
         let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
-        let Some(run) = result.finding.survived() else { return };
+        let Some(run) = result.finding.as_crash_run() else { return };
         crash.runs.push(run);
-        crash.again = crash::again(&lab.numbers.crash, &crash.runs);
+        crash.again = crash::judge_recurrence(&lab.numbers.crash, &crash.runs);
     }
 }
 
 /// Repeats a leg without the prompt cache. A failure to run takes nothing from the findings.
-async fn control(
+async fn run_control(
     lab: &Lab,
     mut leg: LegSpec,
     watch: &mut (dyn FnMut(LegProgress<'_>) + Send),
@@ -204,9 +204,9 @@ pub fn without_prompt_cache(spec: &mut SoloSpec) {
 }
 
 /// Assigns growth to units of work, by comparing legs with different workloads.
-fn blame(legs: &mut [LegResult], lab: &Lab) {
+fn assign_blame(legs: &mut [LegResult], lab: &Lab) {
     let suspected =
-        |leg: &LegResult, series| leg.finding.of(series).is_some_and(|found| found.verdict.grows());
+        |leg: &LegResult, series| leg.finding.series_of(series).is_some_and(|found| found.verdict.grows());
     let mut all: Vec<MemoryKind> =
         legs.iter().flat_map(|leg| leg.finding.series.iter().map(|found| found.series)).collect();
     all.sort_unstable();

@@ -16,18 +16,18 @@ use tokio_util::sync::CancellationToken;
 use warden_experiment::headroom::{PromptCurve, PromptPeak, ServerSetup};
 use warden_policies::MemoryKind;
 use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
-use warden_policies::units::scale;
+use warden_policies::units::scale_bytes;
 use warden_supervisor::{SoloProcess, SoloReading, SoloSpec};
 
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
-use crate::leg::stays;
+use crate::leg::stuck_crash_text;
 use crate::workload::{SAMPLE_WORDS, TextGenerator};
 
 mod context;
 
-pub use self::context::{SmallerContext, less_context};
+pub use self::context::{SmallerContext, measure_smaller_context};
 
 /// Server and prompts to measure.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ pub struct PromptFailure {
     /// Tokens of each prompt.
     pub tokens: u64,
     /// Concurrent prompts.
-    pub together: u32,
+    pub concurrent: u32,
     /// The reason.
     pub why: String,
 }
@@ -108,7 +108,7 @@ pub enum HeadroomProgress<'a> {
 impl MeasuredMemory {
     /// The curve through the measurements; `None` without any prompt.
     pub fn curve(&self, setup: &ServerSetup) -> Option<PromptCurve> {
-        PromptCurve::of(self.series, self.idle, &self.peaks, setup)
+        PromptCurve::from_peaks(self.series, self.idle, &self.peaks, setup)
     }
 
     /// The most bytes that the process may hold if `reserve` bytes are to stay free.
@@ -121,7 +121,7 @@ impl MeasuredMemory {
 ///
 /// # Errors
 /// The server does not start, or does not complete texts.
-pub async fn touch(
+pub async fn measure_headroom(
     lab: &Lab,
     what: &HeadroomRun,
     watch: &mut (dyn FnMut(HeadroomProgress<'_>) + Send),
@@ -146,11 +146,11 @@ async fn send_prompts(
     stop: &CancellationToken,
 ) -> Result<HeadroomMeasurement, DiagnoseError> {
     let client = LabClient::new(solo)?;
-    let setup = setup(what, solo);
+    let setup = server_setup(what, solo);
     let first = async {
         tokio::time::sleep(lab.numbers.settle).await;
-        let idle = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
-        (idle, client.tokens(&TextGenerator::sample(), lab.numbers.question_limit).await)
+        let idle = solo.read_sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+        (idle, client.try_count_tokens(&TextGenerator::sample(), lab.numbers.question_limit).await)
     };
     let (idle, tokens) = tokio::select! {
         biased;
@@ -159,7 +159,7 @@ async fn send_prompts(
     };
     let mut touched = HeadroomMeasurement {
         setup,
-        series: series(&idle),
+        series: idle_memories(&idle),
         broke: None,
         interrupted: false,
         less_context: None,
@@ -170,14 +170,14 @@ async fn send_prompts(
         solo,
         client,
         words: TextGenerator::new(per_word),
-        which: 0,
+        text_seed: 0,
         largest: 0,
         work: WorkDone::default(),
     };
     let spare = lab.numbers.headroom.spare;
     let one = setup.slot_context.saturating_sub(spare);
     let least = lab.numbers.headroom.least_prompt;
-    let part = |share: &f64| (scale(one, share.clamp(0.0, 1.0)).max(least), 1);
+    let part = |share: &f64| (scale_bytes(one, share.clamp(0.0, 1.0)).max(least), 1);
     let mut lengths: Vec<(u64, u32)> = what.lengths.iter().map(part).collect();
     lengths.dedup();
     if setup.slots > 1 {
@@ -203,7 +203,7 @@ async fn send_prompts(
                 }
             }
             Err(why) => {
-                touched.broke = Some(PromptFailure { tokens, together, why });
+                touched.broke = Some(PromptFailure { tokens, concurrent: together, why });
                 break;
             }
         }
@@ -217,11 +217,11 @@ const DEFAULT_UBATCH: u64 = 512;
 const DEFAULT_CONTEXT: u64 = 4096;
 
 /// Setup of the server: as it logs at the start, else as configured.
-fn setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
+fn server_setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
     let props = solo.props();
     let slots = props.slots.unwrap_or(1).max(1);
-    let lines = solo.lines();
-    let said = |name: &str| lines.iter().rev().find_map(|line| number_of(line, name));
+    let lines = solo.last_lines();
+    let said = |name: &str| lines.iter().rev().find_map(|line| parse_logged_number(line, name));
     let given = what.context.filter(|context| *context > 0);
     let slot = props.n_ctx.or(given).unwrap_or(DEFAULT_CONTEXT);
     let all = said("n_ctx").or(given).unwrap_or_else(|| slot.saturating_mul(u64::from(slots)));
@@ -236,16 +236,16 @@ fn setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
 }
 
 /// Parses `llama_context: n_ctx         = 4096`.
-fn number_of(line: &str, name: &str) -> Option<u64> {
+fn parse_logged_number(line: &str, name: &str) -> Option<u64> {
     let (_, rest) = line.split_once("llama_context: ")?;
     let (own, value) = rest.split_once('=')?;
     (own.trim() == name).then(|| value.trim().parse().ok()).flatten()
 }
 
 /// The readable memories, with the bytes that are free.
-fn series(idle: &SoloReading) -> Vec<MeasuredMemory> {
+fn idle_memories(idle: &SoloReading) -> Vec<MeasuredMemory> {
     let mut all = Vec::new();
-    for (series, bytes) in charged(&idle.sample) {
+    for (series, bytes) in charged_bytes(&idle.sample) {
         let free = match series {
             MemoryKind::Host => idle.totals.map(|totals| totals.available),
             MemoryKind::Vram(gpu) => {
@@ -260,7 +260,7 @@ fn series(idle: &SoloReading) -> Vec<MeasuredMemory> {
 /// Bytes of each memory. On the host without the content of measured pools: a cache of prompts is no cost
 /// of a prompt. On a GPU including pools: bytes that a backend's pool takes for a prompt and keeps are such
 /// a cost, and have to fit as well.
-fn charged(sample: &BackendSample) -> Vec<(MemoryKind, u64)> {
+fn charged_bytes(sample: &BackendSample) -> Vec<(MemoryKind, u64)> {
     let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);
     let host = sample.charged(MemoryKind::Host).map(|bytes| (MemoryKind::Host, bytes.saturating_sub(cached)));
@@ -274,7 +274,7 @@ struct PromptSender<'a> {
     client: LabClient,
     words: TextGenerator,
     /// Seed of the last text: no text is sent twice, because a cache would answer.
-    which: u64,
+    text_seed: u64,
     largest: u64,
     work: WorkDone,
 }
@@ -290,18 +290,18 @@ impl PromptSender<'_> {
             let solo = self.solo;
             let sent = tokio::select! {
                 biased;
-                sent = self.once(tokens, together, &mut peaks) => sent,
-                line = solo.until_crash_hang() => return Err(stays(&line)),
+                sent = self.send_once(tokens, together, &mut peaks) => sent,
+                line = solo.until_crash_hang() => return Err(stuck_crash_text(&line)),
             };
             match sent {
                 Ok(counted) => return Ok((counted, peaks)),
                 Err(LabRequestError::Refused { status, message }) => {
                     refused = format!("{message} (status {status})");
-                    tokens = scale(tokens, numbers.headroom.shorter).max(1);
+                    tokens = scale_bytes(tokens, numbers.headroom.shorter).max(1);
                 }
                 Err(error) => {
                     // The end of a process is noticed a moment after its connections break.
-                    let ended = tokio::time::timeout(self.lab.numbers.noticed, self.solo.ended()).await;
+                    let ended = tokio::time::timeout(self.lab.numbers.noticed, self.solo.until_end()).await;
                     return Err(ended.map_or_else(|_| error.to_string(), |failure| failure.message));
                 }
             }
@@ -309,7 +309,7 @@ impl PromptSender<'_> {
         Err(refused)
     }
 
-    async fn once(
+    async fn send_once(
         &mut self,
         tokens: u64,
         together: u32,
@@ -317,8 +317,8 @@ impl PromptSender<'_> {
     ) -> Result<u64, LabRequestError> {
         let asks: Vec<LabRequest> = (0..together)
             .map(|_| {
-                self.which += 1;
-                let prompt = self.words.text(self.which, tokens);
+                self.text_seed += 1;
+                let prompt = self.words.text(self.text_seed, tokens);
                 let body = json!({ "prompt": prompt, "n_predict": 1, "cache_prompt": false, "stream": true });
                 LabRequest::post("/completion", body)
             })
@@ -330,7 +330,7 @@ impl PromptSender<'_> {
             tokio::select! {
                 answers = &mut answers => break answers,
                 () = tokio::time::sleep(pause) => {
-                    let reading = self.solo.sample(SampleEdge::Tick, self.work, together, self.largest).await;
+                    let reading = self.solo.read_sample(SampleEdge::Tick, self.work, together, self.largest).await;
                     raise_peaks(peaks, &reading.sample);
                 }
             }
@@ -347,14 +347,14 @@ impl PromptSender<'_> {
             };
         }
         self.largest = self.largest.max(counted);
-        let reading = self.solo.sample(SampleEdge::Idle, self.work, 0, self.largest).await;
+        let reading = self.solo.read_sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         raise_peaks(peaks, &reading.sample);
         Ok(if counted == 0 { tokens } else { counted })
     }
 }
 
 fn raise_peaks(peaks: &mut Vec<(MemoryKind, u64)>, sample: &BackendSample) {
-    for (series, bytes) in charged(sample) {
+    for (series, bytes) in charged_bytes(sample) {
         match peaks.iter_mut().find(|(of, _)| *of == series) {
             Some((_, most)) => *most = bytes.max(*most),
             None => peaks.push((series, bytes)),
@@ -369,10 +369,10 @@ mod tests {
     #[test]
     fn what_the_server_says_of_its_context_is_read() {
         let line = "0.12.345.678 I llama_context: n_ctx         = 57344";
-        assert_eq!(number_of(line, "n_ctx"), Some(57_344));
-        assert_eq!(number_of("llama_context: n_ubatch      = 256", "n_ubatch"), Some(256));
-        assert_eq!(number_of("llama_context: n_ctx_seq     = 14336", "n_ctx"), None);
-        assert_eq!(number_of("n_ctx = 5", "n_ctx"), None);
+        assert_eq!(parse_logged_number(line, "n_ctx"), Some(57_344));
+        assert_eq!(parse_logged_number("llama_context: n_ubatch      = 256", "n_ubatch"), Some(256));
+        assert_eq!(parse_logged_number("llama_context: n_ctx_seq     = 14336", "n_ctx"), None);
+        assert_eq!(parse_logged_number("n_ctx = 5", "n_ctx"), None);
     }
 
     #[test]
@@ -393,7 +393,7 @@ mod tests {
             largest_prompt: 0,
             reclaims: 0,
         };
-        assert_eq!(charged(&sample), [(MemoryKind::Host, 300), (MemoryKind::Vram(gpu), 900)]);
-        assert_eq!(charged(&BackendSample { host: None, vram: Vec::new(), ..sample }), []);
+        assert_eq!(charged_bytes(&sample), [(MemoryKind::Host, 300), (MemoryKind::Vram(gpu), 900)]);
+        assert_eq!(charged_bytes(&BackendSample { host: None, vram: Vec::new(), ..sample }), []);
     }
 }

@@ -21,7 +21,7 @@ use warden_experiment::crash::{CrashRecurrence, WorkloadCrash};
 use warden_experiment::{LegDecision, LegEnd, LegFinding, LegJudge, LegReading, LegSpeed, Workload};
 use warden_policies::growth::SeriesGrowth;
 use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
-use warden_policies::units::{exact, scale};
+use warden_policies::units::{as_f64, scale_bytes};
 use warden_supervisor::{
     BackendFailure, DeviceView, ProcessExit, SoloProcess, SoloProps, SoloReading, SoloSpec,
 };
@@ -149,7 +149,7 @@ pub(crate) async fn run_leg(
         tokens_per_word: 0.0,
         watch,
     };
-    let ended = run.drive(&solo, stop).await;
+    let ended = run.run_steps(&solo, stop).await;
     let no_embeddings = match &ended {
         Ok(LegEnd::Complete | LegEnd::Early) => tokio::select! {
             biased;
@@ -160,10 +160,10 @@ pub(crate) async fn run_leg(
     };
     let LegRun { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
     let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
-    let (lines, output) = (solo.lines(), solo.output());
-    let heard = output.heard();
+    let (lines, output) = (solo.last_lines(), solo.output());
+    let heard = output.line_count();
     solo.stop().await;
-    let last_words = output.since(heard);
+    let last_words = output.lines_since(heard);
     let mut finding = judge.finding(times.speed(), ended?);
     // Includes requests that were answered after the last reading.
     (finding.requests, finding.work) = (work.requests, work);
@@ -219,7 +219,11 @@ enum StepOutcome {
 }
 
 impl LegRun<'_> {
-    async fn drive(&mut self, solo: &SoloProcess, stop: &CancellationToken) -> Result<LegEnd, DiagnoseError> {
+    async fn run_steps(
+        &mut self,
+        solo: &SoloProcess,
+        stop: &CancellationToken,
+    ) -> Result<LegEnd, DiagnoseError> {
         let workload = self.leg.workload;
         check_capability(workload, &solo.props())?;
         let client = LabClient::new(solo)?;
@@ -227,7 +231,7 @@ impl LegRun<'_> {
         let facts = tokio::select! {
             biased;
             ended = wait_cut(solo, stop, deadline) => return Ok(ended),
-            facts = facts(solo, &client, self.lab.numbers.question_limit) => facts,
+            facts = server_facts(solo, &client, self.lab.numbers.question_limit) => facts,
         };
         self.tokens_per_word = facts.tokens_per_word;
         let recording = self.leg.replay.clone();
@@ -239,11 +243,11 @@ impl LegRun<'_> {
         let patience = round.map_or(self.lab.numbers.failures, |round| {
             self.lab.numbers.failures.max(u32::try_from(round).unwrap_or(u32::MAX))
         });
-        while self.taken() < self.most() {
+        while self.reading_count() < self.max_readings() {
             let sent = tokio::select! {
                 biased;
                 ended = wait_cut(solo, stop, deadline) => return Ok(ended),
-                sent = self.step(&client, &mut script) => sent,
+                sent = self.run_step(&client, &mut script) => sent,
             };
             match sent {
                 Ok(StepOutcome::Answered) => refused = 0,
@@ -256,7 +260,7 @@ impl LegRun<'_> {
                     return Err(DiagnoseError::CannotDo {
                         workload,
                         why,
-                        kind: RequiredCapability::of(workload),
+                        kind: RequiredCapability::for_workload(workload),
                     });
                 }
                 Ok(StepOutcome::Refused(why)) => {
@@ -268,7 +272,7 @@ impl LegRun<'_> {
                     continue;
                 }
                 Err(error) => {
-                    return Ok(broken(solo, &error, self.lab.numbers.noticed).await);
+                    return Ok(broken_end(solo, &error, self.lab.numbers.noticed).await);
                 }
             }
             tokio::select! {
@@ -283,16 +287,16 @@ impl LegRun<'_> {
         Ok(LegEnd::Complete)
     }
 
-    fn most(&self) -> u64 {
-        if self.leg.early { self.judge.most() } else { self.leg.steps }
+    fn max_readings(&self) -> u64 {
+        if self.leg.early { self.judge.readings_most() } else { self.leg.steps }
     }
 
-    fn taken(&self) -> u64 {
+    fn reading_count(&self) -> u64 {
         u64::try_from(self.judge.readings().len()).unwrap_or(u64::MAX)
     }
 
     /// Sends the requests of one step concurrently and waits for all.
-    async fn step(
+    async fn run_step(
         &mut self,
         client: &LabClient,
         script: &mut WorkloadScript,
@@ -305,7 +309,7 @@ impl LegRun<'_> {
         for (ask, answer) in asks.iter().zip(answers) {
             match answer {
                 Ok(answer) => {
-                    self.count(ask, &answer);
+                    self.count_request(ask, &answer);
                     taken.push(Some(answer));
                 }
                 Err(LabRequestError::Refused { status, message }) => {
@@ -319,14 +323,14 @@ impl LegRun<'_> {
                 Err(error) => return Err(error),
             }
         }
-        script.answered(&taken);
+        script.take_answers(&taken);
         match refusal {
             Some(why) if taken.iter().all(Option::is_none) => Ok(StepOutcome::Refused(why)),
             _ => Ok(StepOutcome::Answered),
         }
     }
 
-    fn count(&mut self, ask: &LabRequest, answer: &LabAnswer) {
+    fn count_request(&mut self, ask: &LabRequest, answer: &LabAnswer) {
         self.work += WorkDone {
             requests: u64::from(ask.method == Method::POST),
             prompt_tokens: answer.prompt_tokens,
@@ -337,16 +341,16 @@ impl LegRun<'_> {
         self.largest = self.largest.max(answer.prompt_size);
         // The first request waits for everything that is created at first use.
         if self.work.requests > 1 {
-            self.times.take(answer);
+            self.times.add_answer(answer);
         }
     }
 
     /// Reads the memory; returns an end if there is a reason for one.
     async fn read(&mut self, solo: &SoloProcess) -> Option<LegEnd> {
-        let reading = solo.sample(SampleEdge::Idle, self.work, 0, self.largest).await;
+        let reading = solo.read_sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
         let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
-        let (done, most) = (self.taken(), self.most());
+        let (done, most) = (self.reading_count(), self.max_readings());
         if let (Some(first), Some(now)) = (self.judge.readings().first(), self.judge.readings().last()) {
             (self.watch)(LegProgress::Step {
                 workload: self.leg.workload,
@@ -360,7 +364,7 @@ impl LegRun<'_> {
         let totals = reading.totals;
         self.last = Some(reading);
         if let Some(totals) = totals
-            && totals.available < scale(totals.total, self.lab.numbers.least_memory)
+            && totals.available < scale_bytes(totals.total, self.lab.numbers.least_memory)
         {
             let why =
                 format!("the machine has {} of memory left", warden_policies::ByteSize(totals.available));
@@ -375,23 +379,23 @@ async fn wait_cut(solo: &SoloProcess, stop: &CancellationToken, deadline: Instan
     tokio::select! {
         biased;
         () = stop.cancelled() => LegEnd::Interrupted,
-        (exit, failure) = solo.exited() => end_kind(exit, &failure),
-        line = solo.until_crash_hang() => LegEnd::Crashed { why: stays(&line) },
+        (exit, failure) = solo.until_exit() => end_kind(exit, &failure),
+        line = solo.until_crash_hang() => LegEnd::Crashed { why: stuck_crash_text(&line) },
         () = tokio::time::sleep_until(deadline) => LegEnd::OutOfTime,
     }
 }
 
 /// Facts that are needed to make requests of the right size.
-pub(crate) async fn facts(solo: &SoloProcess, client: &LabClient, limit: Duration) -> ServerLimits {
+pub(crate) async fn server_facts(solo: &SoloProcess, client: &LabClient, limit: Duration) -> ServerLimits {
     let props = solo.props();
-    let tokens = client.tokens(&TextGenerator::sample(), limit).await;
+    let tokens = client.try_count_tokens(&TextGenerator::sample(), limit).await;
     let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
     ServerLimits { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word: per_word }
 }
 
 /// A broken connection mostly means that the server has ended, which is noticed a moment later.
-async fn broken(solo: &SoloProcess, error: &LabRequestError, noticed: Duration) -> LegEnd {
-    match tokio::time::timeout(noticed, solo.exited()).await {
+async fn broken_end(solo: &SoloProcess, error: &LabRequestError, noticed: Duration) -> LegEnd {
+    match tokio::time::timeout(noticed, solo.until_exit()).await {
         Ok((exit, failure)) => end_kind(exit, &failure),
         Err(_) => LegEnd::Failed { why: format!("a request failed: {error}") },
     }
@@ -399,17 +403,17 @@ async fn broken(solo: &SoloProcess, error: &LabRequestError, noticed: Duration) 
 
 /// Distinguishes a crash from an end that was caused from outside.
 fn end_kind(exit: ProcessExit, failure: &BackendFailure) -> LegEnd {
-    let why = told(failure);
+    let why = failure_text(failure);
     if exit.is_from_outside() { LegEnd::Killed { why } } else { LegEnd::Crashed { why } }
 }
 
 /// Describes a process that crashed but did not end.
-pub(crate) fn stays(line: &str) -> String {
+pub(crate) fn stuck_crash_text(line: &str) -> String {
     format!("it crashed, but its process did not end by itself; it logged: {line}")
 }
 
 /// Describes the end of a process, with its last line.
-pub(crate) fn told(failure: &BackendFailure) -> String {
+pub(crate) fn failure_text(failure: &BackendFailure) -> String {
     match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
         Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
         None => failure.message.clone(),
@@ -419,13 +423,17 @@ pub(crate) fn told(failure: &BackendFailure) -> String {
 /// Fails if the server's properties show that it cannot do this workload.
 fn check_capability(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
     let Some(modalities) = props.modalities else { return Ok(()) };
-    let kind = RequiredCapability::of(workload);
+    let kind = RequiredCapability::for_workload(workload);
     let has = match kind {
         RequiredCapability::Vision => modalities.vision,
         RequiredCapability::Audio => modalities.audio,
         RequiredCapability::Text | RequiredCapability::Embeddings | RequiredCapability::Any => true,
     };
-    if has { Ok(()) } else { Err(DiagnoseError::CannotDo { workload, why: kind.missing().to_owned(), kind }) }
+    if has {
+        Ok(())
+    } else {
+        Err(DiagnoseError::CannotDo { workload, why: kind.missing_text().to_owned(), kind })
+    }
 }
 
 /// Why a server computes no embeddings; `None` if it does. Asked at the end of a leg, which saves a process
@@ -447,7 +455,7 @@ struct AnswerTimes {
 }
 
 impl AnswerTimes {
-    fn take(&mut self, answer: &LabAnswer) {
+    fn add_answer(&mut self, answer: &LabAnswer) {
         self.requests += 1;
         self.first.extend(answer.first_token);
         if let Some(ms) = answer.output_ms.filter(|ms| *ms > 0.0) {
@@ -458,7 +466,7 @@ impl AnswerTimes {
 
     fn speed(mut self) -> LegSpeed {
         self.first.sort_unstable();
-        let rate = (self.ms > 0.0).then(|| exact(self.tokens) * 1000.0 / self.ms);
+        let rate = (self.ms > 0.0).then(|| as_f64(self.tokens) * 1000.0 / self.ms);
         let first_token = self.first.get(self.first.len() / 2).copied();
         LegSpeed { tokens_per_second: rate, first_token, requests: self.requests }
     }

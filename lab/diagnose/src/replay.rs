@@ -39,7 +39,9 @@ impl RequestRecording {
         let (mut asks, mut torn) = (Vec::new(), 0);
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             match serde_json::from_str(line) {
-                Ok(value) => asks.push(ask(value).map_err(|what| format!("line {}: {what}", index + 1))?),
+                Ok(value) => {
+                    asks.push(parse_request(value).map_err(|what| format!("line {}: {what}", index + 1))?)
+                }
                 Err(error) if error.is_eof() => torn += 1,
                 Err(error) => return Err(format!("line {}: not a JSON object: {error}", index + 1)),
             }
@@ -51,7 +53,7 @@ impl RequestRecording {
     }
 
     /// Number of torn lines, which a killed recorder leaves behind. They are skipped.
-    pub fn torn(&self) -> usize {
+    pub fn torn_lines(&self) -> usize {
         self.torn
     }
 
@@ -71,13 +73,13 @@ impl RequestRecording {
     }
 
     /// The request of a step; the first follows the last.
-    pub(crate) fn at(&self, step: u64) -> Option<&LabRequest> {
+    pub(crate) fn request_at(&self, step: u64) -> Option<&LabRequest> {
         let count = u64::try_from(self.asks.len()).ok()?;
         self.asks.get(usize::try_from(step.checked_rem(count)?).ok()?)
     }
 }
 
-fn ask(mut value: Value) -> Result<LabRequest, String> {
+fn parse_request(mut value: Value) -> Result<LabRequest, String> {
     if !value.is_object() {
         return Err("not a JSON object".to_owned());
     }
@@ -95,18 +97,18 @@ fn ask(mut value: Value) -> Result<LabRequest, String> {
     if body.as_ref().is_some_and(|body| !body.is_object() && !body.is_array()) {
         return Err("`body` is neither a JSON object nor a list".to_owned());
     }
-    let media = |kinds: &[&str]| body.as_ref().map_or(0, |body| parts(body, kinds));
+    let media = |kinds: &[&str]| body.as_ref().map_or(0, |body| count_parts(body, kinds));
     let (images, audio) = (media(&["image_url", "input_image", "image"]), media(&["input_audio"]));
     Ok(LabRequest { method, path, body, images, audio })
 }
 
 /// Number of parts of messages that are of one of these types.
-fn parts(value: &Value, kinds: &[&str]) -> u64 {
+fn count_parts(value: &Value, kinds: &[&str]) -> u64 {
     match value {
-        Value::Array(items) => items.iter().map(|item| parts(item, kinds)).sum(),
+        Value::Array(items) => items.iter().map(|item| count_parts(item, kinds)).sum(),
         Value::Object(fields) => {
             let own = fields.get("type").and_then(Value::as_str).is_some_and(|kind| kinds.contains(&kind));
-            u64::from(own) + fields.values().map(|value| parts(value, kinds)).sum::<u64>()
+            u64::from(own) + fields.values().map(|value| count_parts(value, kinds)).sum::<u64>()
         }
         _ => 0,
     }
@@ -127,17 +129,20 @@ mod tests {
             RequestRecording::parse(&format!("{text}\n\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n"))
                 .unwrap();
         assert_eq!(recording.len(), 2);
-        let first = recording.at(0).unwrap();
+        let first = recording.request_at(0).unwrap();
         assert_eq!((first.images, first.audio, &first.method), (1, 1, &Method::POST));
-        assert_eq!(recording.at(2), Some(first));
-        assert_eq!((&recording.at(1).unwrap().method, &recording.at(1).unwrap().body), (&Method::GET, &None));
+        assert_eq!(recording.request_at(2), Some(first));
+        assert_eq!(
+            (&recording.request_at(1).unwrap().method, &recording.request_at(1).unwrap().body),
+            (&Method::GET, &None)
+        );
     }
 
     #[test]
     fn half_a_line_of_a_recorder_that_was_killed_is_passed_over_and_counted() {
         let torn = "{\"path\": \"/a\"}\n{\"path\": \"/b\", \"bo\n{\"path\": \"/c\"}\n{\"pa";
         let recording = RequestRecording::parse(torn).unwrap();
-        assert_eq!((recording.len(), recording.torn()), (2, 2));
+        assert_eq!((recording.len(), recording.torn_lines()), (2, 2));
         assert!(RequestRecording::parse("{\"path\": \"/a").unwrap_err().contains("no request"));
     }
 

@@ -1,7 +1,7 @@
 //! Quotes and splits the words of a POSIX shell's command line.
 
 /// Quotes a word for a shell. NUL has no quoted form and is left out.
-pub fn quoted(word: &str) -> String {
+pub fn quote_word(word: &str) -> String {
     let word = word.replace('\0', "");
     match shlex::try_quote(&word) {
         Ok(quoted) => quoted.into_owned(),
@@ -10,7 +10,7 @@ pub fn quoted(word: &str) -> String {
 }
 
 /// Splits a command line into words; `None` if a quote is not closed.
-pub fn words(line: &str) -> Option<Vec<String>> {
+pub fn split_words(line: &str) -> Option<Vec<String>> {
     shlex::split(line)
 }
 
@@ -21,9 +21,9 @@ mod tests {
     #[test]
     fn what_is_quoted_is_read_as_it_was() {
         for word in ["plain-1.2/a", "a b", "it's", "$(x) `y` \\ \"z\"", "", "#", "*", "ä\nb", "!1"] {
-            assert_eq!(words(&quoted(word)), Some(vec![word.to_owned()]), "{word}");
+            assert_eq!(split_words(&quote_word(word)), Some(vec![word.to_owned()]), "{word}");
         }
-        assert_eq!(quoted("a\0b"), "ab");
-        assert_eq!(words("a 'b"), None);
+        assert_eq!(quote_word("a\0b"), "ab");
+        assert_eq!(split_words("a 'b"), None);
     }
 }

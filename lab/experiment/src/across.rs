@@ -5,7 +5,7 @@
 
 use crate::LegReading;
 use crate::judge::{after_start, levels};
-use warden_policies::growth::{GrowthBlame, GrowthPolicy, blame_of};
+use warden_policies::growth::{GrowthBlame, GrowthPolicy, blame_processes};
 use warden_policies::sample::MemoryKind;
 
 /// Finds the unit of work that pays for the growth of one memory. `legs` holds each leg's readings in
@@ -13,5 +13,5 @@ use warden_policies::sample::MemoryKind;
 pub fn blame_across(series: MemoryKind, legs: &[&[LegReading]], policy: &GrowthPolicy) -> GrowthBlame {
     let without_start = |readings: &&[LegReading]| after_start(&levels(series, readings, false)).to_vec();
     let processes: Vec<_> = legs.iter().map(without_start).collect();
-    blame_of(&processes, policy)
+    blame_processes(&processes, policy)
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use warden_policies::defaults::{self, defaults};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::growth::stats::median;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 /// Caches fill in the first third of a leg.
 const WARM_UP_SHARE: f64 = 0.3333;
@@ -59,8 +59,8 @@ pub struct GrowthAttribution {
 
 impl GrowthAttribution {
     /// Attributes the growth in a leg's readings; `None` with too few.
-    pub fn of(readings: &[TracedMoment]) -> Option<Self> {
-        let numbers = numbers();
+    pub fn from_readings(readings: &[TracedMoment]) -> Option<Self> {
+        let numbers = attribution_config();
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -69,9 +69,9 @@ impl GrowthAttribution {
         )]
         let first = (readings.len() as f64 * WARM_UP_SHARE) as usize;
         let readings = readings.get(first..).filter(|rest| rest.len() >= numbers.fewest)?;
-        let requests: Vec<f64> = readings.iter().map(|reading| exact(reading.requests)).collect();
-        let measured: Vec<f64> = readings.iter().map(|reading| exact(reading.measured)).collect();
-        let counted: Vec<f64> = readings.iter().map(|reading| signed(reading.counted)).collect();
+        let requests: Vec<f64> = readings.iter().map(|reading| as_f64(reading.requests)).collect();
+        let measured: Vec<f64> = readings.iter().map(|reading| as_f64(reading.measured)).collect();
+        let counted: Vec<f64> = readings.iter().map(|reading| signed_as_f64(reading.counted)).collect();
         let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
         // Finds the kind of handles that correlates best with these bytes, if closely enough.
@@ -95,7 +95,7 @@ impl GrowthAttribution {
         let retained = is_explained
             && grows
             && correlation(&counted, &measured) >= numbers.proves
-            && goes_on(&requests, &counted);
+            && keeps_rising(&requests, &counted);
         Some(Self { measured: measured_slope, counted: counted_slope, follows, along, retained })
     }
 
@@ -107,22 +107,22 @@ impl GrowthAttribution {
     }
 
     /// Returns the part of the growth that counted allocations explain, 0 to 1; 1 without growth.
-    pub fn explained(&self) -> f64 {
+    pub fn explained_share(&self) -> f64 {
         if self.measured <= 0.0 { 1.0 } else { (self.counted / self.measured).clamp(0.0, 1.0) }
     }
 
     /// Returns true if counted allocations explain the growth.
     pub fn is_explained(&self) -> bool {
-        self.explained() >= numbers().explained
+        self.explained_share() >= attribution_config().explained
     }
 }
 
-fn numbers() -> &'static defaults::Attribution {
+fn attribution_config() -> &'static defaults::Attribution {
     &defaults().diagnose.attribution
 }
 
 #[expect(clippy::cast_precision_loss, reason = "bytes of one machine, far below 2^53")]
-fn signed(number: i64) -> f64 {
+fn signed_as_f64(number: i64) -> f64 {
     number as f64
 }
 
@@ -141,16 +141,16 @@ fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
 
 /// Returns true if values rise in the last third nearly as fast as overall; caches that fill have slowed
 /// down by then.
-fn goes_on(along: &[f64], values: &[f64]) -> bool {
+fn keeps_rising(along: &[f64], values: &[f64]) -> bool {
     let third = along.len() - along.len() / 3;
     let rises = slope(along, values).zip(slope(&along[third..], &values[third..]));
-    rises.is_some_and(|(all, last)| all > 0.0 && last >= numbers().goes_on * all)
+    rises.is_some_and(|(all, last)| all > 0.0 && last >= attribution_config().goes_on * all)
 }
 
 /// Pearson's correlation; 0 if either side is constant.
 fn correlation(one: &[f64], other: &[f64]) -> f64 {
     let count = one.len().min(other.len());
-    let number = exact(count as u64);
+    let number = as_f64(count as u64);
     let mean = |values: &[f64]| values.iter().take(count).sum::<f64>() / number;
     let (mean_one, mean_other) = (mean(one), mean(other));
     let (mut both, mut squares_one, mut squares_other) = (0.0, 0.0, 0.0);
@@ -177,21 +177,21 @@ mod tests {
                 requests,
                 measured: 100 * MIB + requests * measured,
                 counted: (50 * MIB + requests * counted).cast_signed(),
-                handles: handles.map(|each| exact(requests) * each),
+                handles: handles.map(|each| as_f64(requests) * each),
             })
             .collect()
     }
 
     #[test]
     fn growth_that_is_asked_for_is_explained() {
-        let found = GrowthAttribution::of(&leg(4 * MIB, 4 * MIB - 1000, [3.0, 0.0])).unwrap();
+        let found = GrowthAttribution::from_readings(&leg(4 * MIB, 4 * MIB - 1000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.follows.is_none());
-        assert!((found.explained() - 1.0).abs() < 0.01);
+        assert!((found.explained_share() - 1.0).abs() < 0.01);
     }
 
     #[test]
     fn growth_that_nobody_asks_for_follows_the_handles_that_become_more() {
-        let found = GrowthAttribution::of(&leg(900_000, 0, [3.0, 0.0])).unwrap();
+        let found = GrowthAttribution::from_readings(&leg(900_000, 0, [3.0, 0.0])).unwrap();
         let follows = found.follows.unwrap();
         assert!(!found.is_explained() && follows.kind == 0);
         assert!((follows.bytes_each - 300_000.0).abs() < 1.0 && follows.correlation > 0.999);
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn handles_that_become_more_with_every_request_settle_what_bytes_leave_in_doubt() {
-        let found = GrowthAttribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
+        let found = GrowthAttribution::from_readings(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
         assert_eq!(found.confirm_verdict(GrowthVerdict::Suspected), GrowthVerdict::Leaking);
         // Declared caches and constant memories stay unchanged.
@@ -210,7 +210,7 @@ mod tests {
         }
         // Allocations kept by each request are equal evidence, if they make up the growth and continue to
         // the end.
-        let kept = GrowthAttribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
+        let kept = GrowthAttribution::from_readings(&leg(900_000, 890_000, [0.0; 2])).unwrap();
         assert!(
             kept.retained && kept.confirm_verdict(GrowthVerdict::Suspected) == GrowthVerdict::Leaking,
             "{kept:?}"
@@ -219,8 +219,8 @@ mod tests {
         for reading in &mut fills[20..] {
             reading.counted = 50 * MIB.cast_signed() + 20 * 890_000;
         }
-        let part = GrowthAttribution::of(&leg(900_000, 500_000, [0.0; 2])).unwrap();
-        for found in [GrowthAttribution::of(&fills).unwrap(), part] {
+        let part = GrowthAttribution::from_readings(&leg(900_000, 500_000, [0.0; 2])).unwrap();
+        for found in [GrowthAttribution::from_readings(&fills).unwrap(), part] {
             assert_eq!(
                 found.confirm_verdict(GrowthVerdict::Suspected),
                 GrowthVerdict::Suspected,
@@ -228,12 +228,12 @@ mod tests {
             );
         }
         // Constant handles, or memory that does not follow them, are no evidence.
-        let still = GrowthAttribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
+        let still = GrowthAttribution::from_readings(&leg(900_000, 0, [0.0; 2])).unwrap();
         let mut apart = leg(0, 0, [3.0, 0.0]);
         for reading in &mut apart {
             reading.measured += (reading.requests * 7919 % 13) * MIB;
         }
-        let apart = GrowthAttribution::of(&apart).unwrap();
+        let apart = GrowthAttribution::from_readings(&apart).unwrap();
         for found in [still, apart] {
             assert_eq!(
                 found.confirm_verdict(GrowthVerdict::Suspected),
@@ -245,14 +245,14 @@ mod tests {
 
     #[test]
     fn handles_that_stay_the_same_explain_nothing() {
-        let found = GrowthAttribution::of(&leg(900_000, 0, [0.0, 0.0])).unwrap();
+        let found = GrowthAttribution::from_readings(&leg(900_000, 0, [0.0, 0.0])).unwrap();
         assert!(!found.is_explained() && found.follows.is_none());
     }
 
     #[test]
     fn what_does_not_grow_needs_no_explanation_and_a_few_readings_give_none() {
-        assert!(GrowthAttribution::of(&leg(0, 0, [3.0, 0.0])).unwrap().is_explained());
-        assert_eq!(GrowthAttribution::of(&leg(MIB, 0, [3.0, 0.0])[..4]), None);
+        assert!(GrowthAttribution::from_readings(&leg(0, 0, [3.0, 0.0])).unwrap().is_explained());
+        assert_eq!(GrowthAttribution::from_readings(&leg(MIB, 0, [3.0, 0.0])[..4]), None);
     }
 
     #[test]
@@ -261,6 +261,6 @@ mod tests {
         for reading in &mut readings[..9] {
             reading.measured -= (9 - reading.requests) * 10 * MIB;
         }
-        assert!(GrowthAttribution::of(&readings).unwrap().measured.abs() < 1.0);
+        assert!(GrowthAttribution::from_readings(&readings).unwrap().measured.abs() < 1.0);
     }
 }

@@ -126,15 +126,15 @@ impl CurePlanner {
             LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => Some(why.clone()),
             _ => None,
         });
-        self.take(arm, ended.map_or_else(|| Ok(TrialLeg::of(findings)), Err));
+        self.add_leg(arm, ended.map_or_else(|| Ok(TrialLeg::from_findings(findings)), Err));
     }
 
     /// Records that there is no process with these switches, and the reason.
     pub fn observe_failure(&mut self, arm: &SwitchSet, why: String) {
-        self.take(arm, Err(why));
+        self.add_leg(arm, Err(why));
     }
 
-    fn take(&mut self, arm: &SwitchSet, leg: Result<TrialLeg, String>) {
+    fn add_leg(&mut self, arm: &SwitchSet, leg: Result<TrialLeg, String>) {
         self.legs += 1;
         if arm.is_baseline() {
             match leg {
@@ -148,7 +148,7 @@ impl CurePlanner {
                 }
                 Err(_) => self.failed += 1,
             }
-            self.look();
+            self.judge_open();
             return;
         }
         self.since += 1;
@@ -162,7 +162,7 @@ impl CurePlanner {
                 trial.closed = true;
             }
         }
-        self.look();
+        self.judge_open();
     }
 
     /// Returns the conclusion so far.
@@ -188,7 +188,7 @@ impl CurePlanner {
     fn wants_baseline(&self) -> bool {
         match self.baseline.len() {
             0 => return true,
-            1 if self.phase == CurePhase::Baseline && self.unclear() => return true,
+            1 if self.phase == CurePhase::Baseline && self.baseline_is_unclear() => return true,
             // Before the first switch: nothing can be judged before the scatter between processes is known.
             few if self.phase != CurePhase::Baseline && few < self.policy.baseline_least => return true,
             _ => {}
@@ -201,14 +201,14 @@ impl CurePlanner {
     }
 
     /// Judges the open trial by all legs so far.
-    fn look(&mut self) {
+    fn judge_open(&mut self) {
         let informs = matches!(self.phase, CurePhase::Alone | CurePhase::Together);
         let Some(trial) = self.trials.last_mut() else { return };
         trial.judge(&self.policy, &self.baseline, &self.leaking);
         trial.close(&self.policy, &self.targets, informs);
     }
 
-    fn begin(&mut self, mut switches: Vec<usize>) {
+    fn begin_trial(&mut self, mut switches: Vec<usize>) {
         switches.sort_unstable();
         self.trials.push(SwitchTrial::new(SwitchSet { switches }));
     }

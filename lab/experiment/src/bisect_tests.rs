@@ -417,14 +417,14 @@ proptest! {
         let set = SwitchSet { switches: conclusion.cure.clone() };
         let seen = server.finding(&set);
         for track in &conclusion.stopped {
-            prop_assert_eq!(seen.of(track.series).unwrap().verdict, GrowthVerdict::Steady);
+            prop_assert_eq!(seen.series_of(track.series).unwrap().verdict, GrowthVerdict::Steady);
         }
         prop_assert!(conclusion.cure.iter().all(|one| !server.crash.contains(one)));
         // No switch of the cure can be removed.
         for spared in &conclusion.cure {
             let less: Vec<usize> = conclusion.cure.iter().copied().filter(|one| one != spared).collect();
             let rest = server.finding(&SwitchSet { switches: less });
-            let stops = |track: &WorkloadMemory| rest.of(track.series).unwrap().verdict == GrowthVerdict::Steady;
+            let stops = |track: &WorkloadMemory| rest.series_of(track.series).unwrap().verdict == GrowthVerdict::Steady;
             prop_assert!(!conclusion.stopped.iter().all(stops), "{} can be spared", spared);
         }
     }

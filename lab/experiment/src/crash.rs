@@ -20,7 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sequential::SwitchEffect;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 /// Largest number of repetitions: ten full workloads take as long as one search for a cure.
 const REPETITION_LIMIT: usize = 10;
@@ -69,18 +69,18 @@ pub struct WorkloadCrash {
 
 impl WorkloadCrash {
     /// Returns the first crash and all repetitions.
-    pub fn all(&self) -> Vec<CrashRun> {
+    pub fn all_runs(&self) -> Vec<CrashRun> {
         let first = CrashRun { requests: self.at_request, died: true };
         std::iter::once(first).chain(self.runs.iter().copied()).collect()
     }
 }
 
 /// Judges repetitions. The first crash does not count, because it caused the test.
-pub fn again(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurrence {
+pub fn judge_recurrence(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurrence {
     let died = runs.iter().filter(|run| run.died).count();
     let (always, seldom) = (policy.always, policy.seldom);
-    let odds = size(died) * (always / seldom).ln()
-        + size(runs.len() - died) * ((1.0 - always) / (1.0 - seldom)).ln();
+    let odds = count_as_f64(died) * (always / seldom).ln()
+        + count_as_f64(runs.len() - died) * ((1.0 - always) / (1.0 - seldom)).ln();
     let high = ((1.0 - policy.false_seldom) / policy.false_always).ln();
     let low = (policy.false_seldom / (1.0 - policy.false_always)).ln();
     let over = runs.len() >= REPETITION_LIMIT;
@@ -99,7 +99,7 @@ pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> S
     }
     // Two courses end here, with and without survivors among the processes without the switch; each gets
     // half of the error rate.
-    if doubt(without, with) <= policy.false_cure / 2.0 {
+    if no_effect_probability(without, with) <= policy.false_cure / 2.0 {
         SwitchEffect::Stops
     } else {
         SwitchEffect::Undecided
@@ -108,7 +108,7 @@ pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> S
 
 /// Returns the greatest probability of at least as many deaths without a switch, and none with it, if it
 /// has no effect.
-pub fn doubt(without: &[CrashRun], with: &[CrashRun]) -> f64 {
+pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     let died = without.iter().filter(|run| run.died).count();
     if died == 0 || with.is_empty() {
         return 1.0;
@@ -116,12 +116,12 @@ pub fn doubt(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     let per_process = (1..1000_u32)
         .map(|share| {
             let chance = f64::from(share) / 1000.0;
-            binomial_tail(died, without.len(), chance) * (1.0 - chance).powf(size(with.len()))
+            binomial_tail(died, without.len(), chance) * (1.0 - chance).powf(count_as_f64(with.len()))
         })
         .fold(0.0, f64::max);
-    let requests = |runs: &[CrashRun]| exact(runs.iter().map(|run| run.requests).sum());
+    let requests = |runs: &[CrashRun]| as_f64(runs.iter().map(|run| run.requests).sum());
     let (base, new) = (requests(without), requests(with));
-    let per_request = if base + new > 0.0 { (base / (base + new)).powf(size(died)) } else { 1.0 };
+    let per_request = if base + new > 0.0 { (base / (base + new)).powf(count_as_f64(died)) } else { 1.0 };
     per_process.max(per_request)
 }
 
@@ -129,18 +129,18 @@ pub fn doubt(without: &[CrashRun], with: &[CrashRun]) -> f64 {
 fn binomial_tail(hits: usize, tries: usize, chance: f64) -> f64 {
     let mut all = 0.0;
     // Probability of exactly `count` hits, starting with 0.
-    let mut one = (1.0 - chance).powf(size(tries));
+    let mut one = (1.0 - chance).powf(count_as_f64(tries));
     for count in 0..=tries {
         if count >= hits {
             all += one;
         }
-        one *= size(tries - count) / (size(count) + 1.0) * chance / (1.0 - chance);
+        one *= count_as_f64(tries - count) / (count_as_f64(count) + 1.0) * chance / (1.0 - chance);
     }
     all
 }
 
-fn size(count: usize) -> f64 {
-    exact(count as u64)
+fn count_as_f64(count: usize) -> f64 {
+    as_f64(count as u64)
 }
 
 #[cfg(test)]

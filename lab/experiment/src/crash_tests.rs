@@ -16,7 +16,7 @@ const fn survived(requests: u64) -> CrashRun {
 
 /// Adds up the probability of each verdict for a crash with this death probability, over all courses.
 fn course(policy: &CrashPolicy, chance: f64, runs: &mut Vec<CrashRun>, weight: f64, found: &mut [f64; 3]) {
-    let place = match again(policy, runs) {
+    let place = match judge_recurrence(policy, runs) {
         CrashRecurrence::Undecided => {
             for (run, share) in [(died(20), chance), (survived(100), 1.0 - chance)] {
                 runs.push(run);
@@ -51,7 +51,7 @@ fn what_comes_half_of_the_time_is_hardly_ever_called_certain_and_what_is_certain
             assert!(found[2] <= policy.false_seldom, "{chance}: {found:?}");
         }
     }
-    assert_eq!(again(&policy, &[]), CrashRecurrence::Undecided);
+    assert_eq!(judge_recurrence(&policy, &[]), CrashRecurrence::Undecided);
 }
 
 /// Returns the probability that a switch without effect is called a cure: first repetitions until judged,
@@ -61,7 +61,7 @@ fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
         if weight < 1e-8 {
             return 0.0;
         }
-        if again(policy, runs) != CrashRecurrence::Undecided {
+        if judge_recurrence(policy, runs) != CrashRecurrence::Undecided {
             return turns(policy, chance, runs, &mut Vec::new(), weight);
         }
         let mut all = 0.0;
@@ -124,7 +124,7 @@ fn a_cure_of_a_certain_crash_is_found_after_a_few_processes() {
         with.push(survived(184));
         without.push(died(22));
         legs += 1;
-        assert!(legs <= 3, "{}", doubt(&without, &with));
+        assert!(legs <= 3, "{}", no_effect_probability(&without, &with));
     }
     assert_eq!(judge(&policy, &without, &[survived(184), died(3)]), SwitchEffect::Nothing);
 }
@@ -134,5 +134,5 @@ fn who_survived_fewer_requests_than_it_takes_to_die_has_shown_nothing() {
     let policy = policy();
     assert_eq!(judge(&policy, &[died(100); 8], &[survived(10); 4]), SwitchEffect::Undecided);
     assert_eq!(judge(&policy, &[died(100); 8], &[survived(300); 4]), SwitchEffect::Stops);
-    assert!((doubt(&[survived(9)], &[survived(9)]) - 1.0).abs() < 1e-9, "nothing died");
+    assert!((no_effect_probability(&[survived(9)], &[survived(9)]) - 1.0).abs() < 1e-9, "nothing died");
 }

@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 mod beyond;
 
-use self::beyond::{beyond, hoarded};
+use self::beyond::{continuation, hoarded_tokens};
 use warden_policies::admission::PromptPrice;
 use warden_policies::defaults;
 use warden_policies::sample::MemoryKind;
-use warden_policies::units::{ByteSize, exact, whole};
+use warden_policies::units::{ByteSize, as_f64, truncate_to_u64};
 
 /// Smallest micro-batch; below it prefill is hardly faster than decoding.
 const MIN_UBATCH: u64 = 32;
@@ -68,7 +68,7 @@ impl ServerSetup {
         let Self { slot_context: slot, context: all, .. } = *self;
         match self.sequence_context {
             _ if all == 0 => context,
-            Some(sequence) => slot.min(scaled(sequence, context, all)),
+            Some(sequence) => slot.min(scale_ratio(sequence, context, all)),
             None if slot >= all => context,
             // Unknown if the slot's context is a share or a limit: take the larger possibility.
             None => slot.min(context),
@@ -88,31 +88,36 @@ pub struct PromptCurve {
     /// Extra bytes per concurrent prompt, and the length at which they were measured.
     more: Option<(u64, f64)>,
     ubatch: u64,
-    /// Continuation beyond the longest prompt: bytes per token, and per token of [`hoarded`].
+    /// Continuation beyond the longest prompt: bytes per token, and per token of [`hoarded_tokens`].
     beyond: (f64, f64),
 }
 
 impl PromptCurve {
     /// Builds the curve from peaks; `None` without a peak of a single prompt.
-    pub fn of(series: MemoryKind, idle: u64, peaks: &[PromptPeak], setup: &ServerSetup) -> Option<Self> {
+    pub fn from_peaks(
+        series: MemoryKind,
+        idle: u64,
+        peaks: &[PromptPeak],
+        setup: &ServerSetup,
+    ) -> Option<Self> {
         let mut points: Vec<(u64, f64)> = Vec::new();
         let mut alone: Vec<&PromptPeak> = peaks.iter().filter(|peak| peak.together <= 1).collect();
         alone.sort_by_key(|peak| peak.tokens);
         for peak in alone {
             // Memory is kept, so a longer prompt never needs less.
             let before = points.last().map_or(0.0, |(_, bytes)| *bytes);
-            let bytes = exact(peak.bytes.saturating_sub(idle)).max(before);
+            let bytes = as_f64(peak.bytes.saturating_sub(idle)).max(before);
             match points.last_mut() {
                 Some(last) if last.0 == peak.tokens => last.1 = bytes,
                 _ => points.push((peak.tokens, bytes)),
             }
         }
-        let beyond = beyond(&points, setup.ubatch)?;
+        let beyond = continuation(&points, setup.ubatch)?;
         let mut curve = Self { series, idle, points, more: None, ubatch: setup.ubatch, beyond };
         let most = peaks.iter().filter(|peak| peak.together > 1);
         curve.more = most.max_by_key(|peak| (peak.together, peak.tokens)).map(|peak| {
             let others = f64::from(peak.together - 1);
-            let above = exact(peak.bytes.saturating_sub(idle)) - curve.above_idle(peak.tokens);
+            let above = as_f64(peak.bytes.saturating_sub(idle)) - curve.above_idle(peak.tokens);
             (peak.tokens, (above / others).max(0.0))
         });
         Some(curve)
@@ -127,7 +132,7 @@ impl PromptCurve {
     #[must_use]
     pub fn truncated_at(&self, tokens: u64) -> Option<Self> {
         let points: Vec<_> = self.points.iter().copied().filter(|(own, _)| *own <= tokens).collect();
-        let beyond = beyond(&points, self.ubatch)?;
+        let beyond = continuation(&points, self.ubatch)?;
         Some(Self { points, more: None, beyond, ..self.clone() })
     }
 
@@ -135,7 +140,7 @@ impl PromptCurve {
     pub(crate) fn end_slope(&self) -> f64 {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let more = (longest / 4).max(1);
-        (self.above_idle(longest + more) - self.above_idle(longest)) / exact(more)
+        (self.above_idle(longest + more) - self.above_idle(longest)) / as_f64(more)
     }
 
     /// Returns the highest cost per token beyond the largest prompt so far, for admission: the steepest
@@ -158,9 +163,9 @@ impl PromptCurve {
     pub fn step(&self) -> Option<u64> {
         let below = self.points.iter().rfind(|(tokens, _)| *tokens <= self.ubatch)?;
         let above = self.points.iter().find(|(tokens, _)| *tokens > self.ubatch)?;
-        let tokens = exact(above.0 - below.0);
+        let tokens = as_f64(above.0 - below.0);
         let step = above.1 - below.1 - tokens * self.price().bytes_per_token;
-        (step > 0.0).then(|| rounded(step))
+        (step > 0.0).then(|| round_bytes(step))
     }
 
     /// Returns the bytes above idle for one prompt of this length.
@@ -168,39 +173,42 @@ impl PromptCurve {
         let mut before = (0, 0.0);
         for point in &self.points {
             if tokens <= point.0 {
-                let share = exact(tokens - before.0) / exact((point.0 - before.0).max(1));
+                let share = as_f64(tokens - before.0) / as_f64((point.0 - before.0).max(1));
                 return before.1 + share * (point.1 - before.1);
             }
             before = *point;
         }
         let (token, buffer) = self.beyond;
-        let more =
-            if buffer > 0.0 { hoarded(tokens, self.ubatch) - hoarded(before.0, self.ubatch) } else { 0.0 };
-        before.1 + token * exact(tokens - before.0) + buffer * more
+        let more = if buffer > 0.0 {
+            hoarded_tokens(tokens, self.ubatch) - hoarded_tokens(before.0, self.ubatch)
+        } else {
+            0.0
+        };
+        before.1 + token * as_f64(tokens - before.0) + buffer * more
     }
 
     /// Returns the process's bytes with this many concurrent prompts of this length.
-    pub fn at(&self, tokens: u64, together: u32) -> u64 {
-        let others = exact(u64::from(together.max(1) - 1));
+    pub fn bytes_at(&self, tokens: u64, together: u32) -> u64 {
+        let others = as_f64(u64::from(together.max(1) - 1));
         let more = self.more.map_or(0.0, |(measured, bytes)| {
             // Extra bytes of concurrent prompts are proportional to their length: their part of the
             // attended cache.
-            bytes * exact(tokens) / exact(measured.max(1))
+            bytes * as_f64(tokens) / as_f64(measured.max(1))
         });
-        self.idle.saturating_add(rounded(self.above_idle(tokens) + others * more))
+        self.idle.saturating_add(round_bytes(self.above_idle(tokens) + others * more))
     }
 
     /// Returns the worst case in bytes: the longest prompt alone, or all slots full.
-    pub fn worst(&self, setup: &ServerSetup) -> u64 {
-        self.at(setup.slot_context, 1).max(self.at(setup.full_slot(), setup.slots))
+    pub fn worst_case(&self, setup: &ServerSetup) -> u64 {
+        self.bytes_at(setup.slot_context, 1).max(self.bytes_at(setup.full_slot(), setup.slots))
     }
 
     /// Returns the worst case with another `-c`.
     fn worst_with(&self, setup: &ServerSetup, context: u64) -> u64 {
         let slot_context = setup.slot_context_with(context);
         let sequence_context =
-            setup.sequence_context.map(|sequence| scaled(sequence, context, setup.context.max(1)));
-        self.worst(&ServerSetup { context, slot_context, sequence_context, ..*setup })
+            setup.sequence_context.map(|sequence| scale_ratio(sequence, context, setup.context.max(1)));
+        self.worst_case(&ServerSetup { context, slot_context, sequence_context, ..*setup })
     }
 }
 
@@ -232,7 +240,7 @@ pub struct HeadroomVerdict {
 }
 
 /// Settings of headroom. `defaults.toml`, section `[diagnose.headroom]`, gives the reasons.
-fn numbers() -> &'static defaults::Headroom {
+fn headroom_config() -> &'static defaults::Headroom {
     &defaults().diagnose.headroom
 }
 
@@ -245,7 +253,7 @@ pub fn judge(
     smaller: Option<(&PromptCurve, u64)>,
     context_token: Option<f64>,
 ) -> HeadroomVerdict {
-    let worst = curve.worst(setup);
+    let worst = curve.worst_case(setup);
     let mut verdict = HeadroomVerdict {
         series: curve.series,
         idle: curve.idle,
@@ -259,12 +267,13 @@ pub fn judge(
         step: curve.step(),
     };
     let Some(limit) = limit.filter(|limit| *limit < worst) else { return verdict };
-    let step = previous_power_of_two(setup.context / numbers().context_steps).max(numbers().context_grain);
+    let step = previous_power_of_two(setup.context / headroom_config().context_steps)
+        .max(headroom_config().context_grain);
     let mut context = setup.context.saturating_sub(1) / step * step;
     // A smaller context makes prompts shorter, and its own allocation smaller.
     let with = |context: u64| {
-        let saved = context_token.unwrap_or(0.0) * exact(setup.context - context);
-        curve.worst_with(setup, context).saturating_sub(rounded(saved))
+        let saved = context_token.unwrap_or(0.0) * as_f64(setup.context - context);
+        curve.worst_with(setup, context).saturating_sub(round_bytes(saved))
     };
     while context >= step && with(context) > limit {
         context -= step;
@@ -274,11 +283,11 @@ pub fn judge(
         && ubatch < setup.ubatch
     {
         // Between two measured micro-batch sizes, and below the smaller one, memory is linear in the size.
-        let (there, here) = (exact(other.worst(setup)), exact(worst));
-        let slope = (here - there) / exact(setup.ubatch - ubatch);
+        let (there, here) = (as_f64(other.worst_case(setup)), as_f64(worst));
+        let slope = (here - there) / as_f64(setup.ubatch - ubatch);
         let mut size = previous_power_of_two(setup.ubatch - 1);
         while size >= MIN_UBATCH {
-            if slope > 0.0 && here - slope * exact(setup.ubatch - size) <= exact(limit) {
+            if slope > 0.0 && here - slope * as_f64(setup.ubatch - size) <= as_f64(limit) {
                 verdict.smaller_ubatch = Some(size);
                 break;
             }
@@ -290,7 +299,7 @@ pub fn judge(
 
 impl HeadroomVerdict {
     /// Returns the missing bytes; 0 if it fits or no limit is known.
-    pub fn short(&self) -> u64 {
+    pub fn missing_bytes(&self) -> u64 {
         self.limit.map_or(0, |limit| self.worst.saturating_sub(limit))
     }
 
@@ -303,7 +312,7 @@ impl HeadroomVerdict {
     pub fn sentence(&self) -> String {
         let context = grouped(self.context);
         let worst = ByteSize(self.worst);
-        match (self.limit, self.short()) {
+        match (self.limit, self.missing_bytes()) {
             (None, _) => format!("needs {worst} at {context} tokens; what is free is not known"),
             (Some(limit), 0) => {
                 let left = ByteSize(limit - self.worst);
@@ -350,7 +359,7 @@ fn slopes(points: &[(u64, f64)], apart: u64) -> Vec<f64> {
         for late in &points[at + 1..] {
             let tokens = late.0 - early.0;
             if tokens >= apart.max(1) {
-                slopes.push((late.1 - early.1) / exact(tokens));
+                slopes.push((late.1 - early.1) / as_f64(tokens));
             }
         }
     }
@@ -358,7 +367,7 @@ fn slopes(points: &[(u64, f64)], apart: u64) -> Vec<f64> {
 }
 
 /// `value × part ÷ whole`, without overflow.
-fn scaled(value: u64, part: u64, whole: u64) -> u64 {
+fn scale_ratio(value: u64, part: u64, whole: u64) -> u64 {
     let product = u128::from(value) * u128::from(part) / u128::from(whole.max(1));
     u64::try_from(product).unwrap_or(u64::MAX)
 }
@@ -369,8 +378,8 @@ fn previous_power_of_two(number: u64) -> u64 {
 }
 
 /// Rounds to whole bytes, never below zero.
-fn rounded(value: f64) -> u64 {
-    whole(value.round())
+fn round_bytes(value: f64) -> u64 {
+    truncate_to_u64(value.round())
 }
 
 #[cfg(test)]

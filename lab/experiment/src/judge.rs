@@ -10,7 +10,7 @@ use warden_policies::growth::{
     GrowthMonitor, GrowthPolicy, GrowthVerdict, IntervalEstimate, MemoryLevel, SeriesGrowth, slope,
 };
 use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
-use warden_policies::units::{exact, scale};
+use warden_policies::units::{as_f64, scale_bytes};
 
 /// 8 MiB of host memory and 3 MiB of VRAM: a heap moves less in a minute of even work.
 const NEAR_SHARE: f64 = 0.125;
@@ -27,7 +27,7 @@ const DOUBT_SHARE: f64 = 0.5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LegDecision {
     /// More readings may help.
-    GoOn,
+    Continue,
     /// More readings would change nothing.
     Decided,
 }
@@ -78,38 +78,38 @@ impl LegJudge {
 
     /// Returns the most readings of this leg. A suspected memory extends the leg, because an undecided
     /// result is useless.
-    pub fn most(&self) -> u64 {
+    pub fn readings_most(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let suspected = self.growth().iter().any(|growth| match growth.verdict {
             GrowthVerdict::Suspected => true,
             // Computed only at the regular end of the leg.
             GrowthVerdict::Steady if taken >= self.steps => {
                 let levels = levels(growth.series, &self.readings, true);
-                self.doubted(growth, &levels) == GrowthVerdict::Suspected
+                self.cautious_verdict(growth, &levels) == GrowthVerdict::Suspected
             }
             _ => false,
         });
-        self.steps.saturating_add(if suspected { scale(self.steps, DOUBT_SHARE) } else { 0 })
+        self.steps.saturating_add(if suspected { scale_bytes(self.steps, DOUBT_SHARE) } else { 0 })
     }
 
     /// Adds a reading. `allowed` is the host memory that the server is configured to cache and that is not
     /// measured. `graphs` is the number of captured graphs by its memory report; `None` if unknown or
     /// limited.
     pub fn observe(&mut self, sample: BackendSample, allowed: u64, graphs: Option<u64>) -> LegDecision {
-        self.monitor.allow(MemoryKind::Host, allowed);
+        self.monitor.set_allowance(MemoryKind::Host, allowed);
         self.monitor.observe(&sample);
         self.readings.push(LegReading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         // A full look costs some milliseconds.
         let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
-        if look && self.monitor.growth().iter().all(|growth| self.decided(growth)) {
+        if look && self.monitor.growth().iter().all(|growth| self.is_decided(growth)) {
             LegDecision::Decided
         } else {
-            LegDecision::GoOn
+            LegDecision::Continue
         }
     }
 
-    fn decided(&self, growth: &SeriesGrowth) -> bool {
+    fn is_decided(&self, growth: &SeriesGrowth) -> bool {
         // Excludes measured pools, because their growth is known.
         let levels = levels(growth.series, &self.readings, false);
         let slope = slope(after_start(&levels), &self.policy);
@@ -119,18 +119,18 @@ impl LegJudge {
                 .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
             // Even the upper end of the interval could not become a leak in the rest of the leg.
             GrowthVerdict::Steady | GrowthVerdict::Bounded => slope.is_some_and(|slope| {
-                let whole = slope.high * exact(self.steps) * requests_per_step(&levels);
-                whole < exact(self.effect(&levels, growth.series)) * self.policy.settle_share
+                let whole = slope.high * as_f64(self.steps) * requests_per_step(&levels);
+                whole < as_f64(self.least_rise(&levels, growth.series)) * self.policy.settle_share
             }),
         }
     }
 
     /// Returns the smallest rise that counts, in bytes.
-    fn effect(&self, levels: &[MemoryLevel], series: MemoryKind) -> u64 {
+    fn least_rise(&self, levels: &[MemoryLevel], series: MemoryKind) -> u64 {
         match series {
             MemoryKind::Host => {
                 let first = levels.first().map_or(0, |level| level.bytes);
-                self.policy.host_effect.0.max(scale(first, self.policy.host_effect_share))
+                self.policy.host_effect.0.max(scale_bytes(first, self.policy.host_effect_share))
             }
             MemoryKind::Vram(_) => self.policy.vram_effect.0,
         }
@@ -142,10 +142,10 @@ impl LegJudge {
         LegFinding {
             workload: self.workload,
             steps: u64::try_from(self.readings.len()).unwrap_or(u64::MAX),
-            enough: self.enough(),
+            enough: self.readings_needed(),
             requests: work.requests,
             work,
-            series: self.monitor.growth().iter().map(|growth| self.series(growth)).collect(),
+            series: self.monitor.growth().iter().map(|growth| self.series_finding(growth)).collect(),
             speed,
             ended,
             crash: None,
@@ -155,13 +155,13 @@ impl LegJudge {
 
     /// Returns the readings needed for a verdict. A leg with the least sufficient number and no verdict
     /// needs twice as many, because its start took unusually long.
-    fn enough(&self) -> u64 {
+    fn readings_needed(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let least = fewest_readings(&self.policy, &self.numbers);
         if taken < least { least } else { taken.saturating_mul(2) }
     }
 
-    fn series(&self, growth: &SeriesGrowth) -> SeriesFinding {
+    fn series_finding(&self, growth: &SeriesGrowth) -> SeriesFinding {
         let levels = levels(growth.series, &self.readings, true);
         let judged = after_start(&levels);
         let per_request = slope(judged, &self.policy);
@@ -169,10 +169,10 @@ impl LegJudge {
             (Some(first), Some(last)) => last.work - first.work,
             _ => WorkDone::default(),
         };
-        let (verdict, graphs) = self.apply_graphs(growth.series, self.doubted(growth, &levels));
+        let (verdict, graphs) = self.apply_graphs(growth.series, self.cautious_verdict(growth, &levels));
         let per = |units: u64| {
-            let rise = per_request?.value * exact(work.requests);
-            (units > 0).then(|| rise / exact(units))
+            let rise = per_request?.value * as_f64(work.requests);
+            (units > 0).then(|| rise / as_f64(units))
         };
         let bytes = || levels.iter().map(|level| level.bytes);
         SeriesFinding {
@@ -189,7 +189,7 @@ impl LegJudge {
             first: bytes().next().unwrap_or(0),
             last: bytes().next_back().unwrap_or(0),
             peak: bytes().max().unwrap_or(0),
-            sees: self.sees(&levels, growth.series),
+            sees: self.detection_limit(&levels, growth.series),
             graphs,
         }
     }
@@ -205,11 +205,13 @@ impl LegJudge {
             let sample = &reading.sample;
             // Measured pools do not belong to graphs.
             let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
-            let handles = [exact(reading.graphs?), 0.0];
+            let handles = [as_f64(reading.graphs?), 0.0];
             Some(TracedMoment { requests: sample.work.requests, measured, counted: 0, handles })
         };
         let traces: Option<Vec<TracedMoment>> = self.readings.iter().map(trace).collect();
-        let Some(found) = traces.as_deref().and_then(GrowthAttribution::of) else { return (verdict, None) };
+        let Some(found) = traces.as_deref().and_then(GrowthAttribution::from_readings) else {
+            return (verdict, None);
+        };
         let verdict = found.confirm_verdict(verdict);
         (verdict, found.along.filter(|_| verdict.grows()))
     }
@@ -220,15 +222,15 @@ impl LegJudge {
         let pools = pools(growth.series, &self.readings);
         let bytes = || pools.iter().map(|level| level.bytes);
         let rose = bytes().max().unwrap_or(0) - bytes().min().unwrap_or(0);
-        let much = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
+        let much = rose >= scale_bytes(self.least_rise(levels, growth.series), self.policy.settle_share);
         let slope = slope(after_start(&pools), &self.policy);
-        let fills = much || slope.is_some_and(|slope| slope.value > exact(still_bytes(growth.series)));
+        let fills = much || slope.is_some_and(|slope| slope.value > as_f64(still_bytes(growth.series)));
         if fills && growth.verdict == GrowthVerdict::Steady { GrowthVerdict::Bounded } else { growth.verdict }
     }
 
     /// Returns the verdict, but never `Steady` for a memory that rises to the end of the leg. The rise is
     /// too small for the detector, which has to hold for years, and may be a leak.
-    fn doubted(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
+    fn cautious_verdict(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let verdict = self.verdict(growth, levels);
         let per_request = slope(after_start(levels), &self.policy);
         let settles = self.settles(levels, growth.series, verdict, per_request);
@@ -247,18 +249,18 @@ impl LegJudge {
         if third < self.policy.baseline_floors || whole.is_none() {
             return GrowthEnd::Unknown;
         }
-        let step = scale(self.effect(levels, series), NEAR_SHARE);
+        let step = scale_bytes(self.least_rise(levels, series), NEAR_SHARE);
         let end = &levels[levels.len() - third..];
         let rises = slope(end, &self.policy)
-            .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still_bytes(series)));
+            .is_some_and(|slope| slope.low > 0.0 && slope.value > as_f64(still_bytes(series)));
         if rises || verdict.grows() {
             let unbounded =
                 matches!(verdict, GrowthVerdict::Steady | GrowthVerdict::Suspected | GrowthVerdict::Leaking);
             return if unbounded { GrowthEnd::No } else { GrowthEnd::Unknown };
         }
-        let mut last: Vec<f64> = end.iter().map(|level| exact(level.bytes)).collect();
-        let settled = median(&mut last).unwrap_or(0.0) - exact(step);
-        let below = levels.iter().rposition(|level| exact(level.bytes) < settled);
+        let mut last: Vec<f64> = end.iter().map(|level| as_f64(level.bytes)).collect();
+        let settled = median(&mut last).unwrap_or(0.0) - as_f64(step);
+        let below = levels.iter().rposition(|level| as_f64(level.bytes) < settled);
         let from = below.map_or(0, |index| index + 1);
         // Movement within the last third leaves no time to see it stop.
         if from > levels.len() - third {
@@ -270,9 +272,9 @@ impl LegJudge {
     /// Returns the smallest slope, in bytes per request, that the detector can call a leak after these
     /// readings. A window of floors has to rise by the least effect twice in a row, and all windows
     /// together by somewhat more.
-    fn sees(&self, levels: &[MemoryLevel], series: MemoryKind) -> f64 {
+    fn detection_limit(&self, levels: &[MemoryLevel], series: MemoryKind) -> f64 {
         let policy = &self.policy;
-        let effect = exact(self.effect(levels, series));
+        let effect = as_f64(self.least_rise(levels, series));
         let judged = u64::try_from(levels.len()).unwrap_or(0).saturating_sub(policy.warmup_requests + 1);
         let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
         let mut least = f64::MAX;
@@ -281,9 +283,9 @@ impl LegJudge {
             if judged < (window + policy.test_every).saturating_mul(steps) {
                 break;
             }
-            least = effect / exact(window.saturating_mul(steps));
+            least = effect / as_f64(window.saturating_mul(steps));
         }
-        let whole = policy.swift_effect * policy.straight_share * effect / exact(judged.max(1));
+        let whole = policy.swift_effect * policy.straight_share * effect / as_f64(judged.max(1));
         least.max(whole) / requests_per_step(levels).max(1.0)
     }
 }
@@ -324,5 +326,5 @@ pub(super) fn after_start(levels: &[MemoryLevel]) -> &[MemoryLevel] {
 fn requests_per_step(levels: &[MemoryLevel]) -> f64 {
     let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
     let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);
-    if steps == 0 { 1.0 } else { exact(last.work.requests - first.work.requests) / exact(steps) }
+    if steps == 0 { 1.0 } else { as_f64(last.work.requests - first.work.requests) / as_f64(steps) }
 }

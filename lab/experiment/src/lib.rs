@@ -190,13 +190,13 @@ impl LegFinding {
     }
 
     /// Returns the finding on one memory.
-    pub fn of(&self, series: MemoryKind) -> Option<&SeriesFinding> {
+    pub fn series_of(&self, series: MemoryKind) -> Option<&SeriesFinding> {
         self.series.iter().find(|found| found.series == series)
     }
 
     /// Returns true if host memory grew within the declared caches, and these are not measured.
     pub fn is_ambiguous(&self) -> bool {
-        let host = self.of(MemoryKind::Host);
+        let host = self.series_of(MemoryKind::Host);
         host.is_some_and(|host| {
             host.verdict == GrowthVerdict::Bounded
                 && host.pooled_per_request.is_none()
@@ -210,7 +210,7 @@ impl LegFinding {
     }
 
     /// Returns the leg as a crash run; `None` if unknown whether the server survived.
-    pub fn survived(&self) -> Option<crash::CrashRun> {
+    pub fn as_crash_run(&self) -> Option<crash::CrashRun> {
         if let Some(crash) = &self.crash {
             return Some(crash::CrashRun { requests: crash.at_request, died: true });
         }

@@ -5,7 +5,7 @@ use crate::judge::{after_start, levels};
 use warden_policies::growth::IntervalEstimate;
 use warden_policies::growth::stats::{median, scatter};
 use warden_policies::sample::MemoryKind;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 /// A line over requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,14 +24,16 @@ pub struct FittedLine {
 
 impl FittedLine {
     /// Fits the line of a finding's growth through its readings; `None` with fewer than two.
-    pub fn through(
+    pub fn through_readings(
         series: MemoryKind,
         readings: &[LegReading],
         per_request: IntervalEstimate,
     ) -> Option<Self> {
         let levels = levels(series, readings, true);
-        let (xs, ys): (Vec<f64>, Vec<f64>) =
-            after_start(&levels).iter().map(|level| (exact(level.work.requests), exact(level.bytes))).unzip();
+        let (xs, ys): (Vec<f64>, Vec<f64>) = after_start(&levels)
+            .iter()
+            .map(|level| (as_f64(level.work.requests), as_f64(level.bytes)))
+            .unzip();
         let (from, to) = (*xs.first()?, *xs.last()?);
         if from >= to {
             return None;
@@ -45,7 +47,7 @@ impl FittedLine {
 
     /// Returns the line's bytes at a number of answered requests. The range covers the slope's uncertainty
     /// and the scatter.
-    pub fn at(&self, requests: f64) -> IntervalEstimate {
+    pub fn value_at(&self, requests: f64) -> IntervalEstimate {
         let away = requests - self.middle.0;
         let value = self.middle.1 + self.slope.value * away;
         let ends = [self.slope.low, self.slope.high].map(|slope| self.middle.1 + slope * away);
@@ -86,24 +88,27 @@ mod tests {
         let bytes = |n: u64| if n < 20 { 10_000 * n } else { 200_000 + 1000 * n + n * 7919 % 300 };
         let readings = readings(bytes);
         let slope = IntervalEstimate { value: 1000.0, low: 990.0, high: 1010.0 };
-        let line = FittedLine::through(MemoryKind::Host, &readings, slope).unwrap();
+        let line = FittedLine::through_readings(MemoryKind::Host, &readings, slope).unwrap();
         assert!((line.from, line.to) == (21.0, 60.0), "{line:?}");
         let inside = (21..=60_u32).filter(|n| {
-            let (at, read) = (line.at(f64::from(*n)), exact(bytes(u64::from(*n))));
+            let (at, read) = (line.value_at(f64::from(*n)), as_f64(bytes(u64::from(*n))));
             at.low <= read && read <= at.high
         });
         assert!(inside.count() >= 26, "two thirds of the readings, as a standard deviation has them");
-        let (middle, end) = (line.at(40.5), line.at(60.0));
+        let (middle, end) = (line.value_at(40.5), line.value_at(60.0));
         assert!(end.high - end.low > middle.high - middle.low, "the farther, the less is known");
-        assert!((end.value - exact(bytes(60))).abs() < 300.0);
+        assert!((end.value - as_f64(bytes(60))).abs() < 300.0);
     }
 
     #[test]
     fn nothing_is_said_of_too_few_readings_or_of_a_memory_that_was_not_read() {
         let slope = IntervalEstimate { value: 1.0, low: 0.0, high: 2.0 };
         let all = readings(|_| 5);
-        assert_eq!(FittedLine::through(MemoryKind::Host, &all[..1], slope), None);
-        assert_eq!(FittedLine::through(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope), None);
-        assert_eq!(FittedLine::through(MemoryKind::Host, &[], slope), None);
+        assert_eq!(FittedLine::through_readings(MemoryKind::Host, &all[..1], slope), None);
+        assert_eq!(
+            FittedLine::through_readings(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope),
+            None
+        );
+        assert_eq!(FittedLine::through_readings(MemoryKind::Host, &[], slope), None);
     }
 }

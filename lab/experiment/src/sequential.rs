@@ -89,7 +89,7 @@ struct MeanGrowth {
 impl MeanGrowth {
     /// Averages legs, each with a 95 % interval; `None` without legs. A single leg is assumed to scatter by
     /// as large a share as the legs of `like`.
-    fn of(legs: &[IntervalEstimate], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
+    fn over_legs(legs: &[IntervalEstimate], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
         let count = u32::try_from(legs.len()).ok().filter(|count| *count > 0).map(f64::from)?;
         let value = legs.iter().map(|leg| leg.value).sum::<f64>() / count;
         let own = |leg: &IntervalEstimate| {
@@ -120,7 +120,7 @@ struct ShareDistance {
 }
 
 impl ShareDistance {
-    fn from(share: f64, base: &MeanGrowth, new: &MeanGrowth) -> Self {
+    fn from_share(share: f64, base: &MeanGrowth, new: &MeanGrowth) -> Self {
         let (one, other) = (new.var, share * share * base.var);
         let parts = one * one / new.freedom + other * other / base.freedom;
         let freedom = if parts > 0.0 { (one + other).powi(2) / parts } else { 1.0 };
@@ -131,7 +131,7 @@ impl ShareDistance {
     /// distances.
     fn chance(self, below: bool) -> f64 {
         let t = self.value / self.error.max(f64::MIN_POSITIVE);
-        student::tail(if below { -t } else { t }, self.freedom)
+        student::upper_tail(if below { -t } else { t }, self.freedom)
     }
 }
 
@@ -141,8 +141,8 @@ pub fn judge(
     without: &[IntervalEstimate],
     with: &[IntervalEstimate],
 ) -> SwitchJudgement {
-    let base = MeanGrowth::of(without, None, policy);
-    let new = MeanGrowth::of(with, base.as_ref(), policy);
+    let base = MeanGrowth::over_legs(without, None, policy);
+    let new = MeanGrowth::over_legs(with, base.as_ref(), policy);
     let mut judgement = SwitchJudgement {
         does: SwitchEffect::Undecided,
         share: None,
@@ -150,18 +150,19 @@ pub fn judge(
         with: new.map(|mean| mean.value),
     };
     let Some((base, new)) = base.zip(new) else { return judgement };
-    let (wrong, missed) = (each(policy.false_cure, policy), each(policy.missed_cure, policy));
+    let (wrong, missed) =
+        (rate_per_look(policy.false_cure, policy), rate_per_look(policy.missed_cure, policy));
     let grows = ShareDistance { value: base.value, error: base.var.sqrt(), freedom: base.freedom };
     if base.legs < 2 || grows.chance(false) > wrong {
         return judgement;
     }
     let ratio = new.value / base.value;
-    let at = ShareDistance::from(ratio, &base, &new);
+    let at = ShareDistance::from_share(ratio, &base, &new);
     let wide = |chance: f64| student::quantile(chance, at.freedom) * at.error / base.value;
     judgement.share =
         Some(IntervalEstimate { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
-    let below = |share: f64| ShareDistance::from(share, &base, &new).chance(true) <= wrong;
-    let above = |share: f64| ShareDistance::from(share, &base, &new).chance(false) <= missed;
+    let below = |share: f64| ShareDistance::from_share(share, &base, &new).chance(true) <= wrong;
+    let above = |share: f64| ShareDistance::from_share(share, &base, &new).chance(false) <= missed;
     // Legs with a switch may scatter more than those without, so two are needed close to a limit.
     let own = new.legs > 1;
     judgement.does = if own && below(policy.stops_share) {
@@ -170,7 +171,7 @@ pub fn judge(
         SwitchEffect::Nothing
     } else if own && above(policy.stops_share) {
         // Proven to be no cure, which is the question; the exact share is worth no further process.
-        partly(ratio, policy)
+        partial_effect(ratio, policy)
     } else {
         SwitchEffect::Undecided
     };
@@ -178,12 +179,12 @@ pub fn judge(
 }
 
 /// Effect of a switch proven not to stop the growth, by the measured remaining share.
-pub(super) fn partly(share: f64, policy: &CurePolicy) -> SwitchEffect {
+pub(super) fn partial_effect(share: f64, policy: &CurePolicy) -> SwitchEffect {
     if share < policy.halves_share { SwitchEffect::Halves } else { SwitchEffect::Nothing }
 }
 
 /// Error rate per look in one trial.
-fn each(chance: f64, policy: &CurePolicy) -> f64 {
+fn rate_per_look(chance: f64, policy: &CurePolicy) -> f64 {
     // Each leg of either kind is followed by one look.
     chance / f64::from((2 * policy.legs_most).max(1))
 }

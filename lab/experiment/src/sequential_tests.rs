@@ -63,7 +63,7 @@ fn load() -> WorldLoad {
 
 fn leaking(seed: u64, bytes: f64, noise: WorldNoise) -> SimulatedWorld {
     SimulatedWorld {
-        leaks: vec![WorldLeak::of(WorkUnit::Request, bytes)],
+        leaks: vec![WorldLeak::per_unit(WorkUnit::Request, bytes)],
         noise,
         load: load(),
         ..SimulatedWorld::quiet(seed)
@@ -88,7 +88,7 @@ fn settling(seed: u64, bytes: f64) -> SimulatedWorld {
 
 /// Every third request leaks.
 fn uneven(seed: u64, bytes: f64) -> SimulatedWorld {
-    let leak = WorldLeak { chance: 1.0 / 3.0, ..WorldLeak::of(WorkUnit::Request, 3.0 * bytes) };
+    let leak = WorldLeak { chance: 1.0 / 3.0, ..WorldLeak::per_unit(WorkUnit::Request, 3.0 * bytes) };
     SimulatedWorld { leaks: vec![leak], ..quiet(seed, bytes) }
 }
 

@@ -5,7 +5,7 @@
 
 /// Probability that a Student variable with `freedom` degrees exceeds `t`. `freedom` may be fractional;
 /// below one it counts as one.
-pub(super) fn tail(t: f64, freedom: f64) -> f64 {
+pub(super) fn upper_tail(t: f64, freedom: f64) -> f64 {
     let freedom = freedom.max(1.0);
     if t.is_nan() {
         return 1.0;
@@ -18,13 +18,13 @@ pub(super) fn tail(t: f64, freedom: f64) -> f64 {
 pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
     let chance = chance.clamp(1e-12, 0.5);
     let (mut low, mut high) = (0.0, 1.0);
-    while tail(high, freedom) > chance {
+    while upper_tail(high, freedom) > chance {
         low = high;
         high *= 4.0;
     }
     while high - low > 1e-7 * high {
         let middle = f64::midpoint(low, high);
-        if tail(middle, freedom) > chance { low = middle } else { high = middle }
+        if upper_tail(middle, freedom) > chance { low = middle } else { high = middle }
     }
     f64::midpoint(low, high)
 }
@@ -112,10 +112,10 @@ mod tests {
         ] {
             let found = quantile(chance, freedom);
             assert!((found / value - 1.0).abs() < 2e-5, "{chance} {freedom}: {found}");
-            assert!((tail(found, freedom) / chance - 1.0).abs() < 1e-5);
+            assert!((upper_tail(found, freedom) / chance - 1.0).abs() < 1e-5);
         }
         assert!(quantile(0.5, 3.0).abs() < 1e-6);
-        assert!((tail(-1.0, 1.0) - 0.75).abs() < 1e-9);
+        assert!((upper_tail(-1.0, 1.0) - 0.75).abs() < 1e-9);
         // Fractional degrees give values in between.
         let (low, middle, high) = (quantile(0.01, 3.0), quantile(0.01, 2.5), quantile(0.01, 2.0));
         assert!(low < middle && middle < high);

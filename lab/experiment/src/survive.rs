@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bisect::SwitchSet;
-use super::crash::{CrashPolicy, CrashRun, doubt, judge};
+use super::crash::{CrashPolicy, CrashRun, judge, no_effect_probability};
 use super::sequential::SwitchEffect;
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::sample::MemoryKind;
@@ -221,7 +221,7 @@ impl SurvivalSearch {
                 }
             }
         }
-        self.look();
+        self.judge_open();
     }
 
     /// Returns the conclusion so far.
@@ -245,7 +245,7 @@ impl SurvivalSearch {
     }
 
     /// Judges the open trial by all processes so far.
-    fn look(&mut self) {
+    fn judge_open(&mut self) {
         let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed) else { return };
         trial.does = judge(&self.policy, &self.without, &trial.runs);
         trial.closed = trial.does != SwitchEffect::Undecided || trial.runs.len() >= self.policy.runs_most;
@@ -273,29 +273,29 @@ impl SurvivalSearch {
         let stops = self.trials.last().is_some_and(|trial| trial.does == SwitchEffect::Stops);
         let last = self.trials.last().map(|trial| trial.switches.clone()).unwrap_or_default();
         match std::mem::replace(&mut self.phase, SurvivalPhase::Together) {
-            SurvivalPhase::Alone if stops => self.over(last),
+            SurvivalPhase::Alone if stops => self.finish_with(last),
             SurvivalPhase::Alone if self.trials.len() < self.switches => {
                 self.phase = SurvivalPhase::Alone;
                 self.begin(vec![self.trials.len()]);
             }
             SurvivalPhase::Alone => {
-                let all = self.compatible();
+                let all = self.compatible_switches();
                 if all.len() < 2 {
                     self.phase = SurvivalPhase::Over(SurvivalOutcome::NotCured);
                 } else {
                     self.begin(all);
                 }
             }
-            SurvivalPhase::Together if stops => self.less(last.clone(), last),
+            SurvivalPhase::Together if stops => self.remove_next(last.clone(), last),
             SurvivalPhase::Together => self.phase = SurvivalPhase::Over(SurvivalOutcome::NotCured),
-            SurvivalPhase::Less(_, queue) if stops => self.less(last, queue),
-            SurvivalPhase::Less(good, queue) => self.less(good, queue),
+            SurvivalPhase::Less(_, queue) if stops => self.remove_next(last, queue),
+            SurvivalPhase::Less(good, queue) => self.remove_next(good, queue),
             over @ SurvivalPhase::Over(_) => self.phase = over,
         }
     }
 
     /// Removes the next switch; if none is left, the set is minimal.
-    fn less(&mut self, good: Vec<usize>, mut queue: Vec<usize>) {
+    fn remove_next(&mut self, good: Vec<usize>, mut queue: Vec<usize>) {
         while let Some(away) = queue.pop() {
             let rest: Vec<usize> = good.iter().copied().filter(|one| *one != away).collect();
             // Each single switch was already tried.
@@ -305,16 +305,16 @@ impl SurvivalSearch {
                 return;
             }
         }
-        self.over(good);
+        self.finish_with(good);
     }
 
-    fn over(&mut self, cure: Vec<usize>) {
+    fn finish_with(&mut self, cure: Vec<usize>) {
         self.cure = cure;
         self.phase = SurvivalPhase::Over(SurvivalOutcome::Cured);
     }
 
     /// Returns a compatible set of switches that start alone, earlier ones first.
-    fn compatible(&self) -> Vec<usize> {
+    fn compatible_switches(&self) -> Vec<usize> {
         let mut all: Vec<usize> = Vec::new();
         for one in 0..self.switches {
             let starts = self.trials.iter().all(|trial| trial.switches != [one] || trial.failed.is_none());
@@ -336,7 +336,7 @@ impl SurvivalSearch {
         SurvivalConclusion {
             outcome,
             cure: self.cure.clone(),
-            doubt: own.map(|trial| doubt(&self.without, &trial.runs)),
+            doubt: own.map(|trial| no_effect_probability(&self.without, &trial.runs)),
             without: self.without.clone(),
             tokens_per_second: median_of(&self.speeds),
             trials,

@@ -30,7 +30,7 @@ fn leg(
     let mut judge = LegJudge::new(workload, steps, &defaults().growth, &defaults().diagnose);
     let (mut work, mut ended) = (WorkDone::default(), LegEnd::Complete);
     let mut step = 0;
-    while step < judge.most() {
+    while step < judge.readings_most() {
         step += 1;
         work += each(workload);
         // Pages come in pieces, and heaps vary.
@@ -70,7 +70,7 @@ fn a_leak_is_found_measured_and_ends_the_leg_early() {
     assert_eq!(found.ended, LegEnd::Early);
     assert!(found.leaks() && found.steps < limit(), "{found:?}");
     for (series, rate) in [(MemoryKind::Host, 4630.0 * 1024.0), (VRAM, 940.0 * 1024.0)] {
-        let series = found.of(series).unwrap();
+        let series = found.series_of(series).unwrap();
         assert_eq!((series.verdict, series.settles), (GrowthVerdict::Leaking, GrowthEnd::No));
         let slope = series.per_request.unwrap();
         assert!((slope.value / rate - 1.0).abs() < 0.02, "{slope:?}");
@@ -89,7 +89,7 @@ fn what_does_not_grow_is_steady_and_ends_the_leg_early() {
 fn the_growth_of_the_start_is_no_leak_and_is_told() {
     let start = |work: WorkDone| 90 * MIB * work.requests.min(12) / 12;
     let found = leg(Workload::ShortText, limit(), start, |_| 0, None).0;
-    let host = found.of(MemoryKind::Host).unwrap();
+    let host = found.series_of(MemoryKind::Host).unwrap();
     assert_eq!(host.verdict, GrowthVerdict::Steady, "{host:?}");
     assert!(matches!(host.settles, GrowthEnd::Yes { at_request: 10..=14 }), "{host:?}");
 }
@@ -98,7 +98,7 @@ fn the_growth_of_the_start_is_no_leak_and_is_told() {
 fn what_still_moves_in_the_last_third_is_not_said_to_have_stopped() {
     let breathes = |work: WorkDone| if work.requests.is_multiple_of(12) { 0 } else { 100 * MIB };
     let (finding, _) = leg(Workload::ShortText, limit(), breathes, |_| 0, None);
-    let host = finding.of(MemoryKind::Host).unwrap();
+    let host = finding.series_of(MemoryKind::Host).unwrap();
     assert_eq!((host.verdict, host.settles), (GrowthVerdict::Steady, GrowthEnd::Unknown), "{host:?}");
 }
 
@@ -107,7 +107,7 @@ fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
     let run = |cap: u64| {
         let cache = move |work: WorkDone| (23 * MIB * work.requests).min(cap);
         let found = leg(Workload::DistinctPrompts, limit(), cache, |_| 0, Some(&cache)).0;
-        found.of(MemoryKind::Host).unwrap().clone()
+        found.series_of(MemoryKind::Host).unwrap().clone()
     };
     let full = run(700 * MIB);
     assert_eq!(full.verdict, GrowthVerdict::Bounded, "{full:?}");
@@ -124,7 +124,7 @@ fn a_measured_cache_is_bounded_and_settles_when_it_is_full() {
 #[test]
 fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
     let found = leg(Workload::ShortText, 100, |w| w.requests * 300 * 1024, |_| 0, None).0;
-    let host = found.of(MemoryKind::Host).unwrap();
+    let host = found.series_of(MemoryKind::Host).unwrap();
     assert_eq!(host.settles, GrowthEnd::No, "{host:?}");
     assert!(host.verdict < GrowthVerdict::Leaking);
     assert!(host.sees > host.per_request.unwrap().value);
@@ -134,7 +134,7 @@ fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
 fn a_straight_line_to_the_end_of_a_leg_is_never_said_to_be_steady() {
     for (steps, rate) in [(64, 470), (100, 470), (100, 300), (184, 200)] {
         let found = leg(Workload::ShortText, steps, |w| w.requests * rate * 1024, |_| 0, None).0;
-        let host = found.of(MemoryKind::Host).unwrap();
+        let host = found.series_of(MemoryKind::Host).unwrap();
         assert!(host.verdict.grows() && host.settles == GrowthEnd::No, "{steps} {rate}: {host:?}");
     }
 }
@@ -148,13 +148,13 @@ fn what_a_leg_can_see_it_does_see() {
             leg(Workload::ShortText, steps, |w| w.requests * 200 * 1024, |w| w.requests * 50 * 1024, None);
         assert!(blind.steps <= sees.0.steps);
         for series in [MemoryKind::Host, VRAM] {
-            let rate = sees.0.of(series).unwrap().sees * 1.15;
+            let rate = sees.0.series_of(series).unwrap().sees * 1.15;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
             let rate = rate as u64;
             let of = |wanted| move |work: WorkDone| if wanted == series { work.requests * rate } else { 0 };
             let found = leg(Workload::ShortText, steps, of(MemoryKind::Host), of(VRAM), None).0;
             assert_eq!(
-                found.of(series).unwrap().verdict,
+                found.series_of(series).unwrap().verdict,
                 GrowthVerdict::Leaking,
                 "{steps} {series}: {found:?}"
             );
@@ -258,7 +258,7 @@ fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
     // Three graphs of the model itself, and one more with each request.
     let found = sixty_images(|step| Some(3 + step));
     assert_eq!(verdicts(&found), [GrowthVerdict::Leaking; 2]);
-    let follows = found.of(MemoryKind::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
+    let follows = found.series_of(MemoryKind::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
     assert!((follows.per_request - 1.0).abs() < 0.01 && follows.correlation > 0.99, "{follows:?}");
     assert!((follows.bytes_each / 1024.0 - 967.0).abs() < 100.0, "{follows:?}");
     // A report that began in the middle of the leg is no evidence.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::sequential::{CurePolicy, SwitchEffect, SwitchJudgement, judge, partly};
+use super::sequential::{CurePolicy, SwitchEffect, SwitchJudgement, judge, partial_effect};
 use super::{LegFinding, Workload};
 use warden_policies::growth::{GrowthVerdict, IntervalEstimate};
 use warden_policies::sample::MemoryKind;
@@ -48,7 +48,7 @@ struct LegPace {
 }
 
 impl TrialLeg {
-    pub(super) fn of(findings: &[LegFinding]) -> Self {
+    pub(super) fn from_findings(findings: &[LegFinding]) -> Self {
         let mut tracks = Vec::new();
         let mut speeds = Vec::new();
         // A leg without the prompt cache replaces the one with it for the same work.
@@ -115,13 +115,13 @@ impl ComparedFigure {
 
 impl SwitchCost {
     /// Returns the lost share of tokens per second; 0 if no loss is certain or known.
-    pub fn lost(&self) -> f64 {
+    pub fn lost_share(&self) -> f64 {
         self.tokens_per_second.filter(|rate| rate.slower).map_or(0.0, |rate| (-rate.change()).max(0.0))
     }
 
     /// Returns true if more than this share is lost.
-    pub(crate) fn is_dear(&self, share: f64) -> bool {
-        self.lost() > share
+    pub(crate) fn exceeds(&self, share: f64) -> bool {
+        self.lost_share() > share
     }
 }
 
@@ -171,7 +171,7 @@ impl SwitchTrial {
                 let share = found.share.filter(|_| self.legs.len() > 1);
                 found.does = match (found.does, share) {
                     (SwitchEffect::Stops, _) => SwitchEffect::Halves,
-                    (SwitchEffect::Undecided, Some(share)) => partly(share.value, policy),
+                    (SwitchEffect::Undecided, Some(share)) => partial_effect(share.value, policy),
                     (other, _) => other,
                 };
             }
@@ -215,8 +215,8 @@ impl SwitchTrial {
     /// Compares its speed with these legs.
     pub(super) fn cost(&self, baseline: &[TrialLeg]) -> SwitchCost {
         SwitchCost {
-            tokens_per_second: beside(baseline, &self.legs, true, |pace| pace.tokens_per_second),
-            first_token: beside(baseline, &self.legs, false, |pace| pace.first_token),
+            tokens_per_second: compare_legs(baseline, &self.legs, true, |pace| pace.tokens_per_second),
+            first_token: compare_legs(baseline, &self.legs, false, |pace| pace.first_token),
         }
     }
 
@@ -233,7 +233,7 @@ impl SwitchTrial {
 
 /// Medians over legs with and without the switches; of several workloads, the one that lost most. `more`:
 /// larger is better.
-fn beside(
+fn compare_legs(
     without: &[TrialLeg],
     with: &[TrialLeg],
     more: bool,

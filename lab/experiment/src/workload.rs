@@ -64,7 +64,7 @@ impl Workload {
     }
 
     /// Returns a short description for lists.
-    pub const fn what(self) -> &'static str {
+    pub const fn description(self) -> &'static str {
         match self {
             Self::ShortText => "the same short prompt again and again",
             Self::LongText => "the same long prompt again and again",
@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn names_and_the_error_for_an_unknown_one() {
-        let names = Workload::ALL.map(|workload| format!("{workload:<16} {}", workload.what())).join("\n");
+        let names =
+            Workload::ALL.map(|workload| format!("{workload:<16} {}", workload.description())).join("\n");
         let unknown = "poems".parse::<Workload>().unwrap_err();
         insta::assert_snapshot!(format!("{names}\n{unknown}"));
     }

@@ -24,7 +24,7 @@ static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Allocates zeroed bytes in the arena; returns null when it is full.
 #[cold]
-pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
+pub(crate) fn arena_alloc(bytes: usize) -> *mut c_void {
     let wanted = (bytes.max(1).saturating_add(15) & !15).saturating_add(BLOCK_HEAD_BYTES);
     let mut at = ARENA_USED.load(Ordering::Relaxed);
     loop {
@@ -46,7 +46,7 @@ pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
 
 /// Returns true for a block of the arena.
 #[inline]
-pub(crate) fn is_of_arena(block: *mut c_void) -> bool {
+pub(crate) fn is_in_arena(block: *mut c_void) -> bool {
     block.addr().wrapping_sub(ARENA_BYTES.0.get().addr()) < ARENA_SIZE
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn is_of_arena(block: *mut c_void) -> bool {
 /// # Safety
 /// The block came out of the arena, and the new one is another, wherever it came from.
 #[cold]
-pub(crate) unsafe fn moved(block: *mut c_void, new: *mut c_void, bytes: usize) -> *mut c_void {
+pub(crate) unsafe fn move_block(block: *mut c_void, new: *mut c_void, bytes: usize) -> *mut c_void {
     if !new.is_null() {
         // SAFETY: the head of a block was written before anybody got the block. Two blocks share no byte, also not two of the
         // arena, and both have the bytes that are copied.
@@ -75,9 +75,9 @@ mod tests {
     #[test]
     fn blocks_of_the_arena_share_nothing_and_keep_what_they_hold_when_they_move() {
         let sizes = [0, 1, 15, 16, 17, 100];
-        let blocks = sizes.map(from_arena);
+        let blocks = sizes.map(arena_alloc);
         for (block, size) in blocks.into_iter().zip(sizes) {
-            assert!(!block.is_null() && block.addr().is_multiple_of(16) && is_of_arena(block));
+            assert!(!block.is_null() && block.addr().is_multiple_of(16) && is_in_arena(block));
             // SAFETY: a block of this size.
             unsafe { block.cast::<u8>().write_bytes(u8::try_from(size).unwrap(), size) };
         }
@@ -92,17 +92,17 @@ mod tests {
                 // SAFETY: of the arena, which keeps it; what comes of it is new, and given back.
                 unsafe {
                     let new = realloc(block, bytes);
-                    assert!(!new.is_null() && !is_of_arena(new) && is_kept(new, size.min(bytes)));
+                    assert!(!new.is_null() && !is_in_arena(new) && is_kept(new, size.min(bytes)));
                     free(new);
                     assert!(
-                        is_kept(moved(block, from_arena(bytes), bytes), bytes),
+                        is_kept(move_block(block, arena_alloc(bytes), bytes), bytes),
                         "nothing of its neighbours"
                     );
                 }
             }
         }
         assert!(
-            [usize::MAX, usize::MAX - 15, ARENA_SIZE].map(from_arena).iter().all(|block| block.is_null())
+            [usize::MAX, usize::MAX - 15, ARENA_SIZE].map(arena_alloc).iter().all(|block| block.is_null())
         );
     }
 }

@@ -10,9 +10,9 @@ use core::ffi::c_void;
 
 use crate::layout::{AllocationKind, COUNT_UNIT, header};
 use crate::live::{self, LiveEntry, key};
-use crate::local::{ThreadState, TracerGuard, local};
+use crate::local::{ThreadState, TracerGuard, thread_state};
 use crate::ranges::{self, PendingUnmap, RangeList};
-use crate::state::{self, interval, large, on};
+use crate::state::{self, interval, is_on, large_bytes};
 use crate::walk::StackWalk;
 use crate::{sites, sys};
 
@@ -22,17 +22,17 @@ const _: () = assert!(ONE_ALLOCATION as u64 == COUNT_UNIT, "the same unit in bot
 
 /// Records an allocated heap block.
 #[inline]
-pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
-    if block.is_null() || !on() {
+pub(crate) fn record_alloc(block: *mut c_void, bytes: usize, function: u32) {
+    if block.is_null() || !is_on() {
         return;
     }
-    let local = local();
+    let local = thread_state();
     if local.busy.get() {
         return;
     }
-    if bytes < large() {
-        let left = local.until.get() - bytes.cast_signed() as i64;
-        local.until.set(left);
+    if bytes < large_bytes() {
+        let left = local.bytes_to_sample.get() - bytes.cast_signed() as i64;
+        local.bytes_to_sample.set(left);
         if left >= 0 {
             return;
         }
@@ -44,18 +44,18 @@ pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
 #[inline(never)]
 fn record_sample(local: &'static ThreadState, block: *mut c_void, bytes: usize, function: u32) {
     let Some(_busy) = TracerGuard::enter(local) else { return };
-    let entry = if bytes >= large() {
+    let entry = if bytes >= large_bytes() {
         LiveEntry { site: 0, bytes: bytes as u64, count: ONE_ALLOCATION }
     } else {
         if local.random.get() == 0 {
             seed_random(local);
-            let left = local.until.get() - bytes.cast_signed() as i64;
-            local.until.set(left);
+            let left = local.bytes_to_sample.get() - bytes.cast_signed() as i64;
+            local.bytes_to_sample.set(left);
             if left >= 0 {
                 return;
             }
         }
-        local.until.set(gap(local));
+        local.bytes_to_sample.set(bytes_to_next_sample(local));
         sample_weight(bytes, interval())
     };
     let Some(site) = current_site(local, function) else { return };
@@ -92,12 +92,12 @@ fn seed_random(local: &ThreadState) {
     let time =
         now.seconds.cast_unsigned().wrapping_mul(1_000_000_007).wrapping_add(now.nanoseconds.cast_unsigned());
     local.random.set((place.rotate_left(32) ^ time) | 1);
-    local.until.set(gap(local));
+    local.bytes_to_sample.set(bytes_to_next_sample(local));
 }
 
 /// Bytes until the next sample.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number")]
-fn gap(local: &ThreadState) -> i64 {
+fn bytes_to_next_sample(local: &ThreadState) -> i64 {
     // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016).
     let mut bits = local.random.get();
     bits ^= bits >> 12;
@@ -111,15 +111,15 @@ fn gap(local: &ThreadState) -> i64 {
 /// The call site of this thread: the enclosing counted CUDA call, if any, else its stack.
 fn current_site(local: &ThreadState, function: u32) -> Option<u32> {
     match local.inside_site.get() {
-        0 => sites::of(function, 0, StackWalk::here().addresses()),
-        parent => sites::of(function, parent, &[]),
+        0 => sites::find_or_create(function, 0, StackWalk::current().addresses()),
+        parent => sites::find_or_create(function, parent, &[]),
     }
 }
 
 /// Removes the entry of a heap block that is about to be freed, if the block was counted.
 #[inline]
-pub(crate) fn freeing(block: *mut c_void) -> Option<LiveEntry> {
-    if block.is_null() || !on() {
+pub(crate) fn take_entry(block: *mut c_void) -> Option<LiveEntry> {
+    if block.is_null() || !is_on() {
         return None;
     }
     let entry = live::take(key(AllocationKind::Heap, block.addr()))?;
@@ -129,64 +129,64 @@ pub(crate) fn freeing(block: *mut c_void) -> Option<LiveEntry> {
 
 /// Restores an entry after a failed free.
 #[cold]
-pub(crate) fn kept(kind: AllocationKind, handle: usize, entry: LiveEntry) {
+pub(crate) fn restore_entry(kind: AllocationKind, handle: usize, entry: LiveEntry) {
     if live::insert(key(kind, handle), entry) {
         // No new allocation: the totals stay.
-        sites::revive(entry.site, entry.bytes, u64::from(entry.count));
+        sites::restore_live(entry.site, entry.bytes, u64::from(entry.count));
     } else {
-        state::count(header::UNFOLLOWED);
+        state::increment(header::UNFOLLOWED);
     }
 }
 
-pub(crate) fn mapped(list: RangeList, start: usize, bytes: usize, site: u32) {
-    let Some(_busy) = entered() else { return };
+pub(crate) fn record_mapping(list: RangeList, start: usize, bytes: usize, site: u32) {
+    let Some(_busy) = enter_if_on() else { return };
     add_range(list, start, bytes, site);
 }
 
 /// Records a host mapping made by this function.
-pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
-    let Some(_busy) = entered() else { return };
+pub(crate) fn record_host_mapping(start: usize, bytes: usize, function: u32) {
+    let Some(_busy) = enter_if_on() else { return };
     // Inside a call for pinned memory, the mapping is that memory, which is counted there.
-    if local().inside_kind.get() == AllocationKind::Pinned as u8 {
+    if thread_state().inside_kind.get() == AllocationKind::Pinned as u8 {
         return;
     }
-    if let Some(site) = current_site(local(), function) {
+    if let Some(site) = current_site(thread_state(), function) {
         add_range(RangeList::Host, start, bytes, site);
     }
 }
 
 fn add_range(list: RangeList, start: usize, bytes: usize, site: u32) {
-    let followed = ranges::add(list, start, bytes, site, sites::remove);
+    let followed = ranges::add_range(list, start, bytes, site, sites::remove);
     sites::add(site, bytes as u64, COUNT_UNIT, followed);
 }
 
 /// Prepares for an unmapping; `None` if none of the memory was counted.
-pub(crate) fn unmapping(list: RangeList, start: usize, bytes: usize) -> Option<PendingUnmap> {
-    let _busy = entered()?;
-    ranges::leaving(list, start, bytes)
+pub(crate) fn begin_unmap(list: RangeList, start: usize, bytes: usize) -> Option<PendingUnmap> {
+    let _busy = enter_if_on()?;
+    ranges::mark_leaving(list, start, bytes)
 }
 
 /// Completes an unmapping, or cancels it if it failed.
-pub(crate) fn unmapped(leaving: Option<PendingUnmap>, done: bool) {
+pub(crate) fn end_unmap(leaving: Option<PendingUnmap>, done: bool) {
     let Some(leaving) = leaving else { return };
-    let Some(_busy) = entered() else { return };
+    let Some(_busy) = enter_if_on() else { return };
     if done {
-        leaving.gone(sites::remove);
+        leaving.complete(sites::remove);
     } else {
-        leaving.stayed();
+        leaving.cancel();
     }
 }
 
 /// Marks the thread as inside the tracer, if tracing is on.
-pub(crate) fn entered() -> Option<TracerGuard> {
-    if on() { TracerGuard::enter(local()) } else { None }
+pub(crate) fn enter_if_on() -> Option<TracerGuard> {
+    if is_on() { TracerGuard::enter(thread_state()) } else { None }
 }
 
 /// The site of a call that begins; `None` if it is not counted: inside another call of the same kind, it
 /// allocates the same memory.
 pub(crate) fn call_site(function: u32, kind: AllocationKind) -> Option<u32> {
-    let _busy = entered()?;
-    let local = local();
+    let _busy = enter_if_on()?;
+    let local = thread_state();
     if local.inside_kind.get() == kind as u8 {
         return None;
     }
@@ -194,9 +194,9 @@ pub(crate) fn call_site(function: u32, kind: AllocationKind) -> Option<u32> {
 }
 
 /// Runs a call and attributes its allocations to its site.
-pub(crate) fn within<R>(site: Option<u32>, kind: AllocationKind, call: impl FnOnce() -> R) -> R {
+pub(crate) fn run_within<R>(site: Option<u32>, kind: AllocationKind, call: impl FnOnce() -> R) -> R {
     let Some(site) = site else { return call() };
-    let local = local();
+    let local = thread_state();
     let (outer_site, outer_kind) =
         (local.inside_site.replace(site + 1), local.inside_kind.replace(kind as u8));
     let result = call();
@@ -206,8 +206,8 @@ pub(crate) fn within<R>(site: Option<u32>, kind: AllocationKind, call: impl FnOn
 }
 
 /// Records a new CUDA handle: device memory, a graph, ….
-pub(crate) fn made(kind: AllocationKind, handle: usize, bytes: usize, site: u32) {
-    let Some(_busy) = entered() else { return };
+pub(crate) fn record_handle(kind: AllocationKind, handle: usize, bytes: usize, site: u32) {
+    let Some(_busy) = enter_if_on() else { return };
     let entry = LiveEntry { site, bytes: bytes as u64, count: ONE_ALLOCATION };
     let key = key(kind, handle);
     if let Some(stale) = live::take(key) {
@@ -218,8 +218,8 @@ pub(crate) fn made(kind: AllocationKind, handle: usize, bytes: usize, site: u32)
 }
 
 /// Removes the entry of a handle that is about to be released.
-pub(crate) fn giving_up(kind: AllocationKind, handle: usize) -> Option<LiveEntry> {
-    let _busy = entered()?;
+pub(crate) fn take_handle(kind: AllocationKind, handle: usize) -> Option<LiveEntry> {
+    let _busy = enter_if_on()?;
     let entry = live::take(key(kind, handle))?;
     sites::remove(entry.site, entry.bytes, u64::from(entry.count));
     Some(entry)

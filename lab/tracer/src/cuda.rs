@@ -13,7 +13,9 @@
 
 use core::ffi::{CStr, c_int, c_void};
 
-use crate::count::{call_site, giving_up, kept, made, mapped, unmapped, unmapping, within};
+use crate::count::{
+    begin_unmap, call_site, end_unmap, record_handle, record_mapping, restore_entry, run_within, take_handle,
+};
 use crate::layout::{AllocationKind, number_of};
 use crate::ranges::RangeList;
 use crate::real::RealFunction;
@@ -49,7 +51,7 @@ pub(crate) struct CudaHook {
     pub(crate) real: &'static RealFunction,
     ours: CudaFn,
     /// Its names for `cuGetProcAddress`; empty if it is not looked up this way.
-    asked: &'static [LookupName],
+    names: &'static [LookupName],
     /// `Some` for functions on a stream; true in the variant for per-thread default streams.
     stream: Option<bool>,
 }
@@ -84,7 +86,7 @@ impl CudaHook {
     /// streams.
     pub(crate) fn match_lookup(&self, name: &[u8], version: c_int) -> Option<bool> {
         let means = |asked: &LookupName| asked.name == name && (asked.from..asked.below).contains(&version);
-        self.asked.iter().any(means).then_some(self.stream.unwrap_or(false))
+        self.names.iter().any(means).then_some(self.stream.unwrap_or(false))
     }
 
     pub(crate) fn is_stream_ordered(&self) -> bool {
@@ -107,34 +109,34 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
     match effect {
         CallEffect::Makes { function, kind, sized } => {
             let site = call_site(function, kind);
-            let error = within(site, kind, run);
+            let error = run_within(site, kind, run);
             let out = core::ptr::with_exposed_provenance::<usize>(first);
             if let (Some(site), 0, false) = (site, error, out.is_null()) {
                 // SAFETY: the function has just written an address or handle there, through a pointer to such, which C aligns.
-                made(kind, unsafe { *out }, if sized { second } else { 0 }, site);
+                record_handle(kind, unsafe { *out }, if sized { second } else { 0 }, site);
             }
             error
         }
         CallEffect::Ends(kinds) => {
-            let ended = kinds.iter().find_map(|kind| Some((*kind, giving_up(*kind, first)?)));
+            let ended = kinds.iter().find_map(|kind| Some((*kind, take_handle(*kind, first)?)));
             let error = run();
             if let (Some((kind, entry)), true) = (ended, error != 0) {
-                kept(kind, first, entry);
+                restore_entry(kind, first, entry);
             }
             error
         }
         CallEffect::Maps { function } => {
             let site = call_site(function, AllocationKind::DeviceMapped);
-            let error = within(site, AllocationKind::DeviceMapped, run);
+            let error = run_within(site, AllocationKind::DeviceMapped, run);
             if let (Some(site), 0) = (site, error) {
-                mapped(RangeList::Device, first, second, site);
+                record_mapping(RangeList::Device, first, second, site);
             }
             error
         }
         CallEffect::Unmaps => {
-            let leaving = unmapping(RangeList::Device, first, second);
+            let leaving = begin_unmap(RangeList::Device, first, second);
             let error = run();
-            unmapped(leaving, error == 0);
+            end_unmap(leaving, error == 0);
             error
         }
     }
@@ -166,17 +168,17 @@ macro_rules! hooks {
 
         /// All functions that may be looked up by name.
         pub(crate) static HOOKS: [CudaHook; [$(stringify!($symbol)),*].len() + 2] = [
-            $(CudaHook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream },)*
+            $(CudaHook { real: &real::$symbol, ours: $symbol, names: $asked, stream: $stream },)*
             CudaHook {
                 real: &REAL_GET_PROC_ADDRESS,
                 ours: OURS,
-                asked: &[until(b"cuGetProcAddress", 0, 12_000)],
+                names: &[until(b"cuGetProcAddress", 0, 12_000)],
                 stream: None,
             },
             CudaHook {
                 real: &REAL_GET_PROC_ADDRESS_V2,
                 ours: OURS_V2,
-                asked: &[since(b"cuGetProcAddress", 12_000)],
+                names: &[since(b"cuGetProcAddress", 12_000)],
                 stream: None,
             },
         ];

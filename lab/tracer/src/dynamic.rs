@@ -13,7 +13,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::count::entered;
+use crate::count::enter_if_on;
 use crate::cuda::{CudaHook, HOOKS, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
 use crate::real::{self, RealFunction};
 use crate::{registered, sys};
@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
         "jmp rax",
         "2:",
         "ret",
-        choose = sym choose,
+        choose = sym choose_address,
         real = sym real::DLSYM,
     )
 }
@@ -100,19 +100,19 @@ impl LookupChoice {
 ///
 /// # Safety
 /// As for `dlsym` in the C library.
-unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> LookupChoice {
+unsafe extern "C" fn choose_address(handle: *mut c_void, name: *const c_char) -> LookupChoice {
     real::find_dlsym();
     if name.is_null() {
         return LookupChoice::REAL;
     }
     // SAFETY: a name is a C string.
     let name = unsafe { CStr::from_ptr(name) };
-    registered::looked_up(name);
+    registered::note_look_up(name);
     if !name.to_bytes().starts_with(b"cu") {
         return LookupChoice::REAL;
     }
     let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return LookupChoice::REAL };
-    let busy = entered();
+    let busy = enter_if_on();
     let found = if handle == sys::RTLD_NEXT {
         // The library after the caller cannot be determined here; it may be ours, which is not replaced.
         hook.ours()
@@ -124,12 +124,12 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> LookupC
         // SAFETY: a handle that is always valid; nothing after us has it, and `dlerror` says so.
         return LookupChoice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
     }
-    let ours = if busy.is_some() { stand_in(hook, found) } else { None };
+    let ours = if busy.is_some() { replace_found(hook, found) } else { None };
     ours.map_or(LookupChoice::REAL, LookupChoice::answer)
 }
 
 /// Returns our function instead of the found one, if ours can call it.
-fn stand_in(hook: &CudaHook, found: *mut c_void) -> Option<*mut c_void> {
+fn replace_found(hook: &CudaHook, found: *mut c_void) -> Option<*mut c_void> {
     let ours = hook.ours();
     (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
 }
@@ -153,7 +153,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     rest: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { get(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
+    unsafe { look_up(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
 }
 
 /// As in the driver.
@@ -169,12 +169,12 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     rest: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { get(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
+    unsafe { look_up(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
 }
 
 /// # Safety
 /// `real` is that of one of the two above, which the caller calls as in the driver.
-unsafe fn get(
+unsafe fn look_up(
     real: &RealFunction,
     name: *const c_char,
     out: *mut *mut c_void,
@@ -193,14 +193,14 @@ unsafe fn get(
     if error != 0 || name.is_null() || out.is_null() {
         return error;
     }
-    let Some(_busy) = entered() else { return error };
+    let Some(_busy) = enter_if_on() else { return error };
     // SAFETY: a name is a C string, and the function has just written to `out`.
     let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
     let hook = HOOKS.iter().find(|hook| {
         let per_thread = flags & PER_THREAD_STREAM_FLAG != 0 && hook.is_stream_ordered();
         hook.match_lookup(name, version) == Some(per_thread)
     });
-    if let Some(ours) = hook.and_then(|hook| stand_in(hook, found)) {
+    if let Some(ours) = hook.and_then(|hook| replace_found(hook, found)) {
         // SAFETY: as above.
         unsafe { *out = ours };
     }

@@ -9,8 +9,8 @@
 
 use core::ffi::{c_int, c_void};
 
-use crate::arena::{from_arena, is_of_arena, moved};
-use crate::count::{allocated, freeing, kept};
+use crate::arena::{arena_alloc, is_in_arena, move_block};
+use crate::count::{record_alloc, restore_entry, take_entry};
 use crate::layout::{AllocationKind, number_of};
 use crate::real::RealFunction;
 use crate::sys;
@@ -39,7 +39,7 @@ type FreeFn = unsafe extern "C" fn(*mut c_void);
 type PosixMemalignFn = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
 
 /// Looks up the real functions early: the first call may come while the dynamic loader's locks are held.
-pub(crate) fn prepare() {
+pub(crate) fn look_up_heap() {
     let most = [&REAL_MALLOC, &REAL_CALLOC, &REAL_REALLOC, &REAL_FREE, &REAL_POSIX_MEMALIGN];
     let rest = [&REAL_MEMALIGN, &REAL_ALIGNED_ALLOC, &REAL_VALLOC, &REAL_PVALLOC];
     for real in most.into_iter().chain(rest) {
@@ -55,11 +55,11 @@ pub(crate) fn prepare() {
 pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     let real = REAL_MALLOC.get();
     if real.is_null() {
-        return from_arena(bytes);
+        return arena_alloc(bytes);
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
-    allocated(block, bytes, MALLOC);
+    record_alloc(block, bytes, MALLOC);
     block
 }
 
@@ -71,11 +71,11 @@ pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     let real = REAL_CALLOC.get();
     if real.is_null() {
-        return count.checked_mul(bytes).map_or(core::ptr::null_mut(), from_arena);
+        return count.checked_mul(bytes).map_or(core::ptr::null_mut(), arena_alloc);
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(count, bytes) };
-    allocated(block, count.wrapping_mul(bytes), CALLOC);
+    record_alloc(block, count.wrapping_mul(bytes), CALLOC);
     block
 }
 
@@ -85,25 +85,25 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
 /// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
-    if is_of_arena(block) {
+    if is_in_arena(block) {
         // SAFETY: it is, and the other one is new.
-        return unsafe { moved(block, malloc(bytes), bytes) };
+        return unsafe { move_block(block, malloc(bytes), bytes) };
     }
     let real = REAL_REALLOC.get();
     if real.is_null() {
         // Only arena blocks can exist so far.
-        return if block.is_null() { from_arena(bytes) } else { core::ptr::null_mut() };
+        return if block.is_null() { arena_alloc(bytes) } else { core::ptr::null_mut() };
     }
     // Before the call: another thread may get the same address as soon as the block is freed.
-    let before = freeing(block);
+    let before = take_entry(block);
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let new = unsafe { core::mem::transmute::<*mut c_void, ReallocFn>(real)(block, bytes) };
     if !new.is_null() {
-        allocated(new, bytes, REALLOC);
+        record_alloc(new, bytes, REALLOC);
     } else if bytes != 0
         && let Some(before) = before
     {
-        kept(AllocationKind::Heap, block.addr(), before);
+        restore_entry(AllocationKind::Heap, block.addr(), before);
     }
     new
 }
@@ -114,7 +114,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
 /// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
-    if block.is_null() || is_of_arena(block) {
+    if block.is_null() || is_in_arena(block) {
         return;
     }
     let real = REAL_FREE.get();
@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
         // Leaked: without a real `free`, the block cannot be freed.
         return;
     }
-    freeing(block);
+    take_entry(block);
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     unsafe { core::mem::transmute::<*mut c_void, FreeFn>(real)(block) }
 }
@@ -156,7 +156,7 @@ unsafe fn alloc_aligned(real: &RealFunction, alignment: usize, bytes: usize, fun
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(alignment, bytes) };
-    allocated(block, bytes, function);
+    record_alloc(block, bytes, function);
     block
 }
 
@@ -178,7 +178,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     let error = unsafe { core::mem::transmute::<*mut c_void, PosixMemalignFn>(real)(out, alignment, bytes) };
     if error == 0 {
         // SAFETY: it has just been written there.
-        allocated(unsafe { *out }, bytes, POSIX_MEMALIGN);
+        record_alloc(unsafe { *out }, bytes, POSIX_MEMALIGN);
     }
     error
 }
@@ -212,6 +212,6 @@ unsafe fn alloc_paged(real: &RealFunction, bytes: usize) -> *mut c_void {
     }
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
-    allocated(block, bytes, MEMALIGN);
+    record_alloc(block, bytes, MEMALIGN);
     block
 }

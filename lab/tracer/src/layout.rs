@@ -143,7 +143,7 @@ pub const FUNCTIONS: [(&str, AllocationKind); 29] = [
 ];
 
 /// Name and kind of a function by its index.
-pub const fn function(number: u32) -> Option<(&'static str, AllocationKind)> {
+pub const fn function_by_number(number: u32) -> Option<(&'static str, AllocationKind)> {
     if (number as usize) < FUNCTIONS.len() { Some(FUNCTIONS[number as usize]) } else { None }
 }
 

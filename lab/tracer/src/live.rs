@@ -12,7 +12,7 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::layout::AllocationKind;
-use crate::state::private;
+use crate::state::private_u64;
 
 /// Keys per bucket: a cache line.
 const BUCKET_KEYS: usize = 8;
@@ -65,14 +65,14 @@ pub(crate) fn insert(key: u64, entry: LiveEntry) -> bool {
     }
     let bucket = bucket(key);
     for way in bucket * BUCKET_KEYS..(bucket + 1) * BUCKET_KEYS {
-        let Some(place) = private(way * 8) else { return false };
+        let Some(place) = private_u64(way * 8) else { return false };
         if place.load(Ordering::Relaxed) != 0
             || place.compare_exchange(0, CLAIMED_KEY, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             continue;
         }
         let value = KEY_BYTES + way * 16;
-        let (Some(bytes), Some(rest)) = (private(value), private(value + 8)) else { return false };
+        let (Some(bytes), Some(rest)) = (private_u64(value), private_u64(value + 8)) else { return false };
         bytes.store(entry.bytes, Ordering::Relaxed);
         rest.store(u64::from(entry.site) << 32 | u64::from(entry.count), Ordering::Relaxed);
         present(bucket).fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ fn take_from_bucket(key: u64, bucket: usize) -> Option<LiveEntry> {
         return None;
     }
     for way in bucket * BUCKET_KEYS..(bucket + 1) * BUCKET_KEYS {
-        let place = private(way * 8)?;
+        let place = private_u64(way * 8)?;
         if place.load(Ordering::Relaxed) == key {
             return take_slot(way, key);
         }
@@ -104,13 +104,13 @@ fn take_from_bucket(key: u64, bucket: usize) -> Option<LiveEntry> {
 
 #[cold]
 fn take_slot(way: usize, key: u64) -> Option<LiveEntry> {
-    let place = private(way * 8)?;
+    let place = private_u64(way * 8)?;
     if place.load(Ordering::Acquire) != key {
         return None;
     }
     let value = KEY_BYTES + way * 16;
     let (bytes, rest) =
-        (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
+        (private_u64(value)?.load(Ordering::Relaxed), private_u64(value + 8)?.load(Ordering::Relaxed));
     // A concurrent double free is a bug of the program; only one of the two is counted.
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
     present(way / BUCKET_KEYS).fetch_sub(1, Ordering::Relaxed);

@@ -16,10 +16,10 @@ struct FunctionSearch<'a> {
 }
 
 /// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
-pub(crate) fn find(name: &CStr) -> *mut c_void {
+pub(crate) fn find_function(name: &CStr) -> *mut c_void {
     let mut search = FunctionSearch { name, found: 0, path: [0; MAX_PATH] };
     // SAFETY: `look` gets what it expects, and writes only to the search, which outlives the call.
-    unsafe { sys::dl_iterate_phdr(look, (&raw mut search).cast()) };
+    unsafe { sys::dl_iterate_phdr(search_object, (&raw mut search).cast()) };
     let first = search.path.first().copied().unwrap_or_default();
     if search.found == 0 {
         return core::ptr::null_mut();
@@ -39,7 +39,7 @@ pub(crate) fn find(name: &CStr) -> *mut c_void {
 
 /// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. An address outside
 /// of any library (such as a stub made by the driver) needs nothing.
-pub(crate) fn keep(address: *mut c_void) -> bool {
+pub(crate) fn keep_loaded(address: *mut c_void) -> bool {
     struct Question {
         address: usize,
         known: bool,
@@ -93,7 +93,7 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
             return 0;
         }
         // SAFETY: as above.
-        question.ours = unsafe { contains_address(object, here()) };
+        question.ours = unsafe { contains_address(object, own_address()) };
         1
     }
     let mut question = Question { address: address.addr(), ours: false };
@@ -103,20 +103,20 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
 }
 
 /// An address in our library, of a function that cannot be interposed.
-fn here() -> usize {
-    (look as sys::EachObject as *const c_void).addr()
+fn own_address() -> usize {
+    (search_object as sys::EachObject as *const c_void).addr()
 }
 
 /// Searches one library.
 ///
 /// # Safety
 /// The loader's own description, which stays as long as this call, and a search that nobody else has.
-unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
+unsafe extern "C" fn search_object(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     let (object, search) = unsafe { (&*object, &mut *search.cast::<FunctionSearch<'_>>()) };
     // SAFETY: as above.
     let found = unsafe {
-        if contains_address(object, here()) { None } else { exported_function(object, search.name) }
+        if contains_address(object, own_address()) { None } else { exported_function(object, search.name) }
     };
     let Some(found) = found else { return 0 };
     let path = if object.name.is_null() {
@@ -272,9 +272,9 @@ mod tests {
     #[test]
     fn a_function_of_another_library_is_found_and_one_of_none_is_not() {
         let getpid = sys::getpid as unsafe extern "C" fn() -> c_int as *mut c_void;
-        let found = find(c"getpid");
+        let found = find_function(c"getpid");
         assert!(found == getpid && !is_ours(found), "{found:?} {getpid:?}");
-        assert!(find(c"a_function_that_nobody_has").is_null());
-        assert!(is_ours(here() as *mut c_void));
+        assert!(find_function(c"a_function_that_nobody_has").is_null());
+        assert!(is_ours(own_address() as *mut c_void));
     }
 }

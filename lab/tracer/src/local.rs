@@ -15,7 +15,7 @@ use core::sync::atomic::{Ordering, compiler_fence};
 #[repr(C, align(16))]
 pub(crate) struct ThreadState {
     /// Bytes that this thread may allocate before the next sample; negative if one is due.
-    pub(crate) until: Cell<i64>,
+    pub(crate) bytes_to_sample: Cell<i64>,
     /// State of its random number generator; 0 before the first use.
     pub(crate) random: Cell<u64>,
     /// The thread is in our own code: its allocations are not counted.
@@ -43,7 +43,7 @@ core::arch::global_asm!(
 );
 
 #[inline]
-pub(crate) fn local() -> &'static ThreadState {
+pub(crate) fn thread_state() -> &'static ThreadState {
     let place: *const ThreadState;
     // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in; touches no memory
     // of ours.

@@ -5,11 +5,11 @@
 
 use core::ffi::{c_int, c_long, c_void};
 
-use crate::count::{mapped_here, unmapped, unmapping};
+use crate::count::{begin_unmap, end_unmap, record_host_mapping};
 use crate::layout::number_of;
 use crate::ranges::{PendingUnmap, RangeList};
 use crate::real::RealFunction;
-use crate::state::paged;
+use crate::state::round_to_pages;
 use crate::sys;
 
 const MMAP: u32 = number_of("mmap");
@@ -82,21 +82,21 @@ unsafe fn map_counted(
         return sys::MAP_FAILED;
     }
     // A fixed mapping replaces existing ones.
-    let leaving = if flags & sys::MAP_FIXED != 0 { leaving(address, bytes) } else { None };
+    let leaving = if flags & sys::MAP_FIXED != 0 { begin_host_unmap(address, bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, MmapFn>(real)(address, bytes, access, flags, file, offset)
     };
     let done = at != sys::MAP_FAILED;
-    unmapped(leaving, done);
+    end_unmap(leaving, done);
     if done && flags & sys::MAP_ANONYMOUS != 0 && access & sys::PROT_WRITE != 0 {
-        mapped_here(at.addr(), paged(bytes), MMAP);
+        record_host_mapping(at.addr(), round_to_pages(bytes), MMAP);
     }
     at
 }
 
-fn leaving(address: *mut c_void, bytes: usize) -> Option<PendingUnmap> {
-    unmapping(RangeList::Host, address.addr(), paged(bytes))
+fn begin_host_unmap(address: *mut c_void, bytes: usize) -> Option<PendingUnmap> {
+    begin_unmap(RangeList::Host, address.addr(), round_to_pages(bytes))
 }
 
 /// Sets `errno` to `ENOMEM`.
@@ -106,7 +106,7 @@ fn set_no_memory() {
 }
 
 /// Looks up the real functions early, while no lock is held.
-pub(crate) fn prepare() {
+pub(crate) fn look_up_mappings() {
     for real in [&REAL_MMAP, &REAL_MMAP64, &REAL_MUNMAP, &REAL_MREMAP] {
         real.get();
     }
@@ -123,10 +123,10 @@ pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_
         set_no_memory();
         return -1;
     }
-    let leaving = leaving(address, bytes);
+    let leaving = begin_host_unmap(address, bytes);
     // SAFETY: the function behind ours, of this signature.
     let error = unsafe { core::mem::transmute::<*mut c_void, MunmapFn>(real)(address, bytes) };
-    unmapped(leaving, error == 0);
+    end_unmap(leaving, error == 0);
     error
 }
 
@@ -148,17 +148,18 @@ pub(crate) unsafe extern "C" fn mremap(
         set_no_memory();
         return sys::MAP_FAILED;
     }
-    let moved = leaving(address, bytes);
-    let replaced = if flags & sys::MREMAP_FIXED != 0 { leaving(new_address, new_bytes) } else { None };
+    let moved = begin_host_unmap(address, bytes);
+    let replaced =
+        if flags & sys::MREMAP_FIXED != 0 { begin_host_unmap(new_address, new_bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, MremapFn>(real)(address, bytes, new_bytes, flags, new_address)
     };
     let done = at != sys::MAP_FAILED;
-    unmapped(moved, done);
-    unmapped(replaced, done);
+    end_unmap(moved, done);
+    end_unmap(replaced, done);
     if done && moved.is_some() {
-        mapped_here(at.addr(), paged(new_bytes), MREMAP);
+        record_host_mapping(at.addr(), round_to_pages(new_bytes), MREMAP);
     }
     at
 }

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::layout::{COUNT_UNIT, header};
 use crate::live::RANGES_OFFSET;
-use crate::state::{self, private};
+use crate::state::{self, private_u64};
 use crate::sys;
 
 const MAX_RANGES: usize = 8192;
@@ -65,7 +65,7 @@ impl LockedList {
     fn lock(list: RangeList) -> Option<Self> {
         static WAITED_IN_VAIN: AtomicBool = AtomicBool::new(false);
         let base = RANGES_OFFSET + list as usize * LIST_BYTES;
-        let lock = private(base)?;
+        let lock = private_u64(base)?;
         let yields =
             if WAITED_IN_VAIN.load(Ordering::Relaxed) { LOCK_YIELDS_AFTER_TIMEOUT } else { LOCK_YIELDS };
         for turn in 0..LOCK_SPINS + yields {
@@ -85,11 +85,11 @@ impl LockedList {
     }
 
     fn word(&self, index: usize) -> u64 {
-        private(self.0 + index * 8).map_or(0, |word| word.load(Ordering::Relaxed))
+        private_u64(self.0 + index * 8).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     fn put(&self, index: usize, value: u64) {
-        if let Some(word) = private(self.0 + index * 8) {
+        if let Some(word) = private_u64(self.0 + index * 8) {
             word.store(value, Ordering::Relaxed);
         }
     }
@@ -149,7 +149,7 @@ impl LockedList {
                     MappedRange { start: first, end: stop, mark, whole: range.whole && alone, ..range };
                 let parts = usize::from(before.bytes() > 0) + usize::from(after.bytes() > 0);
                 if self.len() + parts > MAX_RANGES {
-                    state::count(header::UNFOLLOWED);
+                    state::increment(header::UNFOLLOWED);
                 } else {
                     self.set(index, inside);
                     for part in [before, after] {
@@ -182,7 +182,7 @@ impl LockedList {
 
 impl Drop for LockedList {
     fn drop(&mut self) {
-        if let Some(lock) = private(self.0) {
+        if let Some(lock) = private_u64(self.0) {
             lock.store(0, Ordering::Release);
         }
     }
@@ -196,7 +196,7 @@ fn new_mark() -> u32 {
 
 /// Adds a range; returns false if it cannot be tracked. Ranges at the same place have ended unnoticed;
 /// `gone` gets them.
-pub(crate) fn add(
+pub(crate) fn add_range(
     list: RangeList,
     start: usize,
     length: usize,
@@ -222,9 +222,9 @@ pub(crate) struct PendingUnmap {
 }
 
 /// Marks the parts of the list in a range that is about to be unmapped; `None` if there are none.
-pub(crate) fn leaving(list: RangeList, start: usize, length: usize) -> Option<PendingUnmap> {
+pub(crate) fn mark_leaving(list: RangeList, start: usize, length: usize) -> Option<PendingUnmap> {
     let Some(held) = LockedList::lock(list) else {
-        state::count(header::UNFOLLOWED);
+        state::increment(header::UNFOLLOWED);
         return None;
     };
     let mark = new_mark();
@@ -233,16 +233,16 @@ pub(crate) fn leaving(list: RangeList, start: usize, length: usize) -> Option<Pe
 }
 
 impl PendingUnmap {
-    pub(crate) fn gone(self, mut gone: impl FnMut(u32, u64, u64)) {
+    pub(crate) fn complete(self, mut gone: impl FnMut(u32, u64, u64)) {
         match LockedList::lock(self.list) {
             Some(held) => held.take(self.mark, &mut gone),
-            None => state::count(header::UNFOLLOWED),
+            None => state::increment(header::UNFOLLOWED),
         }
     }
 
     /// Removes the mark after a failed unmapping.
-    pub(crate) fn stayed(self) {
-        let Some(held) = LockedList::lock(self.list) else { return state::count(header::UNFOLLOWED) };
+    pub(crate) fn cancel(self) {
+        let Some(held) = LockedList::lock(self.list) else { return state::increment(header::UNFOLLOWED) };
         for index in 0..held.len() {
             let range = held.get(index);
             if range.mark == self.mark {

@@ -6,37 +6,37 @@
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::local::local;
+use crate::local::thread_state;
 use crate::sys;
 
 /// A real function.
 pub(crate) struct RealFunction {
     name: &'static CStr,
-    at: AtomicPtr<c_void>,
+    address: AtomicPtr<c_void>,
     /// The function may be in a library outside the program's global scope.
     anywhere: bool,
 }
 
 impl RealFunction {
     pub(crate) const fn new(name: &'static CStr) -> Self {
-        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
+        Self { name, address: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
     }
 
     /// A function in a library that may have been opened locally.
     pub(crate) const fn anywhere(name: &'static CStr) -> Self {
-        Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
+        Self { name, address: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
     }
 
     /// The function's address; null if there is none, or while this thread is looking it up.
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
-        let at = self.at.load(Ordering::Acquire);
+        let at = self.address.load(Ordering::Acquire);
         if at.is_null() { self.look_up() } else { at }
     }
 
     #[cold]
     fn look_up(&self) -> *mut c_void {
-        let local = local();
+        let local = thread_state();
         if local.resolving.replace(true) {
             return core::ptr::null_mut();
         }
@@ -44,8 +44,8 @@ impl RealFunction {
         let mut found = unsafe { dlsym(sys::RTLD_NEXT, self.name) };
         if self.anywhere {
             if found.is_null() {
-                found = crate::loaded::find(self.name);
-            } else if !crate::loaded::keep(found) {
+                found = crate::loaded::find_function(self.name);
+            } else if !crate::loaded::keep_loaded(found) {
                 // The library is being unloaded at this moment.
                 found = core::ptr::null_mut();
             }
@@ -53,7 +53,7 @@ impl RealFunction {
         local.resolving.set(false);
         if found.is_null() {
             // Another thread may have received it from the driver meanwhile.
-            return self.at.load(Ordering::Acquire);
+            return self.address.load(Ordering::Acquire);
         }
         // The first result stays: an adopted one may belong to another library, and calls to it may be in
         // progress.
@@ -63,12 +63,12 @@ impl RealFunction {
     /// Makes `address` the real function, unless another one is known. With two libraries that have the
     /// function, a call must not reach the wrong one.
     pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
-        let known = self.at.load(Ordering::Acquire);
+        let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
             return known == address;
         }
         // The caller may unload its library, while code linked to our name would still call into it.
-        if !crate::loaded::keep(address) {
+        if !crate::loaded::keep_loaded(address) {
             return false;
         }
         self.get_or_set(address) == address
@@ -76,7 +76,12 @@ impl RealFunction {
 
     /// The known address, or else this one from now on.
     fn get_or_set(&self, address: *mut c_void) -> *mut c_void {
-        match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::AcqRel, Ordering::Acquire) {
+        match self.address.compare_exchange(
+            core::ptr::null_mut(),
+            address,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
             Ok(_) => address,
             Err(known) => known,
         }

@@ -18,12 +18,12 @@ static ANY: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if a table was registered, or is being registered. A thread that holds libgcc's locks with
 /// a table behind them sees true, because the table was added later and under those locks.
-pub(crate) fn any() -> bool {
+pub(crate) fn any_registered() -> bool {
     ANY.load(Ordering::Acquire)
 }
 
 /// Notes a look-up of a registering function: its caller will call it directly, past our replacement.
-pub(crate) fn looked_up(name: &CStr) {
+pub(crate) fn note_look_up(name: &CStr) {
     if name.to_bytes().starts_with(b"__register_frame") {
         ANY.store(true, Ordering::Release);
     }

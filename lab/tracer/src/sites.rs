@@ -3,24 +3,26 @@
 use core::sync::atomic::Ordering;
 
 use crate::layout::{BUSY_HASH, HEADER_BYTES, MAX_FRAMES, MAX_SITES, RECORD_BYTES, header, record};
-use crate::state::{self, half, word};
+use crate::state::{self, public_u32, public_u64};
 
 /// Slots searched before a call site is dropped.
 const MAX_PROBES: usize = 256;
 
-const fn at(site: usize, offset: usize) -> usize {
+const fn record_offset(site: usize, offset: usize) -> usize {
     HEADER_BYTES + site * RECORD_BYTES + offset
 }
 
 /// Finds or creates the record of a call site. `None` if there is no free slot.
-pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32> {
+pub(crate) fn find_or_create(function: u32, parent: u32, addresses: &[usize]) -> Option<u32> {
     let start = u64::from(function) | u64::from(parent) << 32;
-    let hash =
-        addresses.iter().fold(mixed(start), |hash, address| mixed(hash ^ *address as u64)).max(BUSY_HASH + 1);
+    let hash = addresses
+        .iter()
+        .fold(mix_bits(start), |hash, address| mix_bits(hash ^ *address as u64))
+        .max(BUSY_HASH + 1);
     let first = usize::try_from(hash >> 32).unwrap_or(0);
     for probe in 0..MAX_PROBES {
         let site = (first + probe) % MAX_SITES;
-        let state = word(at(site, record::HASH))?;
+        let state = public_u64(record_offset(site, record::HASH))?;
         let mut seen = state.load(Ordering::Acquire);
         if seen == 0 {
             match state.compare_exchange(0, BUSY_HASH, Ordering::Acquire, Ordering::Acquire) {
@@ -38,17 +40,18 @@ pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32>
             return u32::try_from(site).ok();
         }
     }
-    state::count(header::SITELESS);
+    state::increment(header::SITELESS);
     None
 }
 
 fn fill_record(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<()> {
-    half(at(site, record::FUNCTION))?.store(function, Ordering::Relaxed);
-    half(at(site, record::PARENT))?.store(parent, Ordering::Relaxed);
+    public_u32(record_offset(site, record::FUNCTION))?.store(function, Ordering::Relaxed);
+    public_u32(record_offset(site, record::PARENT))?.store(parent, Ordering::Relaxed);
     let count = addresses.len().min(MAX_FRAMES);
-    half(at(site, record::FRAME_COUNT))?.store(u32::try_from(count).unwrap_or(0), Ordering::Relaxed);
+    public_u32(record_offset(site, record::FRAME_COUNT))?
+        .store(u32::try_from(count).unwrap_or(0), Ordering::Relaxed);
     for (index, address) in addresses.iter().take(count).enumerate() {
-        word(at(site, record::FRAME + 8 * index))?.store(*address as u64, Ordering::Relaxed);
+        public_u64(record_offset(site, record::FRAME + 8 * index))?.store(*address as u64, Ordering::Relaxed);
     }
     Some(())
 }
@@ -61,11 +64,13 @@ pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
     if followed {
         add_to_counter(site, record::LIVE_COUNT, count);
         let live = add_to_counter(site, record::LIVE_BYTES, bytes).wrapping_add(bytes).cast_signed();
-        if let (Some(peak), Ok(live)) = (word(at(site, record::PEAK_BYTES)), u64::try_from(live)) {
+        if let (Some(peak), Ok(live)) =
+            (public_u64(record_offset(site, record::PEAK_BYTES)), u64::try_from(live))
+        {
             peak.fetch_max(live, Ordering::Relaxed);
         }
     } else {
-        state::count(header::UNFOLLOWED);
+        state::increment(header::UNFOLLOWED);
     }
 }
 
@@ -79,11 +84,11 @@ fn add_to_counter(site: usize, offset: usize, by: u64) -> u64 {
     if site >= MAX_SITES {
         return 0;
     }
-    word(at(site, offset)).map_or(0, |word| word.fetch_add(by, Ordering::Relaxed))
+    public_u64(record_offset(site, offset)).map_or(0, |word| word.fetch_add(by, Ordering::Relaxed))
 }
 
 /// The finalizer of splitmix64.
-const fn mixed(mut bits: u64) -> u64 {
+const fn mix_bits(mut bits: u64) -> u64 {
     bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -91,7 +96,7 @@ const fn mixed(mut bits: u64) -> u64 {
 }
 
 /// Restores a live allocation whose free failed.
-pub(crate) fn revive(site: u32, bytes: u64, count: u64) {
+pub(crate) fn restore_live(site: u32, bytes: u64, count: u64) {
     add_to_counter(site as usize, record::LIVE_BYTES, bytes);
     add_to_counter(site as usize, record::LIVE_COUNT, count);
 }

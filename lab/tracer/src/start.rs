@@ -30,14 +30,14 @@ static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     crate::real::find_dlsym();
-    crate::heap::prepare();
-    crate::map::prepare();
+    crate::heap::look_up_heap();
+    crate::map::look_up_mappings();
     crate::registered::prepare();
     // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors of other libraries
     // may have run, and one of them may have changed the environment; only a thread that does so at this very moment would be
     // in the way, as it would be in the way of everybody else who starts.
     let folder = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
-    if folder.is_null() || state::on() {
+    if folder.is_null() || state::is_on() {
         return;
     }
     // SAFETY: a variable's value is a C string, which stays as long as nobody changes it: see above.
@@ -65,22 +65,22 @@ fn publish(folder: &[u8]) -> Option<()> {
         unsafe { sys::memfd_create(c"warden-tracer".as_ptr(), sys::MFD_CLOEXEC) },
         live::PRIVATE_BYTES,
     )?;
-    let gate = gate()?;
+    let gate = map_gate()?;
     let mut interval = DEFAULT_INTERVAL;
     // SAFETY: as in `start`.
     let asked = unsafe { sys::getenv(INTERVAL_VARIABLE.as_ptr()) };
     if !asked.is_null() {
         // SAFETY: as in `start`.
-        interval = number(unsafe { CStr::from_ptr(asked) }.to_bytes())
+        interval = parse_number(unsafe { CStr::from_ptr(asked) }.to_bytes())
             .unwrap_or(DEFAULT_INTERVAL)
             .clamp(1 << 10, 1 << 24);
     }
     // SAFETY: a number of the kernel's, which stays.
     state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
     // The unwinder initializes itself at its first use: do that here, while no lock is held.
-    let _first = crate::walk::StackWalk::here();
+    let _first = crate::walk::StackWalk::current();
     // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
-    unsafe { state::open(file, private, gate, interval) };
+    unsafe { state::start_counting(file, private, gate, interval) };
     write_header(pid, interval);
     Some(())
 }
@@ -116,7 +116,7 @@ fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
 }
 
 /// A page that is zero in a forked child.
-fn gate() -> Option<*mut c_void> {
+fn map_gate() -> Option<*mut c_void> {
     let mmap = real_mmap()?;
     let access = sys::PROT_READ | sys::PROT_WRITE;
     // SAFETY: a page of our own, at no particular address.
@@ -134,12 +134,12 @@ fn write_header(pid: u32, interval: usize) {
     unsafe { sys::clock_gettime(sys::CLOCK_REALTIME, &raw mut now) };
     let started = now.seconds.cast_unsigned() * 1000 + now.nanoseconds.cast_unsigned() / 1_000_000;
     let put = |offset: usize, number: u64| {
-        if let Some(word) = state::word(offset) {
+        if let Some(word) = state::public_u64(offset) {
             word.store(number, Ordering::Relaxed);
         }
     };
     let put_half = |offset: usize, number: u32| {
-        if let Some(half) = state::half(offset) {
+        if let Some(half) = state::public_u32(offset) {
             half.store(number, Ordering::Relaxed);
         }
     };
@@ -161,7 +161,7 @@ fn write_header(pid: u32, interval: usize) {
             put(header::EXE + 8 * index, word.to_le());
         }
     }
-    if let Some(magic) = state::word(header::MAGIC) {
+    if let Some(magic) = state::public_u64(header::MAGIC) {
         magic.store(MAGIC, Ordering::Release);
     }
 }
@@ -186,7 +186,7 @@ fn write_path(path: &mut [u8; MAX_PATH], folder: &[u8], pid: u32) -> Option<()> 
     Some(())
 }
 
-fn number(digits: &[u8]) -> Option<usize> {
+fn parse_number(digits: &[u8]) -> Option<usize> {
     digits.iter().try_fold(0_usize, |number, digit| {
         number
             .checked_mul(10)?
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn only_digits_are_a_number() {
         assert_eq!(
-            [number(b"65536"), number(b""), number(b"6x"), number(b"-1")],
+            [parse_number(b"65536"), parse_number(b""), parse_number(b"6x"), parse_number(b"-1")],
             [Some(65_536), Some(0), None, None]
         );
     }

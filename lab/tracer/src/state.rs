@@ -24,7 +24,7 @@ const LARGE_INTERVALS: usize = 4;
 
 /// Returns true if this process is counted.
 #[inline]
-pub(crate) fn on() -> bool {
+pub(crate) fn is_on() -> bool {
     let gate = GATE_PAGE.load(Ordering::Acquire);
     // SAFETY: not null means the page that `open` was given, which is never unmapped.
     !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
@@ -43,14 +43,14 @@ pub(crate) fn set_page(bytes: usize) {
 }
 
 /// Rounds up to whole pages, as the kernel maps them.
-pub(crate) fn paged(bytes: usize) -> usize {
+pub(crate) fn round_to_pages(bytes: usize) -> usize {
     let last = PAGE_BYTES.load(Ordering::Relaxed) - 1;
     bytes.saturating_add(last) & !last
 }
 
 /// Size in bytes from which every allocation is counted.
 #[inline]
-pub(crate) fn large() -> usize {
+pub(crate) fn large_bytes() -> usize {
     SAMPLE_INTERVAL.load(Ordering::Relaxed) * LARGE_INTERVALS
 }
 
@@ -59,7 +59,12 @@ pub(crate) fn large() -> usize {
 /// # Safety
 /// `file` is [`FILE_BYTES`] bytes, `private` is [`crate::live::PRIVATE_BYTES`] bytes, both zero, mapped shared and never unmapped; `gate` is
 /// a page that a fork wipes.
-pub(crate) unsafe fn open(file: *mut c_void, private: *mut c_void, gate: *mut c_void, interval: usize) {
+pub(crate) unsafe fn start_counting(
+    file: *mut c_void,
+    private: *mut c_void,
+    gate: *mut c_void,
+    interval: usize,
+) {
     PUBLIC_MAP.store(file.cast(), Ordering::Relaxed);
     PRIVATE_MAP.store(private.cast(), Ordering::Relaxed);
     SAMPLE_INTERVAL.store(interval, Ordering::Relaxed);
@@ -68,9 +73,9 @@ pub(crate) unsafe fn open(file: *mut c_void, private: *mut c_void, gate: *mut c_
     GATE_PAGE.store(gate.cast(), Ordering::Release);
 }
 
-/// A 64-bit number in the published file. Only valid while [`on`].
+/// A 64-bit number in the published file. Only valid while [`is_on`].
 #[inline]
-pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
+pub(crate) fn public_u64(offset: usize) -> Option<&'static AtomicU64> {
     let base = PUBLIC_MAP.load(Ordering::Relaxed);
     if base.is_null() || offset > FILE_BYTES - 8 || !offset.is_multiple_of(8) {
         return None;
@@ -80,7 +85,7 @@ pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
 }
 
 /// A 32-bit number in the published file.
-pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
+pub(crate) fn public_u32(offset: usize) -> Option<&'static AtomicU32> {
     let base = PUBLIC_MAP.load(Ordering::Relaxed);
     if base.is_null() || offset > FILE_BYTES - 4 || !offset.is_multiple_of(4) {
         return None;
@@ -91,7 +96,7 @@ pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
 
 /// A 64-bit number in the private tables.
 #[inline]
-pub(crate) fn private(offset: usize) -> Option<&'static AtomicU64> {
+pub(crate) fn private_u64(offset: usize) -> Option<&'static AtomicU64> {
     let base = PRIVATE_MAP.load(Ordering::Relaxed);
     if base.is_null() || offset > crate::live::PRIVATE_BYTES - 8 || !offset.is_multiple_of(8) {
         return None;
@@ -101,8 +106,8 @@ pub(crate) fn private(offset: usize) -> Option<&'static AtomicU64> {
 }
 
 /// Increments a counter of the header.
-pub(crate) fn count(offset: usize) {
-    if let Some(counter) = word(offset) {
+pub(crate) fn increment(offset: usize) {
+    if let Some(counter) = public_u64(offset) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -36,11 +36,11 @@ pub(crate) struct StackWalk {
 impl StackWalk {
     /// Walks the stack of this thread.
     #[inline(never)]
-    pub(crate) fn here() -> Self {
+    pub(crate) fn current() -> Self {
         let mut walk = Self { addresses: [0; MAX_FRAMES], count: 0, limit: MAX_FRAMES };
-        state::count(header::WALKS);
-        if registered::any() {
-            state::count(header::SHORT_WALKS);
+        state::increment(header::WALKS);
+        if registered::any_registered() {
+            state::increment(header::SHORT_WALKS);
             return walk;
         }
         if !is_within_budget() {
@@ -48,7 +48,7 @@ impl StackWalk {
         }
         // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right: see the module.
         // The step only writes to the walk, which outlives the call.
-        unsafe { sys::_Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        unsafe { sys::_Unwind_Backtrace(record_step, (&raw mut walk).cast()) };
         walk
     }
 
@@ -61,7 +61,7 @@ impl StackWalk {
 ///
 /// # Safety
 /// The unwinder's own context, and a [`StackWalk`] that nobody else has.
-unsafe extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
+unsafe extern "C" fn record_step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
     // SAFETY: the caller's promise: the unwinder hands on what `here` gave it, and its own context.
     let (walk, address) = unsafe { (&mut *data.cast::<StackWalk>(), sys::_Unwind_GetIP(context)) };
     if address == 0 || walk.count >= walk.limit {
@@ -86,7 +86,7 @@ fn is_within_budget() -> bool {
     }
     let within = WALKS.fetch_add(1, Ordering::Relaxed) < MAX_WALKS_PER_SECOND;
     if !within {
-        state::count(header::SHORT_WALKS);
+        state::increment(header::SHORT_WALKS);
     }
     within
 }

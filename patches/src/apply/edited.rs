@@ -3,7 +3,7 @@
 use diffy::{DiffOptions, Line};
 
 use super::record::AppliedSet;
-use crate::marker::marked;
+use crate::marker::parse_marker;
 
 /// Maximum lines that a refusal shows.
 const SHOWN_LINES: usize = 12;
@@ -51,5 +51,5 @@ pub(super) fn describe_edits(path: &str, original: &[u8], found: &[u8], sets: &[
 
 fn is_ours(line: &[u8], sets: &[AppliedSet]) -> bool {
     let line = String::from_utf8_lossy(line);
-    marked(&line).is_some_and(|(set, _)| sets.iter().any(|applied| applied.id == set))
+    parse_marker(&line).is_some_and(|(set, _)| sets.iter().any(|applied| applied.id == set))
 }

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use self::edited::{describe_edits, without_marked};
 use self::record::{PatchRecord, RecordedFile};
 use self::write::{FileChange, check_all, read_file, sync_folder, write_all};
-use crate::error::{Result, io_error, refused};
+use crate::error::{Result, content_error, io_error};
 use crate::judgement::TreeEdits;
 use crate::revision::SourceRevision;
 use crate::series::PatchSeries;
@@ -78,7 +78,7 @@ impl FolderLock {
     fn take(root: &Path) -> Result<Self> {
         let folder = File::open(root).map_err(io_error("opening", root))?;
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => Err(refused(
+            Err(Errno::WOULDBLOCK) => Err(content_error(
                 root,
                 "another run reads or writes patches here".to_owned(),
                 "wait until it has ended, and try again",
@@ -139,7 +139,7 @@ impl PatchTarget {
             });
         if !same {
             let there: Vec<String> = record.sets.iter().map(ToString::to_string).collect();
-            return Err(refused(
+            return Err(content_error(
                 self.root(),
                 format!("it has {} applied, and this would be {}", there.join("+"), series.id()),
                 &format!(
@@ -266,7 +266,7 @@ impl PatchTarget {
         if edited.is_empty() {
             return Ok(());
         }
-        Err(refused(
+        Err(content_error(
             self.root(),
             format!(
                 "it was edited after the patches were applied (- original, + now):\n{}",

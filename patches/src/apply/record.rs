@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::write::{file_inside, place_new_file, read_file};
-use crate::error::{Result, io_error, refused};
+use crate::error::{Result, content_error, io_error};
 use crate::tree::sha256;
 
 /// Its file name in llama.cpp's root folder.
@@ -70,15 +70,15 @@ impl PatchRecord {
     /// Reads the record of a folder, if it has one.
     pub(super) fn read(root: &Path) -> Result<Option<Self>> {
         let Some(bytes) = read_file(root, RECORD_FILE)? else { return Ok(None) };
-        let head: RecordHead = serde_json::from_slice(&bytes).map_err(|error| damaged(root, error))?;
+        let head: RecordHead = serde_json::from_slice(&bytes).map_err(|error| damaged_record(root, error))?;
         if head.schema != RECORD_SCHEMA {
             let why = format!(
                 "its schema is {}, this program knows {RECORD_SCHEMA}: use the program that wrote it",
                 head.schema
             );
-            return Err(damaged(root, why));
+            return Err(damaged_record(root, why));
         }
-        let record: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(root, error))?;
+        let record: Self = serde_json::from_slice(&bytes).map_err(|error| damaged_record(root, error))?;
         for file in &record.files {
             file_inside(root, &file.path)?;
             file.original(root)?;
@@ -108,12 +108,12 @@ impl RecordedFile {
     /// The original bytes; `None` for a created file.
     pub(super) fn original(&self, root: &Path) -> Result<Option<Vec<u8>>> {
         let bytes = self.original.as_ref().map(hex::decode).transpose();
-        bytes.map_err(|error| damaged(root, format!("the original of {}: {error}", self.path)))
+        bytes.map_err(|error| damaged_record(root, format!("the original of {}: {error}", self.path)))
     }
 }
 
-fn damaged(root: &Path, why: impl fmt::Display) -> crate::PatchError {
-    refused(
+fn damaged_record(root: &Path, why: impl fmt::Display) -> crate::PatchError {
+    content_error(
         &root.join(RECORD_FILE),
         format!("the record of the applied patches cannot be used: {why}"),
         "copy edits of your own, restore the patched files from where they came from (lines of patches end with \

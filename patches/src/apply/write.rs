@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{PatchError, Result, io_error, refused, trouble};
+use crate::error::{PatchError, Result, content_error, io_error, machine_error};
 
 const LINK_HINT: &str = "writing through it would change files somewhere else: patch the tree that it leads to, or \
                          replace the link by a copy";
@@ -56,14 +56,14 @@ pub(super) fn file_inside(root: &Path, path: &str) -> Result<PathBuf> {
         .all(|part| matches!(part, Component::Normal(name) if !name.eq_ignore_ascii_case(".git")));
     if path.is_empty() || !normal {
         let hint = "a patch may only name files below llama.cpp's own folder";
-        return Err(refused(root, format!("`{path}` leads out of the tree"), hint));
+        return Err(content_error(root, format!("`{path}` leads out of the tree"), hint));
     }
     let mut file = root.to_owned();
     let mut folders = relative.components().peekable();
     while let Some(part) = folders.next() {
         file.push(part);
         if folders.peek().is_some() && fs::symlink_metadata(&file).is_ok_and(|facts| facts.is_symlink()) {
-            return Err(trouble(&file, "the folder is a symbolic link", LINK_HINT));
+            return Err(machine_error(&file, "the folder is a symbolic link", LINK_HINT));
         }
     }
     Ok(file)
@@ -80,14 +80,14 @@ fn check_change(root: &Path, change: &FileChange) -> Result<()> {
     let file = file_inside(root, &change.path)?;
     // A folder's owner can replace a file of any mode, but a read-only file is respected.
     if regular_file(&file)?.is_some_and(|facts| facts.permissions().mode() & 0o200 == 0) {
-        return Err(trouble(
+        return Err(machine_error(
             &file,
             "the file is read-only",
             &format!("allow writing first: chmod u+w {}", file.display()),
         ));
     }
     if read_file(root, &change.path)? != change.from {
-        return Err(refused(
+        return Err(content_error(
             &file,
             "the file was changed by another program just now".to_owned(),
             "try again when nothing else writes into this tree",
@@ -100,10 +100,12 @@ fn check_change(root: &Path, change: &FileChange) -> Result<()> {
 fn regular_file(file: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(file) {
         Ok(facts) if facts.is_file() => Ok(Some(facts)),
-        Ok(facts) if facts.is_symlink() => Err(trouble(file, "the file is a symbolic link", LINK_HINT)),
-        Ok(_) => {
-            Err(trouble(file, "this is no regular file", "a patched tree needs a file of this name here"))
-        }
+        Ok(facts) if facts.is_symlink() => Err(machine_error(file, "the file is a symbolic link", LINK_HINT)),
+        Ok(_) => Err(machine_error(
+            file,
+            "this is no regular file",
+            "a patched tree needs a file of this name here",
+        )),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(None)
         }
@@ -157,5 +159,5 @@ fn incomplete_undo(root: &Path, error: &PatchError, undo: &PatchError) -> PatchE
         "nothing is lost: remove the cause, then run `llama-warden patches apply --reverse --source {}`",
         root.display()
     );
-    trouble(root, &why, &cure)
+    machine_error(root, &why, &cure)
 }

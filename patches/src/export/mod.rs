@@ -68,7 +68,7 @@ pub fn export(
                 (None, None) => "",
             };
             let mut content = mail_head(judgement, title, (number, total), tree, only).into_bytes();
-            content.extend_from_slice(&body(edits)?);
+            content.extend_from_slice(&mail_body(edits)?);
             content.extend_from_slice(
                 concat!("-- \nllama-warden ", env!("CARGO_PKG_VERSION"), "\n\n").as_bytes(),
             );
@@ -124,7 +124,7 @@ fn mail_head(
 }
 
 /// The diffstat and the diffs.
-fn body(edits: &TreeEdits) -> Result<Vec<u8>> {
+fn mail_body(edits: &TreeEdits) -> Result<Vec<u8>> {
     let mut stat = String::new();
     let mut diffs = Vec::new();
     let (mut added, mut removed) = (0, 0);

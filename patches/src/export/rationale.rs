@@ -21,7 +21,7 @@ pub fn rationale(
         (Some(_), [fix]) => fix.title.clone(),
         _ => set.title.clone(),
     };
-    line(&mut text, format_args!("# {title}\n"));
+    write_line(&mut text, format_args!("# {title}\n"));
     let status = match judgement.status {
         PatchStatus::Verified => "somebody has read every piece of code that it leans on, in this version",
         PatchStatus::LocallyVerified => {
@@ -29,27 +29,27 @@ pub fn rationale(
         }
         _ => "nobody has looked at some of the code that it leans on, in this version",
     };
-    line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
+    write_line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
     for fix in &meant {
         write_fix(&mut text, set, fix, judgement);
     }
-    line(&mut text, format_args!("\n## What changes\n"));
+    write_line(&mut text, format_args!("\n## What changes\n"));
     for edit in judgement.edits.iter().flat_map(|edits| &edits.0) {
         if edit.before.is_none() {
             let lines = edit.after.split_inclusive(|byte| *byte == b'\n').count();
-            line(&mut text, format_args!("- `{}`: new, {lines} lines", edit.path));
+            write_line(&mut text, format_args!("- `{}`: new, {lines} lines", edit.path));
         }
         for one in &edit.inserted {
-            line(&mut text, format_args!("- `{}:{}`: `{}`", edit.path, one.line, one.text.trim()));
+            write_line(&mut text, format_args!("- `{}:{}`: `{}`", edit.path, one.line, one.text.trim()));
         }
         if edit.before.is_some() && edit.inserted.is_empty() {
-            line(&mut text, format_args!("- `{}`: changed", edit.path));
+            write_line(&mut text, format_args!("- `{}`: changed", edit.path));
         }
     }
     if let (Some(only), true) = (only, set.fixes.len() > 1) {
         let others: Vec<String> =
             set.fixes.iter().filter(|fix| fix.id != only).map(|fix| format!("`{}`", fix.id)).collect();
-        line(
+        write_line(
             &mut text,
             format_args!(
                 "\nThe files are those of the whole set. What else is in them ({}) does nothing until its own variables are set; who wants this \
@@ -62,14 +62,14 @@ pub fn rationale(
 }
 
 fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJudgement) {
-    line(text, format_args!("\n## `{}`: {}\n", fix.id, fix.title));
-    line(text, format_args!("- what is seen without it: {}", fix.symptom));
+    write_line(text, format_args!("\n## `{}`: {}\n", fix.id, fix.title));
+    write_line(text, format_args!("- what is seen without it: {}", fix.symptom));
     let found = judgement.fixes.iter().find(|found| found.fix == fix.id);
     if let Some(found) = found {
         let why = found.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-        line(text, format_args!("- in this source: {}{why}", found.status));
+        write_line(text, format_args!("- in this source: {}{why}", found.status));
         if let Some(life) = &found.life {
-            line(text, format_args!("- here it is {}: {}", life.is.name(), life.why()));
+            write_line(text, format_args!("- here it is {}: {}", life.is.name(), life.reason()));
         }
     }
     for (name, said) in [
@@ -79,24 +79,24 @@ fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJud
         ("what upstream did", &fix.upstream.how),
     ] {
         if !said.is_empty() {
-            line(text, format_args!("- {name}: {said}"));
+            write_line(text, format_args!("- {name}: {said}"));
         }
     }
     for variable in &fix.variables {
         let default =
             variable.default.as_ref().map(|value| format!(", {value} is tried")).unwrap_or_default();
-        line(text, format_args!("- switched on by `{}`{default}: {}", variable.name, variable.text));
+        write_line(text, format_args!("- switched on by `{}`{default}: {}", variable.name, variable.text));
     }
     if !fix.references.is_empty() {
-        line(text, format_args!("- references: {}", fix.references.join(", ")));
+        write_line(text, format_args!("- references: {}", fix.references.join(", ")));
     }
     let measured =
         fix.life.iter().filter(|life| life.by == EvidenceKind::Measurement).count() + fix.evidence.len();
     if fix.life.is_empty() && fix.evidence.is_empty() {
-        line(text, format_args!("\nNothing was measured, and nothing is recorded of other revisions."));
+        write_line(text, format_args!("\nNothing was measured, and nothing is recorded of other revisions."));
         return;
     }
-    line(
+    write_line(
         text,
         format_args!(
             "\n| what | how it is known | revisions | hardware | how to see it again |\n|---|---|---|---|---|"
@@ -121,9 +121,9 @@ fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJud
         write_row(text, [&one.effect, "measured", &one.build, &one.hardware, &command]);
     }
     if measured == 0 {
-        line(text, format_args!("\nNone of it was measured by us."));
+        write_line(text, format_args!("\nNone of it was measured by us."));
     } else {
-        line(
+        write_line(
             text,
             format_args!(
                 "\nMeasured on the hardware and with the revisions that are named, and nowhere else. The commands are those of \
@@ -137,9 +137,9 @@ fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJud
 fn write_row(text: &mut String, cells: [&str; 5]) {
     // An unescaped bar would end the cell.
     let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
-    line(text, format_args!("| {} |", cells.join(" | ")));
+    write_line(text, format_args!("| {} |", cells.join(" | ")));
 }
 
-fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+fn write_line(text: &mut String, what: std::fmt::Arguments<'_>) {
     let _infallible = writeln!(text, "{what}");
 }

@@ -12,20 +12,25 @@ const CONTROL_KEYWORDS: [&str; 6] = ["if", "else", "for", "while", "do", "switch
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InsertPosition {
     /// Offset of a line's beginning.
-    pub(super) at: usize,
+    pub(super) offset: usize,
     /// Offset of a byte in the adjacent line.
-    pub(super) beside: usize,
+    pub(super) adjacent: usize,
 }
 
 /// All matches of an anchor in a range of the code. Runs of white space compare equal; a match begins and
 /// ends at word boundaries.
-pub(super) fn find(source: &ScannedSource, anchor: &str, start: usize, end: usize) -> Vec<(usize, usize)> {
-    let Some(pattern) = pattern(anchor) else { return Vec::new() };
+pub(super) fn find_anchor(
+    source: &ScannedSource,
+    anchor: &str,
+    start: usize,
+    end: usize,
+) -> Vec<(usize, usize)> {
+    let Some(pattern) = anchor_pattern(anchor) else { return Vec::new() };
     let code = source.code().as_bytes().get(start..end).unwrap_or_default();
     pattern.find_iter(code).map(|found| (start + found.start(), start + found.end())).collect()
 }
 
-/// Like [`find`], but only in comments, strings and disabled code.
+/// Like [`find_anchor`], but only in comments, strings and disabled code.
 pub(super) fn find_outside_of_code(
     source: &ScannedSource,
     anchor: &str,
@@ -33,10 +38,10 @@ pub(super) fn find_outside_of_code(
     end: usize,
 ) -> Option<usize> {
     let raw = source.raw().get(start..end)?;
-    pattern(anchor)?.find(raw).map(|found| start + found.start())
+    anchor_pattern(anchor)?.find(raw).map(|found| start + found.start())
 }
 
-fn pattern(anchor: &str) -> Option<Regex> {
+fn anchor_pattern(anchor: &str) -> Option<Regex> {
     let words: Vec<String> = anchor.split_ascii_whitespace().map(regex::escape).collect();
     let is_word = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
     let trimmed = anchor.trim().as_bytes();
@@ -46,7 +51,7 @@ fn pattern(anchor: &str) -> Option<Regex> {
 }
 
 /// The position before or after an anchor, or why no statement may be inserted there.
-pub(super) fn spot(
+pub(super) fn insert_position(
     source: &ScannedSource,
     at: HookPosition,
     anchor: (usize, usize),
@@ -64,7 +69,7 @@ pub(super) fn spot(
             }
             _ => source.line_start(directive.start),
         };
-        return free(source, at).map(|()| InsertPosition { at, beside: from });
+        return check_is_code(source, at).map(|()| InsertPosition { offset: at, adjacent: from });
     }
     let structure = source.structure();
     if structure.get(from..to) != source.code().as_bytes().get(from..to) {
@@ -93,7 +98,7 @@ pub(super) fn spot(
         if !matches!(tail.last(), Some(b';' | b'{' | b'}' | b':')) {
             return Err("the anchor's statement goes on in the next line".to_owned());
         }
-        InsertPosition { at: next, beside: from }
+        InsertPosition { offset: next, adjacent: from }
     } else {
         let line = source.line_start(from);
         if last_boundary(structure, line, from).is_some() {
@@ -102,17 +107,17 @@ pub(super) fn spot(
         if structure.get(boundary..line).unwrap_or_default().iter().any(|byte| !byte.is_ascii_whitespace()) {
             return Err("the anchor's statement begins on a line before it".to_owned());
         }
-        InsertPosition { at: line, beside: from }
+        InsertPosition { offset: line, adjacent: from }
     };
-    if in_parentheses(structure.get(start..spot.at).unwrap_or_default()) {
+    if in_parentheses(structure.get(start..spot.offset).unwrap_or_default()) {
         return Err("the line beside the anchor is inside of parentheses".to_owned());
     }
-    free(source, spot.at).map(|()| spot)
+    check_is_code(source, spot.offset).map(|()| spot)
 }
 
 /// Fails if the line at this offset is not code: within a multi-line comment, or before the byte order mark
 /// at the beginning of some files.
-pub(super) fn free(source: &ScannedSource, at: usize) -> Result<(), String> {
+pub(super) fn check_is_code(source: &ScannedSource, at: usize) -> Result<(), String> {
     if source.comments().iter().any(|comment| comment.start < at && at < comment.end) {
         return Err("the line beside it would be part of a comment".to_owned());
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
-use super::hooks::beside;
+use super::hooks::sibling_path;
 use super::judge;
 use crate::error::Result;
 use crate::judgement::SetJudgement;
@@ -28,7 +28,7 @@ impl CachingJudge {
     ///
     /// Fails if an existing file of the tree cannot be read.
     pub fn judge(&self, set: &PatchSet, tree: &dyn SourceTree) -> Result<Arc<SetJudgement>> {
-        let key = key(set, tree)?;
+        let key = cache_key(set, tree)?;
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = key.and_then(|key| lock().get(&key).cloned()) {
             return Ok(known);
@@ -51,7 +51,7 @@ impl CachingJudge {
 
 /// Hash of everything that the judgement depends on. `None` for a set with diffs, which depends on the
 /// revision, too.
-fn key(set: &PatchSet, tree: &dyn SourceTree) -> Result<Option<[u8; 32]>> {
+fn cache_key(set: &PatchSet, tree: &dyn SourceTree) -> Result<Option<[u8; 32]>> {
     if !set.diffs.is_empty() {
         return Ok(None);
     }
@@ -75,10 +75,10 @@ fn key(set: &PatchSet, tree: &dyn SourceTree) -> Result<Option<[u8; 32]>> {
 
 /// All paths that judging a set may read.
 fn judged_paths(set: &PatchSet) -> BTreeSet<String> {
-    let mut all: BTreeSet<String> = super::place::files(set).into_iter().map(str::to_owned).collect();
+    let mut all: BTreeSet<String> = super::place::named_files(set).into_iter().map(str::to_owned).collect();
     for sidecar in &set.sidecars {
         let files = set.hook(&sidecar.beside).map(|hook| hook.files.as_slice()).unwrap_or_default();
-        all.extend(files.iter().map(|file| beside(file, &sidecar.file)));
+        all.extend(files.iter().map(|file| sibling_path(file, &sidecar.file)));
     }
     all
 }

@@ -9,7 +9,7 @@ use crate::marker::marker;
 #[derive(Clone, Debug)]
 pub(super) struct HookInsertion {
     /// Offset in the unchanged file: the beginning of a line.
-    pub(super) at: usize,
+    pub(super) offset: usize,
     /// Belongs to the line above, so it precedes insertions that belong to the line below.
     pub(super) after: bool,
     /// Lines without indentation and marker.
@@ -22,17 +22,22 @@ pub(super) struct HookInsertion {
 }
 
 /// The file with all insertions; those at the same position keep the order of the set.
-pub(super) fn insert(set: &str, path: &str, raw: &[u8], mut insertions: Vec<HookInsertion>) -> FileEdit {
-    insertions.sort_by_key(|insertion| (insertion.at, !insertion.after));
+pub(super) fn insert_lines(
+    set: &str,
+    path: &str,
+    raw: &[u8],
+    mut insertions: Vec<HookInsertion>,
+) -> FileEdit {
+    insertions.sort_by_key(|insertion| (insertion.offset, !insertion.after));
     let mut after = Vec::with_capacity(raw.len() + 256 * insertions.len());
     let mut inserted = Vec::new();
     let mut line = 1;
     let mut done = 0;
     for insertion in insertions {
-        let kept = raw.get(done..insertion.at).unwrap_or_default();
+        let kept = raw.get(done..insertion.offset).unwrap_or_default();
         line += kept.split(|byte| *byte == b'\n').count() - 1;
         after.extend_from_slice(kept);
-        done = insertion.at;
+        done = insertion.offset;
         for text in &insertion.lines {
             let text = format!(
                 "{}{text} {}",

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::anchor::{self, InsertPosition};
-use super::edit::{HookInsertion, insert};
-use super::place::{ResolvedPlace, ScannedFile, SourceReader, lines};
+use super::edit::{HookInsertion, insert_lines};
+use super::place::{ResolvedPlace, ScannedFile, SourceReader, format_lines};
 use crate::error::Result;
 use crate::judgement::{FileEdit, JudgementReason, PatchStatus};
-use crate::scan::{FoundContainer, MacroValue, ScannedSource, met};
+use crate::scan::{FoundContainer, MacroValue, ScannedSource, reached_errors};
 use crate::set::{HookPosition, PatchSet, SetHook, SetSidecar};
 
 /// Placed hooks of a set.
@@ -33,13 +33,13 @@ impl PlacedHooks {
         let set = self.set;
         self.files
             .into_iter()
-            .map(|(path, (source, insertions))| insert(&set, &path, source.raw(), insertions))
+            .map(|(path, (source, insertions))| insert_lines(&set, &path, source.raw(), insertions))
             .collect()
     }
 }
 
 /// Finds the position of every hook.
-pub(super) fn place(
+pub(super) fn place_hooks(
     set: &PatchSet,
     reader: &SourceReader<'_>,
 ) -> Result<(PlacedHooks, Vec<JudgementReason>)> {
@@ -54,9 +54,9 @@ pub(super) fn place(
             line,
             text,
         };
-        let (file, found) = match reader.place(&hook.files, hook.container.as_ref())? {
+        let (file, found) = match reader.resolve(&hook.files, hook.container.as_ref())? {
             ResolvedPlace::Whole(file) => (file, None),
-            ResolvedPlace::In(file, found) => match found.as_slice() {
+            ResolvedPlace::Containers(file, found) => match found.as_slice() {
                 [one] => (file, Some(one.clone())),
                 several => {
                     let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
@@ -64,7 +64,7 @@ pub(super) fn place(
                         "expected once, found {} times{}, in {}",
                         at.len(),
                         container_suffix(hook),
-                        lines(&at)
+                        format_lines(&at)
                     );
                     reasons.push(refused(Some(&file), at.first().copied(), text));
                     placed.paths.insert(hook.id.clone(), file.path);
@@ -73,7 +73,7 @@ pub(super) fn place(
             },
             ResolvedPlace::NoFile => {
                 let hint = match &hook.container {
-                    Some(container) => reader.elsewhere(set, None, container)?,
+                    Some(container) => reader.suggest_places(set, None, container)?,
                     None => String::new(),
                 };
                 let text = format!("none of its files exists: {}{hint}", hook.files.join(", "));
@@ -83,7 +83,7 @@ pub(super) fn place(
             ResolvedPlace::NoContainer(_) if hook.optional => continue,
             ResolvedPlace::NoContainer(file) => {
                 let hint = match &hook.container {
-                    Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
+                    Some(container) => reader.suggest_places(set, Some(&file.path), container)?,
                     None => String::new(),
                 };
                 reasons.push(refused(
@@ -111,7 +111,7 @@ pub(super) fn place(
             reasons.push(refused(Some(&file), Some(line), text));
             continue;
         }
-        match spot(hook, &file.source, found.as_ref()) {
+        match hook_position(hook, &file.source, found.as_ref()) {
             Ok(spot) => {
                 if let Some((line, text)) = unreviewed_conditional(set, hook, &file.source, spot) {
                     reasons.push(JudgementReason {
@@ -120,11 +120,11 @@ pub(super) fn place(
                     });
                 }
                 let insertion = HookInsertion {
-                    at: spot.at,
+                    offset: spot.offset,
                     after: hook.at == HookPosition::After,
                     lines: hook.insert.clone(),
-                    indent: indent(&file.source, spot.beside),
-                    end: line_end(&file.source, spot.beside),
+                    indent: indent(&file.source, spot.adjacent),
+                    end: line_end(&file.source, spot.adjacent),
                     hook: hook.id.clone(),
                 };
                 let entry = placed.files.entry(file.path).or_insert_with(|| (file.source, Vec::new()));
@@ -154,25 +154,25 @@ fn unreviewed_conditional(
     if hook.container.as_ref().is_some_and(looked_at) {
         return None;
     }
-    let condition = source.conditions(spot.beside).last()?;
+    let condition = source.conditions(spot.adjacent).last()?;
     let text = format!(
         "the line beside it is only compiled under `{condition}`, and no seam{} says that somebody looked at that",
         container_suffix(hook)
     );
-    Some((source.line(spot.beside), text))
+    Some((source.line(spot.adjacent), text))
 }
 
 /// Number of the first line with a marker of this set.
 fn find_own_marker(set: &PatchSet, source: &ScannedSource) -> Option<usize> {
     source.comments().iter().find_map(|comment| {
         let text = std::str::from_utf8(source.raw().get(comment.clone())?).ok()?;
-        let (of, _) = crate::marker::marked(text)?;
+        let (of, _) = crate::marker::parse_marker(text)?;
         (of == set.id).then(|| source.line(comment.start))
     })
 }
 
 /// The unique position of a hook in a file, or a line and the reason why there is none.
-fn spot(
+fn hook_position(
     hook: &SetHook,
     source: &ScannedSource,
     found: Option<&FoundContainer>,
@@ -197,21 +197,21 @@ fn spot(
                 );
                 return Err((line, text));
             }
-            anchor::free(source, at).map_err(|why| (line, why))?;
-            return Ok(InsertPosition { at, beside: found.start });
+            anchor::check_is_code(source, at).map_err(|why| (line, why))?;
+            return Ok(InsertPosition { offset: at, adjacent: found.start });
         }
         (None, None) => return Err((None, "it has neither container nor anchor".to_owned())),
     };
     let (start, end) = found.map_or((0, source.code().len()), |found| (found.start, found.end));
-    let places = anchor::find(source, anchor, start, end);
+    let places = anchor::find_anchor(source, anchor, start, end);
     match places.as_slice() {
-        [one] => anchor::spot(source, hook.at, *one, start).map_err(|why| {
+        [one] => anchor::insert_position(source, hook.at, *one, start).map_err(|why| {
             (Some(source.line(one.0)), format!("the anchor `{anchor}`{inside} is no place for a line: {why}"))
         }),
         [] => {
             let mut hints = vec![format!("the anchor `{anchor}` is expected once{inside}, found: none")];
             let mut line = found.map(|found| source.line(found.start));
-            let other: Vec<usize> = anchor::find(source, anchor, 0, source.code().len())
+            let other: Vec<usize> = anchor::find_anchor(source, anchor, 0, source.code().len())
                 .into_iter()
                 .map(|(at, _)| source.line(at))
                 .collect();
@@ -220,14 +220,16 @@ fn spot(
                 hints.push(format!("in line {number} it is a comment, a string or never compiled"));
                 line = Some(number);
             } else if !other.is_empty() {
-                hints.push(format!("elsewhere in this file it is in {}", lines(&other)));
+                hints.push(format!("elsewhere in this file it is in {}", format_lines(&other)));
             }
             let word = longest_word(anchor);
-            let mut near: Vec<usize> =
-                anchor::find(source, word, start, end).into_iter().map(|(at, _)| source.line(at)).collect();
+            let mut near: Vec<usize> = anchor::find_anchor(source, word, start, end)
+                .into_iter()
+                .map(|(at, _)| source.line(at))
+                .collect();
             near.dedup();
             if !word.is_empty() && !near.is_empty() {
-                hints.push(format!("`{word}` is in {}", lines(&near)));
+                hints.push(format!("`{word}` is in {}", format_lines(&near)));
             }
             Err((line, hints.join("; ")))
         }
@@ -236,7 +238,7 @@ fn spot(
             let text = format!(
                 "the anchor `{anchor}` is expected once{inside}, found: {}, in {}: make the anchor longer, or add a hook",
                 at.len(),
-                lines(&at)
+                format_lines(&at)
             );
             Err((at.last().copied(), text))
         }
@@ -260,7 +262,7 @@ fn line_end(source: &ScannedSource, beside: usize) -> &'static [u8] {
 }
 
 /// Path of a file in the same folder as another one.
-pub(super) fn beside(path: &str, file: &str) -> String {
+pub(super) fn sibling_path(path: &str, file: &str) -> String {
     match path.rsplit_once('/') {
         Some((folder, _)) => format!("{folder}/{file}"),
         None => file.to_owned(),
@@ -268,7 +270,7 @@ pub(super) fn beside(path: &str, file: &str) -> String {
 }
 
 /// Our source files next to their hooks' files, with the macros that probes define.
-pub(super) fn sidecars(
+pub(super) fn place_sidecars(
     set: &PatchSet,
     reader: &SourceReader<'_>,
     placed: &PlacedHooks,
@@ -279,7 +281,7 @@ pub(super) fn sidecars(
     for sidecar in &set.sidecars {
         // If the hook has no file, the hook itself is the reason.
         let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
-        let path = beside(hook, &sidecar.file);
+        let path = sibling_path(hook, &sidecar.file);
         if reader.tree().read(&path)?.is_some() {
             reasons.push(JudgementReason {
                 status: PatchStatus::Refused,
@@ -291,7 +293,7 @@ pub(super) fn sidecars(
             });
             continue;
         }
-        reasons.extend(stops(set, sidecar, defines));
+        reasons.extend(sidecar_errors(set, sidecar, defines));
         let after = render_sidecar(&set.id, &sidecar.content, defines);
         edits.push(FileEdit { path, before: None, after, inserted: Vec::new() });
     }
@@ -300,11 +302,11 @@ pub(super) fn sidecars(
 
 /// The `#error` lines of a sidecar that a compiler would reach in this tree: reported now instead of after
 /// minutes of compilation. Macros of probes are known; those of the compiler are not.
-fn stops(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<JudgementReason> {
+fn sidecar_errors(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<JudgementReason> {
     let known = |name: &str| {
         let is = |define: &String| define == name;
         if defines.iter().any(is) {
-            MacroValue::Is(1)
+            MacroValue::Defined(1)
         } else if set.probes.iter().filter_map(|probe| probe.define.as_ref()).any(is) {
             MacroValue::Undefined
         } else {
@@ -320,7 +322,7 @@ fn stops(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<Judgem
         text: format!("it does not compile with what the probes find here: its line {line} says: {said}"),
     };
     let source = ScannedSource::new(sidecar.content.clone());
-    met(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
+    reached_errors(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
 }
 
 /// Content of a sidecar with the probes' macros.

@@ -36,13 +36,13 @@ use crate::set::life::{FixStanding, InspectedRevision, LifeState};
 use crate::tree::{OverlayTree, SourceTree};
 
 /// State of each fix in a tree, in the set's order.
-fn lives(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<FixStanding>> {
+fn fix_states(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<FixStanding>> {
     let looked = InspectedRevision { build, probes: Some(hold) };
-    set.fixes.iter().map(|fix| FixStanding::of(&fix.life, &looked)).collect()
+    set.fixes.iter().map(|fix| FixStanding::from_life(&fix.life, &looked)).collect()
 }
 
 /// Refuses fixes that are harmful in a tree by the tree's own evidence; a build number may be a fork's own.
-fn harmful<'a>(
+fn harmful_fixes<'a>(
     set: &'a PatchSet,
     lives: &'a [Option<FixStanding>],
 ) -> impl Iterator<Item = JudgementReason> + 'a {
@@ -54,7 +54,7 @@ fn harmful<'a>(
             fix: Some(fix.id.clone()),
             file: None,
             line: None,
-            text: format!("it is harmful here: {}", life.why()),
+            text: format!("it is harmful here: {}", life.reason()),
         })
     })
 }
@@ -73,7 +73,7 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
     let mut below = OverlayTree::new(tree);
     let mut outside = Vec::new();
     for one in &set.diffs {
-        let placed = diff::place(one, &below)?;
+        let placed = diff::place_diff(one, &below)?;
         let (not_meant, other): (Vec<_>, Vec<_>) =
             placed.reasons.into_iter().partition(|reason| reason.status == PatchStatus::NotApplicable);
         outside.extend(not_meant);
@@ -91,17 +91,17 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
     let plain = SourceReader::new(tree);
     let patched = SourceReader::new(&below);
     let reader = if diffs.is_empty() { &plain } else { &patched };
-    let (placed, unplaced) = hooks::place(set, reader)?;
-    let asked = probes::ask(set, &plain, &placed)?;
+    let (placed, unplaced) = hooks::place_hooks(set, reader)?;
+    let asked = probes::evaluate_probes(set, &plain, &placed)?;
     reasons.extend(asked.reasons);
-    let lives = lives(set, &asked.hold, tree.revision().build_number);
-    reasons.extend(harmful(set, &lives));
-    let (seams, found) = seams::look(set, &plain)?;
+    let lives = fix_states(set, &asked.hold, tree.revision().build_number);
+    reasons.extend(harmful_fixes(set, &lives));
+    let (seams, found) = seams::compare_seams(set, &plain)?;
     reasons.extend(found);
     reasons.extend(unplaced);
-    let (sidecars, found) = hooks::sidecars(set, reader, &placed, &asked.defines)?;
+    let (sidecars, found) = hooks::place_sidecars(set, reader, &placed, &asked.defines)?;
     reasons.extend(found);
-    let (status, mut fixes) = status::of(set, &mut reasons);
+    let (status, mut fixes) = status::combine_reasons(set, &mut reasons);
     for (fix, life) in fixes.iter_mut().zip(lives) {
         fix.life = life;
     }
@@ -110,6 +110,6 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
         diffs.add(TreeEdits(sidecars));
         diffs.into_edits()
     });
-    let placed = edits.as_ref().map(crate::prove::placed).unwrap_or_default();
+    let placed = edits.as_ref().map(crate::prove::placed_hash).unwrap_or_default();
     Ok(SetJudgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
 }

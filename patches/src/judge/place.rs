@@ -34,7 +34,7 @@ pub(super) struct ScannedFile {
 pub(super) enum ResolvedPlace {
     Whole(ScannedFile),
     /// Definitions of the container, at least one.
-    In(ScannedFile, Vec<FoundContainer>),
+    Containers(ScannedFile, Vec<FoundContainer>),
     /// None of the files exists.
     NoFile,
     /// The file exists without the container.
@@ -65,7 +65,11 @@ impl<'a> SourceReader<'a> {
     }
 
     /// The first of these files that exists, and the container in it.
-    pub(super) fn place(&self, files: &[String], container: Option<&CodeContainer>) -> Result<ResolvedPlace> {
+    pub(super) fn resolve(
+        &self,
+        files: &[String],
+        container: Option<&CodeContainer>,
+    ) -> Result<ResolvedPlace> {
         let mut first = None;
         for path in files {
             first = self.file(path)?;
@@ -77,21 +81,21 @@ impl<'a> SourceReader<'a> {
         let Some(container) = container else { return Ok(ResolvedPlace::Whole(file)) };
         Ok(match file.source.find(container) {
             ContainerSearch::All(found) if found.is_empty() => ResolvedPlace::NoContainer(file),
-            ContainerSearch::All(found) => ResolvedPlace::In(file, found),
+            ContainerSearch::All(found) => ResolvedPlace::Containers(file, found),
             ContainerSearch::Unsure { line, why } => ResolvedPlace::Unsure(file, line, why),
         })
     }
 
     /// Other possible places of a container that is missing in `path`, as the end of a sentence; may be
     /// empty.
-    pub(super) fn elsewhere(
+    pub(super) fn suggest_places(
         &self,
         set: &PatchSet,
         path: Option<&str>,
         container: &CodeContainer,
     ) -> Result<String> {
         let mut hints = Vec::new();
-        for other in files(set) {
+        for other in named_files(set) {
             if Some(other) == path {
                 continue;
             }
@@ -106,7 +110,7 @@ impl<'a> SourceReader<'a> {
             }
         }
         if let Some(file) = path.map(|path| self.file(path)).transpose()?.flatten() {
-            let alike = alike(&file.source, container);
+            let alike = similar_names(&file.source, container);
             if !alike.is_empty() {
                 hints.push(format!("similar names there: {}", alike.join(", ")));
             }
@@ -121,7 +125,7 @@ impl<'a> SourceReader<'a> {
 }
 
 /// All files that a set names, sorted.
-pub(super) fn files(set: &PatchSet) -> BTreeSet<&str> {
+pub(super) fn named_files(set: &PatchSet) -> BTreeSet<&str> {
     let hooks = set.hooks.iter().flat_map(|hook| &hook.files);
     let probes = set.probes.iter().flat_map(|probe| &probe.files);
     let seams = set.seams.iter().flat_map(|seam| &seam.files);
@@ -129,7 +133,7 @@ pub(super) fn files(set: &PatchSet) -> BTreeSet<&str> {
 }
 
 /// Names of the same kind that are similar to a missing one, best first.
-fn alike(source: &ScannedSource, container: &CodeContainer) -> Vec<String> {
+fn similar_names(source: &ScannedSource, container: &CodeContainer) -> Vec<String> {
     let last = |name: &str| name.rsplit("::").next().unwrap_or(name).to_owned();
     let wanted = last(&container.name);
     let mut names: Vec<(f64, String, usize)> = source
@@ -152,7 +156,7 @@ fn alike(source: &ScannedSource, container: &CodeContainer) -> Vec<String> {
 }
 
 /// Formats line numbers, such as `lines 3, 7 and 9`.
-pub(super) fn lines(numbers: &[usize]) -> String {
+pub(super) fn format_lines(numbers: &[usize]) -> String {
     match numbers {
         [] => "no line".to_owned(),
         [one] => format!("line {one}"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::hooks::PlacedHooks;
-use super::place::{ResolvedPlace, SourceReader, lines};
+use super::place::{ResolvedPlace, SourceReader, format_lines};
 use crate::error::Result;
 use crate::judgement::{JudgementReason, PatchStatus};
 use crate::scan::CodeContainer;
@@ -25,10 +25,14 @@ pub(super) struct ProbeResults {
 }
 
 /// Evaluates all probes. `placed`: the placed hooks.
-pub(super) fn ask(set: &PatchSet, reader: &SourceReader<'_>, placed: &PlacedHooks) -> Result<ProbeResults> {
+pub(super) fn evaluate_probes(
+    set: &PatchSet,
+    reader: &SourceReader<'_>,
+    placed: &PlacedHooks,
+) -> Result<ProbeResults> {
     let mut asked = ProbeResults::default();
     for probe in &set.probes {
-        match one(set, probe, reader, placed)? {
+        match evaluate_probe(set, probe, reader, placed)? {
             None => {
                 asked.defines.extend(probe.define.clone());
                 asked.hold.insert(probe.id.clone());
@@ -41,7 +45,11 @@ pub(super) fn ask(set: &PatchSet, reader: &SourceReader<'_>, placed: &PlacedHook
 }
 
 /// Containers that a probe skips: those it names, and those guarded by a placed hook.
-fn outside<'a>(set: &'a PatchSet, probe: &'a SetProbe, placed: &PlacedHooks) -> Vec<&'a CodeContainer> {
+fn skipped_containers<'a>(
+    set: &'a PatchSet,
+    probe: &'a SetProbe,
+    placed: &PlacedHooks,
+) -> Vec<&'a CodeContainer> {
     let guards = probe.guarded.iter().filter(|hook| placed.has(hook)).filter_map(|hook| set.hook(hook));
     let mut all: Vec<&CodeContainer> =
         probe.outside.iter().chain(guards.filter_map(|hook| hook.container.as_ref())).collect();
@@ -49,7 +57,7 @@ fn outside<'a>(set: &'a PatchSet, probe: &'a SetProbe, placed: &PlacedHooks) -> 
     all
 }
 
-fn one(
+fn evaluate_probe(
     set: &PatchSet,
     probe: &SetProbe,
     reader: &SourceReader<'_>,
@@ -80,19 +88,19 @@ fn one(
         (least, most) => format!("{least} to {}", format_count(most)),
     };
     let mut inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
-    let outside = outside(set, probe, placed);
+    let outside = skipped_containers(set, probe, placed);
     if !outside.is_empty() {
         let names: Vec<&str> = outside.iter().map(|container| container.name.as_str()).collect();
         inside = format!(" outside of {}", names.join(", "));
     }
     let expected = format!("`{}` is expected {expected}{inside}", probe.pattern);
-    let (file, found) = match reader.place(&probe.files, probe.container.as_ref())? {
+    let (file, found) = match reader.resolve(&probe.files, probe.container.as_ref())? {
         ResolvedPlace::Whole(file) => (file, None),
-        ResolvedPlace::In(file, found) => match found.as_slice() {
+        ResolvedPlace::Containers(file, found) => match found.as_slice() {
             [one] => (file, Some(one.clone())),
             several => {
                 let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
-                let text = format!("{expected}; there are {} of that, in {}", at.len(), lines(&at));
+                let text = format!("{expected}; there are {} of that, in {}", at.len(), format_lines(&at));
                 return Ok(reason(PatchStatus::Refused, Some(file.path), at.first().copied(), text));
             }
         },
@@ -112,7 +120,7 @@ fn one(
         }
         ResolvedPlace::NoContainer(file) => {
             let hint = match &probe.container {
-                Some(container) => reader.elsewhere(set, Some(&file.path), container)?,
+                Some(container) => reader.suggest_places(set, Some(&file.path), container)?,
                 None => String::new(),
             };
             let text = format!("{expected}, which is not there{hint}; {}", probe.why);
@@ -153,7 +161,7 @@ fn one(
         count if count > MAX_SHOWN_LINES => {
             format!("found: {count}, first in line {}", at.first().copied().unwrap_or(0))
         }
-        count => format!("found: {count}, in {}", lines(&at)),
+        count => format!("found: {count}, in {}", format_lines(&at)),
     };
     let line = at.last().copied().or(found.map(|found| file.source.line(found.start)));
     Ok(reason(failed, Some(file.path.clone()), line, format!("{expected}; {found_at}; {}", probe.why)))

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::place::{ResolvedPlace, SourceReader, lines};
+use super::place::{ResolvedPlace, SourceReader, format_lines};
 use crate::error::Result;
 use crate::judgement::{JudgementReason, PatchStatus, SeamSeen};
-use crate::scan::normal::{CodePiece, hash, pieces};
+use crate::scan::normal::{CodePiece, container_pieces, hash_containers};
 use crate::set::fingerprints::{ABSENT_HASH, KnownVersion};
 use crate::set::{PatchSet, SetSeam};
 use crate::tree::SourceTree;
@@ -21,11 +21,11 @@ const MAX_PIECE_CHARS: usize = 64;
 ///
 /// Fails if an existing file of the tree cannot be read.
 pub fn fingerprint(set: &PatchSet, tree: &dyn SourceTree) -> Result<Vec<SeamSeen>> {
-    look(set, &SourceReader::new(tree)).map(|(seen, _)| seen)
+    compare_seams(set, &SourceReader::new(tree)).map(|(seen, _)| seen)
 }
 
 /// The seams, and reasons for unknown ones.
-pub(super) fn look(
+pub(super) fn compare_seams(
     set: &PatchSet,
     reader: &SourceReader<'_>,
 ) -> Result<(Vec<SeamSeen>, Vec<JudgementReason>)> {
@@ -44,7 +44,7 @@ fn compare_seam(
     seam: &SetSeam,
     reader: &SourceReader<'_>,
 ) -> Result<(Option<SeamSeen>, Option<JudgementReason>)> {
-    let known = set.fingerprints.of(&seam.id);
+    let known = set.fingerprints.versions(&seam.id);
     let reason = |status, file: Option<&str>, line, text| {
         Some(JudgementReason {
             status,
@@ -65,14 +65,14 @@ fn compare_seam(
         statements: Vec::new(),
         known: label(ABSENT_HASH).or_else(|| seam.optional.then(|| ABSENT_HASH.to_owned())),
     };
-    let (file, found) = match reader.place(&seam.files, Some(&seam.container))? {
-        ResolvedPlace::In(file, found) => (file, found),
+    let (file, found) = match reader.resolve(&seam.files, Some(&seam.container))? {
+        ResolvedPlace::Containers(file, found) => (file, found),
         ResolvedPlace::NoFile => {
             let seen = absent(None);
             let missing = if seen.known.is_some() {
                 None
             } else {
-                let hint = reader.elsewhere(set, None, &seam.container)?;
+                let hint = reader.suggest_places(set, None, &seam.container)?;
                 let text = format!(
                     "none of the files of {} exists: {}{hint}",
                     seam.container,
@@ -87,7 +87,7 @@ fn compare_seam(
             let missing = if seen.known.is_some() {
                 None
             } else {
-                let hint = reader.elsewhere(set, Some(&file.path), &seam.container)?;
+                let hint = reader.suggest_places(set, Some(&file.path), &seam.container)?;
                 let text = format!("{} is not there{hint}", seam.container);
                 reason(PatchStatus::Unverified, Some(&file.path), None, text)
             };
@@ -105,12 +105,12 @@ fn compare_seam(
             "one {} is expected, there are {}, in {}: qualify its name, or say `overloads = true`",
             seam.container,
             found.len(),
-            lines(&starts)
+            format_lines(&starts)
         );
         return Ok((None, reason(PatchStatus::Refused, Some(&file.path), starts.first().copied(), text)));
     }
-    let pieces: Vec<CodePiece> = found.iter().flat_map(|found| pieces(source, found)).collect();
-    let hash = hash(source, &found);
+    let pieces: Vec<CodePiece> = found.iter().flat_map(|found| container_pieces(source, found)).collect();
+    let hash = hash_containers(source, &found);
     let span =
         found.first().map(|found| (source.line(found.start), source.line(found.end.saturating_sub(1))));
     let seen = SeamSeen {
@@ -140,7 +140,7 @@ fn compare_seam(
 fn describe_difference(pieces: &[CodePiece], known: &[KnownVersion]) -> (Option<usize>, String) {
     let common = |version: &KnownVersion| {
         let mut left = count_hashes(&version.statements);
-        pieces.iter().filter(|piece| take(&mut left, &piece.hash)).count()
+        pieces.iter().filter(|piece| take_hash(&mut left, &piece.hash)).count()
     };
     // Among equally near versions, the newest, which is the last.
     let nearest = known.iter().filter(|version| !version.statements.is_empty()).max_by(|a, b| {
@@ -153,7 +153,7 @@ fn describe_difference(pieces: &[CodePiece], known: &[KnownVersion]) -> (Option<
         return (None, "; no version is known that it could be compared with".to_owned());
     };
     let mut left = count_hashes(&nearest.statements);
-    let new: Vec<&CodePiece> = pieces.iter().filter(|piece| !take(&mut left, &piece.hash)).collect();
+    let new: Vec<&CodePiece> = pieces.iter().filter(|piece| !take_hash(&mut left, &piece.hash)).collect();
     let gone: usize = left.values().sum();
     let shown: Vec<String> = new
         .iter()
@@ -187,7 +187,7 @@ fn count_hashes(hashes: &[String]) -> HashMap<&str, usize> {
     counts
 }
 
-fn take(left: &mut HashMap<&str, usize>, hash: &str) -> bool {
+fn take_hash(left: &mut HashMap<&str, usize>, hash: &str) -> bool {
     match left.get_mut(hash) {
         Some(count) if *count > 0 => {
             *count -= 1;

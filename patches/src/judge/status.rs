@@ -4,7 +4,10 @@ use crate::judgement::{FixJudgement, JudgementReason, PatchStatus};
 use crate::set::PatchSet;
 
 /// The status of a set and of its fixes. Sorts the reasons, the deciding ones first.
-pub(super) fn of(set: &PatchSet, reasons: &mut [JudgementReason]) -> (PatchStatus, Vec<FixJudgement>) {
+pub(super) fn combine_reasons(
+    set: &PatchSet,
+    reasons: &mut [JudgementReason],
+) -> (PatchStatus, Vec<FixJudgement>) {
     let of_set: Vec<&JudgementReason> = reasons.iter().filter(|reason| reason.fix.is_none()).collect();
     let mut status = worst(&of_set);
     let own: Vec<(PatchStatus, Option<String>)> = set

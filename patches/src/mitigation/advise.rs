@@ -14,16 +14,16 @@ use serde::Serialize;
 use super::catalogue::MitigationCatalogue;
 use super::entry::{LeakMemory, MitigationAction, MitigationEntry};
 use super::leak::{KnownLeak, LeakSign};
-use super::load::build_number;
+use super::load::parse_build_number;
 use crate::set::life::{FixStanding, LifeState};
 
 /// Observations of a server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerObservations {
     /// Memories that leak, or may leak.
-    pub grows: Vec<LeakMemory>,
+    pub growing: Vec<LeakMemory>,
     /// Memories that were read and do not leak.
-    pub still: Vec<LeakMemory>,
+    pub stable: Vec<LeakMemory>,
     /// Blamed unit of work by its JSON name: `image`, `request`, …; `None` if none is blamed.
     pub unit: Option<String>,
     /// Requests contained images.
@@ -39,7 +39,7 @@ pub struct ServerObservations {
     /// Ids of active mitigations.
     pub mitigations: Vec<String>,
     /// State of fixes by the server's source: needed, superseded, harmful.
-    pub lives: Vec<(String, FixStanding)>,
+    pub fix_states: Vec<(String, FixStanding)>,
 }
 
 /// A matching leak with suggestions.
@@ -110,7 +110,7 @@ impl LeakAdvice {
 impl MitigationCatalogue {
     /// Leaks that match the observations, the likeliest first.
     pub fn advise(&self, seen: &ServerObservations) -> Vec<LeakAdvice> {
-        if seen.grows.is_empty() {
+        if seen.growing.is_empty() {
             return Vec::new();
         }
         let mut all: Vec<LeakAdvice> =
@@ -137,15 +137,15 @@ impl MitigationCatalogue {
                 let Some(entry) = self.mitigation(id) else { continue };
                 let fits = seen.backend.as_ref().is_none_or(|backend| entry.is_for(backend));
                 let life =
-                    entry.standing(seen.build, &seen.lives).filter(|life| life.is != LifeState::Needed);
+                    entry.state_in(seen.build, &seen.fix_states).filter(|life| life.is != LifeState::Needed);
                 if let Some(life) = life.filter(|_| fits) {
-                    let why = format!("`{id}` is {} in this build: {}", life.is.name(), life.why());
+                    let why = format!("`{id}` is {} in this build: {}", life.is.name(), life.reason());
                     advice.not_here.push(why);
-                } else if fits && !applied(entry, seen) {
+                } else if fits && !is_active(entry, seen) {
                     advice.mitigations.push(id.clone());
                 }
             } else if let Some(build) = &cure.upgrade {
-                let has = seen.build.zip(build_number(build)).is_some_and(|(own, first)| own >= first);
+                let has = seen.build.zip(parse_build_number(build)).is_some_and(|(own, first)| own >= first);
                 if !has {
                     advice.others.push(cure.to_string());
                 }
@@ -158,14 +158,14 @@ impl MitigationCatalogue {
 
     /// Likelihood of the leak by one of its signs; `None` if excluded.
     fn match_sign(&self, leak: &KnownLeak, sign: &LeakSign, seen: &ServerObservations) -> Option<f64> {
-        let (first, last) = (build_number(&leak.first), build_number(&leak.last));
-        let excluded = !sign.grows.iter().all(|memory| seen.grows.contains(memory))
-            || sign.still.iter().any(|memory| seen.grows.contains(memory))
+        let (first, last) = (parse_build_number(&leak.first), parse_build_number(&leak.last));
+        let excluded = !sign.grows.iter().all(|memory| seen.growing.contains(memory))
+            || sign.still.iter().any(|memory| seen.growing.contains(memory))
             || seen.backend.as_ref().is_some_and(|backend| !leak.is_for(backend))
             || seen.build.is_some_and(|build| {
                 first.is_some_and(|first| build < first) || last.is_some_and(|last| build > last)
             })
-            || sign.unless.iter().filter_map(|id| self.mitigation(id)).any(|entry| applied(entry, seen))
+            || sign.unless.iter().filter_map(|id| self.mitigation(id)).any(|entry| is_active(entry, seen))
             || !(sign.flags.is_empty() || sign.flags.iter().any(|flag| is_given(flag, &seen.args)));
         if excluded {
             return None;
@@ -176,7 +176,7 @@ impl MitigationCatalogue {
             None if !sign.units.is_empty() => confidence *= unblamed_factor(sign, seen.images)?,
             Some(_) | None => {}
         }
-        if seen.grows.iter().any(|memory| !sign.grows.contains(memory)) {
+        if seen.growing.iter().any(|memory| !sign.grows.contains(memory)) {
             confidence *= UNEXPLAINED_GROWTH_FACTOR;
         }
         confidence *= match (seen.build, first, last) {
@@ -209,7 +209,7 @@ fn is_given(flag: &str, args: &[String]) -> bool {
 }
 
 /// Returns true if a mitigation is active in a server, however it was configured.
-fn applied(entry: &MitigationEntry, seen: &ServerObservations) -> bool {
+fn is_active(entry: &MitigationEntry, seen: &ServerObservations) -> bool {
     let variable = |name: &String| seen.variables.contains(name);
     let listed = seen.mitigations.contains(&entry.id);
     listed
@@ -229,7 +229,7 @@ mod tests {
 
     fn images() -> ServerObservations {
         ServerObservations {
-            grows: vec![LeakMemory::Host, LeakMemory::Vram],
+            growing: vec![LeakMemory::Host, LeakMemory::Vram],
             unit: Some("image".to_owned()),
             build: Some(8827),
             backend: Some("cuda".to_owned()),
@@ -264,8 +264,8 @@ mod tests {
             assert!(!told.iter().any(|advice| advice.leak.starts_with("cuda-graph")), "{told:?}");
         }
         let cached = ServerObservations {
-            grows: vec![LeakMemory::Host],
-            still: vec![LeakMemory::Vram],
+            growing: vec![LeakMemory::Host],
+            stable: vec![LeakMemory::Vram],
             ..ServerObservations::default()
         };
         assert!(advise(&cached).iter().any(|advice| advice.leak == "prompt-cache-ram"));
@@ -277,7 +277,7 @@ mod tests {
     fn a_build_or_a_backend_without_the_leak_rules_it_out_and_an_unknown_one_makes_it_less_likely() {
         let cpu = advise(&ServerObservations {
             backend: Some("cpu".to_owned()),
-            grows: vec![LeakMemory::Host],
+            growing: vec![LeakMemory::Host],
             ..images()
         });
         assert!(!cpu.iter().any(|advice| advice.leak.contains("cuda")), "{cpu:?}");
@@ -285,13 +285,13 @@ mod tests {
         let unknown = advise(&ServerObservations { build: None, backend: None, unit: None, ..images() });
         let same = unknown.iter().find(|advice| advice.leak == "cuda-graph-map-unbounded").unwrap();
         assert!(same.confidence < known && same.confidence > 0.0, "{unknown:?}");
-        assert!(advise(&ServerObservations { grows: Vec::new(), ..images() }).is_empty());
+        assert!(advise(&ServerObservations { growing: Vec::new(), ..images() }).is_empty());
         let blind = |images| {
             let told = advise(&ServerObservations {
                 images,
                 unit: None,
-                grows: vec![LeakMemory::Host],
-                still: vec![LeakMemory::Vram],
+                growing: vec![LeakMemory::Host],
+                stable: vec![LeakMemory::Vram],
                 ..ServerObservations::default()
             });
             told.into_iter().map(|advice| (advice.leak, advice.confidence)).collect::<Vec<_>>()
@@ -309,8 +309,8 @@ mod tests {
     fn a_sign_with_a_flag_and_its_value_fits_no_other_value_of_that_flag() {
         let growing = |args: &[&str]| {
             let seen = ServerObservations {
-                grows: vec![LeakMemory::Host],
-                still: vec![LeakMemory::Vram],
+                growing: vec![LeakMemory::Host],
+                stable: vec![LeakMemory::Vram],
                 unit: Some("output_token".to_owned()),
                 build: Some(9279),
                 backend: Some("cuda".to_owned()),

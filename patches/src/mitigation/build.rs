@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::catalogue::MitigationCatalogue;
 use super::entry::{MitigationAction, MitigationEntry};
-use super::load::build_number;
+use super::load::parse_build_number;
 use super::resolve::{BuildNeed, MitigationEffect};
 use crate::binary::{TextPresence, find_text};
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub struct ProvenanceFacts {
     /// Fixes of the user's own applied sets, each with its set's id.
     pub own: Vec<(String, SetFix)>,
     /// State of the judged fixes in its source: needed, superseded, harmful.
-    pub lives: Vec<(String, FixStanding)>,
+    pub fix_states: Vec<(String, FixStanding)>,
     /// cmake options by name; later ones win.
     pub options: Vec<(String, String)>,
 }
@@ -66,14 +66,14 @@ pub enum MitigationFit {
 
 impl BuildFacts {
     /// Facts about a foreign binary; `version` is its `--version` output.
-    pub fn of_binary(binary: &Path, version: &str) -> Self {
+    pub fn from_binary(binary: &Path, version: &str) -> Self {
         Self { binary: binary.to_owned(), number: parse_version_output(version), provenance: None }
     }
 
     /// State of a mitigation in this build: needed, superseded or harmful; `None` if unknown.
-    pub fn standing(&self, mitigation: &MitigationEntry) -> Option<FixStanding> {
-        let seen = self.provenance.as_ref().map(|provenance| provenance.lives.as_slice());
-        mitigation.standing(self.number, seen.unwrap_or_default())
+    pub fn mitigation_state(&self, mitigation: &MitigationEntry) -> Option<FixStanding> {
+        let seen = self.provenance.as_ref().map(|provenance| provenance.fix_states.as_slice());
+        mitigation.state_in(self.number, seen.unwrap_or_default())
     }
 
     /// Name of the build in messages.
@@ -107,10 +107,10 @@ impl MitigationEffect {
                 provenance.backend
             ));
         }
-        let life = build.standing(&self.mitigation);
+        let life = build.mitigation_state(&self.mitigation);
         if let Some(life) = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source) {
             return MitigationFit::Missing {
-                message: format!("mitigation {name} is harmful in {who}: {}", life.why()),
+                message: format!("mitigation {name} is harmful in {who}: {}", life.reason()),
                 hint: "remove it, or choose another build".to_owned(),
             };
         }
@@ -121,10 +121,10 @@ impl MitigationEffect {
         };
         match (fit, life) {
             (MitigationFit::Fits, Some(life)) if life.is == LifeState::Superseded => {
-                MitigationFit::Note(format!("mitigation {name} is superseded in {who}: {}", life.why()))
+                MitigationFit::Note(format!("mitigation {name} is superseded in {who}: {}", life.reason()))
             }
             (MitigationFit::Fits, Some(life)) if life.is == LifeState::Harmful => MitigationFit::Note(
-                format!("mitigation {name} is harmful in {who}, as its number says: {}", life.why()),
+                format!("mitigation {name} is harmful in {who}, as its number says: {}", life.reason()),
             ),
             (fit, _) => fit,
         }
@@ -203,14 +203,14 @@ impl MitigationEffect {
             MitigationAction::Flags { .. } => "llama-server may refuse to start",
             _ => "it may have no effect",
         };
-        if build_number(&entry.first).is_some_and(|first| number < first) {
+        if parse_build_number(&entry.first).is_some_and(|first| number < first) {
             let first = &entry.first;
             return MitigationFit::Note(format!(
                 "mitigation {} is understood from {first} on, and {who} says that it is b{number}: {consequence}",
                 self.name
             ));
         }
-        if build_number(&entry.last).is_some_and(|last| number > last) {
+        if parse_build_number(&entry.last).is_some_and(|last| number > last) {
             let last = &entry.last;
             return MitigationFit::Note(format!(
                 "mitigation {} is understood up to {last}, and {who} says that it is b{number}: {consequence}",
@@ -231,9 +231,9 @@ impl MitigationEntry {
         if !limit.backends.is_empty() && backend.is_some_and(|backend| !limit.backends.contains(backend)) {
             return None;
         }
-        let before = build_number(&limit.first).is_some_and(|first| number < first);
-        let after = build_number(&limit.last).is_some_and(|last| number > last);
-        let range = super::entry::range(&limit.first, &limit.last);
+        let before = parse_build_number(&limit.first).is_some_and(|first| number < first);
+        let after = parse_build_number(&limit.last).is_some_and(|last| number > last);
+        let range = super::entry::format_range(&limit.first, &limit.last);
         let on = if limit.backends.is_empty() || backend.is_some() {
             String::new()
         } else {

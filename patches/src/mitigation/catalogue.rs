@@ -39,8 +39,9 @@ impl MitigationCatalogue {
         text: &str,
         fixes: impl Iterator<Item = (&'a str, &'a SetFix)>,
     ) -> Result<Self> {
-        let loaded = load::load(file, text)?;
-        let mut all: Vec<MitigationEntry> = fixes.map(|(set, fix)| of_fix(set, fix, None)).collect();
+        let loaded = load::load_mitigations(file, text)?;
+        let mut all: Vec<MitigationEntry> =
+            fixes.map(|(set, fix)| mitigation_from_fix(set, fix, None)).collect();
         all.extend(loaded.mitigations);
         for leak in &loaded.leaks {
             for one in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
@@ -87,23 +88,23 @@ impl MitigationCatalogue {
         origin: &str,
     ) -> Result<Self> {
         for (set, fix) in fixes {
-            if let Some(taken) = self.taken(&fix.id) {
+            if let Some(taken) = self.find_clash(&fix.id) {
                 if taken.own.is_some()
                     && matches!(&taken.action, MitigationAction::Patch { set: other, .. } if other == set)
                 {
                     continue;
                 }
-                return Err(clash(set, &fix.id, origin, &taken.of()));
+                return Err(id_clash(set, &fix.id, origin, &taken.describe()));
             }
             if self.leak(&fix.id).is_some() {
-                return Err(clash(set, &fix.id, origin, "a leak in the list of mitigations"));
+                return Err(id_clash(set, &fix.id, origin, "a leak in the list of mitigations"));
             }
-            self.mitigations.push(Arc::new(of_fix(set, fix, Some(origin))));
+            self.mitigations.push(Arc::new(mitigation_from_fix(set, fix, Some(origin))));
         }
         Ok(self)
     }
 
-    fn taken(&self, id: &str) -> Option<&MitigationEntry> {
+    fn find_clash(&self, id: &str) -> Option<&MitigationEntry> {
         self.mitigations.iter().find(|entry| entry.id == id).map(|entry| &**entry)
     }
 
@@ -143,7 +144,7 @@ impl MitigationCatalogue {
     }
 }
 
-fn clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
+fn id_clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
     PatchError::Set {
         file: origin.to_owned(),
         line: None,
@@ -152,7 +153,7 @@ fn clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
     }
 }
 
-fn of_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
+fn mitigation_from_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
     let first = fix.variables.first();
     // A curated fix with a file (report, memory requests) gets a file per process, so no value is set here.
     let chosen = |variable: &FixVariable| origin.is_none() && variable.kind == VariableKind::Path;
@@ -171,12 +172,12 @@ fn of_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
             variable: own.map(|variable| variable.name.clone()),
             marker: fix.marker.clone(),
         },
-        value: own.and_then(ValueSpec::of),
+        value: own.and_then(ValueSpec::from_variable),
         parts: parts
             .map(|variable| MitigationPart {
                 name: part_name(&fix.id, &variable.name),
                 variable: variable.name.clone(),
-                value: ValueSpec::of(variable),
+                value: ValueSpec::from_variable(variable),
                 text: variable.text.clone(),
             })
             .collect(),

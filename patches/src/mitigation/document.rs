@@ -8,7 +8,7 @@ use super::leak::{KnownLeak, LeakKind};
 use crate::set::FixEvidence;
 
 /// The whole catalogue as Markdown, deterministic.
-pub fn markdown(catalogue: &MitigationCatalogue) -> String {
+pub fn render_markdown(catalogue: &MitigationCatalogue) -> String {
     let mut text = String::from("## Leaks, and what looks like one\n\n");
     write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
     text.push_str("\n## Crashes, wedges and wrong answers\n\n");
@@ -22,8 +22,8 @@ pub fn markdown(catalogue: &MitigationCatalogue) -> String {
                 entry.usage(),
                 entry.id,
                 entry.action.kind(),
-                memory(&entry.memory),
-                backends(&entry.backends),
+                format_memories(&entry.memory),
+                format_backends(&entry.backends),
                 entry.title,
             ),
         );
@@ -34,7 +34,7 @@ pub fn markdown(catalogue: &MitigationCatalogue) -> String {
     }
     text.push_str("\n## Each leak and defect\n");
     for one in catalogue.leaks() {
-        leak(&mut text, one);
+        write_leak(&mut text, one);
     }
     text
 }
@@ -49,9 +49,9 @@ fn write_table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a KnownLeak>
             format_args!(
                 "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
                 leak.title,
-                memory(&leak.memory),
-                backends(&leak.backends),
-                builds(&leak.builds()),
+                format_memories(&leak.memory),
+                format_backends(&leak.backends),
+                format_builds(&leak.builds()),
                 cures.join(", "),
                 id = leak.id,
             ),
@@ -78,15 +78,15 @@ fn to_sentence(text: &str) -> String {
     format!("{}{}{stop}", first.to_uppercase(), letters.as_str())
 }
 
-fn memory(all: &[LeakMemory]) -> String {
+fn format_memories(all: &[LeakMemory]) -> String {
     all.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
 }
 
-fn backends(all: &[String]) -> String {
+fn format_backends(all: &[String]) -> String {
     if all.is_empty() { "all".to_owned() } else { all.join(", ") }
 }
 
-fn builds(text: &str) -> &str {
+fn format_builds(text: &str) -> &str {
     if text.is_empty() { "see below" } else { text }
 }
 
@@ -95,9 +95,9 @@ fn write_mitigation(text: &mut String, entry: &MitigationEntry) {
     write_line(text, format_args!("{}", to_sentence(&entry.title)));
     write_line(text, format_args!("{}\n", to_sentence(&entry.text)));
     write_item(text, "how", &entry.how());
-    write_item(text, "value", &entry.value.as_ref().map(value).unwrap_or_default());
+    write_item(text, "value", &entry.value.as_ref().map(format_value).unwrap_or_default());
     for part in &entry.parts {
-        let takes = part.value.as_ref().map(|spec| format!(" = {}", value(spec))).unwrap_or_default();
+        let takes = part.value.as_ref().map(|spec| format!(" = {}", format_value(spec))).unwrap_or_default();
         write_item(
             text,
             &format!("`{}.{}`", entry.id, part.name),
@@ -120,12 +120,12 @@ fn write_mitigation(text: &mut String, entry: &MitigationEntry) {
     for life in &entry.life {
         write_line(text, format_args!("- {life}"));
     }
-    evidence(text, &entry.evidence);
+    write_evidence(text, &entry.evidence);
     write_item(text, "confidence", &entry.confidence);
     write_item(text, "references", &entry.references.join(", "));
 }
 
-fn leak(text: &mut String, leak: &KnownLeak) {
+fn write_leak(text: &mut String, leak: &KnownLeak) {
     write_line(text, format_args!("\n### {}\n", leak.id));
     write_line(text, format_args!("{} {}\n", to_sentence(&leak.title), to_sentence(&leak.symptom)));
     let range = [leak.builds(), leak.range.clone()].into_iter().filter(|part| !part.is_empty());
@@ -138,20 +138,20 @@ fn leak(text: &mut String, leak: &KnownLeak) {
     for sign in &leak.signs {
         write_item(text, "fingerprint", &sign.to_string());
     }
-    evidence(text, &leak.evidence);
+    write_evidence(text, &leak.evidence);
     write_item(text, "confidence", &leak.confidence);
     write_item(text, "references", &leak.references.join(", "));
 }
 
-fn evidence(text: &mut String, all: &[FixEvidence]) {
+fn write_evidence(text: &mut String, all: &[FixEvidence]) {
     for one in all {
         write_item(text, "seen", &one.to_line());
     }
 }
 
-fn value(spec: &super::value::ValueSpec) -> String {
+fn format_value(spec: &super::value::ValueSpec) -> String {
     let default = spec.default.as_ref().map(|value| format!("; default {value}")).unwrap_or_default();
-    format!("{}{default}", spec.takes())
+    format!("{}{default}", spec.description())
 }
 
 impl FixEvidence {

@@ -165,7 +165,7 @@ impl LeakMemory {
 }
 
 /// Formats a range of builds: `b8832..b10587`, `to b8862`, `from b8832`, or empty if both ends are unknown.
-pub(super) fn range(first: &str, last: &str) -> String {
+pub(super) fn format_range(first: &str, last: &str) -> String {
     match (first, last) {
         ("", "") => String::new(),
         ("", last) => format!("to {last}"),
@@ -177,11 +177,11 @@ pub(super) fn range(first: &str, last: &str) -> String {
 impl MitigationEntry {
     /// Range of affected builds; empty: all, or unknown.
     pub fn builds(&self) -> String {
-        range(&self.first, &self.last)
+        format_range(&self.first, &self.last)
     }
 
     /// Description as a noun phrase: ``the fix of the set `cuda-memory` ``.
-    pub(super) fn of(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         match &self.action {
             MitigationAction::Patch { set, .. } if self.own.is_some() => format!("a fix of the set `{set}`"),
             MitigationAction::Patch { set, .. } => format!("a fix of the curated set `{set}`"),
@@ -196,9 +196,9 @@ impl MitigationEntry {
 
     /// State in a build: needed, superseded or harmful; `None` if unknown. Evidence from the build's source
     /// takes precedence over its number.
-    pub fn standing(&self, build: Option<u32>, source: &[(String, FixStanding)]) -> Option<FixStanding> {
+    pub fn state_in(&self, build: Option<u32>, source: &[(String, FixStanding)]) -> Option<FixStanding> {
         let seen = source.iter().find(|(fix, _)| *fix == self.id).map(|(_, standing)| standing.clone());
-        seen.or_else(|| FixStanding::of(&self.life, &InspectedRevision { build, probes: None }))
+        seen.or_else(|| FixStanding::from_life(&self.life, &InspectedRevision { build, probes: None }))
     }
 
     /// Syntax with its value, for a table.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{LeakMemory, range};
+use super::entry::{LeakMemory, format_range};
 use crate::set::FixEvidence;
 
 /// A known case of growing memory, real or apparent.
@@ -194,9 +194,9 @@ impl fmt::Display for LeakCure {
 }
 
 impl KnownLeak {
-    /// Range of affected builds; empty: see [`Self::range`].
+    /// Range of affected builds; empty: see [`Self::format_range`].
     pub fn builds(&self) -> String {
-        range(&self.first, &self.last)
+        format_range(&self.first, &self.last)
     }
 
     /// Returns true if it occurs with this backend.

@@ -101,7 +101,7 @@ struct RawOption {
 }
 
 /// Parses the text of the file. `file` is its name in messages.
-pub(super) fn load(file: &str, text: &str) -> Result<LoadedMitigations> {
+pub(super) fn load_mitigations(file: &str, text: &str) -> Result<LoadedMitigations> {
     let wrong = |at: Option<usize>, key: &str, why: String| PatchError::Set {
         file: file.to_owned(),
         line: at.and_then(|byte| text.get(..byte)).map(|before| before.matches('\n').count() + 1),
@@ -122,7 +122,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<LoadedMitigations> {
         let at = one.span().start;
         let one = one.into_inner();
         let key = format!("mitigation `{}`", one.id);
-        mitigations.push(mitigation(one).map_err(|why| wrong(Some(at), &key, why))?);
+        mitigations.push(parse_mitigation(one).map_err(|why| wrong(Some(at), &key, why))?);
     }
     let mut leaks = Vec::new();
     for one in raw.leak {
@@ -138,7 +138,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<LoadedMitigations> {
                 "each cure says exactly one of mitigation, upgrade, restart, monitor, advice".to_owned();
             return Err(wrong(Some(at), &key, why));
         }
-        signs(&leak).map_err(|why| wrong(Some(at), &key, why))?;
+        check_signs(&leak).map_err(|why| wrong(Some(at), &key, why))?;
         leaks.push(leak);
     }
     Ok(LoadedMitigations { mitigations, pairs: raw.pair, leaks, start: raw.start })
@@ -146,7 +146,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<LoadedMitigations> {
 
 /// Checks a leak's signs, except ids of mitigations, which the catalogue checks together with those of
 /// patch sets.
-fn signs(leak: &KnownLeak) -> std::result::Result<(), String> {
+fn check_signs(leak: &KnownLeak) -> std::result::Result<(), String> {
     if !leak.signs.is_empty() && !leak.kind.grows() {
         let kind = serde_json::json!(leak.kind);
         return Err(format!("a `{}` does not grow: it has no `signs`", kind.as_str().unwrap_or_default()));
@@ -165,7 +165,7 @@ fn signs(leak: &KnownLeak) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn mitigation(raw: RawMitigation) -> std::result::Result<MitigationEntry, String> {
+fn parse_mitigation(raw: RawMitigation) -> std::result::Result<MitigationEntry, String> {
     if !is_id(&raw.id) {
         return Err("an id has small letters, digits and dashes".to_owned());
     }
@@ -251,7 +251,9 @@ fn is_id(id: &str) -> bool {
 fn check_builds(first: &str, last: &str) -> std::result::Result<(), String> {
     let number = |text: &str| match text {
         "" => Ok(None),
-        text => build_number(text).map(Some).ok_or_else(|| format!("`{text}` is no build like `b8832`")),
+        text => {
+            parse_build_number(text).map(Some).ok_or_else(|| format!("`{text}` is no build like `b8832`"))
+        }
     };
     match (number(first)?, number(last)?) {
         (Some(first), Some(last)) if last < first => Err(format!("b{last} comes before b{first}")),
@@ -260,6 +262,6 @@ fn check_builds(first: &str, last: &str) -> std::result::Result<(), String> {
 }
 
 /// Parses `b8832` into 8832.
-pub(super) fn build_number(text: &str) -> Option<u32> {
+pub(super) fn parse_build_number(text: &str) -> Option<u32> {
     text.strip_prefix('b')?.parse().ok()
 }

@@ -25,7 +25,7 @@ mod value;
 pub use advise::{LeakAdvice, ServerObservations};
 pub use build::{BuildFacts, MitigationFit, ProvenanceFacts};
 pub use catalogue::MitigationCatalogue;
-pub use document::markdown;
+pub use document::render_markdown;
 pub use entry::{LeakMemory, MitigationAction, MitigationEntry, MitigationPart, ServerFlag};
 pub use leak::{KnownLeak, LeakCure, LeakKind, LeakSign};
 pub use resolve::{BuildNeed, FlagUse, MitigationEffect, MitigationFinding, MitigationResolution};

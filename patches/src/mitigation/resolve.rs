@@ -234,7 +234,7 @@ fn item_value(item: &MitigationItem<'_>, takes: Option<&ValueSpec>) -> Result<St
         (Some(takes), Some(value)) => takes.check(value).map_err(|why| format!("`{name}`: {why}")),
         (Some(ValueSpec { default: Some(default), .. }), None) => Ok(default.to_string()),
         (Some(takes), None) => {
-            Err(format!("`{name}` needs a value: `{name}=VALUE`, where VALUE is {}", takes.takes()))
+            Err(format!("`{name}` needs a value: `{name}=VALUE`, where VALUE is {}", takes.description()))
         }
     }
 }

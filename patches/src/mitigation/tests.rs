@@ -241,7 +241,7 @@ fn build(provenance: Option<ProvenanceFacts>, content: &str) -> (tempfile::TempD
 fn provenance(backend: &str, fixes: Option<&[&str]>) -> ProvenanceFacts {
     ProvenanceFacts {
         own: Vec::new(),
-        lives: Vec::new(),
+        fix_states: Vec::new(),
         id: "1234".to_owned(),
         backend: backend.to_owned(),
         fixes: fixes.map(|all| all.iter().map(|&fix| fix.to_owned()).collect()),
@@ -391,7 +391,7 @@ fn the_documentation_is_made_from_the_list() {
     let text = std::fs::read_to_string(&path).unwrap();
     let (page, reference) =
         text.split_once("<!-- from here on: `llama-warden mitigations list --markdown` -->\n\n").unwrap();
-    let wanted = markdown(&MitigationCatalogue::embedded().unwrap());
+    let wanted = render_markdown(&MitigationCatalogue::embedded().unwrap());
     if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
         let begin = &text[..text.len() - reference.len()];
         assert!(begin.starts_with(page));

@@ -76,7 +76,7 @@ impl ValueKind {
 
 impl ValueSpec {
     /// Specification of a fix's variable; `None` for an on/off variable.
-    pub(super) fn of(variable: &FixVariable) -> Option<Self> {
+    pub(super) fn from_variable(variable: &FixVariable) -> Option<Self> {
         let kind = match variable.kind {
             VariableKind::Integer => ValueKind::Integer,
             VariableKind::Number => ValueKind::Number,
@@ -100,7 +100,7 @@ impl ValueSpec {
     }
 
     /// Allowed values as the end of a sentence: `a whole number from 1 to 100000 (graphs)`.
-    pub fn takes(&self) -> String {
+    pub fn description(&self) -> String {
         let noun = match self.kind {
             ValueKind::Integer => "a whole number",
             ValueKind::Number => "a number",
@@ -125,7 +125,7 @@ impl ValueSpec {
     /// # Errors
     /// Fails if the value has another type or is out of range; the text names range and unit.
     pub fn check(&self, text: &str) -> Result<String, String> {
-        let (bad, takes) = (|why: &str| format!("`{text}` {why}"), self.takes());
+        let (bad, takes) = (|why: &str| format!("`{text}` {why}"), self.description());
         let number = match self.kind {
             ValueKind::Integer => {
                 let number = text.parse::<i64>().map_err(|_| bad(&format!("is not {takes}")))?;

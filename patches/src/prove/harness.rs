@@ -31,7 +31,7 @@ const MAIN_FILE: &str = "tree.cpp";
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub fn harness(
+pub fn assemble_program(
     set: &PatchSet,
     edits: &TreeEdits,
     tree: &dyn SourceTree,
@@ -39,14 +39,14 @@ pub fn harness(
     let Some(conformance) = &set.conformance else { return Ok(None) };
     let mut made = ConformanceProgram {
         files: vec![
-            (name_of(&conformance.before).to_owned(), conformance.before_text.clone()),
-            (name_of(&conformance.program).to_owned(), conformance.program_text.clone()),
+            (file_name(&conformance.before).to_owned(), conformance.before_text.clone()),
+            (file_name(&conformance.program).to_owned(), conformance.program_text.clone()),
         ],
         main: MAIN_FILE.to_owned(),
         parts: Vec::new(),
         missing: Vec::new(),
     };
-    let mut text = format!("#include \"{}\"\n", name_of(&conformance.before));
+    let mut text = format!("#include \"{}\"\n", file_name(&conformance.before));
     for part in &conformance.parts {
         match find_code(part, tree)? {
             TreeCode::Found(place, code) => {
@@ -74,19 +74,19 @@ pub fn harness(
     if let Some(sidecar) = set.sidecars.first() {
         let _infallible = writeln!(text, "#include \"{}\"", sidecar.file);
     }
-    let _infallible = writeln!(text, "#include \"{}\"", name_of(&conformance.program));
+    let _infallible = writeln!(text, "#include \"{}\"", file_name(&conformance.program));
     made.files.push((MAIN_FILE.to_owned(), text.into_bytes()));
     Ok(Some(made))
 }
 
 impl ConformanceSpec {
     /// Compiler flags of each compiled variant, at least one.
-    pub fn ways(&self) -> Vec<Vec<String>> {
+    pub fn variants(&self) -> Vec<Vec<String>> {
         if self.flags.is_empty() { vec![Vec::new()] } else { self.flags.clone() }
     }
 }
 
-fn name_of(path: &str) -> &str {
+fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 

@@ -4,6 +4,6 @@
 mod harness;
 mod proof;
 
-pub use harness::{ConformanceProgram, harness};
-pub(crate) use proof::placed;
+pub use harness::{ConformanceProgram, assemble_program};
+pub(crate) use proof::placed_hash;
 pub use proof::{PROOFS_SCHEMA, ProofObstacle, ProofRecords, ProofStep, SetProof, StepResult};

@@ -29,7 +29,7 @@ pub struct ProofRecords {
 pub struct SetProof {
     /// Id of the set.
     pub set: String,
-    /// Hash of the set's files: [`PatchSet::digest`].
+    /// Hash of the set's files: [`PatchSet::hash_parts`].
     pub digest: String,
     /// Revision and location of the tree, for readers.
     pub tree: String,
@@ -209,7 +209,7 @@ impl ProofRecords {
 
 impl SetProof {
     /// A record for a set as judged, still without results.
-    pub fn of(set: &PatchSet, judgement: &SetJudgement, tree: String, shown: String) -> Self {
+    pub fn new(set: &PatchSet, judgement: &SetJudgement, tree: String, shown: String) -> Self {
         Self {
             set: set.id.clone(),
             digest: set.digest.clone(),
@@ -240,17 +240,17 @@ fn seam_hashes(seen: &[SeamSeen]) -> BTreeMap<String, String> {
 
 /// Hash over the lines inserted by hooks, with the hooks' names, and over the new files: the set's changes
 /// to this tree, without the rest of the tree's files.
-pub(crate) fn placed(edits: &TreeEdits) -> String {
+pub(crate) fn placed_hash(edits: &TreeEdits) -> String {
     let mut text = String::new();
     for edit in &edits.0 {
         for line in &edit.inserted {
             text.extend([line.hook.as_str(), "\0", line.text.trim(), "\n"]);
         }
         if edit.before.is_none() {
-            text.extend([edit.path.as_str(), "\0", &crate::series::digest(&[&edit.after]), "\n"]);
+            text.extend([edit.path.as_str(), "\0", &crate::series::hash_parts(&[&edit.after]), "\n"]);
         }
     }
-    crate::series::digest(&[text.as_bytes()])
+    crate::series::hash_parts(&[text.as_bytes()])
 }
 
 impl SetJudgement {

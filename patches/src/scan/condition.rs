@@ -7,16 +7,16 @@ pub(crate) enum MacroValue {
     Unknown,
     Undefined,
     /// Defined as this number.
-    Is(i64),
+    Defined(i64),
 }
 
 /// Evaluates a condition without known macros; `None` if it depends on a macro or has unsupported syntax.
-pub(super) fn value(condition: &[u8]) -> Option<bool> {
-    value_with(condition, &|_| MacroValue::Unknown)
+pub(super) fn evaluate(condition: &[u8]) -> Option<bool> {
+    evaluate_with(condition, &|_| MacroValue::Unknown)
 }
 
 /// Evaluates a condition; `None` if it depends on an unknown macro or has unsupported syntax.
-pub(super) fn value_with(condition: &[u8], known: &dyn Fn(&str) -> MacroValue) -> Option<bool> {
+pub(super) fn evaluate_with(condition: &[u8], known: &dyn Fn(&str) -> MacroValue) -> Option<bool> {
     let mut parser = ConditionParser { rest: condition.trim_ascii(), depth: 0, known };
     let value = parser.binary(0)?;
     // A remainder has unsupported syntax.
@@ -41,7 +41,7 @@ impl ConditionValue {
         }
     }
 
-    fn of(truth: bool) -> Self {
+    fn from_bool(truth: bool) -> Self {
         Self::Known(i64::from(truth))
     }
 }
@@ -84,7 +84,7 @@ impl<'a> ConditionParser<'a> {
                 self.rest = rest;
                 self.unary()?
                     .known()
-                    .map_or(ConditionValue::Unknown, |number| ConditionValue::of(number == 0))
+                    .map_or(ConditionValue::Unknown, |number| ConditionValue::from_bool(number == 0))
             }
             b'-' | b'+' => {
                 self.rest = rest;
@@ -99,19 +99,19 @@ impl<'a> ConditionParser<'a> {
                 self.rest = self.rest.trim_ascii_start().strip_prefix(b")")?;
                 value
             }
-            b'0'..=b'9' => number(self.word()),
+            b'0'..=b'9' => parse_number(self.word()),
             _ => match self.word() {
                 [] => return None,
                 b"true" => ConditionValue::Known(1),
                 b"false" => ConditionValue::Known(0),
                 b"defined" => self.defined()?,
                 name => {
-                    let known = self.ask(name);
+                    let known = self.look_up(name);
                     // The result of a function-like macro is unknown.
                     let called = self.rest.trim_ascii_start().starts_with(b"(");
                     match known {
                         MacroValue::Undefined if !called => ConditionValue::Known(0),
-                        MacroValue::Is(number) if !called => ConditionValue::Known(number),
+                        MacroValue::Defined(number) if !called => ConditionValue::Known(number),
                         _ => self.arguments()?,
                     }
                 }
@@ -121,7 +121,7 @@ impl<'a> ConditionParser<'a> {
         Some(value)
     }
 
-    fn ask(&self, name: &[u8]) -> MacroValue {
+    fn look_up(&self, name: &[u8]) -> MacroValue {
         std::str::from_utf8(name).map_or(MacroValue::Unknown, |name| (self.known)(name))
     }
 
@@ -137,10 +137,10 @@ impl<'a> ConditionParser<'a> {
         if inside.is_some() {
             self.rest = self.rest.trim_ascii_start().strip_prefix(b")")?;
         }
-        Some(match self.ask(name) {
+        Some(match self.look_up(name) {
             MacroValue::Unknown => ConditionValue::Unknown,
-            MacroValue::Undefined => ConditionValue::of(false),
-            MacroValue::Is(_) => ConditionValue::of(true),
+            MacroValue::Undefined => ConditionValue::from_bool(false),
+            MacroValue::Defined(_) => ConditionValue::from_bool(true),
         })
     }
 
@@ -171,7 +171,7 @@ impl<'a> ConditionParser<'a> {
     }
 }
 
-fn number(word: &[u8]) -> ConditionValue {
+fn parse_number(word: &[u8]) -> ConditionValue {
     let text: String = String::from_utf8_lossy(word).chars().filter(|sign| *sign != '\'').collect();
     let text = text.trim_end_matches(['u', 'U', 'l', 'L']);
     let parsed = if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -195,14 +195,14 @@ fn apply_operator(operator: &[u8], left: ConditionValue, right: ConditionValue) 
             let (Some(a), Some(b)) = (a, b) else { return ConditionValue::Unknown };
             let number = |number: Option<i64>| number.map_or(ConditionValue::Unknown, ConditionValue::Known);
             match operator {
-                b"&&" => ConditionValue::of(a != 0 && b != 0),
-                b"||" => ConditionValue::of(a != 0 || b != 0),
-                b"==" => ConditionValue::of(a == b),
-                b"!=" => ConditionValue::of(a != b),
-                b"<=" => ConditionValue::of(a <= b),
-                b">=" => ConditionValue::of(a >= b),
-                b"<" => ConditionValue::of(a < b),
-                b">" => ConditionValue::of(a > b),
+                b"&&" => ConditionValue::from_bool(a != 0 && b != 0),
+                b"||" => ConditionValue::from_bool(a != 0 || b != 0),
+                b"==" => ConditionValue::from_bool(a == b),
+                b"!=" => ConditionValue::from_bool(a != b),
+                b"<=" => ConditionValue::from_bool(a <= b),
+                b">=" => ConditionValue::from_bool(a >= b),
+                b"<" => ConditionValue::from_bool(a < b),
+                b">" => ConditionValue::from_bool(a > b),
                 b"+" => number(a.checked_add(b)),
                 b"-" => number(a.checked_sub(b)),
                 b"*" => number(a.checked_mul(b)),
@@ -237,7 +237,7 @@ mod tests {
             "2 < 1",
             "0u",
         ] {
-            assert_eq!(value(never.as_bytes()), Some(false), "{never}");
+            assert_eq!(evaluate(never.as_bytes()), Some(false), "{never}");
         }
         for always in [
             "1",
@@ -250,7 +250,7 @@ mod tests {
             "0 || 1",
             "1'000 == 1000",
         ] {
-            assert_eq!(value(always.as_bytes()), Some(true), "{always}");
+            assert_eq!(evaluate(always.as_bytes()), Some(true), "{always}");
         }
         for unknown in [
             "FOO",
@@ -267,20 +267,20 @@ mod tests {
             "1 / 0",
             "& 1",
         ] {
-            assert_eq!(value(unknown.as_bytes()), None, "{unknown}");
+            assert_eq!(evaluate(unknown.as_bytes()), None, "{unknown}");
         }
-        assert_eq!(value("(".repeat(10_000).as_bytes()), None);
+        assert_eq!(evaluate("(".repeat(10_000).as_bytes()), None);
     }
 
     #[test]
     fn a_condition_is_decided_by_the_macros_that_are_known() {
         let known = |name: &str| match name {
-            "ONE" => MacroValue::Is(1),
-            "TWO" => MacroValue::Is(2),
+            "ONE" => MacroValue::Defined(1),
+            "TWO" => MacroValue::Defined(2),
             "NONE" => MacroValue::Undefined,
             _ => MacroValue::Unknown,
         };
-        let value = |condition: &str| value_with(condition.as_bytes(), &known);
+        let value = |condition: &str| evaluate_with(condition.as_bytes(), &known);
         for always in [
             "defined(ONE)",
             "defined ONE",

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::condition;
-use super::mask::{MaskedText, spliced};
+use super::mask::{MaskedText, join_continued};
 
 /// Maximum number of variants; upstream needs two.
 const MAX_VARIANTS: usize = 8;
@@ -76,7 +76,7 @@ struct BraceEffect {
 }
 
 impl BraceEffect {
-    fn of(text: &[u8]) -> Self {
+    fn of_text(text: &[u8]) -> Self {
         let mut effect = Self::default();
         for byte in text {
             match byte {
@@ -91,7 +91,7 @@ impl BraceEffect {
 }
 
 /// Blanks code that is never compiled in `masked.code`, and finds the variants of the rest.
-pub(super) fn ways(masked: &mut MaskedText) -> FileVariants {
+pub(super) fn find_variants(masked: &mut MaskedText) -> FileVariants {
     let (chains, dead, broken) = parse_conditionals(masked);
     for range in dead {
         blank_range(&mut masked.code, range);
@@ -151,7 +151,7 @@ fn select_variant(
             .filter(|branch| !branch.dead)
             .map(|branch| {
                 select_variant(text, &branch.chains, way, doubtful);
-                BraceEffect::of(text.get(branch.range.clone()).unwrap_or_default())
+                BraceEffect::of_text(text.get(branch.range.clone()).unwrap_or_default())
             })
             .collect();
         if effects.iter().all(|effect| *effect == BraceEffect::default()) {
@@ -193,8 +193,8 @@ fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
     let mut dead = Vec::new();
     let mut broken = None;
     for directive in &masked.directives {
-        let text = spliced(masked.code.get(directive.clone()).unwrap_or_default());
-        let Some(word) = word(&text) else { continue };
+        let text = join_continued(masked.code.get(directive.clone()).unwrap_or_default());
+        let Some(word) = directive_word(&text) else { continue };
         let text = text
             .split(u8::is_ascii_whitespace)
             .filter(|word| !word.is_empty())
@@ -266,14 +266,14 @@ fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
     (top.chains, dead, broken)
 }
 
-fn word(directive: &[u8]) -> Option<DirectiveWord> {
+fn directive_word(directive: &[u8]) -> Option<DirectiveWord> {
     let text = directive.strip_prefix(b"#")?.trim_ascii();
     let length = text.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(text.len());
     let (word, rest) = text.split_at_checked(length)?;
     match word {
-        b"if" => Some(DirectiveWord::If { dead: condition::value(rest).map(|holds| !holds) }),
+        b"if" => Some(DirectiveWord::If { dead: condition::evaluate(rest).map(|holds| !holds) }),
         b"ifdef" | b"ifndef" => Some(DirectiveWord::If { dead: None }),
-        b"elif" => Some(DirectiveWord::Elif { dead: condition::value(rest).map(|holds| !holds) }),
+        b"elif" => Some(DirectiveWord::Elif { dead: condition::evaluate(rest).map(|holds| !holds) }),
         b"elifdef" | b"elifndef" => Some(DirectiveWord::Elif { dead: None }),
         b"else" => Some(DirectiveWord::Else),
         b"endif" => Some(DirectiveWord::End),
@@ -283,9 +283,9 @@ fn word(directive: &[u8]) -> Option<DirectiveWord> {
 
 /// Returns true if these directives, in a range of lines, end the alternative that contains the range's
 /// beginning.
-pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
+pub(super) fn leaves_alternative<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut depth = 0usize;
-    for word in directives.filter_map(|directive| word(&spliced(directive))) {
+    for word in directives.filter_map(|directive| directive_word(&join_continued(directive))) {
         match word {
             DirectiveWord::If { .. } => depth += 1,
             _ if depth == 0 => return true,
@@ -298,7 +298,7 @@ pub(super) fn leave<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
 
 /// Recognizes an include guard: `#ifndef NAME` followed by `#define NAME`.
 fn is_include_guard(masked: &MaskedText, directive: &Range<usize>) -> bool {
-    let text = |range: &Range<usize>| spliced(masked.code.get(range.clone()).unwrap_or_default());
+    let text = |range: &Range<usize>| join_continued(masked.code.get(range.clone()).unwrap_or_default());
     let after = |text: &[u8], word: &str| {
         let rest = text.strip_prefix(b"#")?.trim_ascii_start().strip_prefix(word.as_bytes())?;
         rest.first().is_some_and(u8::is_ascii_whitespace).then(|| rest.trim_ascii().to_vec())

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::ScannedSource;
-use super::condition::{MacroValue, value_with};
-use super::mask::spliced;
+use super::condition::{MacroValue, evaluate_with};
+use super::mask::join_continued;
 
 /// A reached `#error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,14 +44,17 @@ fn or(one: Option<bool>, other: Option<bool>) -> Option<bool> {
 
 /// Returns every `#error` whose conditions are all known to hold. Conditions with an unknown macro do not
 /// count as holding.
-pub(crate) fn met(source: &ScannedSource, known: &dyn Fn(&str) -> MacroValue) -> Vec<ReachedError> {
+pub(crate) fn reached_errors(
+    source: &ScannedSource,
+    known: &dyn Fn(&str) -> MacroValue,
+) -> Vec<ReachedError> {
     let mut open: Vec<ErrorConditional> = Vec::new();
     let mut all = Vec::new();
     for range in source.directives() {
         let Some((word, rest)) = split_directive(source.code().as_bytes(), range) else { continue };
-        let defined = |rest: &[u8]| value_with(&[b"defined ", rest].concat(), known);
+        let defined = |rest: &[u8]| evaluate_with(&[b"defined ", rest].concat(), known);
         let holds = match word.as_str() {
-            "if" | "elif" => value_with(&rest, known),
+            "if" | "elif" => evaluate_with(&rest, known),
             "ifdef" | "elifdef" => defined(&rest),
             "ifndef" | "elifndef" => defined(&rest).map(|is| !is),
             "else" => Some(true),
@@ -78,7 +81,7 @@ pub(crate) fn met(source: &ScannedSource, known: &dyn Fn(&str) -> MacroValue) ->
 
 /// Splits a directive into its keyword and the rest.
 fn split_directive(text: &[u8], range: &Range<usize>) -> Option<(String, Vec<u8>)> {
-    let line = spliced(text.get(range.clone())?);
+    let line = join_continued(text.get(range.clone())?);
     let line = line.trim_ascii().strip_prefix(b"#")?.trim_ascii();
     let length = line.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(line.len());
     let (word, rest) = line.split_at_checked(length)?;
@@ -91,11 +94,11 @@ mod tests {
 
     fn said(text: &str) -> Vec<(usize, String)> {
         let known = |name: &str| match name {
-            "ONE" => MacroValue::Is(1),
+            "ONE" => MacroValue::Defined(1),
             "NONE" => MacroValue::Undefined,
             _ => MacroValue::Unknown,
         };
-        met(&ScannedSource::new(text.as_bytes().to_vec()), &known)
+        reached_errors(&ScannedSource::new(text.as_bytes().to_vec()), &known)
             .into_iter()
             .map(|met| (met.line, met.text))
             .collect()

@@ -52,7 +52,7 @@ enum HeadToken<'a> {
 
 /// Classifies the text between the end of the previous item and a `{`.
 pub(super) fn classify(head: &str) -> BlockKind {
-    let tokens = tokens(head);
+    let tokens = tokenize(head);
     let mut rest = tokens.as_slice();
     loop {
         rest = match rest {
@@ -75,10 +75,10 @@ pub(super) fn classify(head: &str) -> BlockKind {
         });
         return BlockKind::Scope { name: names.collect() };
     }
-    structure(rest).or_else(|| function(rest)).unwrap_or(BlockKind::Other)
+    parse_struct(rest).or_else(|| parse_function(rest)).unwrap_or(BlockKind::Other)
 }
 
-fn structure(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
+fn parse_struct(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
     let place = tokens
         .iter()
         .position(|(token, _)| matches!(token, HeadToken::Word("struct" | "class" | "union")))?;
@@ -124,7 +124,7 @@ fn structure(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
     (!name.is_empty()).then_some(BlockKind::Struct { name, at: *at })
 }
 
-fn function(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
+fn parse_function(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
     let mut found: Option<(usize, Vec<String>, usize)> = None;
     for (place, (token, _)) in tokens.iter().enumerate() {
         match token {
@@ -274,7 +274,7 @@ fn before_angles<'t, 'a>(tokens: &'t [(HeadToken<'a>, usize)]) -> Option<&'t [(H
     None
 }
 
-fn tokens(head: &str) -> Vec<(HeadToken<'_>, usize)> {
+fn tokenize(head: &str) -> Vec<(HeadToken<'_>, usize)> {
     let bytes = head.as_bytes();
     let mut tokens = Vec::new();
     let mut at = 0;
@@ -303,8 +303,8 @@ fn tokens(head: &str) -> Vec<(HeadToken<'_>, usize)> {
             b':' => HeadToken::Colon,
             b'~' => HeadToken::Tilde,
             b'=' if bytes.get(at) != Some(&b'=') && !ends_operator(head, start) => HeadToken::Assign,
-            _ if super::mask::is_word(byte) => {
-                while bytes.get(at).is_some_and(|byte| super::mask::is_word(*byte)) {
+            _ if super::mask::is_word_byte(byte) => {
+                while bytes.get(at).is_some_and(|byte| super::mask::is_word_byte(*byte)) {
                     at += 1;
                 }
                 HeadToken::Word(head.get(start..at).unwrap_or_default())

@@ -44,7 +44,7 @@ struct TextMasker<'a> {
     include: bool,
 }
 
-pub(super) fn mask(raw: &[u8]) -> MaskedText {
+pub(super) fn mask_text(raw: &[u8]) -> MaskedText {
     let code = raw.iter().map(|&byte| if byte.is_ascii() { byte } else { b'?' }).collect();
     let out = MaskedText { code, comments: Vec::new(), directives: Vec::new() };
     let mut masker = TextMasker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
@@ -71,8 +71,8 @@ impl TextMasker<'_> {
                 b'"' if self.include => self.skip_quoted(byte, false),
                 b'"' | b'\'' => self.skip_quoted(byte, true),
                 b'#' if self.fresh => self.begin_directive(),
-                b'0'..=b'9' => self.number(),
-                _ if is_word(byte) => self.word(),
+                b'0'..=b'9' => self.skip_number(),
+                _ if is_word_byte(byte) => self.skip_word(),
                 _ => {
                     self.fresh &= byte.is_ascii_whitespace();
                     self.at += 1;
@@ -139,7 +139,7 @@ impl TextMasker<'_> {
                 .get(end..)
                 .and_then(|rest| rest.iter().position(|&byte| byte == b'\n'))
                 .unwrap_or(self.raw.len() - end);
-            if end < self.raw.len() && continued(self.raw, end) {
+            if end < self.raw.len() && is_continued(self.raw, end) {
                 end += 1;
             } else {
                 break;
@@ -147,7 +147,7 @@ impl TextMasker<'_> {
         }
         let text = self.raw.get(start..end).unwrap_or_default();
         let ours = text.starts_with(MARKER_PREFIX.as_bytes())
-            && std::str::from_utf8(text).is_ok_and(|text| marker::marked(text).is_some());
+            && std::str::from_utf8(text).is_ok_and(|text| marker::parse_marker(text).is_some());
         let from = if ours { self.line } else { start };
         if ours {
             // We inserted the whole line, so a directive on it is ours, too.
@@ -221,26 +221,26 @@ impl TextMasker<'_> {
         }
     }
 
-    fn number(&mut self) {
+    fn skip_number(&mut self) {
         self.fresh = false;
         self.at += 1;
         while let Some(byte) = self.peek(0) {
             match byte {
-                b'\'' if self.peek(1).is_some_and(is_word) => self.at += 2,
+                b'\'' if self.peek(1).is_some_and(is_word_byte) => self.at += 2,
                 b'+' | b'-' if matches!(self.raw.get(self.at - 1), Some(b'e' | b'E' | b'p' | b'P')) => {
                     self.at += 1;
                 }
                 b'.' => self.at += 1,
-                _ if is_word(byte) => self.at += 1,
+                _ if is_word_byte(byte) => self.at += 1,
                 _ => break,
             }
         }
     }
 
-    fn word(&mut self) {
+    fn skip_word(&mut self) {
         self.fresh = false;
         let start = self.at;
-        while self.peek(0).is_some_and(is_word) {
+        while self.peek(0).is_some_and(is_word_byte) {
             self.at += 1;
         }
         let word = self.raw.get(start..self.at).unwrap_or_default();
@@ -271,7 +271,7 @@ impl TextMasker<'_> {
 }
 
 /// Returns true if a backslash continues the line that ends here.
-pub(super) fn continued(raw: &[u8], newline: usize) -> bool {
+pub(super) fn is_continued(raw: &[u8], newline: usize) -> bool {
     // Compilers ignore blanks after the backslash.
     let line = raw.get(..newline).unwrap_or_default();
     let last = line.iter().rev().find(|byte| !matches!(byte, b' ' | b'\t' | b'\r' | 0x0b | 0x0c));
@@ -287,7 +287,7 @@ fn splice_length(raw: &[u8], at: usize) -> usize {
 }
 
 /// A text with continued lines joined.
-pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
+pub(super) fn join_continued(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;
     while let Some(byte) = text.get(at) {
@@ -303,7 +303,7 @@ pub(super) fn spliced(text: &[u8]) -> Vec<u8> {
 }
 
 /// Returns true for a byte of an identifier or number.
-pub(super) fn is_word(byte: u8) -> bool {
+pub(super) fn is_word_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }
 

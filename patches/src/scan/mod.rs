@@ -25,7 +25,7 @@ pub(crate) use condition::MacroValue;
 use walk::{BraceWalk, ScannedItem};
 
 pub use container::{CodeContainer, ContainerKind};
-pub(crate) use errors::met;
+pub(crate) use errors::reached_errors;
 pub(crate) use mask::UTF8_BOM;
 
 /// A scanned source file.
@@ -77,9 +77,9 @@ pub enum ContainerSearch {
 impl ScannedSource {
     /// Scans a file with any content.
     pub fn new(raw: Vec<u8>) -> Self {
-        let mut masked = mask::mask(&raw);
-        let mut ways = conditional::ways(&mut masked);
-        let walks = ways.texts.iter().map(|text| walk::walk(&String::from_utf8_lossy(text))).collect();
+        let mut masked = mask::mask_text(&raw);
+        let mut ways = conditional::find_variants(&mut masked);
+        let walks = ways.texts.iter().map(|text| walk::walk_braces(&String::from_utf8_lossy(text))).collect();
         let lines = std::iter::once(0).chain(line_starts(&raw)).collect();
         Self {
             // The masked text is ASCII.
@@ -124,7 +124,7 @@ impl ScannedSource {
     /// Returns true if `from` is in an alternative of a conditional that ends before `to`.
     pub(crate) fn leaves_alternative(&self, from: usize, to: usize) -> bool {
         let between = self.directives.iter().filter(|range| from <= range.start && range.start < to);
-        conditional::leave(between.filter_map(|range| self.code.as_bytes().get(range.clone())))
+        conditional::leaves_alternative(between.filter_map(|range| self.code.as_bytes().get(range.clone())))
     }
 
     /// Conditionals around a byte, outer ones first, each as the directives that select it, such as `#ifdef
@@ -216,7 +216,7 @@ fn line_starts(raw: &[u8]) -> impl Iterator<Item = usize> {
 /// Returns true if a marker at the end of this line stays a comment of its own: no string or comment of the
 /// line extends into it.
 pub(crate) fn keeps_marker(line: &str) -> bool {
-    let masked = mask::mask(format!("{line}\nX").as_bytes());
+    let masked = mask::mask_text(format!("{line}\nX").as_bytes());
     let whole = |comment: &Range<usize>| *comment == (0..line.len());
     masked.code.last() == Some(&b'X') && masked.comments.iter().any(whole)
 }

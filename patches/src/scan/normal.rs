@@ -35,7 +35,7 @@ pub(crate) struct CodePiece {
 }
 
 /// The combined hash of several containers.
-pub(crate) fn hash(source: &ScannedSource, found: &[FoundContainer]) -> String {
+pub(crate) fn hash_containers(source: &ScannedSource, found: &[FoundContainer]) -> String {
     let text = |found: &FoundContainer| {
         let conditions: Vec<u8> = source
             .conditions(found.start)
@@ -48,7 +48,7 @@ pub(crate) fn hash(source: &ScannedSource, found: &[FoundContainer]) -> String {
 }
 
 /// The pieces of a container.
-pub(crate) fn pieces(source: &ScannedSource, found: &FoundContainer) -> Vec<CodePiece> {
+pub(crate) fn container_pieces(source: &ScannedSource, found: &FoundContainer) -> Vec<CodePiece> {
     let code = source.code().as_bytes();
     let range = found.name..found.end;
     let mut cuts: Vec<usize> = Vec::new();

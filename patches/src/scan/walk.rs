@@ -36,7 +36,7 @@ struct ScopeFrame {
     open: usize,
 }
 
-pub(super) fn walk(text: &str) -> BraceWalk {
+pub(super) fn walk_braces(text: &str) -> BraceWalk {
     let bytes = text.as_bytes();
     let mut walk = BraceWalk::default();
     let mut path: Vec<String> = Vec::new();

@@ -22,10 +22,10 @@ impl SetCatalogue {
     /// Fails if an embedded set is invalid, which this crate's tests exclude.
     pub fn embedded() -> Result<Self> {
         let mut catalogue = Self::default();
-        for (path, _) in embedded::files() {
+        for (path, _) in embedded::embedded_files() {
             let Some(id) = path.strip_suffix("/set.toml").filter(|id| !id.contains('/')) else { continue };
             let read = |file: &str| Ok(embedded::embedded_file(&format!("{id}/{file}")).map(<[u8]>::to_vec));
-            catalogue.add(load::set(id, &format!("patches/{id}"), SetOrigin::Embedded, &read)?)?;
+            catalogue.add(load::load_set(id, &format!("patches/{id}"), SetOrigin::Embedded, &read)?)?;
         }
         Ok(catalogue)
     }
@@ -80,7 +80,8 @@ impl SetCatalogue {
             if self.sets.iter().any(|set| set.origin == SetOrigin::Folder(path.clone())) {
                 continue;
             }
-            let set = load::set(&id, &path.display().to_string(), SetOrigin::Folder(path.clone()), &read)?;
+            let set =
+                load::load_set(&id, &path.display().to_string(), SetOrigin::Folder(path.clone()), &read)?;
             self.add(set)?;
         }
         Ok(self)
@@ -110,7 +111,7 @@ impl SetCatalogue {
             }
         }
         if let SetOrigin::Folder(path) = &set.origin {
-            names::own(self, &set, path)?;
+            names::check_own_names(self, &set, path)?;
         }
         self.sets.push(set);
         Ok(())

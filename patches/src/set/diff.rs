@@ -15,13 +15,13 @@ pub(crate) struct FileDiff<'a> {
 
 /// Validates a diff without a tree: fails if it is unreadable, or does more than supported. The error is
 /// one line, without the file's name.
-pub(crate) fn validate(diff: &SetDiff) -> Result<(), String> {
-    parse(&diff.content).map(drop)?;
+pub(crate) fn validate_diff(diff: &SetDiff) -> Result<(), String> {
+    parse_diff(&diff.content).map(drop)?;
     for bound in [&diff.first, &diff.last].into_iter().flatten() {
-        build_number(bound).ok_or_else(|| format!("`{bound}` is not a build such as b8000"))?;
+        parse_build_number(bound).ok_or_else(|| format!("`{bound}` is not a build such as b8000"))?;
     }
-    let first = diff.first.as_deref().and_then(build_number);
-    let last = diff.last.as_deref().and_then(build_number);
+    let first = diff.first.as_deref().and_then(parse_build_number);
+    let last = diff.last.as_deref().and_then(parse_build_number);
     if let (Some(first), Some(last)) = (first, last)
         && first > last
     {
@@ -36,14 +36,14 @@ pub(crate) fn validate(diff: &SetDiff) -> Result<(), String> {
 }
 
 /// Parses a diff in git's or plain format. Refuses operations that cannot be done strictly.
-pub(crate) fn parse(content: &[u8]) -> Result<Vec<FileDiff<'_>>, String> {
+pub(crate) fn parse_diff(content: &[u8]) -> Result<Vec<FileDiff<'_>>, String> {
     let starts =
         |prefix: &[u8]| content.split(|byte| *byte == b'\n').filter(|line| line.starts_with(prefix)).count();
     let options = if starts(b"diff --git ") > 0 { ParseOptions::gitdiff() } else { ParseOptions::unidiff() };
     let mut files = Vec::new();
     for patch in Patches::parse_bytes(content, options) {
         let patch = patch.map_err(|error| format!("it cannot be read as a unified diff: {error}"))?;
-        files.push(usable(patch)?);
+        files.push(usable_file(patch)?);
     }
     // The parser skips text that it takes for a remark. A hunk in it would be lost silently.
     let read: usize = files.iter().map(|file| file.text.hunks().len()).sum();
@@ -54,13 +54,15 @@ pub(crate) fn parse(content: &[u8]) -> Result<Vec<FileDiff<'_>>, String> {
     Ok(files)
 }
 
-fn usable(diff: FilePatch<'_, [u8]>) -> Result<FileDiff<'_>, String> {
+fn usable_file(diff: FilePatch<'_, [u8]>) -> Result<FileDiff<'_>, String> {
     let (creates, from, to) = match diff.operation() {
-        FileOperation::Modify { original, modified } => (false, text(original)?, text(modified)?),
-        FileOperation::Create(name) => (true, text(name)?, text(name)?),
-        FileOperation::Delete(name) => return Err(refusal(&text(name)?, "deletes")),
-        FileOperation::Rename { from, .. } => return Err(refusal(&text(from)?, "renames")),
-        FileOperation::Copy { from, .. } => return Err(refusal(&text(from)?, "copies")),
+        FileOperation::Modify { original, modified } => (false, utf8_name(original)?, utf8_name(modified)?),
+        FileOperation::Create(name) => (true, utf8_name(name)?, utf8_name(name)?),
+        FileOperation::Delete(name) => return Err(unsupported_operation(&utf8_name(name)?, "deletes")),
+        FileOperation::Rename { from, .. } => {
+            return Err(unsupported_operation(&utf8_name(from)?, "renames"));
+        }
+        FileOperation::Copy { from, .. } => return Err(unsupported_operation(&utf8_name(from)?, "copies")),
     };
     let path = changed_path(&from, &to, creates)?;
     if diff.new_mode().is_some_and(|mode| *mode != diffy::patch_set::FileMode::Regular)
@@ -75,12 +77,12 @@ fn usable(diff: FilePatch<'_, [u8]>) -> Result<FileDiff<'_>, String> {
     }
 }
 
-fn refusal(path: &str, verb: &str) -> String {
+fn unsupported_operation(path: &str, verb: &str) -> String {
     let path = path.strip_prefix("a/").unwrap_or(path);
     format!("it {verb} {path}: a diff here may change and create files, and no more")
 }
 
-fn text(name: &[u8]) -> Result<String, String> {
+fn utf8_name(name: &[u8]) -> Result<String, String> {
     String::from_utf8(name.to_vec()).map_err(|_| "a file's name in it is not UTF-8".to_owned())
 }
 
@@ -103,7 +105,7 @@ fn changed_path(from: &str, to: &str, creates: bool) -> Result<String, String> {
     if inside { Ok(stripped.to_owned()) } else { Err(format!("`{stripped}` leads out of the tree")) }
 }
 
-pub(crate) fn build_number(text: &str) -> Option<u32> {
+pub(crate) fn parse_build_number(text: &str) -> Option<u32> {
     text.strip_prefix('b').unwrap_or(text).parse().ok()
 }
 

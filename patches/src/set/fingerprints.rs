@@ -54,7 +54,7 @@ pub(crate) const ABSENT_HASH: &str = "absent";
 
 impl SeamFingerprints {
     /// Known versions of a seam.
-    pub fn of(&self, seam: &str) -> &[KnownVersion] {
+    pub fn versions(&self, seam: &str) -> &[KnownVersion] {
         self.seams.get(seam).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -70,7 +70,7 @@ impl SeamFingerprints {
 
 /// Adds the versions in `seen` that `existing` lacks. Pure and deterministic: known versions keep their
 /// place, new ones are appended.
-pub fn learn(
+pub fn add_versions(
     existing: &SeamFingerprints,
     seen: &[SeamSeen],
     label: &str,

@@ -137,13 +137,13 @@ impl LifeStatement {
                 self.holds.iter().all(|probe| probes.contains(probe))
                     && !self.fails.iter().any(|probe| probes.contains(probe))
             }
-            _ => self.has(looked.build),
+            _ => self.includes_build(looked.build),
         }
     }
 
     /// Returns true if the range includes this build of llama.cpp's own history; for an unknown build only
     /// if the range is unlimited.
-    fn has(&self, build: Option<u32>) -> bool {
+    fn includes_build(&self, build: Option<u32>) -> bool {
         let number = |text: &str| text.strip_prefix('b').and_then(|digits| digits.parse::<u32>().ok());
         match build {
             None => self.first.is_empty() && self.last.is_empty(),
@@ -155,7 +155,7 @@ impl LifeStatement {
     }
 
     /// The evidence: kind, commit, hardware and build.
-    fn known_by(&self) -> String {
+    fn evidence(&self) -> String {
         let parts = [self.by.name(), &self.commit, &self.hardware, &self.build];
         let all: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         all.join(", ")
@@ -167,13 +167,13 @@ impl fmt::Display for LifeStatement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let builds = self.builds();
         let builds = if builds.is_empty() { builds } else { format!(" {builds}") };
-        write!(f, "{}{builds}: {} ({})", self.is.name(), self.text, self.known_by())
+        write!(f, "{}{builds}: {} ({})", self.is.name(), self.text, self.evidence())
     }
 }
 
 impl FixStanding {
     /// Combines the statements that apply to an inspected revision; `None` if there are none.
-    pub fn of(life: &[LifeStatement], looked: &InspectedRevision<'_>) -> Option<Self> {
+    pub fn from_life(life: &[LifeStatement], looked: &InspectedRevision<'_>) -> Option<Self> {
         let mut because: Vec<LifeStatement> =
             life.iter().filter(|one| one.applies_to(looked)).cloned().collect();
         let is = because.iter().map(|one| one.is).max()?;
@@ -184,8 +184,8 @@ impl FixStanding {
     }
 
     /// Reason in one line: the first deciding statement.
-    pub fn why(&self) -> String {
-        self.because.first().map(|one| format!("{} ({})", one.text, one.known_by())).unwrap_or_default()
+    pub fn reason(&self) -> String {
+        self.because.first().map(|one| format!("{} ({})", one.text, one.evidence())).unwrap_or_default()
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
         let probes: Option<BTreeSet<String>> =
             probes.map(|all| all.iter().map(|&probe| probe.to_owned()).collect());
         let looked = InspectedRevision { build, probes: probes.as_ref() };
-        FixStanding::of(&cap(), &looked).map(|standing| (standing.is, standing.by_source))
+        FixStanding::from_life(&cap(), &looked).map(|standing| (standing.is, standing.by_source))
     }
 
     #[test]
@@ -250,12 +250,13 @@ mod tests {
         all[1].hardware = "one GPU".to_owned();
         all[1].build = "b21".to_owned();
         all[2].first = "b20".to_owned();
-        let standing = FixStanding::of(&all, &InspectedRevision { build: Some(20), probes: None }).unwrap();
+        let standing =
+            FixStanding::from_life(&all, &InspectedRevision { build: Some(20), probes: None }).unwrap();
         assert_eq!(
             standing.because.iter().map(|one| one.is).collect::<Vec<_>>(),
             [LifeState::Harmful, LifeState::Superseded]
         );
-        assert_eq!(standing.why(), "harmful b30 (source)");
+        assert_eq!(standing.reason(), "harmful b30 (source)");
         assert_eq!(
             standing.because[1].to_string(),
             "superseded from b20: superseded b20 (measured, one GPU, b21)"

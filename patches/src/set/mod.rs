@@ -310,7 +310,7 @@ impl TryFrom<String> for CodePattern {
             .multi_line(true)
             .build()
             .map(Self)
-            .map_err(|error| format!("not a regular expression: {}", one_line(&error.to_string())))
+            .map_err(|error| format!("not a regular expression: {}", join_lines(&error.to_string())))
     }
 }
 
@@ -321,6 +321,6 @@ impl fmt::Display for CodePattern {
 }
 
 /// Joins the lines of a message.
-pub(crate) fn one_line(text: &str) -> String {
+pub(crate) fn join_lines(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

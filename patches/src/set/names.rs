@@ -12,7 +12,7 @@ const FOREIGN_PREFIXES: [&str; 8] =
     ["LLAMA_ARG_", "GGML_", "CUDA_", "HIP_", "ROCR_", "LD_", "MALLOC_", "LLAMA_WARDEN_PATHS"];
 
 /// Fails if a name in the set of the folder `path` exists already.
-pub(super) fn own(all: &SetCatalogue, set: &PatchSet, path: &Path) -> Result<()> {
+pub(super) fn check_own_names(all: &SetCatalogue, set: &PatchSet, path: &Path) -> Result<()> {
     let wrong = |key: String, why: String| {
         Err(PatchError::Set { file: path.join(load::SET_FILE).display().to_string(), line: None, key, why })
     };

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AdmissionPolicy;
 use crate::sample::{BackendSample, MemoryKind};
-use crate::units::{exact, whole};
+use crate::units::{as_f64, truncate_to_u64};
 
 /// Readings searched for the figure before a prompt.
 const READINGS_SEARCHED: usize = 32;
@@ -78,7 +78,7 @@ impl PromptCost {
             let bytes = charged.saturating_sub(sample.pooled(series).unwrap_or(0));
             let learner = self.learner(series);
             if step > 0 && before > 0 {
-                learner.step(bytes, step, before);
+                learner.record_step(bytes, step, before);
             }
             learner.recent.push_back((bytes, sample.in_flight == 0));
             if learner.recent.len() > READINGS_SEARCHED {
@@ -99,7 +99,7 @@ impl PromptCost {
 
     /// Sets a price from a diagnosis, or from an earlier run of the same build, model and flags. It holds
     /// until a higher one is learnt.
-    pub fn told(&mut self, price: PromptPrice) {
+    pub fn set_price(&mut self, price: PromptPrice) {
         if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
             self.told.retain(|known| known.series != price.series);
             self.told.push(price);
@@ -124,14 +124,14 @@ impl PromptCost {
         }
     }
 
-    /// Returns all prices, for the next process of this kind ([`PromptCost::told`]).
-    pub fn learnt(&self) -> Vec<PromptPrice> {
+    /// Returns all prices, for the next process of this kind ([`PromptCost::set_price`]).
+    pub fn learnt_prices(&self) -> Vec<PromptPrice> {
         self.learners.iter().filter_map(|learner| self.price(learner.series)).collect()
     }
 
     /// Returns the bytes in each priced memory that a prompt of `tokens` needs after a largest prompt of
     /// `largest`.
-    pub fn need(&self, tokens: u64, largest: u64) -> Vec<(MemoryKind, u64)> {
+    pub fn needed_bytes(&self, tokens: u64, largest: u64) -> Vec<(MemoryKind, u64)> {
         let mut known: Vec<MemoryKind> = self.learners.iter().map(|learner| learner.series).collect();
         known.extend(self.told.iter().map(|price| price.series));
         known.sort_unstable();
@@ -145,12 +145,12 @@ impl PromptCost {
 }
 
 fn price_bytes(bytes_per_token: f64, tokens: u64) -> u64 {
-    whole((bytes_per_token * exact(tokens)).ceil())
+    truncate_to_u64((bytes_per_token * as_f64(tokens)).ceil())
 }
 
 impl PriceLearner {
     /// Records that the largest prompt rose by `tokens` from `before`, with memory now at `bytes`.
-    fn step(&mut self, bytes: u64, tokens: u64, before: u64) {
+    fn record_step(&mut self, bytes: u64, tokens: u64, before: u64) {
         let quiet = self.recent.iter().rposition(|(_, idle)| *idle);
         let low = match quiet {
             Some(at) => self.recent[at].0,
@@ -164,7 +164,7 @@ impl PriceLearner {
         self.open.0 = self.open.0.saturating_add(high.saturating_sub(low));
         self.open.1 = self.open.1.saturating_add(tokens);
         if self.open.1 >= STEP_TOKENS_LEAST.max(before / STEP_DIVISOR) {
-            self.evidence.push_back(exact(self.open.0) / exact(self.open.1));
+            self.evidence.push_back(as_f64(self.open.0) / as_f64(self.open.1));
             self.open = (0, 0);
             if self.evidence.len() > EVIDENCE_KEPT {
                 self.evidence.pop_front();

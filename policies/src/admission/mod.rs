@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use cost::{PromptCost, PromptPrice};
 
 use crate::sample::MemoryKind;
-use crate::units::{ByteSize, exact, whole};
+use crate::units::{ByteSize, as_f64, truncate_to_u64};
 
 /// Handling of a prompt for which memory is insufficient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -121,7 +121,7 @@ pub enum AdmitDecision {
 impl AdmitDecision {
     /// Applies the mode: only [`AdmissionMode::Enforce`] keeps a prompt from being sent.
     #[must_use]
-    pub fn under(self, mode: AdmissionMode) -> Self {
+    pub fn apply_mode(self, mode: AdmissionMode) -> Self {
         if mode == AdmissionMode::Enforce { self } else { Self::Fits }
     }
 }
@@ -167,14 +167,16 @@ pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) ->
     let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else {
         return AdmitDecision::Fits;
     };
-    let Some(short) = own.short(reserve, MemoryRoom::now) else { return AdmitDecision::Fits };
-    if let Some(other) = replicas.iter().find(|replica| replica.short(reserve, MemoryRoom::now).is_none()) {
+    let Some(short) = own.shortest_memory(reserve, MemoryRoom::now) else { return AdmitDecision::Fits };
+    if let Some(other) =
+        replicas.iter().find(|replica| replica.shortest_memory(reserve, MemoryRoom::now).is_none())
+    {
         return AdmitDecision::Elsewhere { replica: other.replica };
     }
-    if own.in_flight > 0 && own.short(reserve, MemoryRoom::idle).is_none() {
+    if own.in_flight > 0 && own.shortest_memory(reserve, MemoryRoom::idle).is_none() {
         return AdmitDecision::Wait { series: short.series };
     }
-    let fresh = |replica: &&ReplicaRoom| replica.short(reserve, MemoryRoom::fresh).is_none();
+    let fresh = |replica: &&ReplicaRoom| replica.shortest_memory(reserve, MemoryRoom::fresh).is_none();
     let cheapest =
         replicas.iter().filter(fresh).filter_map(|replica| Some((replica.recycle?, replica.replica))).min();
     if let Some((_, replica)) = cheapest {
@@ -185,20 +187,20 @@ pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) ->
         Some(policy.retry_most)
     } else {
         let waiting = |replica: &ReplicaRoom| {
-            replica.in_flight > 0 && replica.short(reserve, MemoryRoom::idle).is_none()
+            replica.in_flight > 0 && replica.shortest_memory(reserve, MemoryRoom::idle).is_none()
         };
         replicas.iter().any(waiting).then_some(policy.retry_least)
     };
     let (needed, have) = if later.is_some() {
         (short.need, short.left.unwrap_or(0))
     } else {
-        let short = own.short(reserve, MemoryRoom::fresh).unwrap_or(short);
+        let short = own.shortest_memory(reserve, MemoryRoom::fresh).unwrap_or(short);
         (short.need_fresh, short.left_fresh.unwrap_or(0))
     };
     let series = if later.is_some() {
         short.series
     } else {
-        own.short(reserve, MemoryRoom::fresh).unwrap_or(short).series
+        own.shortest_memory(reserve, MemoryRoom::fresh).unwrap_or(short).series
     };
     AdmitDecision::Refuse { series, needed: needed.saturating_add(reserve), have, retry_after: later }
 }
@@ -220,7 +222,11 @@ impl MemoryRoom {
 
 impl ReplicaRoom {
     /// Returns the memory that is shortest for the prompt, if one is.
-    fn short(&self, reserve: u64, at: impl Fn(&MemoryRoom) -> (u64, Option<u64>)) -> Option<&MemoryRoom> {
+    fn shortest_memory(
+        &self,
+        reserve: u64,
+        at: impl Fn(&MemoryRoom) -> (u64, Option<u64>),
+    ) -> Option<&MemoryRoom> {
         let missing = |room: &MemoryRoom| {
             let (need, left) = at(room);
             // A prompt that needs no new memory is safe at any fill level.
@@ -237,5 +243,5 @@ impl ReplicaRoom {
 
 /// Estimates the tokens of a text by its bytes, if the backend was not asked; rounded up.
 pub fn estimate_tokens(policy: &AdmissionPolicy, bytes: u64) -> u64 {
-    whole((exact(bytes) / policy.bytes_per_token.max(0.1)).ceil())
+    truncate_to_u64((as_f64(bytes) / policy.bytes_per_token.max(0.1)).ceil())
 }

@@ -48,15 +48,15 @@ fn the_price_of_a_token_is_learnt_from_prompts_larger_than_all_before() {
     let price = cost.price(VRAM).unwrap();
     assert!((price.bytes_per_token - 10_000.0).abs() < 1e-6 && price.evidence == 3, "{price:?}");
     assert_eq!(cost.price(MemoryKind::Host).map(|price| price.bytes_per_token), Some(0.0));
-    assert_eq!(cost.need(10_000, 8000), [(MemoryKind::Host, 0), (VRAM, 20_000_000)]);
-    assert_eq!(cost.need(8000, 8000), [(MemoryKind::Host, 0), (VRAM, 0)]);
+    assert_eq!(cost.needed_bytes(10_000, 8000), [(MemoryKind::Host, 0), (VRAM, 20_000_000)]);
+    assert_eq!(cost.needed_bytes(8000, 8000), [(MemoryKind::Host, 0), (VRAM, 0)]);
 }
 
 #[test]
 fn the_first_prompt_and_too_few_larger_ones_prove_nothing() {
     assert_eq!(taught(10_000, &[500]).price(VRAM), None);
     assert_eq!(taught(10_000, &[500, 1000, 2000]).price(VRAM), None);
-    assert_eq!(taught(10_000, &[500, 1000, 2000]).need(99_999, 0), []);
+    assert_eq!(taught(10_000, &[500, 1000, 2000]).needed_bytes(99_999, 0), []);
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn a_busy_backend_that_is_never_idle_teaches_too() {
 #[test]
 fn a_price_told_by_a_diagnosis_holds_until_a_higher_one_is_learnt() {
     let mut cost = PromptCost::new(policy());
-    cost.told(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
-    cost.told(PromptPrice { series: MemoryKind::Host, bytes_per_token: f64::NAN, evidence: 1 });
-    assert_eq!(cost.need(10, 0), [(VRAM, 50_000)]);
+    cost.set_price(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
+    cost.set_price(PromptPrice { series: MemoryKind::Host, bytes_per_token: f64::NAN, evidence: 1 });
+    assert_eq!(cost.needed_bytes(10, 0), [(VRAM, 50_000)]);
     let mut cost = taught(10_000, &[500, 1000, 2000, 8000]);
-    cost.told(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
+    cost.set_price(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
     assert_eq!(cost.price(VRAM).map(|price| price.evidence), Some(3));
 }
 
@@ -148,8 +148,8 @@ fn what_fits_nowhere_is_refused_with_the_numbers() {
         refused.to_string().contains("1.2 GiB of VRAM on GPU 0, and there are 600.0 MiB, even in a fresh"),
         "{refused}"
     );
-    assert_eq!(refused.under(AdmissionMode::Warn), AdmitDecision::Fits);
-    assert_eq!(refused.under(AdmissionMode::Enforce), refused);
+    assert_eq!(refused.apply_mode(AdmissionMode::Warn), AdmitDecision::Fits);
+    assert_eq!(refused.apply_mode(AdmissionMode::Enforce), refused);
 }
 
 #[test]

@@ -55,7 +55,12 @@ pub(super) struct ComputeBuffers {
 }
 
 impl ComputeBuffers {
-    pub(super) fn of(shape: &ModelShape, run: &ServerRun, server: ServerBuild, batch: &BatchSizes) -> Self {
+    pub(super) fn estimate(
+        shape: &ModelShape,
+        run: &ServerRun,
+        server: ServerBuild,
+        batch: &BatchSizes,
+    ) -> Self {
         let row = 4 * batch.ubatch;
         let inner = row * (3 * shape.feed_forward.max(shape.embedding) + 2 * shape.embedding);
         let attention = if run.flash == Some(false) {

@@ -59,7 +59,10 @@ pub enum FitError {
 ///
 /// # Errors
 /// The models do not fit.
-pub fn fit(machine: &MachineCapacity, wanted: &[&PlacementRequest]) -> Result<Vec<ModelFit>, FitError> {
+pub fn fit_models(
+    machine: &MachineCapacity,
+    wanted: &[&PlacementRequest],
+) -> Result<Vec<ModelFit>, FitError> {
     // The kernel can reclaim mapped pages, but each token would read them again, so they must fit, too.
     let needed = wanted.iter().map(|one| one.needs.host_bytes() + one.needs.mapped).sum();
     if needed > machine.host {
@@ -113,7 +116,7 @@ fn place_from(
         by_room.sort_by_key(|gpu| std::cmp::Reverse(free[*gpu]));
         for count in 2..=by_room.len() {
             let group = &by_room[..count];
-            let Some(shares) = shares(one, group, free) else { continue };
+            let Some(shares) = split_shares(one, group, free) else { continue };
             for (gpu, bytes) in &shares {
                 free[*gpu] -= bytes;
             }
@@ -137,7 +140,7 @@ fn place_from(
 }
 
 /// Splits a model over these GPUs in proportion to their room; `None` if that is insufficient.
-fn shares(one: &PlacementRequest, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
+fn split_shares(one: &PlacementRequest, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
     let count = group.len() as u64;
     let own = one.needs.own_of_each_gpu();
     let spread = one.needs.gpu_bytes(count).saturating_sub(own * count);

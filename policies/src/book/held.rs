@@ -19,7 +19,7 @@ pub struct HeldMemory {
 const SMALL_CHANGE_DIVISOR: u64 = 64;
 
 /// Records a process's present bytes. `sound`: none of them are known to be a leak.
-pub fn note(held: &mut Vec<HeldMemory>, series: MemoryKind, bytes: u64, sound: bool) {
+pub fn record_held(held: &mut Vec<HeldMemory>, series: MemoryKind, bytes: u64, sound: bool) {
     match held.iter_mut().find(|held| held.series == series) {
         Some(held) if sound => held.most = held.most.max(bytes),
         Some(_) => {}
@@ -28,7 +28,7 @@ pub fn note(held: &mut Vec<HeldMemory>, series: MemoryKind, bytes: u64, sound: b
 }
 
 /// Merges a further process's measurements; `None` if no value changes significantly.
-pub fn take(known: &[HeldMemory], shown: &[HeldMemory]) -> Option<Vec<HeldMemory>> {
+pub fn merge_held(known: &[HeldMemory], shown: &[HeldMemory]) -> Option<Vec<HeldMemory>> {
     let mut all = known.to_vec();
     // A kind that moved to another GPU holds nothing on the old one.
     let on_gpus = |held: &HeldMemory| held.series != MemoryKind::Host;
@@ -64,7 +64,7 @@ mod tests {
     fn the_first_reading_counts_as_ready_and_a_leak_raises_nothing() {
         let mut held = Vec::new();
         for (bytes, sound) in [(100, true), (150, true), (120, true), (900, false)] {
-            note(&mut held, HOST, bytes, sound);
+            record_held(&mut held, HOST, bytes, sound);
         }
         assert_eq!(held, [HeldMemory { series: HOST, ready: 100, most: 150 }]);
     }
@@ -73,14 +73,15 @@ mod tests {
     fn the_latest_start_and_the_most_of_all_are_kept_and_small_differences_are_not() {
         let gpu = MemoryKind::Vram(GpuIndex(0));
         let one = |ready, most| HeldMemory { series: HOST, ready, most };
-        let known = take(&[], &[one(1000, 2000)]).unwrap();
-        assert_eq!(take(&known, &[one(1005, 1900)]), None);
-        assert_eq!(take(&known, &[one(800, 900)]), Some(vec![one(800, 2000)]));
-        let both = take(&known, &[HeldMemory { series: gpu, ready: 5, most: 6 }]).unwrap();
+        let known = merge_held(&[], &[one(1000, 2000)]).unwrap();
+        assert_eq!(merge_held(&known, &[one(1005, 1900)]), None);
+        assert_eq!(merge_held(&known, &[one(800, 900)]), Some(vec![one(800, 2000)]));
+        let both = merge_held(&known, &[HeldMemory { series: gpu, ready: 5, most: 6 }]).unwrap();
         assert_eq!(both.len(), 2);
         assert_eq!(both[0], one(1000, 2000), "what was not read stays");
         let moved =
-            take(&both, &[HeldMemory { series: MemoryKind::Vram(GpuIndex(1)), ready: 5, most: 6 }]).unwrap();
+            merge_held(&both, &[HeldMemory { series: MemoryKind::Vram(GpuIndex(1)), ready: 5, most: 6 }])
+                .unwrap();
         let series: Vec<MemoryKind> = moved.iter().map(|held| held.series).collect();
         assert_eq!(series, [HOST, MemoryKind::Vram(GpuIndex(1))], "it is on another GPU now");
     }

@@ -1,7 +1,7 @@
 //! Host memory that a server takes while it runs: caches that fill with use. Their size depends on the
 //! requests, so they do not count among a model's needs.
 
-use super::{ModelShape, ServerRun, room};
+use super::{ModelShape, ServerRun, context_and_slots};
 
 /// Upper bounds of caches that fill with use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +17,13 @@ pub struct LaterMemory {
 
 impl LaterMemory {
     /// Computes the bounds. `prompt_cache` is its limit in bytes, `checkpoints` the limit per slot.
-    pub fn of(shape: &ModelShape, run: &ServerRun, prompt_cache: Option<u64>, checkpoints: u32) -> Self {
-        let (context, slots, _) = room(shape, run);
+    pub fn estimate(
+        shape: &ModelShape,
+        run: &ServerRun,
+        prompt_cache: Option<u64>,
+        checkpoints: u32,
+    ) -> Self {
+        let (context, slots, _) = context_and_slots(shape, run);
         // With `--swa-full` the cache can be cut anywhere, so no checkpoints are needed.
         let window = if run.whole_windows { 0 } else { shape.window.min(context) };
         let kept = shape.layers.iter().map(|layer| {

@@ -27,7 +27,7 @@ mod tests;
 
 pub(crate) use computing::LEAST_BUILD_NUMBER;
 pub use computing::ServerBuild;
-pub use fit::{FitError, MachineCapacity, ModelFit, PlacementRequest, fit};
+pub use fit::{FitError, MachineCapacity, ModelFit, PlacementRequest, fit_models};
 pub use held::HeldMemory;
 pub use later::LaterMemory;
 pub use run::{CacheType, GpuLayers, OutputDemand, ServerRun};
@@ -120,7 +120,7 @@ pub struct MeasuredNeeds {
 
 impl MeasuredNeeds {
     /// Takes the larger of two sources: readings while serving, and an experiment with the largest prompts.
-    pub fn of(held: &[HeldMemory], worst: &[(MemoryKind, u64)]) -> Self {
+    pub fn from_sources(held: &[HeldMemory], worst: &[(MemoryKind, u64)]) -> Self {
         let seen: Vec<(MemoryKind, u64)> = held.iter().map(|held| (held.series, held.most)).collect();
         let host = |all: &[(MemoryKind, u64)]| {
             all.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes)
@@ -175,7 +175,7 @@ impl MemoryNeeds {
 }
 
 /// Returns the tokens of context, the slots, and if all slots share one cache.
-fn room(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
+fn context_and_slots(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
     let slots = run.slots.unwrap_or(DEFAULT_SLOTS);
     let unified = run.is_one_pool();
     let context = run.context.unwrap_or(shape.context);
@@ -187,9 +187,14 @@ fn room(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
 
 /// Predicts a model's needs with this llama-server and these flags. `projector`: bytes of the projector's
 /// file.
-pub fn needs(shape: &ModelShape, run: &ServerRun, server: ServerBuild, projector: u64) -> MemoryNeeds {
+pub fn predict_needs(
+    shape: &ModelShape,
+    run: &ServerRun,
+    server: ServerBuild,
+    projector: u64,
+) -> MemoryNeeds {
     let gpus = server.has_gpu;
-    let (context, slots, unified) = room(shape, run);
+    let (context, slots, unified) = context_and_slots(shape, run);
     let ubatch = run.ubatch.unwrap_or(DEFAULT_UBATCH).min(context);
     let count = shape.layers.len() as u64;
     // The output counts as the last layer.
@@ -226,7 +231,8 @@ pub fn needs(shape: &ModelShape, run: &ServerRun, server: ServerBuild, projector
     } else {
         host[slot(NeedPurpose::Weights)] += shape.output;
     }
-    let computing = ComputeBuffers::of(shape, run, server, &BatchSizes { context, ubatch, slots, copied });
+    let computing =
+        ComputeBuffers::estimate(shape, run, server, &BatchSizes { context, ubatch, slots, copied });
     let uses_gpu = gpu[slot(NeedPurpose::Weights)] > 0;
     if uses_gpu {
         gpu[slot(NeedPurpose::Computing)] += computing.reserved;

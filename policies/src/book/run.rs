@@ -91,7 +91,7 @@ impl CacheType {
         }
     }
 
-    fn of(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "f32" => Self::F32,
             "f16" => Self::F16,
@@ -127,7 +127,7 @@ impl ServerRun {
     }
 
     /// Parses a command's arguments and environment.
-    pub fn of(args: &[String], env: &BTreeMap<String, String>) -> Self {
+    pub fn from_command(args: &[String], env: &BTreeMap<String, String>) -> Self {
         let normal =
             |word: &str| if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() };
         let words: Vec<String> = args.iter().map(|word| normal(word)).collect();
@@ -170,7 +170,7 @@ impl ServerRun {
             words.iter().filter(|word| UNSUPPORTED_FLAGS.contains(&word.as_str())).cloned().collect();
         let mut cache = |flags: &[&str], variable: &str| {
             let told = given(flags, variable);
-            let known = told.as_deref().and_then(CacheType::of);
+            let known = told.as_deref().and_then(CacheType::from_name);
             if let (Some(told), None) = (&told, known) {
                 unknown.push(format!("{} {told}", flags[0]));
             }

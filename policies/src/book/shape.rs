@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::units::whole;
+use crate::units::truncate_to_u64;
 
 /// Metadata of a GGUF file: numbers by key, lengths of arrays, and sizes of tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -72,10 +72,12 @@ impl ModelShape {
     ///
     /// # Errors
     /// A required number is missing; the text names it.
-    pub fn of(file: &GgufDescription) -> Result<Self, String> {
+    pub fn from_file(file: &GgufDescription) -> Result<Self, String> {
         let own = |name: &str| {
             let key = format!("{}.{name}", file.architecture);
-            file.numbers.get(&key).map(|values| values.iter().map(|value| whole(*value)).collect::<Vec<_>>())
+            file.numbers
+                .get(&key)
+                .map(|values| values.iter().map(|value| truncate_to_u64(*value)).collect::<Vec<_>>())
         };
         let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
         let needed = |name: &str| {

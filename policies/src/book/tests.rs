@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sample::GpuIndex;
-use crate::units::exact;
+use crate::units::as_f64;
 
 const GIB: u64 = 1 << 30;
 
@@ -43,12 +43,12 @@ fn eight_billion() -> GgufDescription {
 
 fn run(words: &str) -> ServerRun {
     let args: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
-    ServerRun::of(&args, &BTreeMap::new())
+    ServerRun::from_command(&args, &BTreeMap::new())
 }
 
 /// Returns the needs with the newest build.
 fn needs(shape: &ModelShape, run: &ServerRun, has_gpu: bool, projector: u64) -> MemoryNeeds {
-    super::needs(shape, run, ServerBuild::newest(has_gpu), projector)
+    predict_needs(shape, run, ServerBuild::newest(has_gpu), projector)
 }
 
 fn of(side: &[(NeedPurpose, u64)], part: NeedPurpose) -> u64 {
@@ -57,7 +57,7 @@ fn of(side: &[(NeedPurpose, u64)], part: NeedPurpose) -> u64 {
 
 #[test]
 fn the_cache_of_a_dense_model_is_what_llama_cpp_says_at_its_start() {
-    let shape = ModelShape::of(&eight_billion()).unwrap();
+    let shape = ModelShape::from_file(&eight_billion()).unwrap();
     let cache = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, NeedPurpose::Cache);
     assert_eq!(cache("-c 8192 -np 1"), GIB, "llama_kv_cache: size = 1024.00 MiB (8192 cells, 32 layers)");
     assert_eq!(cache("-c 8192 -np 4"), GIB);
@@ -76,7 +76,7 @@ fn the_cache_of_a_dense_model_is_what_llama_cpp_says_at_its_start() {
 
 #[test]
 fn weights_are_where_their_layers_are() {
-    let shape = ModelShape::of(&eight_billion()).unwrap();
+    let shape = ModelShape::from_file(&eight_billion()).unwrap();
     let weights = |words: &str| {
         let needs = needs(&shape, &run(words), true, 0);
         (
@@ -96,7 +96,7 @@ fn weights_are_where_their_layers_are() {
     // A model with tied embeddings needs the tensor twice if input and output are on different devices.
     let mut tied = eight_billion();
     tied.tensors.pop();
-    let tied = ModelShape::of(&tied).unwrap();
+    let tied = ModelShape::from_file(&tied).unwrap();
     assert_eq!(of(&needs(&tied, &run("-c 4096"), true, 0).gpu, NeedPurpose::Weights) / MIB, 32 * 130 + 280);
 }
 
@@ -106,7 +106,7 @@ fn experts_stay_on_the_host_where_that_is_wished() {
     for layer in 0..32 {
         described.tensors.push((format!("blk.{layer}.ffn_up_exps.weight"), 500 * MIB));
     }
-    let shape = ModelShape::of(&described).unwrap();
+    let shape = ModelShape::from_file(&described).unwrap();
     let on_gpu = |words: &str| of(&needs(&shape, &run(words), true, 0).gpu, NeedPurpose::Weights) / MIB;
     assert_eq!(on_gpu("-c 4096"), 32 * 630 + 410);
     assert_eq!(on_gpu("-c 4096 --n-cpu-moe 12"), 32 * 630 + 410 - 12 * 500);
@@ -129,7 +129,7 @@ fn windows_recurrence_and_shared_layers_keep_less() {
         262_144,
     );
     let cells = |described: &GgufDescription, words: &str| {
-        let shape = ModelShape::of(described).unwrap();
+        let shape = ModelShape::from_file(described).unwrap();
         of(&needs(&shape, &run(words), false, 0).host, NeedPurpose::Cache) / (2 * 2 * 1024)
     };
     // Two layers with full attention, ten with their window and one micro-batch.
@@ -157,7 +157,7 @@ fn windows_recurrence_and_shared_layers_keep_less() {
         ],
         1000,
     );
-    let shape = ModelShape::of(&hybrid).unwrap();
+    let shape = ModelShape::from_file(&hybrid).unwrap();
     let needs = needs(&shape, &run("-c 4096 -np 2"), false, 0);
     assert_eq!(of(&needs.host, NeedPurpose::Cache), 2 * 4096 * 2 * 1024);
     assert_eq!(of(&needs.host, NeedPurpose::State), 6 * 2 * 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096));
@@ -165,9 +165,9 @@ fn windows_recurrence_and_shared_layers_keep_less() {
 
 #[test]
 fn a_file_that_lacks_what_all_have_is_told_in_words() {
-    assert!(ModelShape::of(&GgufDescription::default()).unwrap_err().contains("general.architecture"));
+    assert!(ModelShape::from_file(&GgufDescription::default()).unwrap_err().contains("general.architecture"));
     let none = file("llama", &[("embedding_length", &[64.0])], 0);
-    assert!(ModelShape::of(&none).unwrap_err().contains("llama.block_count"));
+    assert!(ModelShape::from_file(&none).unwrap_err().contains("llama.block_count"));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn flags_are_read_as_llama_server_reads_them() {
     );
     let env = [("LLAMA_ARG_CTX_SIZE", "2048"), ("LLAMA_ARG_N_GPU_LAYERS", "7"), ("LLAMA_ARG_SWA_FULL", "1")];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let told = ServerRun::of(&[], &env);
+    let told = ServerRun::from_command(&[], &env);
     assert_eq!(
         (told.context, told.gpu_layers, told.whole_windows),
         (Some(2048), Some(GpuLayers::Last(7)), true)
@@ -212,7 +212,7 @@ fn machine(gpus: &[u64]) -> MachineCapacity {
 fn one_gpu_is_preferred_pins_hold_and_the_large_ones_are_spread() {
     let places = |machine: &MachineCapacity, all: &[PlacementRequest]| {
         let all: Vec<&PlacementRequest> = all.iter().collect();
-        fit(machine, &all).map(|mut fits| {
+        fit_models(machine, &all).map(|mut fits| {
             fits.sort_by(|a, b| a.name.cmp(&b.name));
             fits.into_iter()
                 .map(|fit| fit.gpus.iter().map(|(gpu, _)| *gpu).collect::<Vec<_>>())
@@ -254,7 +254,7 @@ proptest! {
             ..wanted(&format!("m{index}"), *gib)
         }).collect();
         let all: Vec<&PlacementRequest> = all.iter().collect();
-        if let Ok(fits) = fit(&machine, &all) {
+        if let Ok(fits) = fit_models(&machine, &all) {
             prop_assert_eq!(fits.len(), all.len());
             for (gpu, room) in machine.gpus.iter().enumerate() {
                 let taken: u64 = fits.iter().flat_map(|fit| &fit.gpus).filter(|(at, _)| *at == gpu).map(|(_, bytes)| bytes).sum();
@@ -263,7 +263,7 @@ proptest! {
             for fit in &fits {
                 let one = all.iter().find(|one| one.name == fit.name).unwrap();
                 let held: u64 = fit.gpus.iter().map(|(_, bytes)| bytes).sum();
-                prop_assert!(exact(held) >= exact(one.needs.gpu_bytes(fit.gpus.len() as u64)) * 0.999);
+                prop_assert!(as_f64(held) >= as_f64(one.needs.gpu_bytes(fit.gpus.len() as u64)) * 0.999);
                 prop_assert!(fit.gpus.len() == 1 || one.may_split);
                 prop_assert!(fit.gpus.iter().all(|(gpu, _)| one.gpus.is_empty() || one.gpus.contains(gpu)));
             }
@@ -272,7 +272,7 @@ proptest! {
 
     #[test]
     fn more_context_slots_or_layers_never_need_less(context in 256_u64..65_536, slots in 1_u64..8, layers in 0_u64..34) {
-        let shape = ModelShape::of(&eight_billion()).unwrap();
+        let shape = ModelShape::from_file(&eight_billion()).unwrap();
         let total = |context: u64, slots: u64, layers: u64| {
             let needs = needs(&shape, &run(&format!("-c {context} -np {slots} -ngl {layers}")), true, 0);
             (needs.host_bytes() + needs.mapped + needs.gpu_bytes(1), needs.gpu_bytes(1))
@@ -295,18 +295,18 @@ fn what_was_measured_counts_in_the_place_of_what_was_planned() {
     };
     assert_eq!((planned.host_bytes(), planned.gpu_bytes(1), planned.gpu_bytes(2)), (100, 1050, 1100));
     let seen = [held(MemoryKind::Host, 90), held(gpu(0), 700), held(gpu(1), 300)];
-    let measured = MeasuredNeeds::of(&seen, &[(gpu(0), 800), (MemoryKind::Host, 80)]);
+    let measured = MeasuredNeeds::from_sources(&seen, &[(gpu(0), 800), (MemoryKind::Host, 80)]);
     assert_eq!(measured, MeasuredNeeds { host: Some(90), gpu: Some((1000, 2)) }, "the larger one of both");
     let needs = MemoryNeeds { measured, ..planned.clone() };
     assert_eq!((needs.host_bytes(), needs.gpu_bytes(2), needs.gpu_bytes(3)), (90, 1000, 1050));
     assert_eq!((needs.planned_host(), needs.planned_gpu(2)), (100, 1100));
     // Without a reading, the GPU needs are as planned.
-    let host_only = MemoryNeeds { measured: MeasuredNeeds::of(&seen[..1], &[]), ..planned };
+    let host_only = MemoryNeeds { measured: MeasuredNeeds::from_sources(&seen[..1], &[]), ..planned };
     assert_eq!((host_only.host_bytes(), host_only.gpu_bytes(1)), (90, 1050));
     // Less than the contexts of the GPUs: no number becomes negative.
     let tiny = MemoryNeeds { measured: MeasuredNeeds { host: None, gpu: Some((10, 1)) }, ..needs };
     let wanted = PlacementRequest { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
-    assert!(fit(&MachineCapacity { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
+    assert!(fit_models(&MachineCapacity { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
 }
 
 /// Gemma 3 270M: a large vocabulary, three layers with full attention and fifteen with a window of 512.
@@ -327,14 +327,14 @@ fn gemma_270m() -> ModelShape {
         262_144,
     );
     described.tensors.push(("token_embd.weight".to_owned(), 170 * MIB));
-    ModelShape::of(&described).unwrap()
+    ModelShape::from_file(&described).unwrap()
 }
 
 #[test]
 fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_slot() {
     let shape = gemma_270m();
     let old = |has_gpu| ServerBuild { number: Some(8827), ..ServerBuild::newest(has_gpu) };
-    let host = |server| super::needs(&shape, &run("-c 8192 -np 1"), server, 0);
+    let host = |server| predict_needs(&shape, &run("-c 8192 -np 1"), server, 0);
     let (newest, older) = (host(ServerBuild::newest(false)), host(old(false)));
     // llama-server logs "CPU compute buffer size = 26.77 MiB", and its output buffer has 1.00 MiB.
     let touched = of(&newest.host, NeedPurpose::Computing);
@@ -385,9 +385,9 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
         1000,
     );
     described.tensors.push(("output.weight".to_owned(), MIB));
-    let shape = ModelShape::of(&described).unwrap();
+    let shape = ModelShape::from_file(&described).unwrap();
     let computing = |words: &str, server| {
-        let needs = super::needs(&shape, &run(&format!("-c 131072 -np 1 {words}")), server, 0);
+        let needs = predict_needs(&shape, &run(&format!("-c 131072 -np 1 {words}")), server, 0);
         (of(&needs.gpu, NeedPurpose::Computing), of(&needs.host, NeedPurpose::Computing))
     };
     let newest = ServerBuild::newest(true);
@@ -432,14 +432,15 @@ fn each_gpu_has_buffers_of_its_own() {
     assert_eq!(needs.gpu_bytes(1), 41 * GIB + GIB / 2);
     assert_eq!(needs.gpu_bytes(2), 43 * GIB);
     let wanted = PlacementRequest { name: "m".to_owned(), needs, gpus: Vec::new(), may_split: true };
-    assert!(fit(&machine(&[22, 22]), &[&wanted]).is_ok());
-    assert!(fit(&machine(&[22, 20]), &[&wanted]).is_err(), "42 GiB are less than 43");
+    assert!(fit_models(&machine(&[22, 22]), &[&wanted]).is_ok());
+    assert!(fit_models(&machine(&[22, 20]), &[&wanted]).is_err(), "42 GiB are less than 43");
 }
 
 #[test]
 fn what_fills_up_later_is_told_beside_the_needs() {
-    let later = |shape: &ModelShape, words: &str| LaterMemory::of(shape, &run(words), Some(8 * GIB), 32);
-    let dense = later(&ModelShape::of(&eight_billion()).unwrap(), "-c 8192");
+    let later =
+        |shape: &ModelShape, words: &str| LaterMemory::estimate(shape, &run(words), Some(8 * GIB), 32);
+    let dense = later(&ModelShape::from_file(&eight_billion()).unwrap(), "-c 8192");
     assert_eq!((dense.checkpoint_bytes(), dense.bytes()), (0, Some(8 * GIB)), "it can be cut anywhere");
     // llama-server logs "created context checkpoint 1 of 32 (…, size = 7.506 MiB)".
     let gemma = later(&gemma_270m(), "-c 8192 -np 4");

@@ -21,7 +21,7 @@ impl<T> RequestBlocks<T> {
     }
 
     /// Adds a value. Returns a complete block: one canary value and at least one of the serving build.
-    pub(super) fn note(&mut self, arm: TrialArm, value: T) -> Option<(T, Vec<T>)> {
+    pub(super) fn add_value(&mut self, arm: TrialArm, value: T) -> Option<(T, Vec<T>)> {
         let (own, other) = match arm {
             TrialArm::Base => (&mut self.serves, &self.tried),
             TrialArm::Canary => (&mut self.tried, &self.serves),

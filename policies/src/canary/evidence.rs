@@ -35,10 +35,10 @@ impl BetWealth {
     }
 
     /// Returns the total wealth; initially 1.
-    pub(super) fn all(&self) -> f64 {
+    pub(super) fn total(&self) -> f64 {
         let (most, count) = (self.0.iter().copied().fold(f64::MIN, f64::max), self.0.len());
         let sum: f64 = self.0.iter().map(|log| (log - most).exp()).sum();
-        most.exp() * sum / crate::units::exact(count as u64)
+        most.exp() * sum / crate::units::as_f64(count as u64)
     }
 }
 
@@ -52,7 +52,7 @@ impl PositiveMean {
     }
 
     /// Adds a value, clamped to [-1, 1].
-    pub(super) fn note(&mut self, value: f64) {
+    pub(super) fn add_value(&mut self, value: f64) {
         let value = value.clamp(-1.0, 1.0);
         for (log, stake) in self.0.0.iter_mut().zip(BET_STAKES) {
             *log += (stake * value).ln_1p();
@@ -60,7 +60,7 @@ impl PositiveMean {
     }
 
     pub(super) fn wealth(&self) -> f64 {
-        self.0.all()
+        self.0.total()
     }
 }
 
@@ -77,8 +77,8 @@ impl MoreFailures {
     }
 
     /// Adds a block: a canary request, with the number of compared requests and of failures among them.
-    pub(super) fn note(&mut self, failed: bool, beside: u64, failures: u64) {
-        let (all, broken) = (crate::units::exact(beside), crate::units::exact(failures.min(beside)));
+    pub(super) fn add_block(&mut self, failed: bool, beside: u64, failures: u64) {
+        let (all, broken) = (crate::units::as_f64(beside), crate::units::as_f64(failures.min(beside)));
         let log = |rate: f64, failures: f64, sound: f64| failures * rate.ln() + sound * (-rate).ln_1p();
         let (own, other_sound) = (f64::from(u8::from(failed)), all - broken);
         for (wealth, (serves, tried)) in self.0.0.iter_mut().zip(BET_FAILURE_RATES) {
@@ -89,7 +89,7 @@ impl MoreFailures {
     }
 
     pub(super) fn wealth(&self) -> f64 {
-        self.0.all()
+        self.0.total()
     }
 }
 
@@ -104,7 +104,7 @@ impl MoreDeaths {
     }
 
     /// Adds a death, with the canary's share of all work, strictly between 0 and 1.
-    pub(super) fn note(&mut self, tried: bool, share: f64) {
+    pub(super) fn add_death(&mut self, tried: bool, share: f64) {
         for (wealth, times) in self.0.0.iter_mut().zip(BET_DEATH_FACTORS) {
             let own = times * share / (times * share + 1.0 - share);
             *wealth += if tried { (own / share).ln() } else { ((1.0 - own) / (1.0 - share)).ln() };
@@ -112,6 +112,6 @@ impl MoreDeaths {
     }
 
     pub(super) fn wealth(&self) -> f64 {
-        self.0.all()
+        self.0.total()
     }
 }

@@ -25,15 +25,17 @@ fn numbers() -> CanaryConfig {
 }
 
 fn steady() -> ArmMemory {
-    let growth =
-        SeriesGrowth { verdict: growth::GrowthVerdict::Steady, ..SeriesGrowth::of(MemoryKind::Host) };
+    let growth = SeriesGrowth {
+        verdict: growth::GrowthVerdict::Steady,
+        ..SeriesGrowth::without_readings(MemoryKind::Host)
+    };
     ArmMemory { growth: vec![growth], host_at_ready: Some(1 << 30) }
 }
 
 fn ready(numbers: CanaryConfig) -> CanaryTrial {
     let mut trial = CanaryTrial::new(numbers);
-    trial.memory(TrialArm::Base, steady());
-    trial.memory(TrialArm::Canary, steady());
+    trial.record_memory(TrialArm::Base, steady());
+    trial.record_memory(TrialArm::Canary, steady());
     trial
 }
 
@@ -53,7 +55,7 @@ fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (CanaryV
             let mut ms = |mean: f64| mean * made.slow * (own + random.normal() * noise / 4.0).exp();
             let (latency_ms, token_ms) = (Some(ms(300.0)), Some(ms(20.0)));
             let failed = random.chance(made.fails);
-            trial.note(&TrialExchange { arm, conversation, failed, latency_ms, token_ms });
+            trial.record_exchange(&TrialExchange { arm, conversation, failed, latency_ms, token_ms });
             let (verdict, over) = trial.judge(Duration::ZERO);
             if over {
                 return (verdict, trial.report().canary.requests);
@@ -73,7 +75,7 @@ fn rate(of: &str, share: f64, noise: f64, base: Made, canary: Made) -> (f64, f64
 }
 
 fn units(value: u64) -> f64 {
-    crate::units::exact(value)
+    crate::units::as_f64(value)
 }
 
 #[test]
@@ -118,7 +120,7 @@ fn requests_of_one_conversation_count_once_for_speeds() {
     for _ in 0..1000 {
         for (arm, conversation, ms) in [(TrialArm::Base, 1, 10.0), (TrialArm::Canary, 2, 900.0)] {
             let (latency_ms, token_ms) = (Some(ms), Some(ms));
-            trial.note(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
+            trial.record_exchange(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
         }
     }
     let (verdict, over) = trial.judge(Duration::ZERO);
@@ -136,7 +138,7 @@ fn builds_that_die_alike_are_called_deadlier_as_seldom_as_declared_and_worse_one
             let mut bets = MoreDeaths::new();
             let own = times * share / (times * share + 1.0 - share);
             for death in 1..=deaths {
-                bets.note(dice.chance(own), share);
+                bets.add_death(dice.chance(own), share);
                 if bets.wealth() >= 4.0 / numbers().wrong {
                     (count, needed) = (count + 1, needed + death);
                     break;
@@ -165,16 +167,16 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     let request =
         |arm| TrialExchange { arm, conversation: 0, failed: false, latency_ms: None, token_ms: None };
     for _ in 0..9 {
-        trial.note(&request(TrialArm::Canary));
-        (0..9).for_each(|_| trial.note(&request(TrialArm::Base)));
+        trial.record_exchange(&request(TrialArm::Canary));
+        (0..9).for_each(|_| trial.record_exchange(&request(TrialArm::Base)));
     }
     for _ in 0..2 {
-        trial.died(TrialArm::Canary);
+        trial.record_death(TrialArm::Canary);
         undecided(&trial);
     }
-    trial.died(TrialArm::Canary);
+    trial.record_death(TrialArm::Canary);
     assert_eq!(worse(&trial), ["it died 3 times in 9 requests, the other 0 times in 81"]);
-    (0..3).for_each(|_| trial.died(TrialArm::Base));
+    (0..3).for_each(|_| trial.record_death(TrialArm::Base));
     undecided(&trial);
 
     let mut trial = ready(numbers());
@@ -188,16 +190,16 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
         let growth = SeriesGrowth {
             verdict: growth::GrowthVerdict::Leaking,
             slope,
-            ..SeriesGrowth::of(MemoryKind::Host)
+            ..SeriesGrowth::without_readings(MemoryKind::Host)
         };
         ArmMemory { growth: vec![growth], host_at_ready: None }
     };
     let mut trial = ready(numbers());
-    trial.memory(TrialArm::Canary, leak(10.0, 20.0));
+    trial.record_memory(TrialArm::Canary, leak(10.0, 20.0));
     assert_eq!(worse(&trial), ["it leaks host memory, and the other does not"]);
-    trial.memory(TrialArm::Base, leak(15.0, 25.0));
+    trial.record_memory(TrialArm::Base, leak(15.0, 25.0));
     undecided(&trial);
-    trial.memory(TrialArm::Base, leak(1.0, 2.0));
+    trial.record_memory(TrialArm::Base, leak(1.0, 2.0));
     assert_eq!(worse(&trial), ["both leak host memory, and it leaks more"]);
     assert_eq!(trial.report().canary.host_at_ready, Some(1 << 30));
 }
@@ -211,7 +213,7 @@ fn a_trial_has_an_end_and_says_what_is_missing() {
     assert!(trial.judge(numbers().time).1, "time");
     for conversation in 0..3 {
         let (latency_ms, token_ms) = (Some(1.0), None);
-        trial.note(&TrialExchange {
+        trial.record_exchange(&TrialExchange {
             arm: TrialArm::Canary,
             conversation,
             failed: false,
@@ -232,11 +234,11 @@ fn memory_that_had_no_time_to_show_itself_is_missing() {
         assert_ne!(verdict, CanaryVerdict::BetterOrEqual, "after {conversation}");
         for arm in [TrialArm::Base, TrialArm::Canary] {
             let (latency_ms, token_ms) = (Some(5.0), Some(5.0));
-            trial.note(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
+            trial.record_exchange(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
         }
     }
     assert_eq!(trial.judge(Duration::ZERO), (CanaryVerdict::BetterOrEqual, true));
-    trial.memory(TrialArm::Canary, ArmMemory::default());
+    trial.record_memory(TrialArm::Canary, ArmMemory::default());
     let (verdict, over) = trial.judge(Duration::ZERO);
     assert!(!over && verdict.words() == ["a reading of its memory"], "{verdict:?}");
 }
@@ -247,7 +249,7 @@ fn what_has_no_tokens_is_judged_without_them() {
     for conversation in 0..400 {
         for arm in [TrialArm::Base, TrialArm::Canary] {
             let (latency_ms, token_ms) = (Some(5.0), None);
-            trial.note(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
+            trial.record_exchange(&TrialExchange { arm, conversation, failed: false, latency_ms, token_ms });
         }
     }
     assert_eq!(trial.judge(Duration::ZERO), (CanaryVerdict::BetterOrEqual, true));

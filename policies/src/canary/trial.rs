@@ -29,9 +29,9 @@ pub struct CanaryTrial {
     canary: ArmState,
     seen: HashSet<(TrialArm, u64)>,
     failures: RequestBlocks<bool>,
-    more: MoreFailures,
+    more_failures: MoreFailures,
     not_many_more: PositiveMean,
-    deadlier: MoreDeaths,
+    more_deaths: MoreDeaths,
     latency: SpeedComparison,
     pace: SpeedComparison,
     /// Successful canary answers before the first one with a token speed.
@@ -71,16 +71,16 @@ impl SpeedComparison {
     /// Adds a duration in milliseconds. A canary that takes `margin` times as long loses half of the
     /// comparisons.
     fn note(&mut self, arm: TrialArm, ms: f64) {
-        let Some((tried, others)) = self.blocks.note(arm, ms) else { return };
+        let Some((tried, others)) = self.blocks.add_value(arm, ms) else { return };
         let lost = |other: f64| match tried.total_cmp(&(other * self.margin)) {
             std::cmp::Ordering::Less => 0.0,
             std::cmp::Ordering::Equal => 0.5,
             std::cmp::Ordering::Greater => 1.0,
         };
-        let count = units::exact(others.len() as u64);
+        let count = units::as_f64(others.len() as u64);
         let share = others.iter().map(|other| lost(*other)).sum::<f64>() / count;
-        self.slower.note(2.0 * share - 1.0);
-        self.not_slower.note(1.0 - 2.0 * share);
+        self.slower.add_value(2.0 * share - 1.0);
+        self.not_slower.add_value(1.0 - 2.0 * share);
     }
 }
 
@@ -93,9 +93,9 @@ impl CanaryTrial {
             canary: ArmState::default(),
             seen: HashSet::new(),
             failures: RequestBlocks::new(numbers.beside),
-            more: MoreFailures::new(),
+            more_failures: MoreFailures::new(),
             not_many_more: PositiveMean::new(),
-            deadlier: MoreDeaths::new(),
+            more_deaths: MoreDeaths::new(),
             latency: SpeedComparison::new(&numbers),
             pace: SpeedComparison::new(&numbers),
             paceless: 0,
@@ -103,7 +103,7 @@ impl CanaryTrial {
         }
     }
 
-    fn side(&mut self, arm: TrialArm) -> &mut ArmState {
+    fn arm_state(&mut self, arm: TrialArm) -> &mut ArmState {
         match arm {
             TrialArm::Base => &mut self.base,
             TrialArm::Canary => &mut self.canary,
@@ -112,7 +112,7 @@ impl CanaryTrial {
 
     /// Records an ended request. Requests that say nothing about the build (client left, refused) must not
     /// be passed.
-    pub fn note(&mut self, exchange: &TrialExchange) {
+    pub fn record_exchange(&mut self, exchange: &TrialExchange) {
         let TrialExchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
         let shown = self.numbers.shown;
         let fresh = self.seen.len() < CONVERSATIONS_MOST && self.seen.insert((arm, conversation));
@@ -121,7 +121,7 @@ impl CanaryTrial {
         if arm == TrialArm::Base {
             self.slowest_ms = self.slowest_ms.max(latency_ms.unwrap_or(0.0));
         }
-        let side = self.side(arm);
+        let side = self.arm_state(arm);
         side.report.requests += 1;
         side.report.failures += u64::from(failed);
         push_bounded(&mut side.latencies, latency_ms, shown);
@@ -129,11 +129,11 @@ impl CanaryTrial {
         if arm == TrialArm::Canary && !failed && self.canary.paces.is_empty() {
             self.paceless += 1;
         }
-        if let Some((tried, others)) = self.failures.note(arm, failed) {
+        if let Some((tried, others)) = self.failures.add_value(arm, failed) {
             let (all, broken) = (others.len() as u64, others.iter().filter(|failed| **failed).count() as u64);
-            self.more.note(tried, all, broken);
-            let more = f64::from(u8::from(tried)) - units::exact(broken) / units::exact(all);
-            self.not_many_more.note(self.numbers.failing - more);
+            self.more_failures.add_block(tried, all, broken);
+            let more = f64::from(u8::from(tried)) - units::as_f64(broken) / units::as_f64(all);
+            self.not_many_more.add_value(self.numbers.failing - more);
         }
         if fresh {
             if let Some(ms) = latency_ms {
@@ -146,26 +146,26 @@ impl CanaryTrial {
     }
 
     /// Records the death of a build's process through its own fault.
-    pub fn died(&mut self, arm: TrialArm) {
+    pub fn record_death(&mut self, arm: TrialArm) {
         // The running request is not counted yet.
-        let work = |side: &ArmState| units::exact(side.report.requests + 1);
+        let work = |side: &ArmState| units::as_f64(side.report.requests + 1);
         let (tried, other) = (work(&self.canary), work(&self.base));
-        self.deadlier.note(arm == TrialArm::Canary, tried / (tried + other));
-        self.side(arm).report.deaths += 1;
+        self.more_deaths.add_death(arm == TrialArm::Canary, tried / (tried + other));
+        self.arm_state(arm).report.deaths += 1;
     }
 
     /// Records a symptom of a build's process.
     pub fn record_symptom(&mut self, arm: TrialArm, words: String) {
         let most = self.numbers.beside;
-        let unwell = &mut self.side(arm).report.unwell;
+        let unwell = &mut self.arm_state(arm).report.unwell;
         if !unwell.contains(&words) && unwell.len() < most {
             unwell.push(words);
         }
     }
 
     /// Records a build's present memory.
-    pub fn memory(&mut self, arm: TrialArm, memory: ArmMemory) {
-        let side = self.side(arm);
+    pub fn record_memory(&mut self, arm: TrialArm, memory: ArmMemory) {
+        let side = self.arm_state(arm);
         side.report.growth = memory.growth.iter().map(|growth| growth.verdict).max();
         side.report.host_at_ready = memory.host_at_ready.or(side.report.host_at_ready);
         side.growth = memory.growth;
@@ -191,7 +191,7 @@ impl CanaryTrial {
         let ended = if self.canary.report.requests >= requests {
             Some(format!("it has answered {requests} requests, and nothing more is expected of it"))
         } else if elapsed >= time {
-            Some(format!("{} have passed", units::span(time)))
+            Some(format!("{} have passed", units::format_span(time)))
         } else {
             None
         };
@@ -204,7 +204,7 @@ impl CanaryTrial {
         WORSE_TESTS / self.numbers.wrong
     }
 
-    fn paces(&self) -> bool {
+    fn expects_pace(&self) -> bool {
         self.paceless < MISSING_PACE_ANSWERS
     }
 
@@ -213,7 +213,7 @@ impl CanaryTrial {
         let mut reasons = Vec::new();
         let (base, canary) = (&self.base.report, &self.canary.report);
         let needs = self.worse_needs();
-        if self.more.wealth() >= needs {
+        if self.more_failures.wealth() >= needs {
             reasons.push(format!(
                 "it fails more often: {} of {} requests, against {} of {}",
                 canary.failures, canary.requests, base.failures, base.requests
@@ -223,14 +223,14 @@ impl CanaryTrial {
             let ms = |ms: Option<f64>| ms.map_or_else(|| "?".to_owned(), |ms| format!("{ms:.1} ms"));
             format!("{what}: {} against {} (medians)", ms(ours), ms(theirs))
         };
-        let (base_shown, canary_shown) = (self.base.shown(), self.canary.shown());
+        let (base_shown, canary_shown) = (self.base.with_medians(), self.canary.with_medians());
         if self.latency.slower.wealth() >= needs {
             reasons.push(slower("its answers begin later", canary_shown.latency_ms, base_shown.latency_ms));
         }
         if self.pace.slower.wealth() >= needs {
             reasons.push(slower("it takes longer for a token", canary_shown.token_ms, base_shown.token_ms));
         }
-        if self.deadlier.wealth() >= needs {
+        if self.more_deaths.wealth() >= needs {
             reasons.push(format!(
                 "it died {} times in {} requests, the other {} times in {}",
                 canary.deaths, canary.requests, base.deaths, base.requests
@@ -241,12 +241,12 @@ impl CanaryTrial {
                 reasons.push(format!("it is unwell, and the other is not: {words}"));
             }
         }
-        reasons.extend(self.leak());
+        reasons.extend(self.leak_reason());
         reasons
     }
 
     /// Returns the reason if the canary leaks and the serving build does not, or leaks less.
-    fn leak(&self) -> Option<String> {
+    fn leak_reason(&self) -> Option<String> {
         self.canary.growth.iter().filter(|growth| growth.verdict.leaks()).find_map(|growth| {
             let other = self.base.growth.iter().find(|other| other.series == growth.series);
             let other = other.filter(|other| other.verdict.leaks());
@@ -272,7 +272,7 @@ impl CanaryTrial {
         };
         ask(self.not_many_more.wealth(), "requests, to rule out that it fails more often");
         ask(self.latency.not_slower.wealth(), "conversations, to rule out that its answers begin later");
-        if self.paces() {
+        if self.expects_pace() {
             ask(self.pace.not_slower.wealth(), "conversations, to rule out that it takes longer for a token");
         }
         let known = |growth: &SeriesGrowth| {
@@ -312,18 +312,18 @@ impl CanaryTrial {
             not_worse_needs,
         };
         let mut evidence = vec![
-            weight("failures", self.more.wealth(), self.not_many_more.wealth()),
+            weight("failures", self.more_failures.wealth(), self.not_many_more.wealth()),
             weight("latency", self.latency.slower.wealth(), self.latency.not_slower.wealth()),
         ];
-        if self.paces() {
+        if self.expects_pace() {
             evidence.push(weight("pace", self.pace.slower.wealth(), self.pace.not_slower.wealth()));
         }
-        CanaryReport { base: self.base.shown(), canary: self.canary.shown(), evidence }
+        CanaryReport { base: self.base.with_medians(), canary: self.canary.with_medians(), evidence }
     }
 }
 
 impl ArmState {
-    fn shown(&self) -> ArmReport {
+    fn with_medians(&self) -> ArmReport {
         let of = |values: &VecDeque<f64>| median(&mut values.iter().copied().collect::<Vec<_>>());
         ArmReport { latency_ms: of(&self.latencies), token_ms: of(&self.paces), ..self.report.clone() }
     }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::recycle::{Reason, RecycleAction, RecycleDecision, RecyclePolicy};
 use crate::sample::MemoryKind;
 use crate::units::ByteSize;
-use crate::units::span;
+use crate::units::format_span;
 use working_set::{BudgetPass, BudgetRecords, BudgetShortfall};
 
 /// Rule that separates recycles.
@@ -140,7 +140,7 @@ impl std::fmt::Display for HoldReason {
                 "{recycles} replacements because of growth within {} did not cure it, so growth replaces nothing any \
                  more; budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden \
                  restart` switches it on again",
-                span(Duration::from_secs(*seconds))
+                format_span(Duration::from_secs(*seconds))
             ),
             Self::BudgetTooSmall { series, reason, shortfall } => shortfall.describe(f, *series, *reason),
             Self::CannotStart => f.write_str(
@@ -207,7 +207,7 @@ impl RecycleCooldown {
         ask: &CooldownQuery,
         policy: &RecyclePolicy,
     ) -> Result<(), HoldReason> {
-        let barred = |reason| self.bars(reason, decision.series, ask.held, policy);
+        let barred = |reason| self.find_bar(reason, decision.series, ask.held, policy);
         if let Some(held) = decision.reason.and_then(barred) {
             return Err(held);
         }
@@ -215,7 +215,7 @@ impl RecycleCooldown {
         if decision.threat || decision.action == RecycleAction::KillNow {
             return Ok(());
         }
-        let (interval, rule) = interval(decision.action, ask, policy);
+        let (interval, rule) = least_interval(decision.action, ask, policy);
         let allowed = self.last.map_or(Duration::ZERO, |last| last.saturating_add(interval));
         if ask.now < allowed {
             let left = allowed.saturating_sub(ask.now);
@@ -227,7 +227,7 @@ impl RecycleCooldown {
 
     /// Returns what bars a recycle for this reason until an operator acts, ignoring the time since the last
     /// one. `held` is the process's bytes of that memory.
-    pub fn bars(
+    pub fn find_bar(
         &self,
         reason: Reason,
         series: Option<MemoryKind>,
@@ -238,12 +238,17 @@ impl RecycleCooldown {
             return None;
         }
         let series = series.unwrap_or(MemoryKind::Host);
-        self.budgets.bars(reason, series, held).or_else(|| self.check_cure(reason, series, policy).err())
+        self.budgets.find_bar(reason, series, held).or_else(|| self.check_cure(reason, series, policy).err())
     }
 
     /// Records a recycle because of a budget that the process had exceeded at `first`.
-    pub fn note_replaced(&mut self, first: &BudgetPass, load_time: Option<Duration>, policy: &RecyclePolicy) {
-        self.budgets.note_replaced(first, load_time, policy);
+    pub fn record_replacement(
+        &mut self,
+        first: &BudgetPass,
+        load_time: Option<Duration>,
+        policy: &RecyclePolicy,
+    ) {
+        self.budgets.record_replacement(first, load_time, policy);
     }
 
     /// Returns true if a recycle for this budget is futile, because the one before did not last either.
@@ -287,7 +292,12 @@ impl RecycleCooldown {
     }
 
     /// Records the start of a recycle by policy. Returns what it switches off, if anything.
-    pub fn began(&mut self, now: Duration, reason: Reason, policy: &RecyclePolicy) -> Option<HoldReason> {
+    pub fn record_start(
+        &mut self,
+        now: Duration,
+        reason: Reason,
+        policy: &RecyclePolicy,
+    ) -> Option<HoldReason> {
         self.last = Some(now);
         if reason != Reason::Growth || policy.common.growth_recycles == 0 {
             return None;
@@ -305,7 +315,12 @@ impl RecycleCooldown {
 
     /// Records that the generation after a recycle because of `series` has settled. Returns what this
     /// switches off, if anything.
-    pub fn ended(&mut self, series: MemoryKind, helped: bool, policy: &RecyclePolicy) -> Option<HoldReason> {
+    pub fn record_result(
+        &mut self,
+        series: MemoryKind,
+        helped: bool,
+        policy: &RecyclePolicy,
+    ) -> Option<HoldReason> {
         let before = self.futile.iter().find(|(of, _)| *of == series).map_or(0, |(_, count)| *count);
         let recycles = if helped { 0 } else { before.saturating_add(1) };
         self.futile.retain(|(of, _)| *of != series);
@@ -314,9 +329,9 @@ impl RecycleCooldown {
             .then_some(HoldReason::Futile { recycles, series: Some(series) })
     }
 
-    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned`]. Returns
+    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned_bytes`]. Returns
     /// what this switches off, if anything.
-    pub fn exited(
+    pub fn record_exit(
         &mut self,
         series: MemoryKind,
         missing: Option<u64>,
@@ -339,7 +354,11 @@ impl RecycleCooldown {
 }
 
 /// Returns the least time between two recycles, and its rule. Urgent recycles never wait longer than others.
-fn interval(action: RecycleAction, ask: &CooldownQuery, policy: &RecyclePolicy) -> (Duration, PauseRule) {
+fn least_interval(
+    action: RecycleAction,
+    ask: &CooldownQuery,
+    policy: &RecyclePolicy,
+) -> (Duration, PauseRule) {
     let (plain, rule) = if action >= RecycleAction::DrainNow {
         if policy.common.min_interval < policy.common.min_interval_hard {
             (policy.common.min_interval, PauseRule::MinInterval)
@@ -365,7 +384,7 @@ fn interval(action: RecycleAction, ask: &CooldownQuery, policy: &RecyclePolicy) 
 /// `fresh` is the old generation's size when it was young. If known, three quarters of the growth since
 /// then must be gone; weights may be most of a process and never shrink. Otherwise a tenth must be gone:
 /// less may be allocator noise.
-pub fn helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
+pub fn recycle_helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
     let most = match fresh.filter(|fresh| *fresh < before) {
         Some(fresh) => fresh.saturating_add((before - fresh) / 4),
         None => before.saturating_sub(before / 10),
@@ -376,7 +395,7 @@ pub fn helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) 
 /// Returns the bytes that did not return: free before the spawn, and not free after the exit. `None` if
 /// nothing is missing, or less than a quarter of the process's last size, because other programs' memory
 /// varies, too.
-pub fn unreturned(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
+pub fn unreturned_bytes(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
     let missing = free_before_spawn.saturating_sub(free_after_exit);
     (missing > 0 && missing >= held_at_end / 4).then_some(missing)
 }

@@ -54,7 +54,7 @@ fn at(seconds: u64) -> CooldownQuery {
 fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
     let mut cooldown = RecycleCooldown::default();
     assert_eq!(cooldown.check(&soft(), &at(5), &policy()), Ok(()));
-    assert_eq!(cooldown.began(Duration::from_secs(5), Reason::HostSoft, &policy()), None);
+    assert_eq!(cooldown.record_start(Duration::from_secs(5), Reason::HostSoft, &policy()), None);
     assert_eq!(
         cooldown.check(&soft(), &at(6), &policy()),
         Err(HoldReason::TooSoon { seconds_left: 599, rule: PauseRule::MinInterval })
@@ -66,7 +66,7 @@ fn the_first_recycle_is_free_and_the_next_waits_its_interval() {
 #[test]
 fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_longer() {
     let mut cooldown = RecycleCooldown::default();
-    cooldown.began(Duration::ZERO, Reason::HostHard, &policy());
+    cooldown.record_start(Duration::ZERO, Reason::HostHard, &policy());
     let held = HoldReason::TooSoon { seconds_left: 59, rule: PauseRule::MinIntervalHard };
     assert_eq!(cooldown.check(&hard(), &at(1), &policy()), Err(held));
     assert!(held.to_string().contains("`policy.min_interval_hard`"), "{held}");
@@ -80,7 +80,7 @@ fn a_machine_that_is_short_waits_for_no_pause_and_what_is_urgent_never_waits_lon
 #[test]
 fn a_model_that_loads_slowly_is_recycled_rarely() {
     let mut cooldown = RecycleCooldown::default();
-    cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
+    cooldown.record_start(Duration::ZERO, Reason::HostSoft, &policy());
     let ask = CooldownQuery { load_time: Some(Duration::from_secs(120)), ..at(2399) };
     assert_eq!(
         cooldown.check(&soft(), &ask, &policy()),
@@ -92,7 +92,7 @@ fn a_model_that_loads_slowly_is_recycled_rarely() {
 #[test]
 fn intervals_vary_by_the_jitter_both_ways() {
     let mut cooldown = RecycleCooldown::default();
-    cooldown.began(Duration::ZERO, Reason::HostSoft, &policy());
+    cooldown.record_start(Duration::ZERO, Reason::HostSoft, &policy());
     let policy = with(|common| common.jitter = 0.1);
     let ask = |seconds, unit| CooldownQuery { unit, ..at(seconds) };
     assert_eq!(cooldown.check(&soft(), &ask(540, 0.0), &policy), Ok(()));
@@ -113,7 +113,7 @@ fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_
     for (helped, expected) in
         [(false, None), (false, None), (true, None), (false, None), (false, None), (false, Some(off))]
     {
-        assert_eq!(cooldown.ended(MemoryKind::Host, helped, &policy()), expected);
+        assert_eq!(cooldown.record_result(MemoryKind::Host, helped, &policy()), expected);
     }
     assert_eq!(cooldown.check(&hard(), &at(9999), &policy()), Err(off));
     cooldown.reset();
@@ -124,7 +124,7 @@ fn futile_recycles_switch_the_policy_off_once_and_a_useful_one_starts_the_count_
 fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memory() {
     let mut cooldown = RecycleCooldown::default();
     for _ in 0..3 {
-        cooldown.ended(VRAM, false, &policy());
+        cooldown.record_result(VRAM, false, &policy());
     }
     cooldown.check(&wish(RecycleAction::DrainNow, Reason::VramHard, VRAM), &at(0), &policy()).unwrap_err();
     assert_eq!(cooldown.check(&hard(), &at(0), &policy()), Ok(()));
@@ -136,11 +136,15 @@ fn what_does_not_help_one_memory_may_help_another_and_illness_is_not_about_memor
 fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_budgets_do() {
     let mut cooldown = RecycleCooldown::default();
     let hours = |n: u64| Duration::from_secs(n * 3600);
-    assert_eq!(cooldown.began(hours(0), Reason::Growth, &policy()), None);
-    assert_eq!(cooldown.began(hours(7), Reason::Growth, &policy()), None, "the first is out of the window");
-    assert_eq!(cooldown.began(hours(8), Reason::Growth, &policy()), None);
+    assert_eq!(cooldown.record_start(hours(0), Reason::Growth, &policy()), None);
+    assert_eq!(
+        cooldown.record_start(hours(7), Reason::Growth, &policy()),
+        None,
+        "the first is out of the window"
+    );
+    assert_eq!(cooldown.record_start(hours(8), Reason::Growth, &policy()), None);
     let off = HoldReason::GrowthGoesOn { recycles: 3, seconds: 6 * 3600 };
-    assert_eq!(cooldown.began(hours(9), Reason::Growth, &policy()), Some(off));
+    assert_eq!(cooldown.record_start(hours(9), Reason::Growth, &policy()), Some(off));
     let growth = wish(RecycleAction::RecycleWhenQuiet, Reason::Growth, MemoryKind::Host);
     assert_eq!(cooldown.check(&growth, &at(100 * 3600), &policy()), Err(off));
     assert_eq!(cooldown.check(&soft(), &at(100 * 3600), &policy()), Ok(()));
@@ -150,33 +154,33 @@ fn growth_that_comes_back_three_times_in_six_hours_recycles_nothing_more_but_bud
 #[test]
 fn memory_that_stays_away_after_the_exit_is_the_drivers_and_no_reason_to_restart() {
     let mut cooldown = RecycleCooldown::default();
-    assert_eq!(cooldown.exited(VRAM, Some(2000), &policy()), None, "once may be somebody else");
+    assert_eq!(cooldown.record_exit(VRAM, Some(2000), &policy()), None, "once may be somebody else");
     let leak = HoldReason::DriverLeak { series: VRAM, bytes: 4000 };
-    assert_eq!(cooldown.exited(VRAM, Some(4000), &policy()), Some(leak));
+    assert_eq!(cooldown.record_exit(VRAM, Some(4000), &policy()), Some(leak));
     let vram = wish(RecycleAction::DrainNow, Reason::VramHard, VRAM);
     assert_eq!(cooldown.check(&vram, &at(0), &policy()), Err(leak));
     assert_eq!(cooldown.check(&hard(), &at(0), &policy()), Ok(()));
     assert!(leak.to_string().contains("GPU 0"), "{leak}");
-    assert_eq!(cooldown.exited(VRAM, None, &policy()), None);
+    assert_eq!(cooldown.record_exit(VRAM, None, &policy()), None);
     assert_eq!(cooldown.check(&vram, &at(0), &policy()), Ok(()), "it came back");
 }
 
 #[test]
 fn a_little_noise_after_an_exit_is_not_missing_memory() {
-    assert_eq!(unreturned(10_000, 9_500, 8_000), None);
-    assert_eq!(unreturned(10_000, 4_000, 8_000), Some(6_000));
-    assert_eq!(unreturned(10_000, 12_000, 8_000), None);
-    assert_eq!(unreturned(10_000, 10_000, 0), None);
+    assert_eq!(unreturned_bytes(10_000, 9_500, 8_000), None);
+    assert_eq!(unreturned_bytes(10_000, 4_000, 8_000), Some(6_000));
+    assert_eq!(unreturned_bytes(10_000, 12_000, 8_000), None);
+    assert_eq!(unreturned_bytes(10_000, 10_000, 0), None);
 }
 
 #[test]
 fn a_recycle_helped_when_memory_is_clearly_lower_and_under_the_budget() {
-    assert!(helped(1000, 100, None, Some(900)));
-    assert!(!helped(1000, 950, None, None));
-    assert!(!helped(1000, 500, None, Some(400)));
-    assert!(helped(1000, 900, None, None));
+    assert!(recycle_helped(1000, 100, None, Some(900)));
+    assert!(!recycle_helped(1000, 950, None, None));
+    assert!(!recycle_helped(1000, 500, None, Some(400)));
+    assert!(recycle_helped(1000, 900, None, None));
     // Most of the memory is weights.
-    assert!(helped(3300, 2978, Some(2970), Some(3250)), "all that had grown is gone");
-    assert!(!helped(3300, 3100, Some(2970), None), "a third of it is left");
-    assert!(!helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");
+    assert!(recycle_helped(3300, 2978, Some(2970), Some(3250)), "all that had grown is gone");
+    assert!(!recycle_helped(3300, 3100, Some(2970), None), "a third of it is left");
+    assert!(!recycle_helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");
 }

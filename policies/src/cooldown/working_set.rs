@@ -22,7 +22,7 @@ use super::{CooldownQuery, HoldReason, RecycleCooldown};
 use crate::book::held::HeldMemory as Seen;
 use crate::recycle::{Reason, RecycleAction, RecycleFacts, RecyclePolicy, SeriesFacts};
 use crate::sample::MemoryKind;
-use crate::units::{ByteSize, scale};
+use crate::units::{ByteSize, scale_bytes};
 
 /// Two consecutive tries are no accident, and each costs the model a load.
 const BUDGET_TRIES: u32 = 2;
@@ -81,7 +81,7 @@ impl BudgetPass {
         let hard = matches!(self.reason, Reason::HostHard | Reason::VramHard);
         let action = if hard { RecycleAction::DrainNow } else { RecycleAction::RecycleWhenQuiet };
         let ask = CooldownQuery { load_time, unit: 0.5, ..CooldownQuery::default() };
-        let (pause, _) = super::interval(action, &ask, policy);
+        let (pause, _) = super::least_interval(action, &ask, policy);
         let loads = load_time.unwrap_or_default().mul_f64(policy.common.budget_loads.max(0.0));
         !self.leaks && (self.age < pause.max(loads) || self.requests <= policy.common.budget_requests)
     }
@@ -93,7 +93,7 @@ pub struct PassedBudgets(Vec<BudgetPass>);
 
 impl PassedBudgets {
     /// Adds the facts of a judgement. Returns the budgets that they show to be too small.
-    pub fn note(
+    pub fn add_facts(
         &mut self,
         facts: &RecycleFacts,
         load_time: Option<Duration>,
@@ -217,15 +217,15 @@ pub fn find_shortfalls(
 ) -> Vec<(MemoryKind, Reason, BudgetShortfall)> {
     let of_one = |seen: &Seen| {
         let (series, at_ready, held) = (seen.series, seen.ready, seen.most.max(seen.ready));
-        let facts = SeriesFacts { total: total(series), ..SeriesFacts::of(series, Some(held)) };
+        let facts = SeriesFacts { total: total(series), ..SeriesFacts::from_bytes(series, Some(held)) };
         let too_small = move |budget: u64| {
             // A process replaced at its budget holds slightly more by then.
-            at_ready >= budget || held > scale(budget, policy.levels.kill_over)
+            at_ready >= budget || held > scale_bytes(budget, policy.levels.kill_over)
         };
         let (soft, hard) = budget_reasons(series);
         let budgets = policy.budget(&facts);
         let all = [(soft, budgets.soft), (hard, budgets.hard)].into_iter();
-        let suggested = scale(held, policy.levels.host_soft);
+        let suggested = scale_bytes(held, policy.levels.host_soft);
         all.filter_map(move |(reason, budget)| {
             let budget = budget.filter(|budget| too_small(*budget))?;
             let shortfall = BudgetShortfall { budget, at_ready: Some(at_ready), held, suggested, tries: 0 };
@@ -268,7 +268,7 @@ impl BudgetRecords {
     ) -> Option<HoldReason> {
         let common = &policy.common;
         let entry = self.entry(now.reason, now.series);
-        let suggested = scale(now.held, policy.levels.host_soft);
+        let suggested = scale_bytes(now.held, policy.levels.host_soft);
         let fresh_is_over = first.at_ready.is_some_and(|at_ready| at_ready >= now.budget);
         if !fresh_is_over {
             // An earlier process was over it at ready, and this one was not.
@@ -278,7 +278,7 @@ impl BudgetRecords {
             known.budget = now.budget;
             if now.is_soon(load_time, policy) {
                 known.held = known.held.max(now.held);
-                known.suggested = known.suggested.max(scale(known.held, policy.levels.host_soft));
+                known.suggested = known.suggested.max(scale_bytes(known.held, policy.levels.host_soft));
             }
             return None;
         }
@@ -299,7 +299,7 @@ impl BudgetRecords {
     }
 
     /// Records that a process that had exceeded a budget was replaced.
-    pub(super) fn note_replaced(
+    pub(super) fn record_replacement(
         &mut self,
         first: &BudgetPass,
         load_time: Option<Duration>,
@@ -311,7 +311,12 @@ impl BudgetRecords {
 
     /// Returns what bars a budget as too small for a process of this size. A hard budget that is too small
     /// bars the soft one below it as well.
-    pub(super) fn bars(&self, reason: Reason, series: MemoryKind, held: Option<u64>) -> Option<HoldReason> {
+    pub(super) fn find_bar(
+        &self,
+        reason: Reason,
+        series: MemoryKind,
+        held: Option<u64>,
+    ) -> Option<HoldReason> {
         let above = match reason {
             Reason::HostSoft => Some(Reason::HostHard),
             Reason::VramSoft => Some(Reason::VramHard),

@@ -20,7 +20,7 @@ fn policy() -> RecyclePolicy {
 
 /// Facts of a process with `held` MiB, `age` seconds and `requests` after ready, that had 100 MiB at ready.
 fn facts(held: u64, age: u64, requests: u64) -> RecycleFacts {
-    let mut host = SeriesFacts::of(MemoryKind::Host, Some(held * MIB));
+    let mut host = SeriesFacts::from_bytes(MemoryKind::Host, Some(held * MIB));
     host.at_ready = Some(100 * MIB);
     host.budget = MemoryBudget { soft: Some(400 * MIB), hard: Some(500 * MIB) };
     let work = crate::WorkDone { requests, ..crate::WorkDone::default() };
@@ -57,7 +57,7 @@ impl Model {
             self.clock += 1;
             let (held, requests) = of(age);
             let facts = facts(held, age, requests);
-            self.said.extend(self.passed.note(&facts, Some(LOAD), &mut self.cooldown, &policy));
+            self.said.extend(self.passed.add_facts(&facts, Some(LOAD), &mut self.cooldown, &policy));
             let decision = decide(&policy, &facts);
             let now = Duration::from_secs(self.clock);
             let ask =
@@ -65,9 +65,9 @@ impl Model {
             let Some(reason) = decision.reason.filter(|_| decision.due) else { continue };
             if self.cooldown.check(&decision, &ask, &policy).is_ok() {
                 self.recycles += 1;
-                assert_eq!(self.cooldown.began(now, reason, &policy), None);
+                assert_eq!(self.cooldown.record_start(now, reason, &policy), None);
                 if let Some(first) = self.passed.find(reason, decision.series) {
-                    self.cooldown.note_replaced(first, Some(LOAD), &policy);
+                    self.cooldown.record_replacement(first, Some(LOAD), &policy);
                 }
                 self.clock += LOAD.as_secs();
                 self.cooldown.record_ready(Duration::from_secs(self.clock));
@@ -102,7 +102,7 @@ fn a_budget_that_a_fresh_process_passes_is_said_to_be_too_small_at_once_and_repl
     let mut cooldown = RecycleCooldown::default();
     let mut at_ready = facts(600, 0, 0);
     at_ready.series[0].at_ready = Some(600 * MIB);
-    let said = PassedBudgets::default().note(&at_ready, None, &mut cooldown, &policy());
+    let said = PassedBudgets::default().add_facts(&at_ready, None, &mut cooldown, &policy());
     assert_eq!(said.len(), 2, "the soft and the hard one: {said:?}");
     assert!(said[1].to_string().contains("a replacement would bring nothing"), "{}", said[1]);
     let decision = decide(&policy(), &at_ready);
@@ -188,7 +188,7 @@ fn the_pause_between_recycles_counts_from_ready_and_not_from_the_beginning_of_a_
     let at =
         |seconds| CooldownQuery { now: Duration::from_secs(seconds), unit: 0.5, ..CooldownQuery::default() };
     assert_eq!(cooldown.check(&hard, &at(1), &policy()), Ok(()), "the first start is no recycle");
-    cooldown.began(Duration::from_secs(100), Reason::HostHard, &policy());
+    cooldown.record_start(Duration::from_secs(100), Reason::HostHard, &policy());
     cooldown.record_ready(Duration::from_secs(145));
     let held = HoldReason::TooSoon { seconds_left: 45, rule: PauseRule::MinIntervalHard };
     assert_eq!(cooldown.check(&hard, &at(160), &policy()), Err(held));

@@ -50,40 +50,40 @@ pub enum CacheLogLine {
 }
 
 /// Parses one line; `None` if it says nothing about caches.
-pub fn read(line: &str) -> Option<CacheLogLine> {
+pub fn parse_line(line: &str) -> Option<CacheLogLine> {
     // Nearly all lines of a busy server are about other things.
-    if let Some(rest) = after(line, "cache state: ") {
-        return Some(CacheLogLine::CacheState { bytes: mib(after(rest, " prompts, ")?)? });
+    if let Some(rest) = text_after(line, "cache state: ") {
+        return Some(CacheLogLine::CacheState { bytes: mib(text_after(rest, " prompts, ")?)? });
     }
-    if let Some(rest) = after(line, "created context checkpoint ") {
+    if let Some(rest) = text_after(line, "created context checkpoint ") {
         let count = number(rest)?;
-        let of = number(after(rest, " of ")?)?;
-        let bytes = mib(after(rest, "size = ")?)?;
+        let of = number(text_after(rest, " of ")?)?;
+        let bytes = mib(text_after(rest, "size = ")?)?;
         return Some(CacheLogLine::Checkpoint { slot: slot(line), count, of, bytes });
     }
     if line.contains("saving idle slot to prompt cache") {
         return Some(CacheLogLine::SlotSaved { slot: slot(line)? });
     }
-    if let Some(rest) = after(line, "context checkpoints enabled, max = ") {
+    if let Some(rest) = text_after(line, "context checkpoints enabled, max = ") {
         return Some(CacheLogLine::Checkpoints { of: number(rest)? });
     }
     if line.contains("context checkpoints disabled") {
         return Some(CacheLogLine::Checkpoints { of: 0 });
     }
-    if let Some(rest) = after(line, "prompt cache is enabled, size limit: ") {
+    if let Some(rest) = text_after(line, "prompt cache is enabled, size limit: ") {
         let bytes = if rest.starts_with("no limit") { None } else { Some(mib(rest)?) };
         return Some(CacheLogLine::CacheLimit { bytes });
     }
-    if let Some(rest) = after(line, "cache size limit reduced to ") {
+    if let Some(rest) = text_after(line, "cache size limit reduced to ") {
         return Some(CacheLogLine::CacheLimit { bytes: Some(mib(rest)?) });
     }
     if line.contains("prompt cache is disabled") {
         return Some(CacheLogLine::CacheOff);
     }
-    if let Some(rest) =
-        after(line, "initializing, n_slots = ").or_else(|| after(line, "initializing slots, n_slots = "))
+    if let Some(rest) = text_after(line, "initializing, n_slots = ")
+        .or_else(|| text_after(line, "initializing slots, n_slots = "))
     {
-        let one_pool = after(rest, "kv_unified = '").map(|told| told.starts_with("true"));
+        let one_pool = text_after(rest, "kv_unified = '").map(|told| told.starts_with("true"));
         return Some(CacheLogLine::Slots { slots: number(rest)?, one_pool });
     }
     None
@@ -91,10 +91,10 @@ pub fn read(line: &str) -> Option<CacheLogLine> {
 
 /// `slot create_check: id  1 | task 0 | …`
 fn slot(line: &str) -> Option<u32> {
-    number(after(line, ": id ")?.trim_start())
+    number(text_after(line, ": id ")?.trim_start())
 }
 
-fn after<'line>(line: &'line str, mark: &str) -> Option<&'line str> {
+fn text_after<'line>(line: &'line str, mark: &str) -> Option<&'line str> {
     line.find(mark).map(|at| &line[at + mark.len()..])
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use log::{CacheLogLine, read};
+pub use log::{CacheLogLine, parse_line};
 
 use crate::book::{LEAST_BUILD_NUMBER, ServerRun};
 use crate::units::{ByteSize, MIB};
@@ -120,7 +120,7 @@ pub struct DeclaredPool {
 impl Default for DeclaredMemory {
     /// Returns the values of the newest build without flags.
     fn default() -> Self {
-        Self::declared(&[], &BTreeMap::new(), None)
+        Self::from_command(&[], &BTreeMap::new(), None)
     }
 }
 
@@ -140,11 +140,11 @@ impl DeclaredMemory {
     /// Reads the values from a command. `env` holds the process's variables, `build` llama.cpp's build
     /// number; an unknown build gets the newest defaults, which are the larger ones. Invalid values are
     /// ignored: llama-server will not start with them. The number of slots may also come from
-    /// [`DeclaredMemory::slots`] or the log.
-    pub fn declared(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
+    /// [`DeclaredMemory::set_slots`] or the log.
+    pub fn from_command(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
         let build = build.filter(|build| *build >= LEAST_BUILD_NUMBER);
         let since = |first: u32| build.is_none_or(|build| build >= first);
-        let given = |flags: &[&str], variable: &str| given(args, env, flags, variable);
+        let given = |flags: &[&str], variable: &str| flag_or_variable(args, env, flags, variable);
 
         let cache = match given(&["--cache-ram", "-cram"], "LLAMA_ARG_CACHE_RAM") {
             Some((mib, text)) => {
@@ -176,12 +176,12 @@ impl DeclaredMemory {
                 },
                 |(value, text)| SourcedValue { value, from: ValueSource::Given(text) },
             );
-        let one_pool = ServerRun::of(args, env).is_one_pool();
+        let one_pool = ServerRun::from_command(args, env).is_one_pool();
         Self { cache, checkpoints, slots, one_pool, ..Self::NONE }
     }
 
     /// Sets the number of slots by `/props`.
-    pub fn slots(&mut self, slots: u32) {
+    pub fn set_slots(&mut self, slots: u32) {
         self.slots = SourcedValue { value: slots, from: ValueSource::Props };
     }
 
@@ -192,13 +192,13 @@ impl DeclaredMemory {
     }
 
     /// Sets the machine's available bytes; half of them stand in for a missing limit.
-    pub fn available(&mut self, bytes: u64) {
+    pub fn set_available(&mut self, bytes: u64) {
         self.available = Some(bytes);
     }
 
     /// Applies a log line. `None` if it says nothing about caches.
-    pub fn learn(&mut self, line: &str) -> Option<CacheLogLine> {
-        let learned = read(line)?;
+    pub fn apply_log_line(&mut self, line: &str) -> Option<CacheLogLine> {
+        let learned = parse_line(line)?;
         match learned {
             CacheLogLine::CacheState { bytes } => self.cache_now = Some(bytes),
             CacheLogLine::CacheLimit { bytes } => {
@@ -283,7 +283,7 @@ impl DeclaredMemory {
     }
 
     /// Returns the source of each value, one sentence each, for status.
-    pub fn words(&self) -> Vec<String> {
+    pub fn source_sentences(&self) -> Vec<String> {
         let mut words = Vec::new();
         let cache = ByteSize(self.cache_bytes());
         words.push(match (self.cache.value, &self.cache.from) {
@@ -321,13 +321,13 @@ impl DeclaredMemory {
 }
 
 /// Returns the value of a flag, else of a variable, with its text. The last flag counts, as in llama-server.
-fn given(
+fn flag_or_variable(
     args: &[String],
     env: &BTreeMap<String, String>,
     flags: &[&str],
     variable: &str,
 ) -> Option<(i64, String)> {
-    let at = args.iter().rposition(|word| flags.contains(&normal(word).as_str()));
+    let at = args.iter().rposition(|word| flags.contains(&normalize_flag(word).as_str()));
     if let Some(at) = at
         && let Some(value) = args.get(at + 1)
         && let Ok(number) = value.trim().parse()
@@ -339,6 +339,6 @@ fn given(
 }
 
 /// llama-server accepts `_` for `-` in long flags.
-fn normal(word: &str) -> String {
+fn normalize_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }

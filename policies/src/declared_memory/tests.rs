@@ -9,12 +9,12 @@ fn words(text: &str) -> Vec<String> {
 }
 
 fn declared(args: &str) -> DeclaredMemory {
-    DeclaredMemory::declared(&words(args), &BTreeMap::new(), Some(11_100))
+    DeclaredMemory::from_command(&words(args), &BTreeMap::new(), Some(11_100))
 }
 
 #[test]
 fn without_a_flag_the_default_of_the_build_counts() {
-    let bytes = |build| DeclaredMemory::declared(&[], &BTreeMap::new(), build).bytes();
+    let bytes = |build| DeclaredMemory::from_command(&[], &BTreeMap::new(), build).bytes();
     assert_eq!(bytes(Some(11_100)), 8192 * MIB);
     assert_eq!(bytes(Some(6723)), 8192 * MIB);
     assert_eq!(bytes(Some(6722)), 0, "older than the prompt cache");
@@ -25,7 +25,7 @@ fn without_a_flag_the_default_of_the_build_counts() {
 #[test]
 fn a_flag_beats_a_variable_and_the_last_flag_beats_the_others() {
     let env = BTreeMap::from([("LLAMA_ARG_CACHE_RAM".to_owned(), "100".to_owned())]);
-    let bytes = |args: &str| DeclaredMemory::declared(&words(args), &env, None).bytes();
+    let bytes = |args: &str| DeclaredMemory::from_command(&words(args), &env, None).bytes();
     assert_eq!(bytes("-m x"), 100 * MIB);
     assert_eq!(bytes("-cram 200 --cache_ram 300"), 300 * MIB);
     assert_eq!(bytes("--cache-ram 0"), 0);
@@ -36,20 +36,20 @@ fn a_flag_beats_a_variable_and_the_last_flag_beats_the_others() {
 fn a_cache_without_a_bound_is_reckoned_with_half_of_what_is_available() {
     let mut keeps = declared("--cache-ram -1");
     assert_eq!(keeps.bytes(), 8192 * MIB);
-    keeps.available(3000);
+    keeps.set_available(3000);
     assert_eq!(keeps.bytes(), 1500);
-    insta::assert_snapshot!(keeps.words().join("\n"));
+    insta::assert_snapshot!(keeps.source_sentences().join("\n"));
 }
 
 #[test]
 fn checkpoints_count_once_their_size_is_known() {
     let mut keeps = declared("--cache-ram 0 -np 2 --ctx-checkpoints 8");
     assert_eq!(keeps.bytes(), 0);
-    insta::assert_snapshot!(keeps.words().join("\n"));
+    insta::assert_snapshot!(keeps.source_sentences().join("\n"));
     let line = "slot update_slots: id  1 | task 7 | created context checkpoint 3 of 8 (pos_min = 0, pos_max = 99, n_tokens = 100, size = 62.500 MiB)";
     let size = 62 * MIB + MIB / 2;
     let learned = CacheLogLine::Checkpoint { slot: Some(1), count: 3, of: 8, bytes: size };
-    assert_eq!(keeps.learn(line), Some(learned));
+    assert_eq!(keeps.apply_log_line(line), Some(learned));
     assert_eq!(keeps.bytes(), 2 * 8 * size);
     assert_eq!(keeps.measured(), Some(3 * size));
     assert_eq!(keeps.unmeasured(), 0);
@@ -104,7 +104,7 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
             CacheLogLine::Slots { slots: 4, one_pool: None },
         ),
     ] {
-        assert_eq!(read(line), Some(learned), "{line}");
+        assert_eq!(parse_line(line), Some(learned), "{line}");
     }
     for line in [
         "",
@@ -115,7 +115,7 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
         "created context checkpoint",
         "slot x: id 0 | erasing old context checkpoint (pos_min = 1, pos_max = 2, n_tokens = 3, size = 1.000 MiB)",
     ] {
-        assert_eq!(read(line), None, "{line}");
+        assert_eq!(parse_line(line), None, "{line}");
     }
 }
 
@@ -131,9 +131,9 @@ fn slots_share_one_context_if_that_was_asked_for_or_their_number_was_not() {
         assert_eq!(declared(words).is_one_pool(), one_pool, "{words}");
     }
     let mut told = declared("-np 4");
-    told.learn("srv load_model: initializing slots, n_slots = 4");
+    told.apply_log_line("srv load_model: initializing slots, n_slots = 4");
     assert!(!told.is_one_pool(), "an old build says nothing of it");
-    told.learn("srv load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'");
+    told.apply_log_line("srv load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'");
     assert!(told.is_one_pool(), "its log knows better");
     // State written by a predecessor instance.
     let mut written = serde_json::to_value(&told).unwrap();
@@ -145,27 +145,29 @@ fn slots_share_one_context_if_that_was_asked_for_or_their_number_was_not() {
 #[test]
 fn the_log_beats_what_was_declared_and_a_measured_cache_is_not_allowed_for_twice() {
     let mut keeps = declared("");
-    keeps.learn("srv load_model: prompt cache is enabled, size limit: 512 MiB");
+    keeps.apply_log_line("srv load_model: prompt cache is enabled, size limit: 512 MiB");
     assert_eq!((keeps.bytes(), keeps.unmeasured(), keeps.measured()), (512 * MIB, 512 * MIB, None));
-    keeps.learn("cache state: 2 prompts, 100.000 MiB (limits: 512.000 MiB, 8192 tokens, 9000 est)");
+    keeps.apply_log_line("cache state: 2 prompts, 100.000 MiB (limits: 512.000 MiB, 8192 tokens, 9000 est)");
     assert_eq!((keeps.unmeasured(), keeps.measured()), (0, Some(100 * MIB)));
-    insta::assert_snapshot!(keeps.words().join("\n"));
+    insta::assert_snapshot!(keeps.source_sentences().join("\n"));
 }
 
 #[test]
 fn checkpoints_that_move_to_the_cache_are_counted_there_only() {
     let mut keeps = declared("");
-    keeps.learn("slot create_check: id  1 | task 0 | created context checkpoint 2 of 32 (size = 10.000 MiB)");
+    keeps.apply_log_line(
+        "slot create_check: id  1 | task 0 | created context checkpoint 2 of 32 (size = 10.000 MiB)",
+    );
     assert_eq!(keeps.measured(), Some(20 * MIB));
-    keeps.learn("slot process_sing: id  1 | task -1 | saving idle slot to prompt cache");
-    keeps.learn("srv        update:  - cache state: 1 prompts, 30.000 MiB (limits: 64.000 MiB, 2048 tokens, 4092 est)");
+    keeps.apply_log_line("slot process_sing: id  1 | task -1 | saving idle slot to prompt cache");
+    keeps.apply_log_line("srv        update:  - cache state: 1 prompts, 30.000 MiB (limits: 64.000 MiB, 2048 tokens, 4092 est)");
     assert_eq!(keeps.measured(), Some(30 * MIB));
 }
 
 #[test]
 fn nothing_is_kept_by_a_server_that_keeps_nothing() {
     assert_eq!((DeclaredMemory::NONE.bytes(), DeclaredMemory::NONE.measured()), (0, None));
-    assert_eq!(declared("--cache-ram 0 --ctx-checkpoints 0").words().len(), 2);
+    assert_eq!(declared("--cache-ram 0 --ctx-checkpoints 0").source_sentences().len(), 2);
 }
 
 proptest! {
@@ -173,7 +175,7 @@ proptest! {
     fn no_line_makes_it_panic_and_only_marked_lines_teach(line in "\\PC{0,200}") {
         let mut keeps = declared("");
         let before = keeps.clone();
-        if keeps.learn(&line).is_none() {
+        if keeps.apply_log_line(&line).is_none() {
             prop_assert_eq!(keeps, before);
         }
     }
@@ -181,6 +183,6 @@ proptest! {
     #[test]
     fn marked_lines_with_anything_behind_do_not_panic(mark in 0usize..5, rest in "\\PC{0,60}") {
         let marks = ["cache state: ", "created context checkpoint ", "size limit: ", "n_slots = ", "reduced to "];
-        let _ = read(&format!("{}{rest}", marks[mark]));
+        let _ = parse_line(&format!("{}{rest}", marks[mark]));
     }
 }

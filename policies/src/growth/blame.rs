@@ -13,10 +13,10 @@
 //! squares. Units that the load does not separate are all named; the module never guesses between them.
 
 use crate::growth::floors::FloorPoint;
-use crate::growth::stats::{median, size};
+use crate::growth::stats::{length_as_f64, median};
 use crate::growth::{GrowthBlame, GrowthPolicy, WorkUnit};
 use crate::sample::WorkDone;
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Gain in loss that a second unit must bring. Where one unit leaks, a pair hardly ever gains so much.
 const PAIR_GAIN: f64 = 2.0;
@@ -57,7 +57,7 @@ struct FloorDifferences {
 }
 
 impl FloorDifferences {
-    fn of(floors: &[FloorPoint]) -> Self {
+    fn from_floors(floors: &[FloorPoint]) -> Self {
         let pairs = || floors.windows(2).map(|two| (two[1].work - two[0].work, two));
         let rise = pairs().map(|(_, two)| two[1].level - two[0].level).collect();
         let mut columns = Vec::new();
@@ -69,7 +69,7 @@ impl FloorDifferences {
                     _ => amount(&work, unit),
                 })
                 .collect();
-            let mean = amounts.iter().sum::<f64>() / size(amounts.len());
+            let mean = amounts.iter().sum::<f64>() / length_as_f64(amounts.len());
             if mean > 0.0 {
                 columns.push((unit, amounts.iter().map(|amount| amount / mean).collect(), mean));
                 let held = |two: &[FloorPoint]| amount(&two[1].fresh, unit) - amount(&two[0].fresh, unit);
@@ -115,7 +115,7 @@ impl FloorDifferences {
 
     /// Returns the share of `column` when `other` pays, too. `None` if the pair lowers `loss`, the loss of
     /// `column` alone, by too little.
-    fn beside(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<UnitShare> {
+    fn share_with_other(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<UnitShare> {
         let of = [column, other];
         let (pair, _) = self.fit(&of, Some(scale));
         let better = loss - self.loss(&of, &pair, scale) > PAIR_GAIN;
@@ -123,7 +123,7 @@ impl FloorDifferences {
         (better && sum > 0.0).then(|| UnitShare { each: pair[0], share: pair[0] / sum })
     }
 
-    fn rests(&self, of: &[usize], betas: &[f64]) -> Vec<f64> {
+    fn residuals(&self, of: &[usize], betas: &[f64]) -> Vec<f64> {
         let fitted = |row: usize| -> f64 {
             of.iter().zip(betas).map(|(c, beta)| beta * self.columns[*c].1[row]).sum()
         };
@@ -131,16 +131,17 @@ impl FloorDifferences {
     }
 
     /// Returns how much the amount of a unit per request varies: the mean distance between both shares.
-    fn uneven(&self, unit: WorkUnit) -> f64 {
+    fn unevenness(&self, unit: WorkUnit) -> f64 {
         let of = |unit| self.columns.iter().find(|column| column.0 == unit).map(|column| &column.1);
         let Some((requests, amounts)) = of(WorkUnit::Request).zip(of(unit)) else { return 0.0 };
-        requests.iter().zip(amounts).map(|(a, b)| (a - b).abs()).sum::<f64>() / size(requests.len().max(1))
+        requests.iter().zip(amounts).map(|(a, b)| (a - b).abs()).sum::<f64>()
+            / length_as_f64(requests.len().max(1))
     }
 
     /// Returns true if hours explain the growth clearly better than all work, and the request rate varies
     /// enough to separate them.
-    fn hourly(&self, policy: &GrowthPolicy) -> bool {
-        if self.uneven(WorkUnit::Hour) < policy.blame_uneven {
+    fn hours_fit_better(&self, policy: &GrowthPolicy) -> bool {
+        if self.unevenness(WorkUnit::Hour) < policy.blame_uneven {
             return false;
         }
         let all: Vec<usize> = (0..self.columns.len()).collect();
@@ -164,7 +165,7 @@ impl FloorDifferences {
         for _ in 0..REWEIGHT_ROUNDS {
             for _ in 0..DESCENT_SWEEPS {
                 let mut moved = 0.0_f64;
-                let mut rests = self.rests(of, &betas);
+                let mut rests = self.residuals(of, &betas);
                 for (index, column) in of.iter().enumerate() {
                     let xs = &self.columns[*column].1;
                     let (mut top, mut bottom) = (0.0, 0.0);
@@ -184,7 +185,7 @@ impl FloorDifferences {
                     break;
                 }
             }
-            let rests = self.rests(of, &betas);
+            let rests = self.residuals(of, &betas);
             used = scale.unwrap_or_else(|| self.scale(&rests));
             if used <= 0.0 {
                 break;
@@ -202,7 +203,8 @@ impl FloorDifferences {
             let mut sizes: Vec<f64> = values.iter().map(|value| value.abs()).collect();
             median(&mut sizes).unwrap_or(0.0) * 1.4826
         };
-        let power = self.rise.iter().map(|rise| rise * rise).sum::<f64>() / size(self.rise.len().max(1));
+        let power =
+            self.rise.iter().map(|rise| rise * rise).sum::<f64>() / length_as_f64(self.rise.len().max(1));
         of(rests).max(0.01 * power.sqrt())
     }
 
@@ -216,24 +218,24 @@ impl FloorDifferences {
                 2.0 * HUBER_CONSTANT * t - HUBER_CONSTANT * HUBER_CONSTANT
             }
         };
-        self.rests(of, betas).into_iter().map(loss).sum()
+        self.residuals(of, betas).into_iter().map(loss).sum()
     }
 }
 
 fn amount(work: &WorkDone, unit: WorkUnit) -> f64 {
     match unit {
-        WorkUnit::Request => exact(work.requests),
-        WorkUnit::PromptToken => exact(work.prompt_tokens),
-        WorkUnit::OutputToken => exact(work.output_tokens),
-        WorkUnit::Image => exact(work.images),
-        WorkUnit::Audio => exact(work.audio),
+        WorkUnit::Request => as_f64(work.requests),
+        WorkUnit::PromptToken => as_f64(work.prompt_tokens),
+        WorkUnit::OutputToken => as_f64(work.output_tokens),
+        WorkUnit::Image => as_f64(work.images),
+        WorkUnit::Audio => as_f64(work.audio),
         WorkUnit::Hour => 0.0,
     }
 }
 
 /// Finds the unit of work that pays for the growth between these floors, given oldest first.
 pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
-    let whole = FloorDifferences::of(floors);
+    let whole = FloorDifferences::from_floors(floors);
     let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
     if whole.rise.len() + 1 < policy.blame_floors {
         return undecided("too little work yet to tell who pays");
@@ -267,12 +269,12 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
         .map(|(other, ..)| unit_at(*other))
         .collect();
     if !rivals.is_empty() {
-        let shaped = rivals.iter().all(|unit| whole.uneven(*unit) < policy.blame_uneven)
-            && whole.uneven(unit_at(column)) < policy.blame_uneven;
-        return GrowthBlame::Undecided { why: alike(unit_at(column), &rivals, shaped) };
+        let shaped = rivals.iter().all(|unit| whole.unevenness(*unit) < policy.blame_uneven)
+            && whole.unevenness(unit_at(column)) < policy.blame_uneven;
+        return GrowthBlame::Undecided { why: ambiguity_sentence(unit_at(column), &rivals, shaped) };
     }
     let total: f64 = whole.rise.iter().sum();
-    let rows = size(whole.rise.len());
+    let rows = length_as_f64(whole.rise.len());
     let mut pays = UnitShare {
         each: beta,
         share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 },
@@ -281,7 +283,7 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
     // their share.
     if unit_at(column) != WorkUnit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
-            let beside = table.beside(column, other, loss, scale);
+            let beside = table.share_with_other(column, other, loss, scale);
             pays = beside.filter(|part| part.share < pays.share).unwrap_or(pays);
         }
     }
@@ -297,16 +299,16 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
 /// counted. Over longer stretches that effect vanishes, and the remaining difference is the rate.
 fn hourly(floors: &[FloorPoint], table: &FloorDifferences, policy: &GrowthPolicy) -> bool {
     let fourth: Vec<FloorPoint> = floors.iter().step_by(4).copied().collect();
-    table.hourly(policy) && FloorDifferences::of(&fourth).hourly(policy)
+    table.hours_fit_better(policy) && FloorDifferences::from_floors(&fourth).hours_fit_better(policy)
 }
 
 /// Returns true if hours pay for the growth between these floors beyond doubt.
-pub(super) fn time_pays(floors: &[FloorPoint], policy: &GrowthPolicy) -> bool {
-    floors.len() >= policy.blame_floors && hourly(floors, &FloorDifferences::of(floors), policy)
+pub(super) fn hours_pay(floors: &[FloorPoint], policy: &GrowthPolicy) -> bool {
+    floors.len() >= policy.blame_floors && hourly(floors, &FloorDifferences::from_floors(floors), policy)
 }
 
 /// Returns the sentence for units that cannot be separated. `shaped`: all requests bring similar amounts.
-fn alike(winner: WorkUnit, rivals: &[WorkUnit], shaped: bool) -> String {
+fn ambiguity_sentence(winner: WorkUnit, rivals: &[WorkUnit], shaped: bool) -> String {
     let alike: Vec<&str> = UNIT_ORDER
         .iter()
         .filter(|unit| **unit == winner || rivals.contains(unit))
@@ -342,8 +344,10 @@ mod tests {
     fn units_that_cannot_be_told_apart_are_all_named() {
         let all =
             [WorkUnit::PromptToken, WorkUnit::OutputToken, WorkUnit::Image, WorkUnit::Audio, WorkUnit::Hour];
-        let told =
-            [alike(WorkUnit::Request, &[WorkUnit::Image], true), alike(WorkUnit::Request, &all, false)];
+        let told = [
+            ambiguity_sentence(WorkUnit::Request, &[WorkUnit::Image], true),
+            ambiguity_sentence(WorkUnit::Request, &all, false),
+        ];
         insta::assert_snapshot!(told.join("\n"));
     }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::growth::WorkUnit;
 use crate::sample::WorkDone;
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Reading of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,11 +38,11 @@ impl FloorPoint {
     /// Returns the amount of a unit done by then.
     pub(super) fn done(&self, unit: WorkUnit) -> f64 {
         match unit {
-            WorkUnit::Request => exact(self.work.requests),
-            WorkUnit::PromptToken => exact(self.work.prompt_tokens),
-            WorkUnit::OutputToken => exact(self.work.output_tokens),
-            WorkUnit::Image => exact(self.work.images),
-            WorkUnit::Audio => exact(self.work.audio),
+            WorkUnit::Request => as_f64(self.work.requests),
+            WorkUnit::PromptToken => as_f64(self.work.prompt_tokens),
+            WorkUnit::OutputToken => as_f64(self.work.output_tokens),
+            WorkUnit::Image => as_f64(self.work.images),
+            WorkUnit::Audio => as_f64(self.work.audio),
             WorkUnit::Hour => self.hours,
         }
     }
@@ -137,13 +137,13 @@ impl ScaledFloors {
     }
 
     /// Returns the floors of a scale, oldest first.
-    pub(super) fn of(&self, scale: usize) -> &VecDeque<FloorPoint> {
+    pub(super) fn at_scale(&self, scale: usize) -> &VecDeque<FloorPoint> {
         &self.scales[scale].floors
     }
 
     /// Returns true if the latest step completed a floor of the scale, and the count is a multiple of
     /// `every`.
-    pub(super) fn due(&self, scale: usize, every: u64) -> bool {
+    pub(super) fn is_due(&self, scale: usize, every: u64) -> bool {
         let scale = &self.scales[scale];
         scale.open == 1 && scale.count > 0 && scale.count.is_multiple_of(every.max(1))
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     fn levels(floors: &ScaledFloors, scale: usize) -> Vec<f64> {
-        floors.of(scale).iter().map(|floor| floor.level).collect()
+        floors.at_scale(scale).iter().map(|floor| floor.level).collect()
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         }
         assert_eq!(levels(&floors, 0), [5.0, 3.0, 8.0, 6.0]);
         assert_eq!(levels(&floors, 1), [3.0, 6.0]);
-        assert_eq!(floors.of(1)[1].work.requests, 4, "a floor keeps the work at which it was read");
+        assert_eq!(floors.at_scale(1)[1].work.requests, 4, "a floor keeps the work at which it was read");
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         for step in 0..4 {
             floors.push(point(step * 500, 1.0));
         }
-        let work: Vec<u64> = floors.of(0).iter().map(|floor| floor.work.requests).collect();
+        let work: Vec<u64> = floors.at_scale(0).iter().map(|floor| floor.work.requests).collect();
         assert_eq!(work, [0, 500, 1000]);
     }
 
@@ -193,6 +193,6 @@ mod tests {
         for step in 0..1000 {
             floors.push(point(step, 1.0));
         }
-        assert!((0..floors.len()).all(|scale| floors.of(scale).len() == 4));
+        assert!((0..floors.len()).all(|scale| floors.at_scale(scale).len() == 4));
     }
 }

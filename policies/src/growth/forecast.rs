@@ -8,7 +8,7 @@ use crate::growth::floors::FloorPoint;
 use crate::growth::shape::StretchFinding;
 use crate::growth::stats;
 use crate::growth::{GrowthForecast, IntervalEstimate};
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Divisor of the floor count that gives the lag at which a random walk is measured. Over fewer floors
 /// noise hides the walk; over more there are too few samples.
@@ -28,7 +28,7 @@ impl RequestRate {
         if let Some((before, had)) = self.last {
             let Some(passed) = at.checked_sub(before).map(|passed| passed.as_secs_f64()) else { return };
             let kept = 0.5_f64.powf(passed / half_life.as_secs_f64().max(1e-3));
-            self.requests = self.requests * kept + exact(requests.saturating_sub(had));
+            self.requests = self.requests * kept + as_f64(requests.saturating_sub(had));
             self.seconds = self.seconds * kept + passed;
         }
         self.last = Some((at, requests));
@@ -55,28 +55,33 @@ pub(super) struct LineUncertainty {
 
 impl LineUncertainty {
     /// Measures floors against their line; `None` if they span fewer than two work counts.
-    pub(super) fn of<'a>(
+    pub(super) fn from_floors<'a>(
         floors: impl Iterator<Item = &'a FloorPoint>,
         line: &StretchFinding,
     ) -> Option<Self> {
         let (xs, rests): (Vec<f64>, Vec<f64>) = floors
             .map(|floor| {
-                (exact(floor.work.requests), floor.level - line.slope.value * exact(floor.work.requests))
+                (as_f64(floor.work.requests), floor.level - line.slope.value * as_f64(floor.work.requests))
             })
             .unzip();
         let seen = xs.last()? - xs.first()?;
         let lag = (xs.len() / WALK_LAG_DIVISOR).max(1);
         let moved = rests.iter().zip(rests.iter().skip(lag)).map(|(from, to)| (to - from).powi(2));
         let moved: Vec<f64> = moved.collect();
-        let count = stats::size(moved.len().max(1));
-        let each = seen * stats::size(lag) / (stats::size(xs.len()) - 1.0).max(1.0);
+        let count = stats::length_as_f64(moved.len().max(1));
+        let each = seen * stats::length_as_f64(lag) / (stats::length_as_f64(xs.len()) - 1.0).max(1.0);
         let walk = moved.iter().sum::<f64>() / count / each.max(1.0);
-        (seen > 0.0).then_some(Self { seen, floors: stats::size(xs.len()), scatter: line.scatter, walk })
+        (seen > 0.0).then_some(Self {
+            seen,
+            floors: stats::length_as_f64(xs.len()),
+            scatter: line.scatter,
+            walk,
+        })
     }
 
     /// Returns the slope over the next `left` bytes, with `z` deviations to each side. Sums the error of
     /// the line, the difference between future and past requests, and the scatter of a floor.
-    pub(super) fn ahead(&self, slope: IntervalEstimate, left: f64, z: f64) -> IntervalEstimate {
+    pub(super) fn project_slope(&self, slope: IntervalEstimate, left: f64, z: f64) -> IntervalEstimate {
         if left <= 0.0 {
             return slope;
         }
@@ -104,7 +109,7 @@ pub(super) fn forecast(
     if slope.value <= 0.0 {
         return None;
     }
-    let left = (exact(limit) - now).max(0.0);
+    let left = (as_f64(limit) - now).max(0.0);
     let at = |slope: f64| if slope > 0.0 { (left / slope).min(f64::MAX) } else { f64::MAX };
     let requests = IntervalEstimate { value: at(slope.value), low: at(slope.high), high: at(slope.low) };
     let seconds = rate.filter(|rate| *rate > 0.0).map(|rate| {

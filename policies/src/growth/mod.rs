@@ -35,7 +35,7 @@ pub mod stats;
 mod stretches;
 
 pub use monitor::GrowthMonitor;
-pub use stretches::blame_of;
+pub use stretches::blame_processes;
 pub use stretches::{MemoryLevel, slope};
 
 /// Verdict on the growth of one series.
@@ -205,7 +205,7 @@ pub struct SeriesGrowth {
 
 impl SeriesGrowth {
     /// Creates the state of a series without any readings.
-    pub fn of(series: MemoryKind) -> Self {
+    pub fn without_readings(series: MemoryKind) -> Self {
         Self {
             series,
             verdict: GrowthVerdict::Warming,

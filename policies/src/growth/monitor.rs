@@ -5,15 +5,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::growth::forecast::{RequestRate, forecast};
-use crate::growth::series::{SeriesWatch, usual};
+use crate::growth::series::{SeriesWatch, default_policy};
 use crate::growth::{GrowthForecast, GrowthPolicy, GrowthVerdict, LeakPrior, SeriesGrowth, VerdictChange};
 use crate::sample::{BackendSample, MemoryKind};
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Watches all series of one generation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GrowthMonitor {
-    #[serde(skip, default = "usual")]
+    #[serde(skip, default = "default_policy")]
     policy: GrowthPolicy,
     priors: Vec<LeakPrior>,
     declared: Vec<(MemoryKind, u64)>,
@@ -60,7 +60,7 @@ impl GrowthMonitor {
     /// Sets the bytes that the server is configured to cache in a series, beyond the policy's slack. The
     /// last call counts, so a caller may correct the value when a log line reports more. With 0, the
     /// default, there is neither an allowance nor slack: all growth counts.
-    pub fn allow(&mut self, series: MemoryKind, bytes: u64) {
+    pub fn set_allowance(&mut self, series: MemoryKind, bytes: u64) {
         self.declared.retain(|(of, _)| *of != series);
         self.declared.push((series, bytes));
         if let Some(index) = self.watches.iter().position(|watch| watch.growth().series == series) {
@@ -140,7 +140,7 @@ impl GrowthMonitor {
             return None;
         }
         let now = watch.charged_now()?;
-        let slope = watch.ahead((exact(limit) - now).max(0.0))?;
+        let slope = watch.project_slope((as_f64(limit) - now).max(0.0))?;
         forecast(now, limit, slope, self.rate())
     }
 

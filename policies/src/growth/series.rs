@@ -21,17 +21,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::blame::{blame, time_pays};
+use crate::growth::blame::{blame, hours_pay};
 use crate::growth::floors::{FloorPoint, ScaledFloors};
 use crate::growth::forecast::LineUncertainty;
-use crate::growth::shape::{ScaleStatistics, StepGrowth, StretchFinding, examine, fell, whole};
+use crate::growth::shape::{
+    ScaleStatistics, StepGrowth, StretchFinding, examine, has_fallen, scale_statistics,
+};
 use crate::growth::stats;
 use crate::growth::{
     AllowanceFill, GrowthBlame, GrowthLine, GrowthPolicy, GrowthVerdict, IntervalEstimate, LeakPrior,
     SeriesGrowth, WorkUnit,
 };
 use crate::sample::{BackendSample, MemoryKind, WorkDone};
-use crate::units::{self, exact};
+use crate::units::{self, as_f64};
 
 /// A known leak that returns with half of its slope is the same leak under another load.
 const PRIOR_SLOPE_RATIO: f64 = 0.5;
@@ -65,7 +67,7 @@ struct ScaleTests {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SeriesWatch {
-    #[serde(skip, default = "usual")]
+    #[serde(skip, default = "default_policy")]
     policy: GrowthPolicy,
     prior: Option<LeakPrior>,
     floors: ScaledFloors,
@@ -104,7 +106,7 @@ pub(super) struct SeriesWatch {
 }
 
 /// Default for the policy, which is not serialized.
-pub(super) fn usual() -> GrowthPolicy {
+pub(super) fn default_policy() -> GrowthPolicy {
     crate::defaults().growth.clone()
 }
 
@@ -156,7 +158,7 @@ impl SeriesWatch {
             baseline: None,
             height: f64::MAX,
             grew: 0,
-            growth: SeriesGrowth::of(series),
+            growth: SeriesGrowth::without_readings(series),
             policy: policy.clone(),
         }
     }
@@ -167,29 +169,29 @@ impl SeriesWatch {
 
     pub(super) fn declare(&mut self, bytes: u64) {
         self.declared = bytes;
-        self.fill();
+        self.update_fill();
     }
 
     /// Estimates the bytes charged to the process now: its latest floor with measured pools, plus growth
     /// since by the shown slope.
     pub(super) fn charged_now(&self) -> Option<f64> {
-        let floor = exact(self.growth.floor?) + if self.pooled { self.pool } else { 0.0 };
-        let since = exact(self.now.saturating_sub(self.floored));
+        let floor = as_f64(self.growth.floor?) + if self.pooled { self.pool } else { 0.0 };
+        let since = as_f64(self.now.saturating_sub(self.floored));
         Some(floor + since * self.growth.slope.map_or(0.0, |slope| slope.value.max(0.0)))
     }
 
     /// Returns the shown slope, with its interval over the next `left` bytes of rise.
-    pub(super) fn ahead(&self, left: f64) -> Option<IntervalEstimate> {
+    pub(super) fn project_slope(&self, left: f64) -> Option<IntervalEstimate> {
         let slope = self.growth.slope?;
-        Some(self.spread.map_or(slope, |spread| spread.ahead(slope, left, self.policy.bound_z)))
+        Some(self.spread.map_or(slope, |spread| spread.project_slope(slope, left, self.policy.bound_z)))
     }
 
     /// Returns the uncertainty of a scale's line.
-    fn spread(&self, scale: usize) -> Option<LineUncertainty> {
+    fn line_uncertainty(&self, scale: usize) -> Option<LineUncertainty> {
         let line = self.tracks[scale].last?;
-        let floors = self.floors.of(scale);
+        let floors = self.floors.at_scale(scale);
         let from = floors.len().saturating_sub(self.policy.window);
-        LineUncertainty::of(floors.range(from..), &line)
+        LineUncertainty::from_floors(floors.range(from..), &line)
     }
 
     /// Forgets all readings, because the next ones measure something else.
@@ -215,7 +217,7 @@ impl SeriesWatch {
             let point =
                 FloorPoint { level, hours: hours(sample.at), work: sample.work, fresh: WorkDone::default() };
             if self.floors.push(point) || self.growth.floor.is_none() {
-                self.step(sample.work.requests, level);
+                self.record_step(sample.work.requests, level);
             }
         }
         if self.growth.verdict != before {
@@ -229,8 +231,8 @@ impl SeriesWatch {
     /// measured, because their size is neither a fall nor a jump. A few readings without pools count as
     /// unknown, not as a change.
     fn level(&mut self, sample: &BackendSample) -> Option<f64> {
-        let charged = exact(sample.charged(self.growth.series)?);
-        let pool = sample.pooled(self.growth.series).map(exact);
+        let charged = as_f64(sample.charged(self.growth.series)?);
+        let pool = sample.pooled(self.growth.series).map(as_f64);
         match (pool, self.pooled) {
             (Some(_), true) | (None, false) => self.unmeasured = 0,
             (None, true) => {
@@ -238,9 +240,9 @@ impl SeriesWatch {
                 if self.unmeasured <= self.policy.unmeasured {
                     return None;
                 }
-                self.switch(false);
+                self.set_pooled(false);
             }
-            (Some(_), false) => self.switch(true),
+            (Some(_), false) => self.set_pooled(true),
         }
         self.pool = pool.unwrap_or(0.0);
         let level = charged - self.pool.min(charged);
@@ -251,7 +253,7 @@ impl SeriesWatch {
         Some(level + self.lift)
     }
 
-    fn switch(&mut self, pooled: bool) {
+    fn set_pooled(&mut self, pooled: bool) {
         let seen = self.growth.floor.is_some();
         self.pooled = pooled;
         self.unmeasured = 0;
@@ -262,61 +264,61 @@ impl SeriesWatch {
     }
 
     /// Handles new work.
-    fn step(&mut self, requests: u64, level: f64) {
+    fn record_step(&mut self, requests: u64, level: f64) {
         self.now = requests;
-        (self.lifted, self.floored) = self.floor(level, requests);
-        self.growth.floor = Some(units::whole((self.lifted - self.lift).max(0.0)));
+        (self.lifted, self.floored) = self.present_floor(level, requests);
+        self.growth.floor = Some(units::truncate_to_u64((self.lifted - self.lift).max(0.0)));
         if !self.warm {
-            self.warm = self.settled(requests);
+            self.warm = self.is_warmed_up(requests);
             if self.warm {
                 self.floors.clear();
             }
             self.growth.verdict = GrowthVerdict::Warming;
-            self.fill();
+            self.update_fill();
             return;
         }
-        let first = self.floors.of(0);
+        let first = self.floors.at_scale(0);
         if self.baseline.is_none() && first.len() >= self.policy.baseline_floors {
             let mut levels: Vec<f64> = first.iter().map(|floor| floor.level).collect();
             self.baseline = stats::median(&mut levels);
             self.height = self.baseline.unwrap_or(f64::MAX);
-            self.growth.baseline = self.baseline.map(units::whole);
+            self.growth.baseline = self.baseline.map(units::truncate_to_u64);
         }
         let Some(baseline) = self.baseline else { return };
-        self.fill();
-        let effect = self.effect(baseline);
+        self.update_fill();
+        let effect = self.least_rise(baseline);
         let mut tested = false;
         for scale in 0..self.floors.len() {
-            tested |= self.test(scale, effect);
+            tested |= self.test_scale(scale, effect);
         }
-        self.growth.law = self.line.map(|line| self.law(&line, requests));
+        self.growth.law = self.line.map(|line| self.growth_line(&line, requests));
         self.record_height(requests, effect, tested);
         self.judge(requests, effect, tested);
     }
 
     /// Returns the line at the present work, in bytes charged to the process.
-    fn law(&self, line: &StretchFinding, requests: u64) -> GrowthLine {
+    fn growth_line(&self, line: &StretchFinding, requests: u64) -> GrowthLine {
         let shift = if self.pooled { self.pool } else { 0.0 } - self.lift;
-        let level = line.at(requests) + shift;
+        let level = line.value_at(requests) + shift;
         let half = self.policy.bound_z * line.scatter;
-        let bytes = |level: f64| units::whole(level.max(0.0));
+        let bytes = |level: f64| units::truncate_to_u64(level.max(0.0));
         GrowthLine { level: bytes(level), low: bytes(level - half), high: bytes(level + half) }
     }
 
     /// Returns the smallest rise that counts, in bytes.
-    fn effect(&self, baseline: f64) -> f64 {
+    fn least_rise(&self, baseline: f64) -> f64 {
         match self.growth.series {
             MemoryKind::Host => {
-                exact(self.policy.host_effect.0).max(self.policy.host_effect_share * baseline)
+                as_f64(self.policy.host_effect.0).max(self.policy.host_effect_share * baseline)
             }
-            MemoryKind::Vram(_) => exact(self.policy.vram_effect.0),
+            MemoryKind::Vram(_) => as_f64(self.policy.vram_effect.0),
         }
     }
 
     /// Returns the lowest of the latest short floors, or the reading while there is none, and its request
     /// number.
-    fn floor(&self, level: f64, requests: u64) -> (f64, u64) {
-        let latest = self.floors.of(0).iter().rev().take(PRESENT_FLOORS);
+    fn present_floor(&self, level: f64, requests: u64) -> (f64, u64) {
+        let latest = self.floors.at_scale(0).iter().rev().take(PRESENT_FLOORS);
         let least = |least: (f64, u64), floor: &FloorPoint| {
             if floor.level < least.0 { (floor.level, floor.work.requests) } else { least }
         };
@@ -324,8 +326,8 @@ impl SeriesWatch {
     }
 
     /// Returns true once the warm-up is over: enough work, and memory no longer rises ever more slowly.
-    fn settled(&self, requests: u64) -> bool {
-        let floors = self.floors.of(0);
+    fn is_warmed_up(&self, requests: u64) -> bool {
+        let floors = self.floors.at_scale(0);
         if requests < self.policy.warmup_requests || floors.len() < 3 * SETTLE_FLOORS {
             return false;
         }
@@ -340,14 +342,14 @@ impl SeriesWatch {
         };
         let (first, second, third) = (of(2), of(1), of(0));
         let rose = second - first;
-        rose < self.effect(first) * self.policy.settle_share
+        rose < self.least_rise(first) * self.policy.settle_share
             || third - second >= self.policy.brake_ratio * rose
     }
 
-    fn test(&mut self, scale: usize, effect: f64) -> bool {
+    fn test_scale(&mut self, scale: usize, effect: f64) -> bool {
         let (window, every) = (self.policy.window, self.policy.test_every);
-        let floors = self.floors.of(scale);
-        if !self.floors.due(scale, every) || (floors.len() < window && scale > 0) {
+        let floors = self.floors.at_scale(scale);
+        if !self.floors.is_due(scale, every) || (floors.len() < window && scale > 0) {
             return false;
         }
         let from = floors.len().saturating_sub(window);
@@ -359,15 +361,15 @@ impl SeriesWatch {
         }
         track.recent.push_back(finding);
         track.last = Some(finding);
-        let shown = self.shown();
+        let shown = self.shown_scale();
         self.line = shown.and_then(|scale| self.tracks[scale].last);
-        self.spread = shown.and_then(|scale| self.spread(scale));
+        self.spread = shown.and_then(|scale| self.line_uncertainty(scale));
         self.growth.slope = self.line.map(|line| line.slope);
         true
     }
 
     /// Returns the scale whose line is shown: the longest growing one, else the longest.
-    fn shown(&self) -> Option<usize> {
+    fn shown_scale(&self) -> Option<usize> {
         let lines =
             || (0..self.tracks.len()).rev().filter_map(|scale| Some((scale, self.tracks[scale].last?)));
         let grows = || lines().filter(|(_, line)| line.grows);
@@ -383,7 +385,7 @@ impl SeriesWatch {
     }
 
     /// Returns true if the latest test of at least one scale found growth.
-    fn suspect(&self) -> bool {
+    fn finds_growth(&self) -> bool {
         self.tracks.iter().any(|track| track.last.is_some_and(|last| last.grows))
     }
 
@@ -395,7 +397,7 @@ impl SeriesWatch {
     fn scale_persists(&self, scale: usize, effect: f64) -> Option<bool> {
         let (track, policy) = (&self.tracks[scale], &self.policy);
         let last = track.last.filter(|last| last.grows)?;
-        if self.known(last.slope) {
+        if self.matches_prior(last.slope) {
             return Some(true);
         }
         // Takes every other test: these share only half of their floors.
@@ -405,11 +407,12 @@ impl SeriesWatch {
         let often = track.recent.len() == policy.tests
             && spaced().all(|finding| finding.grows)
             && last.slope.value >= policy.persist_ratio * first.slope.value;
-        let whole = whole(self.floors.of(scale).iter(), WorkUnit::Request, self.grain(), policy)?;
+        let whole =
+            scale_statistics(self.floors.at_scale(scale).iter(), WorkUnit::Request, self.grain(), policy)?;
         // An almost straight line far above the wander of such readings needs only one test. Not at scale 0.
         let far = scale > 0
             && whole.bent <= policy.broad_scatter * policy.straight_scatter
-            && whole.goes_far
+            && whole.far_drift
             && whole.drift
             && whole.rise >= policy.far_effect * effect;
         if !(often || again || far) {
@@ -418,10 +421,13 @@ impl SeriesWatch {
         // Readings with requests in flight vary so much that no rise stands out from a random walk of
         // single steps. Over four steps at a time they cancel out, and a walk does not.
         let rises = often
-            && whole.goes_far
+            && whole.far_drift
             && whole.rise >= policy.paid_effect * effect
             && whole.pace >= policy.paid_pace;
-        if !(whole.drift || rises) || self.settles(scale, &whole, effect) || self.fell(scale, whole.rise) {
+        if !(whole.drift || rises)
+            || self.slows_down(scale, &whole, effect)
+            || self.has_fallen(scale, whole.rise)
+        {
             return None;
         }
         let scatter = whole.bent / policy.straight_scatter;
@@ -440,11 +446,13 @@ impl SeriesWatch {
 
     /// Returns true if the rise slows down in this stretch or in longer ones. A straight line slows down
     /// more surely.
-    fn settles(&self, scale: usize, near: &ScaleStatistics, effect: f64) -> bool {
+    fn slows_down(&self, scale: usize, near: &ScaleStatistics, effect: f64) -> bool {
         let far = |scale: usize| {
-            let floors = self.floors.of(scale);
+            let floors = self.floors.at_scale(scale);
             let enough = floors.len() >= 2 * self.policy.baseline_floors;
-            enough.then(|| whole(floors.iter(), WorkUnit::Request, self.grain(), &self.policy)).flatten()
+            enough
+                .then(|| scale_statistics(floors.iter(), WorkUnit::Request, self.grain(), &self.policy))
+                .flatten()
         };
         let end = self.floors.len().min(scale + 1 + self.policy.past_scales);
         let slows = |whole: &ScaleStatistics| whole.slows(effect, &self.policy);
@@ -453,22 +461,22 @@ impl SeriesWatch {
 
     /// Returns true if memory fell, within an equal stretch of work, by a good part of its present rise: it
     /// may fall again.
-    fn fell(&self, scale: usize, rise: f64) -> bool {
+    fn has_fallen(&self, scale: usize, rise: f64) -> bool {
         let far = (scale + self.policy.past_scales).min(self.floors.len() - 1);
-        let span = self.floors.of(scale).len() >> (far - scale);
-        fell(self.floors.of(far), span, self.policy.fall_share * rise)
+        let span = self.floors.at_scale(scale).len() >> (far - scale);
+        has_fallen(self.floors.at_scale(far), span, self.policy.fall_share * rise)
     }
 
     /// Returns the allocation granularity of this memory in bytes.
     fn grain(&self) -> f64 {
         match self.growth.series {
             MemoryKind::Host => 0.0,
-            MemoryKind::Vram(_) => exact(self.policy.vram_grain.0),
+            MemoryKind::Vram(_) => as_f64(self.policy.vram_grain.0),
         }
     }
 
     /// Returns true for growth as in an earlier generation, which needs no repetition.
-    fn known(&self, slope: IntervalEstimate) -> bool {
+    fn matches_prior(&self, slope: IntervalEstimate) -> bool {
         self.prior.as_ref().is_some_and(|prior| slope.value >= PRIOR_SLOPE_RATIO * prior.slope.value)
     }
 
@@ -478,29 +486,29 @@ impl SeriesWatch {
         if floor >= self.height + effect * self.policy.height_share {
             self.height = floor;
             self.grew = requests;
-        } else if tested && self.suspect() {
+        } else if tested && self.finds_growth() {
             self.grew = requests;
         }
     }
 
     fn judge(&mut self, requests: u64, effect: f64, tested: bool) {
         let fill = self.growth.fill;
-        let limited = self.limited();
+        let limited = self.has_allowance();
         let within = limited && fill.used <= fill.allowed;
-        let grows = self.suspect();
+        let grows = self.finds_growth();
         let leaks = self.growth.verdict == GrowthVerdict::Leaking;
-        let stairs = if grows { None } else { self.stairs(effect) };
-        let verdict = if within && (grows || leaks || exact(fill.used) >= effect) {
+        let stairs = if grows { None } else { self.find_stairs(effect) };
+        let verdict = if within && (grows || leaks || as_f64(fill.used) >= effect) {
             GrowthVerdict::Bounded
         } else if within {
             GrowthVerdict::Steady
-        } else if (leaks && requests.saturating_sub(self.grew) < self.calm(effect))
+        } else if (leaks && requests.saturating_sub(self.grew) < self.calm_requests(effect))
             || (grows && tested && (self.growth_persists(effect) || self.is_paid(effect)))
         {
             GrowthVerdict::Leaking
         } else if grows || stairs.is_some() {
             GrowthVerdict::Suspected
-        } else if limited && exact(fill.used) >= effect {
+        } else if limited && as_f64(fill.used) >= effect {
             GrowthVerdict::Bounded
         } else {
             GrowthVerdict::Steady
@@ -511,17 +519,18 @@ impl SeriesWatch {
             self.growth.blame = None;
             self.paid = None;
         } else if changed || tested {
-            self.growth.blame = stairs.map_or_else(|| self.blamed(), |stairs| Some(stepwise_blame(&stairs)));
+            self.growth.blame =
+                stairs.map_or_else(|| self.find_blame(), |stairs| Some(stepwise_blame(&stairs)));
             self.count_payer();
         }
     }
 
     /// Finds steps that are too few and too large for a line.
-    fn stairs(&self, effect: f64) -> Option<StepGrowth> {
+    fn find_stairs(&self, effect: f64) -> Option<StepGrowth> {
         let longest = (0..self.floors.len())
             .rev()
-            .find(|scale| self.floors.of(*scale).len() >= self.policy.window / 2)?;
-        StepGrowth::of(self.floors.of(longest), effect, &self.policy)
+            .find(|scale| self.floors.at_scale(*scale).len() >= self.policy.window / 2)?;
+        StepGrowth::from_floors(self.floors.at_scale(longest), effect, &self.policy)
     }
 
     /// Counts consecutive tests that blame the same unit for nearly all of the growth. An undecided test
@@ -543,34 +552,34 @@ impl SeriesWatch {
         let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= PAID_TESTS) else {
             return false;
         };
-        let long = |scale: &usize| self.floors.of(*scale).len() >= policy.window;
+        let long = |scale: &usize| self.floors.at_scale(*scale).len() >= policy.window;
         let Some(longest) = (0..self.floors.len()).rev().find(long) else { return false };
-        let floors = self.floors.of(longest);
-        let Some(whole) = whole(floors.iter(), unit, self.grain(), policy) else { return false };
+        let floors = self.floors.at_scale(longest);
+        let Some(whole) = scale_statistics(floors.iter(), unit, self.grain(), policy) else { return false };
         let even = whole.rise >= policy.paid_effect * effect && whole.pace >= policy.paid_pace;
         // A rise this large that still continues, if more slowly: memory that settles is not blamed for so
         // long.
         let far = whole.rise >= policy.far_effect * effect
             && whole.end >= policy.brake_ratio
             && whole.pace >= policy.steep_ratio;
-        whole.goes_far && (even || far) && !self.fell(longest, whole.rise)
+        whole.far_drift && (even || far) && !self.has_fallen(longest, whole.rise)
     }
 
     /// Returns the requests without growth after which a leak is over.
-    fn calm(&self, effect: f64) -> u64 {
+    fn calm_requests(&self, effect: f64) -> u64 {
         let slope = self.growth.slope.map_or(0.0, |slope| slope.value);
         let step = effect * self.policy.height_share;
         let expected = if slope > 0.0 { (step / slope * CALM_FACTOR).min(1e6) } else { 0.0 };
-        CALM_REQUESTS.max(units::whole(expected))
+        CALM_REQUESTS.max(units::truncate_to_u64(expected))
     }
 
     /// Finds the paying unit in the longest stretch with enough floors, or in the next shorter one. Hours
     /// are also sought in all shorter ones, because these average less.
-    fn blamed(&self) -> Option<GrowthBlame> {
-        let floors = |scale| self.floors.of(scale).iter().copied().collect::<Vec<_>>();
-        let long = |scale: &usize| self.floors.of(*scale).len() >= self.policy.window;
+    fn find_blame(&self) -> Option<GrowthBlame> {
+        let floors = |scale| self.floors.at_scale(scale).iter().copied().collect::<Vec<_>>();
+        let long = |scale: &usize| self.floors.at_scale(*scale).len() >= self.policy.window;
         let longest = (0..self.floors.len()).rev().find(long)?;
-        if let Some(hourly) = (0..longest).map(floors).find(|floors| time_pays(floors, &self.policy)) {
+        if let Some(hourly) = (0..longest).map(floors).find(|floors| hours_pay(floors, &self.policy)) {
             return Some(blame(&hourly, &self.policy));
         }
         // Long stretches average the mix of work; if they cannot separate units, the next shorter one may.
@@ -582,15 +591,15 @@ impl SeriesWatch {
 
     /// Returns true if growth can be within an allowance. Where host pools are measured, declared memory is
     /// the unmeasured rest. GPU pools are measured completely, and nothing else is declared for a GPU.
-    fn limited(&self) -> bool {
+    fn has_allowance(&self) -> bool {
         self.declared > 0 || (self.pooled && self.growth.series == MemoryKind::Host)
     }
 
-    fn fill(&mut self) {
+    fn update_fill(&mut self) {
         let slack = self.policy.allowance_slack.0;
-        let allowed = if self.limited() { self.declared.saturating_add(slack) } else { 0 };
+        let allowed = if self.has_allowance() { self.declared.saturating_add(slack) } else { 0 };
         let used = self.baseline.zip(self.growth.floor);
-        let used = used.map_or(0, |(baseline, floor)| units::whole(exact(floor) - baseline));
+        let used = used.map_or(0, |(baseline, floor)| units::truncate_to_u64(as_f64(floor) - baseline));
         self.growth.fill = AllowanceFill { allowed, used };
     }
 }

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use crate::growth::floors::FloorPoint;
-use crate::growth::stats::{self, TrendTest, size};
+use crate::growth::stats::{self, TrendTest, length_as_f64};
 use crate::growth::{GrowthPolicy, IntervalEstimate, WorkUnit};
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Share of the rise that must remain without its largest jump.
 const JUMP_REST_SHARE: f64 = 0.5;
@@ -49,8 +49,8 @@ pub(super) struct StretchFinding {
 
 impl StretchFinding {
     /// Returns the line's value at a number of answered requests.
-    pub(super) fn at(&self, requests: u64) -> f64 {
-        self.foot + self.slope.value * exact(requests)
+    pub(super) fn value_at(&self, requests: u64) -> f64 {
+        self.foot + self.slope.value * as_f64(requests)
     }
 }
 
@@ -62,8 +62,8 @@ pub(super) fn examine<'a>(
     policy: &GrowthPolicy,
 ) -> Option<StretchFinding> {
     let (xs, ys): (Vec<f64>, Vec<f64>) =
-        floors.map(|floor| (exact(floor.work.requests), floor.level)).unzip();
-    let trend = TrendTest::of(&ys);
+        floors.map(|floor| (as_f64(floor.work.requests), floor.level)).unzip();
+    let trend = TrendTest::from_values(&ys);
     let slope = stats::sen_slope_with_bounds(&xs, &ys, trend.var, policy.bound_z)?;
     let run = xs.last()? - xs.first()?;
     let rise = slope.value * run;
@@ -88,7 +88,7 @@ pub(super) struct ScaleStatistics {
     pub(super) drift: bool,
     /// The same over four floors at a time, for the part that work leaves unexplained. Readings with
     /// requests in flight vary much between neighbours and cancel out.
-    pub(super) goes_far: bool,
+    pub(super) far_drift: bool,
     /// Slope of the later half as a share of the earlier one's; above 1 where the earlier half does not rise.
     pub(super) pace: f64,
     /// Slope of the last third as a share of the total slope.
@@ -101,19 +101,20 @@ pub(super) struct ScaleStatistics {
 
 /// Computes the statistics of all floors of a scale; `None` if there are too few for a slope of each half.
 /// `along` is the work on the x axis, `grain` the allocation granularity in bytes.
-pub(super) fn whole<'a>(
+pub(super) fn scale_statistics<'a>(
     floors: impl Iterator<Item = &'a FloorPoint>,
     along: WorkUnit,
     grain: f64,
     policy: &GrowthPolicy,
 ) -> Option<ScaleStatistics> {
     let (xs, ys): (Vec<f64>, Vec<f64>) = floors.map(|floor| (floor.done(along), floor.level)).unzip();
-    let slope = stats::sen(&xs, &ys)?;
+    let slope = stats::sen_slope(&xs, &ys)?;
     let rise = slope * (xs.last()? - xs.first()?);
     let half = xs.len() / 2;
-    let (early, late) = (stats::sen(&xs[..half], &ys[..half])?, stats::sen(&xs[half..], &ys[half..])?);
+    let (early, late) =
+        (stats::sen_slope(&xs[..half], &ys[..half])?, stats::sen_slope(&xs[half..], &ys[half..])?);
     let third = xs.len() - xs.len() / 3;
-    let end = if slope > 0.0 { stats::sen(&xs[third..], &ys[third..])? / slope } else { 0.0 };
+    let end = if slope > 0.0 { stats::sen_slope(&xs[third..], &ys[third..])? / slope } else { 0.0 };
     let scatter = stats::scatter(&xs, &ys, slope);
     let share = |bytes: f64| if rise > 0.0 { bytes / rise } else { f64::MAX };
     let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
@@ -123,7 +124,7 @@ pub(super) fn whole<'a>(
         && rise >= policy.drift_far_z * random_walk_distance(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
     let goes_far = rise >= policy.drift_far_z * random_walk_distance(&rests, 4, grain);
-    Some(ScaleStatistics { rise, drift, goes_far, pace, end, scatter, bent })
+    Some(ScaleStatistics { rise, drift, far_drift: goes_far, pace, end, scatter, bent })
 }
 
 impl ScaleStatistics {
@@ -143,7 +144,7 @@ impl ScaleStatistics {
 
 /// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed down for two. A
 /// single low reading is no fall.
-pub(super) fn fell(floors: &VecDeque<FloorPoint>, span: usize, depth: f64) -> bool {
+pub(super) fn has_fallen(floors: &VecDeque<FloorPoint>, span: usize, depth: f64) -> bool {
     (2..floors.len()).any(|end| {
         let low = floors[end].level.max(floors[end - 1].level);
         floors.range(end.saturating_sub(span.max(2))..end - 1).any(|floor| floor.level - low > depth)
@@ -164,10 +165,16 @@ pub(super) struct StepGrowth {
 impl StepGrowth {
     /// Recognises floors that rose several times by much more than `effect` at once, never fell, and whose
     /// next step is not overdue. `None` for everything else, including smaller plateaus.
-    pub(super) fn of(floors: &VecDeque<FloorPoint>, effect: f64, policy: &GrowthPolicy) -> Option<Self> {
+    pub(super) fn from_floors(
+        floors: &VecDeque<FloorPoint>,
+        effect: f64,
+        policy: &GrowthPolicy,
+    ) -> Option<Self> {
         let (first, last) = (floors.front()?, floors.back()?);
         let total = last.level - first.level;
-        if total < policy.steep_effect * effect || fell(floors, floors.len(), policy.fall_share * effect) {
+        if total < policy.steep_effect * effect
+            || has_fallen(floors, floors.len(), policy.fall_share * effect)
+        {
             return None;
         }
         let mut steps: Vec<(f64, f64)> = Vec::new();
@@ -176,7 +183,7 @@ impl StepGrowth {
             let rise = to.level - from.level;
             match steps.last_mut().filter(|_| climbs) {
                 Some((_, height)) if rise >= effect => *height += rise,
-                _ if rise >= effect => steps.push((exact(to.work.requests), rise)),
+                _ if rise >= effect => steps.push((as_f64(to.work.requests), rise)),
                 _ => {}
             }
             climbs = rise >= effect;
@@ -186,7 +193,7 @@ impl StepGrowth {
         let count = u32::try_from(steps.len()).ok().filter(|count| *count >= policy.stairs)?;
         let run = steps.last()?.0 - steps.first()?.0;
         let gap = run / (f64::from(count) - 1.0).max(1.0);
-        let due = exact(last.work.requests) - steps.last()?.0 <= 2.0 * gap;
+        let due = as_f64(last.work.requests) - steps.last()?.0 <= 2.0 * gap;
         let height = climbed / f64::from(count);
         let even = highest <= 2.0 * height && height >= policy.far_effect * effect;
         let found = Self { steps: count, height, requests: gap };
@@ -200,14 +207,14 @@ fn random_walk_distance(ys: &[f64], lag: usize, grain: f64) -> f64 {
     let steps: Vec<f64> = ys.iter().zip(ys.iter().skip(lag)).map(|(from, to)| to - from).collect();
     let places = vec![0.0; steps.len()];
     (stats::scatter(&places, &steps, 0.0) - grain).max(0.0)
-        * (size(ys.len().saturating_sub(1)) / size(lag)).sqrt()
+        * (length_as_f64(ys.len().saturating_sub(1)) / length_as_f64(lag)).sqrt()
 }
 
 /// Trend test, corrected for autocorrelation.
 fn is_significant(ys: &[f64], trend: TrendTest, rise: f64, policy: &GrowthPolicy) -> bool {
     // Run the cheap test first: the correction only lowers z.
     trend.z() >= policy.trend_z && {
-        let per_step = rise / (size(ys.len()) - 1.0).max(1.0);
+        let per_step = rise / (length_as_f64(ys.len()) - 1.0).max(1.0);
         trend.widened(stats::hamed_rao_factor(ys, per_step, policy.bound_z)).z() >= policy.trend_z
     }
 }
@@ -215,7 +222,7 @@ fn is_significant(ys: &[f64], trend: TrendTest, rise: f64, policy: &GrowthPolicy
 /// Returns true if the end of the stretch rises less than the whole, so the rise is about to end.
 fn is_braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
     let from = xs.len() - xs.len() * 2 / 5;
-    let last = stats::sen(&xs[from..], &ys[from..]);
+    let last = stats::sen_slope(&xs[from..], &ys[from..]);
     last.is_none_or(|last| last < policy.brake_ratio * slope)
 }
 

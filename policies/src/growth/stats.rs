@@ -9,7 +9,7 @@
 use crate::growth::IntervalEstimate;
 
 /// Converts a length for arithmetic.
-pub(super) fn size(length: usize) -> f64 {
+pub(super) fn length_as_f64(length: usize) -> f64 {
     u32::try_from(length).map_or(f64::MAX, f64::from)
 }
 
@@ -41,7 +41,7 @@ pub(super) struct TrendTest {
 
 impl TrendTest {
     /// Tests values in order.
-    pub(super) fn of(values: &[f64]) -> Self {
+    pub(super) fn from_values(values: &[f64]) -> Self {
         let mut s = 0.0;
         for (i, early) in values.iter().enumerate() {
             for late in &values[i + 1..] {
@@ -55,8 +55,9 @@ impl TrendTest {
         let mut sorted = values.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
         let of = |n: f64| n * (n - 1.0) * (2.0 * n + 5.0);
-        let ties: f64 = sorted.chunk_by(|a, b| a.total_cmp(b).is_eq()).map(|tied| of(size(tied.len()))).sum();
-        Self { s, var: (of(size(values.len())) - ties) / 18.0 }
+        let ties: f64 =
+            sorted.chunk_by(|a, b| a.total_cmp(b).is_eq()).map(|tied| of(length_as_f64(tied.len()))).sum();
+        Self { s, var: (of(length_as_f64(values.len())) - ties) / 18.0 }
     }
 
     /// Deviations of `s` from no trend, with continuity correction; 0 if all values are equal.
@@ -77,11 +78,11 @@ impl TrendTest {
 /// never becomes more sensitive. `slope` is Sen's slope per step; only lags beyond `z_lag` deviations
 /// count.
 pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
-    let n = size(values.len());
+    let n = length_as_f64(values.len());
     if values.len() < 4 {
         return 1.0;
     }
-    let detrended: Vec<f64> = values.iter().enumerate().map(|(i, v)| v - slope * size(i)).collect();
+    let detrended: Vec<f64> = values.iter().enumerate().map(|(i, v)| v - slope * length_as_f64(i)).collect();
     let ranks = ranks(&detrended);
     let mean = ranks.iter().sum::<f64>() / n;
     let centred: Vec<f64> = ranks.iter().map(|rank| rank - mean).collect();
@@ -94,7 +95,7 @@ pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     for lag in 1..values.len() {
         let rho: f64 = centred.iter().zip(&centred[lag..]).map(|(a, b)| a * b).sum::<f64>() / power;
         if rho.abs() > limit {
-            let rest = n - size(lag);
+            let rest = n - length_as_f64(lag);
             sum += rest * (rest - 1.0) * (rest - 2.0) * rho;
         }
     }
@@ -108,7 +109,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     let mut ranks = vec![0.0; values.len()];
     let mut first = 0;
     for tied in order.chunk_by(|a, b| values[*a].total_cmp(&values[*b]).is_eq()) {
-        let mean = f64::midpoint(size(first) * 2.0, size(tied.len()) + 1.0);
+        let mean = f64::midpoint(length_as_f64(first) * 2.0, length_as_f64(tied.len()) + 1.0);
         for index in tied {
             ranks[*index] = mean;
         }
@@ -132,7 +133,7 @@ fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
 }
 
 /// Sen's slope: the median slope of all pairs of points; `None` without two different x.
-pub(super) fn sen(xs: &[f64], ys: &[f64]) -> Option<f64> {
+pub(super) fn sen_slope(xs: &[f64], ys: &[f64]) -> Option<f64> {
     median(&mut slopes(xs, ys))
 }
 
@@ -141,7 +142,7 @@ pub(super) fn sen_slope_with_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) ->
     let mut slopes = slopes(xs, ys);
     let value = median(&mut slopes)?;
     let half = z * var.max(0.0).sqrt();
-    let count = size(slopes.len());
+    let count = length_as_f64(slopes.len());
     let low = *value_at_rank(&mut slopes, (count - half) / 2.0 - 1.0)?;
     let high = *value_at_rank(&mut slopes, f64::midpoint(count, half))?;
     Some(IntervalEstimate { value, low: low.min(value), high: high.max(value) })

@@ -10,7 +10,7 @@ use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{self, TrendTest};
 use crate::growth::{GrowthBlame, GrowthPolicy, IntervalEstimate};
 use crate::sample::WorkDone;
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Most points for a slope, because the cost grows with the square.
 const SLOPE_POINTS: usize = 160;
@@ -30,14 +30,15 @@ pub struct MemoryLevel {
 /// work.
 pub fn slope(levels: &[MemoryLevel], policy: &GrowthPolicy) -> Option<IntervalEstimate> {
     let stride = levels.len().div_ceil(SLOPE_POINTS).max(1);
-    let pair = |level: &MemoryLevel| (exact(level.work.requests), exact(level.bytes));
+    let pair = |level: &MemoryLevel| (as_f64(level.work.requests), as_f64(level.bytes));
     let (xs, ys): (Vec<f64>, Vec<f64>) = levels.iter().step_by(stride).map(pair).unzip();
     if xs.len() < 4 {
         return None;
     }
     // Heap readings are correlated, so the effective number is smaller.
-    let per_step = stats::sen(&xs, &ys)? * (xs.last()? - xs.first()?) / (stats::size(xs.len()) - 1.0);
-    let trend = TrendTest::of(&ys).widened(stats::hamed_rao_factor(&ys, per_step, policy.bound_z));
+    let per_step =
+        stats::sen_slope(&xs, &ys)? * (xs.last()? - xs.first()?) / (stats::length_as_f64(xs.len()) - 1.0);
+    let trend = TrendTest::from_values(&ys).widened(stats::hamed_rao_factor(&ys, per_step, policy.bound_z));
     stats::sen_slope_with_bounds(&xs, &ys, trend.var, policy.bound_z)
 }
 
@@ -45,7 +46,7 @@ pub fn slope(levels: &[MemoryLevel], policy: &GrowthPolicy) -> Option<IntervalEs
 const MERGED_READINGS: usize = 8;
 
 /// Finds the unit that pays for the growth of these processes; each has its readings in order.
-pub fn blame_of(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) -> GrowthBlame {
+pub fn blame_processes(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) -> GrowthBlame {
     // A GPU pool grows in pieces larger than one request's need. Between most readings it does not move, so
     // a robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
     // remain.
@@ -63,7 +64,7 @@ pub fn blame_of(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) -> Growth
             fresh: WorkDone::default(),
         });
         let point = |level: &MemoryLevel| FloorPoint {
-            level: end.level + exact(level.bytes) - exact(first.bytes),
+            level: end.level + as_f64(level.bytes) - as_f64(first.bytes),
             hours: end.hours + level.at.saturating_sub(first.at).as_secs_f64() / 3600.0,
             work: end.work + (level.work - first.work),
             fresh: WorkDone::default(),
@@ -105,8 +106,11 @@ mod tests {
         let policy = &crate::defaults().growth;
         let leak = |work: WorkDone| work.images * 4 * MIB;
         let images = process(60, image(), leak);
-        assert!(matches!(blame_of(std::slice::from_ref(&images), policy), GrowthBlame::Undecided { .. }));
-        let blamed = blame_of(&[process(60, text(), leak), images], policy);
+        assert!(matches!(
+            blame_processes(std::slice::from_ref(&images), policy),
+            GrowthBlame::Undecided { .. }
+        ));
+        let blamed = blame_processes(&[process(60, text(), leak), images], policy);
         assert!(matches!(blamed, GrowthBlame::Pays { unit: WorkUnit::Image, .. }), "{blamed:?}");
     }
 

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::recycle::{Reason, RecycleAction};
 use crate::sample::{GpuIndex, MemoryKind};
-use crate::units::{exact, span};
+use crate::units::{as_f64, format_span};
 pub use offload::{GpuOffload, OffloadLoss};
 use patience::PromptPace;
 pub use patience::{AwaitedWork, LimitBasis, SilenceLimit, TokenGaps};
@@ -98,7 +98,7 @@ impl std::fmt::Display for HealthSymptom {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Wedged { seconds, limit } => {
-                let silent = span(Duration::from_secs(*seconds));
+                let silent = format_span(Duration::from_secs(*seconds));
                 write!(f, "requests wait for it and nothing has moved for {silent}: {limit}")
             }
             Self::ComputeErrors { in_a_row } => {
@@ -228,13 +228,13 @@ impl HealthMonitor {
     }
 
     /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
-    pub fn prompt(&mut self, new: u64, all: u64, ms: f64) {
-        self.pace.prompt(new, all, ms);
+    pub fn record_prompt(&mut self, new: u64, all: u64, ms: f64) {
+        self.pace.record_prompt(new, all, ms);
     }
 
     /// Returns true if the server should be asked for its progress: a request waits, and nothing else shows
     /// it.
-    pub fn asks(&self) -> bool {
+    pub fn needs_query(&self) -> bool {
         self.still > 0
     }
 
@@ -248,7 +248,7 @@ impl HealthMonitor {
         self.pace.limit(awaited, *gaps, self.told, *wake, &self.policy)
     }
 
-    fn wedged(&self) -> Option<HealthSymptom> {
+    fn find_wedge(&self) -> Option<HealthSymptom> {
         if self.last.awaited.count() == 0 {
             return None;
         }
@@ -267,17 +267,17 @@ impl HealthMonitor {
 
     /// Records the speed of one answer: generated tokens, their seconds, and the requests in flight, itself
     /// included.
-    pub fn speed(&mut self, at: Duration, tokens: u64, seconds: f64, busy: u32) {
-        let speed = exact(tokens) / seconds;
+    pub fn record_speed(&mut self, at: Duration, tokens: u64, seconds: f64, busy: u32) {
+        let speed = as_f64(tokens) / seconds;
         if tokens == 0 || !speed.is_finite() || speed <= 0.0 {
             return;
         }
         let bucket = busy.max(1).ilog2().min(3) as usize;
-        self.speeds[bucket].take(at, speed);
+        self.speeds[bucket].add_reading(at, speed);
     }
 
     /// Records a driver fault on a GPU that the backend uses.
-    pub fn xid(&mut self, gpu: GpuIndex, xid: u64) {
+    pub fn record_xid(&mut self, gpu: GpuIndex, xid: u64) {
         if is_fatal(xid) && !self.faults.contains(&(gpu, xid)) {
             self.faults.push((gpu, xid));
         }
@@ -290,7 +290,7 @@ impl HealthMonitor {
         let errors = (self.policy.compute_errors > 0 && streak >= self.policy.compute_errors)
             .then_some(HealthSymptom::ComputeErrors { in_a_row: streak });
         let slow = self.speeds.iter().find_map(SpeedTrend::symptom);
-        [fault, errors, self.wedged(), slow].into_iter().flatten().collect()
+        [fault, errors, self.find_wedge(), slow].into_iter().flatten().collect()
     }
 }
 

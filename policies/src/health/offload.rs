@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::HealthPolicy;
-use crate::units::{ByteSize, scale};
+use crate::units::{ByteSize, scale_bytes};
 
 /// GPU use of a server when it is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl GpuOffload {
 
     /// Returns the maximum of both.
     #[must_use]
-    pub fn best(self, other: Self) -> Self {
+    pub fn max(self, other: Self) -> Self {
         let layers = self.layers.max(other.layers);
         Self {
             layers,
@@ -49,7 +49,7 @@ impl GpuOffload {
 
     /// Parses a log line: `load_tensors: offloaded 33/33 layers to GPU`. Several models in one server add
     /// up. Returns true if the line matches.
-    pub fn learn(&mut self, line: &str) -> bool {
+    pub fn apply_log_line(&mut self, line: &str) -> bool {
         let Some((layers, of)) = layers(line) else { return false };
         self.layers = Some(self.layers.unwrap_or(0).saturating_add(layers));
         self.of = Some(self.of.unwrap_or(0).saturating_add(of));
@@ -57,9 +57,9 @@ impl GpuOffload {
     }
 
     /// Returns the loss compared with the best process of the kind, if it is large.
-    pub fn lost(self, known: Self, policy: &HealthPolicy) -> Option<OffloadLoss> {
+    pub fn loss_against(self, known: Self, policy: &HealthPolicy) -> Option<OffloadLoss> {
         let less = |now: Option<u64>, known: Option<u64>, share: f64| {
-            now.zip(known).is_some_and(|(now, known)| now < scale(known, share))
+            now.zip(known).is_some_and(|(now, known)| now < scale_bytes(known, share))
         };
         let of_layers = less(self.layers.map(u64::from), known.layers.map(u64::from), policy.offload_layers);
         let of_vram = less(self.vram, known.vram, policy.offload_vram);
@@ -101,18 +101,21 @@ mod tests {
     }
 
     fn lost(now: GpuOffload, known: GpuOffload) -> Option<OffloadLoss> {
-        now.lost(known, &crate::defaults().health)
+        now.loss_against(known, &crate::defaults().health)
     }
 
     #[test]
     fn the_log_tells_the_layers_and_a_draft_model_adds_its_own() {
         let mut offload = GpuOffload::default();
-        assert!(!offload.learn("load_tensors: offloading 32 repeating layers to GPU") && !offload.is_some());
-        assert!(offload.learn("0.00.123.456 I load_tensors: offloaded 33/33 layers to GPU"));
-        assert!(offload.learn("llm_load_tensors: offloaded 10/12 layers to GPU"));
+        assert!(
+            !offload.apply_log_line("load_tensors: offloading 32 repeating layers to GPU")
+                && !offload.is_some()
+        );
+        assert!(offload.apply_log_line("0.00.123.456 I load_tensors: offloaded 33/33 layers to GPU"));
+        assert!(offload.apply_log_line("llm_load_tensors: offloaded 10/12 layers to GPU"));
         assert_eq!((offload.layers, offload.of), (Some(43), Some(45)));
         for odd in ["offloaded /33 layers to GPU", "offloaded 1/2", "offloaded x/y layers to GPU"] {
-            assert!(!GpuOffload::default().learn(odd), "{odd}");
+            assert!(!GpuOffload::default().apply_log_line(odd), "{odd}");
         }
     }
 
@@ -139,7 +142,7 @@ mod tests {
         assert_eq!(lost(had(0, 0), had(0, 0)), None);
         assert_eq!(lost(had(0, 0), GpuOffload::default()), None);
         assert_eq!(
-            had(20, GIB).best(had(33, 0)),
+            had(20, GIB).max(had(33, 0)),
             GpuOffload { layers: Some(33), of: Some(33), vram: Some(GIB) }
         );
     }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::HealthPolicy;
-use crate::units::{exact, span};
+use crate::units::{as_f64, format_span};
 
 /// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens; the lower
 /// value is the cautious side.
@@ -113,7 +113,7 @@ pub enum LimitBasis {
 impl std::fmt::Display for SilenceLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let limit = Duration::try_from_secs_f64(self.seconds).unwrap_or(Duration::MAX);
-        write!(f, "the limit is {}", span(limit))?;
+        write!(f, "the limit is {}", format_span(limit))?;
         match self.basis {
             LimitBasis::Tokens { usual_ms } => {
                 write!(f, ", because 99 of 100 tokens so far came within {usual_ms:.0} ms")
@@ -151,13 +151,13 @@ const PRICED_TOKENS_LEAST: u64 = 64;
 
 impl PromptPace {
     /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
-    pub(super) fn prompt(&mut self, new: u64, all: u64, ms: f64) {
+    pub(super) fn record_prompt(&mut self, new: u64, all: u64, ms: f64) {
         if new == 0 || !ms.is_finite() || ms <= 0.0 {
             return;
         }
         // The average new token is in the middle of the new ones.
         let depth = all.max(new) - new / 2;
-        let price = ms / 1000.0 / exact(new.max(PRICED_TOKENS_LEAST)) / slowdown(depth);
+        let price = ms / 1000.0 / as_f64(new.max(PRICED_TOKENS_LEAST)) / slowdown(depth);
         if self.prompts.len() == PROMPTS_KEPT {
             self.prompts.pop_front();
         }
@@ -181,7 +181,7 @@ impl PromptPace {
         wake: Duration,
         policy: &HealthPolicy,
     ) -> SilenceLimit {
-        let of_tokens = gaps.map(|gaps| between(gaps, told, policy));
+        let of_tokens = gaps.map(|gaps| token_gap_limit(gaps, told, policy));
         if awaited.prompts == 0 && awaited.whole == 0 && awaited.left == 0 && awaited.media == 0 {
             return of_tokens.unwrap_or(SilenceLimit {
                 seconds: policy.wedged_after.as_secs_f64(),
@@ -189,7 +189,7 @@ impl PromptPace {
             });
         }
         // Prompts and tokens may share one batch.
-        let of_prompts = self.of_prompts(awaited, told, wake, policy);
+        let of_prompts = self.prompt_limit(awaited, told, wake, policy);
         let of_tokens = of_tokens.filter(|_| awaited.begun > 0 || told && awaited.whole > 0);
         match of_tokens {
             Some(of_tokens) if of_tokens.seconds > of_prompts.seconds => of_tokens,
@@ -197,7 +197,7 @@ impl PromptPace {
         }
     }
 
-    fn of_prompts(
+    fn prompt_limit(
         &self,
         awaited: &AwaitedWork,
         told: bool,
@@ -219,7 +219,7 @@ impl PromptPace {
         let tokens =
             if told { awaited.prompt_tokens.min(policy.prefill_step) } else { awaited.prompt_tokens };
         let price = price * slowdown(awaited.largest_prompt);
-        let seconds = (PREFILL_TIME_FACTOR * exact(tokens.max(PRICED_TOKENS_LEAST)) * price)
+        let seconds = (PREFILL_TIME_FACTOR * as_f64(tokens.max(PRICED_TOKENS_LEAST)) * price)
             .max(policy.prefill_least.as_secs_f64());
         let basis = LimitBasis::Prompt { tokens, token_ms: price * 1000.0, media };
         SilenceLimit { seconds: seconds + pictures + wake, basis }
@@ -227,19 +227,19 @@ impl PromptPace {
 }
 
 /// Returns the longest normal pause between two tokens.
-fn between(gaps: TokenGaps, told: bool, policy: &HealthPolicy) -> SilenceLimit {
+fn token_gap_limit(gaps: TokenGaps, told: bool, policy: &HealthPolicy) -> SilenceLimit {
     let usual = gaps.most.as_secs_f64();
     let seconds = (TOKEN_TIME_FACTOR * usual).max(policy.token_least.as_secs_f64());
     if told {
         return SilenceLimit { seconds, basis: LimitBasis::Tokens { usual_ms: usual * 1000.0 } };
     }
     let token = gaps.middle.as_secs_f64();
-    let silent = (exact(policy.silent_tokens) * token).max(policy.silent_least.as_secs_f64());
+    let silent = (as_f64(policy.silent_tokens) * token).max(policy.silent_least.as_secs_f64());
     let basis = LimitBasis::Silent { token_ms: token * 1000.0, tokens: policy.silent_tokens };
     SilenceLimit { seconds: seconds.max(silent), basis }
 }
 
 /// Cost factor of a token by its depth: attention looks at all earlier tokens.
 fn slowdown(depth: u64) -> f64 {
-    1.0 + exact(depth) / exact(ATTENTION_HALF_DEPTH)
+    1.0 + as_f64(depth) / as_f64(ATTENTION_HALF_DEPTH)
 }

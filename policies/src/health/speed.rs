@@ -34,7 +34,7 @@ pub(super) struct SpeedTrend {
 const READINGS_KEPT: usize = 1024;
 
 impl SpeedTrend {
-    pub(super) fn take(&mut self, at: Duration, speed: f64) {
+    pub(super) fn add_reading(&mut self, at: Duration, speed: f64) {
         let begun = *self.begun.get_or_insert(at);
         if at.saturating_sub(begun) >= WINDOW_TIME && self.readings.len() >= WINDOW_READINGS {
             let median = median(&mut self.readings);

@@ -171,7 +171,7 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
     // 50 tokens per second: a slow processor.
     let slow = || {
         let mut health = health();
-        health.prompt(1000, 1000, 20_000.0);
+        health.record_prompt(1000, 1000, 20_000.0);
         health
     };
     let (all, limit) = until_wedged(&mut slow(), look(32_768, false), 0, 100_000).unwrap();
@@ -182,14 +182,14 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
     // 3,000 tokens per second: a GPU.
     let fast = || {
         let mut health = health();
-        health.prompt(2000, 2000, 666.0);
+        health.record_prompt(2000, 2000, 666.0);
         health
     };
     assert_eq!(until_wedged(&mut fast(), look(32_768, true), 0, 1000).unwrap().0, 60);
     // A cached prompt says nothing about the prompt speed.
     let mut cached = slow();
     for _ in 0..3 {
-        cached.prompt(1, 100_000, 30.0);
+        cached.record_prompt(1, 100_000, 30.0);
     }
     assert!(until_wedged(&mut cached, look(32_768, true), 0, 100_000).unwrap().0 >= 600);
 }
@@ -205,7 +205,7 @@ fn an_image_a_sleep_and_a_first_request_have_their_time() {
     };
     let look = HealthObservation { awaited: image, tells: true, ..HealthObservation::default() };
     let mut measured = health();
-    measured.prompt(100, 100, 100.0);
+    measured.record_prompt(100, 100, 100.0);
     assert_eq!(until_wedged(&mut measured.clone(), look, 0, 4000).unwrap().0, 360);
     let wakes = HealthObservation { wake: Duration::from_secs(100), ..look };
     assert_eq!(until_wedged(&mut measured, wakes, 0, 4000).unwrap().0, 460);
@@ -271,10 +271,10 @@ fn errors_of_the_computation_in_a_row_are_a_symptom_and_a_success_ends_it() {
 #[test]
 fn a_gpu_that_fell_off_the_bus_is_a_symptom_and_another_programs_fault_is_not() {
     let mut health = health();
-    health.xid(GpuIndex(1), 31);
+    health.record_xid(GpuIndex(1), 31);
     assert_eq!(health.symptoms(), []);
-    health.xid(GpuIndex(1), 79);
-    health.xid(GpuIndex(1), 79);
+    health.record_xid(GpuIndex(1), 79);
+    health.record_xid(GpuIndex(1), 79);
     assert_eq!(health.symptoms(), [HealthSymptom::DeviceFault { gpu: GpuIndex(1), xid: 79 }]);
     assert_eq!(health.symptoms()[0].series(), Some(MemoryKind::Vram(GpuIndex(1))));
 }
@@ -282,7 +282,7 @@ fn a_gpu_that_fell_off_the_bus_is_a_symptom_and_another_programs_fault_is_not() 
 /// Ten answers per minute, each at this speed.
 fn answers(health: &mut HealthMonitor, from: u64, to: u64, speed: f64, busy: u32) {
     for second in (from * 60..to * 60).step_by(6) {
-        health.speed(Duration::from_secs(second), 100, 100.0 / speed, busy);
+        health.record_speed(Duration::from_secs(second), 100, 100.0 / speed, busy);
     }
 }
 
@@ -314,7 +314,7 @@ fn single_slow_answers_do_not_move_the_median() {
     for minute in 60..180 {
         answers(&mut health, minute, minute + 1, 40.0, 1);
         for _ in 0..4 {
-            health.speed(minutes(minute), 100, 100.0, 1);
+            health.record_speed(minutes(minute), 100, 100.0, 1);
         }
     }
     assert_eq!(names(&health), []);
@@ -340,7 +340,7 @@ proptest! {
     fn senseless_speeds_are_passed_over(tokens in 0u64..3, seconds in prop_oneof![Just(f64::NAN), Just(0.0), Just(-1.0), Just(f64::INFINITY)]) {
         let mut health = health();
         for minute in 0..200 {
-            health.speed(minutes(minute), tokens, seconds, 1);
+            health.record_speed(minutes(minute), tokens, seconds, 1);
         }
         prop_assert!(health.symptoms().is_empty());
     }

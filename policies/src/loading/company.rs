@@ -18,28 +18,29 @@ use super::{
 impl LoadingState {
     /// Returns the absent companions of a model, with their own companions, that may be loaded and fit next
     /// to pinned models.
-    pub(super) fn party(&self, name: &ModelId) -> Vec<ModelId> {
-        let Some(model) = self.models.get(name).filter(|model| !model.spec.with.is_empty()) else {
+    pub(super) fn absent_companions(&self, name: &ModelId) -> Vec<ModelId> {
+        let Some(model) = self.models.get(name).filter(|model| !model.spec.companions.is_empty()) else {
             return Vec::new();
         };
         let (stays, mut party): (Vec<ModelId>, Vec<ModelId>) =
-            self.all_companions(name).into_iter().partition(|who| self.models[who].stays());
+            self.all_companions(name).into_iter().partition(|who| self.models[who].is_staying());
         let forever = self.models.iter().filter(|(_, model)| model.stays_for_good()).map(|(who, _)| who);
         let mut may_be: Vec<ModelId> = forever.chain(&stays).chain([name]).cloned().collect();
         party.retain(|who| {
-            let good = !may_be.iter().any(|other| self.exclude(who, other));
+            let good = !may_be.iter().any(|other| self.exclude_each_other(who, other));
             if good {
                 may_be.push(who.clone());
             }
             good
         });
         // Companions that are already loaded stay for the model.
-        let mobile: Vec<&ModelId> = self.mobile().into_iter().filter(|who| !stays.contains(who)).collect();
+        let mobile: Vec<&ModelId> =
+            self.movable_models().into_iter().filter(|who| !stays.contains(who)).collect();
         let left = self.left_if_gone(&mobile);
         let fits =
             room::fit_with((name, model), &self.members(&party), &left, self.numbers.make_room).is_some();
         let wish = LoadWish { name, kept: &[], free: None, party: &party };
-        if fits && self.company(&wish, &mobile) != Compatibility::Bad { party } else { Vec::new() }
+        if fits && self.compatibility(&wish, &mobile) != Compatibility::Bad { party } else { Vec::new() }
     }
 
     /// Returns all companions of a model, direct and indirect, and the model itself.
@@ -47,7 +48,7 @@ impl LoadingState {
         let mut all = vec![name.clone()];
         let mut next = 0;
         while let Some(model) = all.get(next).and_then(|who| self.models.get(who)) {
-            let named = model.spec.with.iter().filter_map(|name| self.living(name));
+            let named = model.spec.companions.iter().filter_map(|name| self.configured_model(name));
             let news: Vec<ModelId> = named.filter(|who| !all.contains(who)).cloned().collect();
             all.extend(news);
             next += 1;
@@ -57,8 +58,8 @@ impl LoadingState {
     }
 
     /// Returns the configured model of this name.
-    fn living(&self, name: &crate::ModelName) -> Option<&ModelId> {
-        self.models.keys().filter(|who| who.name == *name).max_by_key(|who| who.life)
+    fn configured_model(&self, name: &crate::ModelName) -> Option<&ModelId> {
+        self.models.keys().filter(|who| who.name == *name).max_by_key(|who| who.incarnation)
     }
 
     pub(super) fn members(&self, all: &[ModelId]) -> Vec<(&ModelId, &LoadedModel)> {
@@ -66,19 +67,20 @@ impl LoadingState {
     }
 
     /// Loaded models that have companions.
-    fn hosts(&self) -> impl Iterator<Item = (&ModelId, &LoadedModel)> {
-        self.models.iter().filter(|(_, model)| model.stays() && !model.spec.with.is_empty())
+    fn models_with_companions(&self) -> impl Iterator<Item = (&ModelId, &LoadedModel)> {
+        self.models.iter().filter(|(_, model)| model.is_staying() && !model.spec.companions.is_empty())
     }
 
     /// Returns the loaded models that have this one as a companion, and so are unloaded with it.
     pub(super) fn unloaded_with(&self, name: &ModelId) -> Vec<ModelId> {
-        let hosts = self.hosts().map(|(who, _)| who).filter(|who| *who != name);
+        let hosts = self.models_with_companions().map(|(who, _)| who).filter(|who| *who != name);
         hosts.filter(|who| self.all_companions(who).contains(name)).cloned().collect()
     }
 
     /// Returns true if a pinned model holds this one as its companion.
     pub(super) fn is_held(&self, name: &ModelId) -> bool {
-        let forever = self.hosts().filter(|(who, model)| *who != name && model.stays_for_good());
+        let forever =
+            self.models_with_companions().filter(|(who, model)| *who != name && model.stays_for_good());
         forever.into_iter().any(|(who, _)| self.all_companions(who).contains(name))
     }
 
@@ -88,7 +90,7 @@ impl LoadingState {
             let seen = seen(who);
             !seen.is_in_use() && model.spec.ttl.is_some_and(|ttl| seen.idle_for >= ttl)
         };
-        let hosts = self.hosts().filter(|(who, model)| !rests(who, model));
+        let hosts = self.models_with_companions().filter(|(who, model)| !rests(who, model));
         let mut all: Vec<ModelId> = hosts.flat_map(|(who, _)| self.all_companions(who)).collect();
         all.sort();
         all.dedup();
@@ -96,10 +98,10 @@ impl LoadingState {
     }
 
     /// Calls the companions of an admitted model.
-    pub(super) fn call(&mut self, party: Vec<ModelId>, now: Duration) -> Vec<LoaderOrder> {
+    pub(super) fn call_companions(&mut self, party: Vec<ModelId>, now: Duration) -> Vec<LoaderOrder> {
         for who in party {
             if let Some(model) = self.models.get_mut(&who) {
-                model.comes_again = matches!(model.state, ModelLoadState::Out | ModelLoadState::Leaves);
+                model.call_pending = matches!(model.state, ModelLoadState::Out | ModelLoadState::Leaves);
             }
         }
         self.call_pending(now)
@@ -110,18 +112,18 @@ impl LoadingState {
         let out = self
             .models
             .iter_mut()
-            .filter(|(_, model)| model.comes_again && model.state == ModelLoadState::Out);
+            .filter(|(_, model)| model.call_pending && model.state == ModelLoadState::Out);
         out.map(|(who, model)| {
-            (model.comes_again, model.state) = (false, ModelLoadState::Called { since: now });
-            LoaderOrder::Call { model: who.clone() }
+            (model.call_pending, model.state) = (false, ModelLoadState::Called { since: now });
+            LoaderOrder::CallCompanion { model: who.clone() }
         })
         .collect()
     }
 
     /// Moves a model that was called to the end of the queue.
     pub(super) fn wait_in_line(&mut self, name: &ModelId) {
-        self.wishes += 1;
-        let wishes = self.wishes;
+        self.last_place += 1;
+        let wishes = self.last_place;
         if let Some(ModelLoadState::Wants { place, .. }) =
             self.models.get_mut(name).map(|model| &mut model.state)
         {
@@ -148,9 +150,9 @@ impl LoadingState {
         let mut kept: Reservations = Vec::new();
         for (who, model) in called {
             let wish = LoadWish { name: who, kept: &kept, free, party: &[] };
-            let promised = match self.place(&wish, &[]) {
+            let promised = match self.find_place(&wish, &[]) {
                 Placement::Now(_, promised, _) | Placement::Later(promised, _) => {
-                    promised.plus(&room::mapped(model))
+                    promised.plus(&room::mapped_bytes(model))
                 }
                 Placement::Nowhere => room::MemoryAmounts::none(),
             };
@@ -162,7 +164,7 @@ impl LoadingState {
 
 impl LoadedModel {
     /// Returns true if the model is loaded and is not being unloaded.
-    fn stays(&self) -> bool {
+    fn is_staying(&self) -> bool {
         self.is_there() && self.state != ModelLoadState::Leaves
     }
 }

@@ -17,7 +17,7 @@ pub struct RequestDemand {
 
 impl RequestDemand {
     /// Records the total number of requests so far.
-    pub fn note(&mut self, now: Duration, asked: u64) {
+    pub fn record_total(&mut self, now: Duration, asked: u64) {
         let passed = now.saturating_sub(self.at).as_secs_f64();
         let news = u32::try_from(asked.saturating_sub(self.asked)).unwrap_or(u32::MAX);
         self.count = self.count * (-passed / FADE_SECONDS).exp() + f64::from(news);
@@ -26,7 +26,7 @@ impl RequestDemand {
 
     /// Estimates the seconds to the next request: the usual gap, or the present idle time if that is
     /// longer. Infinite for a model without requests.
-    pub fn expected(&self, idle_for: Duration) -> f64 {
+    pub fn expected_gap(&self, idle_for: Duration) -> f64 {
         if self.count <= 0.0 {
             f64::INFINITY
         } else {
@@ -45,13 +45,13 @@ mod tests {
         let (mut busy, mut rare, never) =
             (RequestDemand::default(), RequestDemand::default(), RequestDemand::default());
         for minute in 0..60 {
-            busy.note(secs(minute * 60), (minute + 1) * 10);
-            rare.note(secs(minute * 60), minute / 20);
+            busy.record_total(secs(minute * 60), (minute + 1) * 10);
+            rare.record_total(secs(minute * 60), minute / 20);
         }
         let idle = secs(5);
-        assert!(busy.expected(idle) < 10.0, "{}", busy.expected(idle));
-        assert!((300.0..3600.0).contains(&rare.expected(idle)), "{}", rare.expected(idle));
-        assert!(never.expected(idle).is_infinite());
-        assert!(busy.expected(secs(900)) >= 900.0);
+        assert!(busy.expected_gap(idle) < 10.0, "{}", busy.expected_gap(idle));
+        assert!((300.0..3600.0).contains(&rare.expected_gap(idle)), "{}", rare.expected_gap(idle));
+        assert!(never.expected_gap(idle).is_infinite());
+        assert!(busy.expected_gap(secs(900)) >= 900.0);
     }
 }

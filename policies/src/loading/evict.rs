@@ -39,7 +39,7 @@ impl LoadingState {
             })
             .filter(|leave| leave.iter().all(may_leave))
             .map(|leave| {
-                let worth = leave.iter().map(|who| self.worth(&self.models[who], seen[who]));
+                let worth = leave.iter().map(|who| self.keep_value(&self.models[who], seen[who]));
                 (worth.sum(), leave)
             })
             .collect();
@@ -72,8 +72,8 @@ impl LoadingState {
 
     /// Returns true if a loaded model has the wanted one as an absent companion, and so would call it.
     fn calls(&self, there: &ModelId, wanted: &ModelId) -> bool {
-        self.models.get(there).is_some_and(|model| !model.spec.with.is_empty())
-            && self.party(there).contains(wanted)
+        self.models.get(there).is_some_and(|model| !model.spec.companions.is_empty())
+            && self.absent_companions(there).contains(wanted)
     }
 
     /// Returns true if a model may be unloaded now: not in use, or in use for its full turn.
@@ -83,11 +83,12 @@ impl LoadingState {
         }
         let ModelLoadState::Serves { since } = model.state else { return false };
         let is_used = seen.is_in_use()
-            || model.demand.expected(seen.idle_for) < model.load_time.as_secs_f64() * self.numbers.turn_soon;
-        !is_used || now.saturating_sub(since) >= self.turn(model)
+            || model.demand.expected_gap(seen.idle_for)
+                < model.load_time.as_secs_f64() * self.numbers.turn_soon;
+        !is_used || now.saturating_sub(since) >= self.turn_length(model)
     }
 
-    fn turn(&self, model: &LoadedModel) -> Duration {
+    fn turn_length(&self, model: &LoadedModel) -> Duration {
         let LoadingConfig { turn_loads, turn_least, turn_most, .. } = self.numbers;
         let turn =
             Duration::try_from_secs_f64(model.load_time.as_secs_f64() * turn_loads).unwrap_or(turn_most);
@@ -96,14 +97,14 @@ impl LoadingState {
 
     /// Value of keeping a model: the load and prompt evaluation that it saves, divided by the time to its
     /// next request.
-    fn worth(&self, model: &LoadedModel, seen: ModelActivity) -> f64 {
+    fn keep_value(&self, model: &LoadedModel, seen: ModelActivity) -> f64 {
         if model.spec.guest {
             return 0.0;
         }
         let expected = if seen.is_in_use() {
             IN_USE_SECONDS
         } else {
-            model.demand.expected(seen.idle_for).max(IN_USE_SECONDS)
+            model.demand.expected_gap(seen.idle_for).max(IN_USE_SECONDS)
         };
         let leaks = model.reading.as_ref().is_some_and(|reading| reading.leaks);
         model.load_time.saturating_add(seen.conversations).as_secs_f64() / expected
@@ -111,7 +112,7 @@ impl LoadingState {
     }
 
     fn is_enough(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> bool {
-        !matches!(self.place(wish, leave), Placement::Nowhere)
+        !matches!(self.find_place(wish, leave), Placement::Nowhere)
     }
 
     fn cheapest_set(&self, wish: &LoadWish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<ModelId>> {

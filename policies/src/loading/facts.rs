@@ -13,7 +13,7 @@ pub struct ModelId {
     /// Configured name.
     pub name: ModelName,
     /// Distinguishes successive models of the same name.
-    pub life: u64,
+    pub incarnation: u64,
 }
 
 /// Configured properties of a model.
@@ -33,7 +33,7 @@ pub struct LoadSpec {
     /// Models that are never loaded at the same time.
     pub never_with: Vec<ModelName>,
     /// Companions: models that are loaded along with it and stay loaded while it is.
-    pub with: Vec<ModelName>,
+    pub companions: Vec<ModelName>,
     /// Idle time after which the model is unloaded, even if it is pinned.
     pub ttl: Option<Duration>,
     /// The model can start with less memory, so a start that cannot fit is not tried.
@@ -47,7 +47,7 @@ pub struct LoadSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelActivity {
     /// Total requests so far.
-    pub asked: u64,
+    pub requests: u64,
     /// Requests that wait.
     pub waiting: usize,
     /// Requests in flight.
@@ -75,7 +75,7 @@ pub struct ModelReading {
     /// The model leaks.
     pub leaks: bool,
     /// The processes can reclaim memory on request.
-    pub can_give: bool,
+    pub can_reclaim: bool,
     /// Some processes still have earlier settings and will be replaced.
     pub outdated: bool,
 }
@@ -88,7 +88,7 @@ pub struct MissingRoom {
     /// Bytes left for the model: not promised, not in use, and not reserved for earlier waiters.
     pub left: MemoryAmounts,
     /// Loaded models exclude it, or `loading.max_loaded` is reached.
-    pub company: bool,
+    pub excluded: bool,
 }
 
 /// Order to the caller.
@@ -106,20 +106,20 @@ pub enum LoaderOrder {
         /// Model to unload.
         model: ModelId,
         /// Model that needs the room.
-        makes_room_for: ModelId,
+        replaced_by: ModelId,
     },
     /// Make a companion ask to be loaded; room is reserved for it.
-    Call {
+    CallCompanion {
         /// Companion to call.
         model: ModelId,
     },
     /// Ask a model's processes to reclaim memory while they serve.
-    GiveBack {
+    Reclaim {
         /// Model to ask.
         model: ModelId,
     },
     /// A model fits in place with its new settings: its processes may be replaced.
-    Stay {
+    Renew {
         /// Model to renew.
         model: ModelId,
         /// GPUs of each replica.
@@ -129,7 +129,7 @@ pub enum LoaderOrder {
     },
     /// A model does not fit in place with its new settings: drain and stop it, so that it can ask to be
     /// loaded.
-    Anew {
+    Restart {
         /// Model to stop.
         model: ModelId,
         /// Missing memory. `left` is the room the model would have after the stop.

@@ -15,7 +15,7 @@ impl LoadingState {
     /// Returns all guests, if unloading them frees enough room for the wish.
     pub(super) fn guests_leaving_for(&self, wish: &LoadWish<'_>) -> Vec<ModelId> {
         let guests = self.guests();
-        if guests.is_empty() || matches!(self.place(wish, &guests), Placement::Nowhere) {
+        if guests.is_empty() || matches!(self.find_place(wish, &guests), Placement::Nowhere) {
             return Vec::new();
         }
         guests.into_iter().cloned().collect()
@@ -24,15 +24,16 @@ impl LoadingState {
     /// Unloads all guests once a model with new settings does not fit next to them. The model stays loaded
     /// until the guests are gone.
     pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
-        let remade = self.models.iter().filter(|(_, model)| model.remade.is_some() && !model.spec.guest);
+        let remade =
+            self.models.iter().filter(|(_, model)| model.renewal_asked.is_some() && !model.spec.guest);
         let crowded: Vec<ModelId> =
             remade.filter(|(who, _)| !self.stays_beside_all(who, free)).map(|(who, _)| who.clone()).collect();
         let Some(first) = crowded.first() else { return Vec::new() };
         let guests: Vec<ModelId> = self.guests().into_iter().cloned().collect();
         let mut orders = Vec::new();
         for guest in guests {
-            self.part(&guest);
-            orders.push(LoaderOrder::Unload { model: guest, makes_room_for: first.clone() });
+            self.start_leaving(&guest);
+            orders.push(LoaderOrder::Unload { model: guest, replaced_by: first.clone() });
         }
         orders
     }

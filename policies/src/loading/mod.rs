@@ -49,12 +49,12 @@ pub type LoadingConfig = crate::defaults::Loading;
 impl LoadingConfig {
     /// Returns the part of a host's bytes that models may use.
     pub fn left_of_host(&self, bytes: u64) -> u64 {
-        units::scale(bytes, 1.0 - self.host_kept)
+        units::scale_bytes(bytes, 1.0 - self.host_kept)
     }
 
     /// Returns the part of a GPU's bytes that models may use.
     pub fn left_of_gpu(&self, bytes: u64) -> u64 {
-        units::scale(bytes, 1.0 - self.gpu_kept)
+        units::scale_bytes(bytes, 1.0 - self.gpu_kept)
     }
 }
 
@@ -65,15 +65,15 @@ pub struct LoadingState {
     /// Memory that all models together may use.
     capacity: MemoryAmounts,
     models: BTreeMap<ModelId, LoadedModel>,
-    wishes: u64,
+    last_place: u64,
     /// Room reserved for waiting models by the last decision.
     kept: Reservations,
     /// Free memory as it would be if the models now taking memory had taken none.
-    before: Option<MemoryAmounts>,
+    free_before_starts: Option<MemoryAmounts>,
     /// Memory of ended processes that does not show as free yet.
     returning: ReturningMemory,
     /// The part of it that will return, set only while [`Self::next`] decides.
-    comes_back: Option<MemoryAmounts>,
+    returning_soon: Option<MemoryAmounts>,
 }
 
 impl LoadingState {
@@ -84,11 +84,11 @@ impl LoadingState {
             numbers,
             capacity: MemoryAmounts::everything(),
             models: BTreeMap::new(),
-            wishes: 0,
+            last_place: 0,
             kept,
-            before: None,
+            free_before_starts: None,
             returning: ReturningMemory::default(),
-            comes_back: None,
+            returning_soon: None,
         }
     }
 
@@ -104,8 +104,12 @@ impl LoadingState {
         let lacks = |who: &ModelId, model: &LoadedModel| {
             let kept = room::kept_for_others(&self.kept, who);
             let wish = LoadWish { name: who, kept: &self.kept, free, party: &[] };
-            let company = self.company(&wish, &[]) == room::Compatibility::Good;
-            MissingRoom { needed: room::needed(model), left: self.left(free).minus(&kept), company: !company }
+            let company = self.compatibility(&wish, &[]) == room::Compatibility::Good;
+            MissingRoom {
+                needed: room::needed_bytes(model),
+                left: self.room_left(free).minus(&kept),
+                excluded: !company,
+            }
         };
         waiting.map(|(who, model)| (who.clone(), lacks(who, model))).collect()
     }
@@ -116,7 +120,7 @@ impl LoadingState {
     }
 
     /// Adds a model, or replaces its specification.
-    pub fn set(&mut self, model: &ModelId, spec: LoadSpec) {
+    pub fn set_spec(&mut self, model: &ModelId, spec: LoadSpec) {
         match self.models.get_mut(model) {
             Some(known) => {
                 if (&known.spec.needs, known.spec.replicas, &known.spec.gpus)
@@ -139,9 +143,9 @@ impl LoadingState {
 
     /// Queues a model for loading. With `urgent` others are unloaded for it even without waiting requests.
     /// No effect if it is loaded.
-    pub fn wants(&mut self, model: &ModelId, urgent: bool) {
-        self.wishes += 1;
-        let place = self.wishes;
+    pub fn enqueue(&mut self, model: &ModelId, urgent: bool) {
+        self.last_place += 1;
+        let place = self.last_place;
         let Some(model) = self.models.get_mut(model) else { return };
         match &mut model.state {
             ModelLoadState::Out => model.state = ModelLoadState::Wants { place, urgent },
@@ -156,14 +160,14 @@ impl LoadingState {
     pub fn has_waiters(&self) -> bool {
         let moves = |model: &LoadedModel| match model.state {
             ModelLoadState::Wants { .. } | ModelLoadState::Called { .. } => true,
-            ModelLoadState::Out => model.comes_again,
-            _ => model.remade.is_some(),
+            ModelLoadState::Out => model.call_pending,
+            _ => model.renewal_asked.is_some(),
         };
         self.models.values().any(moves)
     }
 
     /// Returns true if orders are likely soon: a model starts or stops, or requests wait.
-    pub fn is_hurried(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> bool {
+    pub fn expects_orders_soon(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> bool {
         let hurries = |(who, model): (&ModelId, &LoadedModel)| match model.state {
             ModelLoadState::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
             ModelLoadState::Comes { .. } | ModelLoadState::Leaves => true,
@@ -178,50 +182,53 @@ impl LoadingState {
     }
 
     /// Records that a model serves.
-    pub fn loaded(&mut self, name: &ModelId, now: Duration) {
+    pub fn record_loaded(&mut self, name: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(name)
             && let ModelLoadState::Comes { since } = model.state
         {
             (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
             let until = now.saturating_add(self.numbers.first_reading);
-            (model.state, model.settles) = (ModelLoadState::Serves { since: now }, Some(until));
+            (model.state, model.reading_deadline) = (ModelLoadState::Serves { since: now }, Some(until));
             if let Some(held) = model.reading.as_ref().map(|reading| reading.held.clone()) {
-                self.has_taken(name, &held);
+                self.record_taken(name, &held);
             }
         }
     }
 
     /// Records a model that the predecessor instance loaded, each process on the given GPUs. The next
     /// reading gives its memory.
-    pub fn inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
+    pub fn record_inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
         if let Some(model) = self.models.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
-            (model.state, model.settles) = (ModelLoadState::Serves { since: now }, Some(until));
+            (model.state, model.reading_deadline) = (ModelLoadState::Serves { since: now }, Some(until));
             model.places = places;
         }
     }
 
     /// Records the memory that a newly loaded model has taken.
-    fn has_taken(&mut self, model: &ModelId, held: &MemoryAmounts) {
-        if self.models.get_mut(model).is_some_and(|model| model.settles.take().is_some()) {
+    fn record_taken(&mut self, model: &ModelId, held: &MemoryAmounts) {
+        if self.models.get_mut(model).is_some_and(|model| model.reading_deadline.take().is_some()) {
             self.adjust_before(|before| before.minus(held));
         }
     }
 
     /// Stops waiting for a reading: the last reading, or the promise, counts as held.
     fn stop_settling(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.get_mut(name).filter(|model| model.settles.is_some()) {
+        if let Some(model) = self.models.get_mut(name).filter(|model| model.reading_deadline.is_some()) {
             let promised = || ModelReading { held: model.promised.clone(), ..ModelReading::default() };
             let held = model.reading.get_or_insert_with(promised).held.clone();
-            self.has_taken(name, &held);
+            self.record_taken(name, &held);
         }
     }
 
     /// Ends the start of a model without a reading. It counts as holding the memory missing since the first
     /// start, at most its promise.
     fn attribute_missing(&mut self, who: &ModelId) {
-        let missing =
-            self.before.as_ref().zip(self.returning.free()).map(|(before, free)| before.minus(free));
+        let missing = self
+            .free_before_starts
+            .as_ref()
+            .zip(self.returning.free())
+            .map(|(before, free)| before.minus(free));
         let Some(model) =
             self.models.get_mut(who).filter(|model| matches!(model.state, ModelLoadState::Comes { .. }))
         else {
@@ -238,32 +245,33 @@ impl LoadingState {
     /// Returns the free memory as it would be if the models now taking memory had taken none. For the first
     /// such model this is `free` itself.
     fn free_before_taking(&self, free: &MemoryAmounts) -> MemoryAmounts {
-        let before = self.before.as_ref().filter(|_| self.models.values().any(LoadedModel::is_taking));
+        let before =
+            self.free_before_starts.as_ref().filter(|_| self.models.values().any(LoadedModel::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
     /// Adjusts the free memory from before the present starts, after a part of it was attributed or
     /// returned. The remaining difference is memory taken by starting models.
     fn adjust_before(&mut self, change: impl Fn(&MemoryAmounts) -> MemoryAmounts) {
-        self.before = self.before.as_ref().map(change);
+        self.free_before_starts = self.free_before_starts.as_ref().map(change);
     }
 
     /// Marks a model as being unloaded.
-    fn part(&mut self, who: &ModelId) {
+    fn start_leaving(&mut self, who: &ModelId) {
         self.stop_settling(who);
         self.attribute_missing(who);
         if let Some(model) = self.models.get_mut(who) {
-            (model.state, model.remade) = (ModelLoadState::Leaves, None);
+            (model.state, model.renewal_asked) = (ModelLoadState::Leaves, None);
         }
     }
 
     /// Records the memory of a model's processes; memory above the promise raises the promise.
-    pub fn read(&mut self, name: &ModelId, mut reading: ModelReading) {
+    pub fn record_reading(&mut self, name: &ModelId, mut reading: ModelReading) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.is_there()) {
             if !reading.outdated
-                && let Some(renewed) = model.renewed.take()
+                && let Some(renewed) = model.renewed_promise.take()
             {
-                (model.promised, model.mapped) = (renewed, room::mapped(model).host);
+                (model.promised, model.mapped) = (renewed, room::mapped_bytes(model).host);
             }
             if reading.gpus_unknown {
                 reading.held.gpus.clone_from(&model.promised.gpus);
@@ -284,20 +292,20 @@ impl LoadingState {
             }
             model.reading = Some(reading);
             if !outdated {
-                self.has_taken(name, &held);
+                self.record_taken(name, &held);
             }
         }
     }
 
     /// Records that a model stops on its own: its TTL passed, or an operator drains it.
-    pub fn leaves(&mut self, model: &ModelId) {
+    pub fn record_leaving(&mut self, model: &ModelId) {
         if self.models.get(model).is_some_and(LoadedModel::is_there) {
-            self.part(model);
+            self.start_leaving(model);
         }
     }
 
     /// Records that a start ran out of memory within its promise: raises the model's needs.
-    pub fn short(&mut self, model: &ModelId, now: Duration) {
+    pub fn raise_needs(&mut self, model: &ModelId, now: Duration) {
         let by = self.numbers.short;
         // Pinned models never give room to this one.
         let pinned =
@@ -318,14 +326,15 @@ impl LoadingState {
     }
 
     /// Records that all processes of a model have ended, and it does not ask to be loaded.
-    pub fn gone(&mut self, name: &ModelId) {
+    pub fn record_gone(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name) {
             // A model without a reading was not counted as having taken memory.
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = ModelLoadState::Out;
             (model.promised, model.mapped, model.reading) = (MemoryAmounts::none(), 0, None);
-            (model.gives, model.asked_back) = (false, None);
-            (model.unread, model.remade, model.renewed, model.settles) = (true, None, None, None);
+            (model.reclaiming, model.last_reclaim) = (false, None);
+            (model.unread, model.renewal_asked, model.renewed_promise, model.reading_deadline) =
+                (true, None, None, None);
             model.places.clear();
             self.kept.retain(|(who, _)| who != name);
             self.adjust_before(|before| before.plus(&returned));
@@ -336,13 +345,13 @@ impl LoadingState {
     /// Returns the promised memory that started or serving models have not taken yet; reserved although free.
     pub fn owed(&self) -> BTreeMap<ModelId, MemoryAmounts> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
-        there.map(|(name, model)| (name.clone(), model.owed())).collect()
+        there.map(|(name, model)| (name.clone(), model.untaken_promise())).collect()
     }
 
     /// Records the total requests of each model. Frequent calls improve the estimate of the next request.
-    pub fn note(&mut self, now: Duration, asked: impl Fn(&ModelId) -> u64) {
+    pub fn record_requests(&mut self, now: Duration, asked: impl Fn(&ModelId) -> u64) {
         for (name, model) in &mut self.models {
-            model.demand.note(now, asked(name));
+            model.demand.record_total(now, asked(name));
         }
     }
 }

@@ -15,33 +15,34 @@ const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 impl LoadingState {
     /// Decides the next orders. `free` is the measured free memory, `None` if unknown; `seen` returns the
     /// requests of each model.
-    pub fn next(
+    pub fn next_orders(
         &mut self,
         now: Duration,
         free: Option<&MemoryAmounts>,
         seen: impl Fn(&ModelId) -> ModelActivity,
     ) -> Vec<LoaderOrder> {
-        self.comes_back = self.returning.look(now, free, MEMORY_RETURN_TIMEOUT);
+        self.returning_soon = self.returning.update(now, free, MEMORY_RETURN_TIMEOUT);
         let seen: BTreeMap<ModelId, ModelActivity> =
             self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
-            model.demand.note(now, seen[name].asked);
+            model.demand.record_total(now, seen[name].requests);
             if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
                 // Another program may have held the memory then, and released it since.
                 model.raised = 1.0;
             }
         }
-        let late = |model: &super::LoadedModel| model.settles.is_some_and(|until| now >= until);
+        let late = |model: &super::LoadedModel| model.reading_deadline.is_some_and(|until| now >= until);
         let late: Vec<ModelId> =
             self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
         for who in &late {
             self.stop_settling(who);
         }
-        let missing = |model: &super::LoadedModel| model.renewed.is_some() && now >= model.renewed_until;
+        let missing =
+            |model: &super::LoadedModel| model.renewed_promise.is_some() && now >= model.renewed_until;
         let missing: Vec<ModelId> =
             self.models.iter().filter(|(_, model)| missing(model)).map(|(who, _)| who.clone()).collect();
         for who in &missing {
-            self.kept(who);
+            self.renewal_failed(who);
         }
         let mut waiting: Vec<(bool, u64, ModelId, bool)> = self
             .models
@@ -65,7 +66,7 @@ impl LoadingState {
         // new turns would begin all the time, and the waiter would never find all of them ended.
         let mut blocked = false;
         for (guest, number, name, urgent) in waiting {
-            let mut party = self.party(&name);
+            let mut party = self.absent_companions(&name);
             // Room already reserved for a companion is not reserved twice.
             party.retain(|who| !kept.iter().any(|(known, _)| known == who));
             let alone = LoadWish { name: &name, kept: &kept, free, party: &[] };
@@ -79,7 +80,7 @@ impl LoadingState {
                 party.clear();
             }
             let wish = LoadWish { party: &party, ..alone };
-            let mut place = self.place(&wish, &[]);
+            let mut place = self.find_place(&wish, &[]);
             if guest && !matches!(place, Placement::Now(..)) {
                 // Nothing is reserved for guests.
                 continue;
@@ -88,28 +89,28 @@ impl LoadingState {
                 let guests = self.guests_leaving_for(&wish);
                 if !guests.is_empty() {
                     orders.extend(guests.into_iter().map(|guest| self.unload(guest, &name)));
-                    place = self.place(&wish, &[]);
+                    place = self.find_place(&wish, &[]);
                 }
             }
             if urgent && !blocked && matches!(place, Placement::Nowhere) {
                 match self.request_reclaim(&wish, now) {
                     ReclaimStep::Asked(asked) => {
-                        orders.extend(asked.into_iter().map(|model| LoaderOrder::GiveBack { model }));
+                        orders.extend(asked.into_iter().map(|model| LoaderOrder::Reclaim { model }));
                     }
                     ReclaimStep::Awaited => {}
-                    ReclaimStep::Nobody => {
+                    ReclaimStep::Useless => {
                         let victims = self.choose_evictions(&wish, now, &seen);
                         orders.extend(victims.into_iter().map(|victim| self.unload(victim, &name)));
-                        place = self.place(&wish, &[]);
+                        place = self.find_place(&wish, &[]);
                     }
                 }
             }
             match place {
                 Placement::Now(places, promised, guests) => {
-                    self.let_in(&name, promised, now, free, places.clone());
+                    self.admit(&name, promised, now, free, places.clone());
                     orders.push(LoaderOrder::Load { model: name, places });
                     kept.extend(guests);
-                    orders.extend(self.call(party, now));
+                    orders.extend(self.call_companions(party, now));
                 }
                 Placement::Later(promised, guests) => {
                     kept.push((name, promised));
@@ -129,23 +130,23 @@ impl LoadingState {
                 Placement::Nowhere => {}
             }
         }
-        (self.kept, self.comes_back) = (kept, None);
+        (self.kept, self.returning_soon) = (kept, None);
         orders
     }
 
     fn unload(&mut self, model: ModelId, makes_room_for: &ModelId) -> LoaderOrder {
-        self.part(&model);
-        LoaderOrder::Unload { model, makes_room_for: makes_room_for.clone() }
+        self.start_leaving(&model);
+        LoaderOrder::Unload { model, replaced_by: makes_room_for.clone() }
     }
 
     /// Returns the place after all unpinned models have been unloaded.
     fn place_without_movers(&self, wish: &LoadWish<'_>) -> Placement {
         let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
         let movers: Vec<&ModelId> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
-        self.place(wish, &movers)
+        self.find_place(wish, &movers)
     }
 
-    fn let_in(
+    fn admit(
         &mut self,
         name: &ModelId,
         promised: MemoryAmounts,
@@ -154,9 +155,9 @@ impl LoadingState {
         places: Vec<Vec<usize>>,
     ) {
         let alone = promised == self.capacity;
-        self.before = free.map(|free| self.free_before_taking(free));
+        self.free_before_starts = free.map(|free| self.free_before_taking(free));
         if let Some(model) = self.models.get_mut(name) {
-            (model.promised, model.mapped, model.alone) = (promised, room::mapped(model).host, alone);
+            (model.promised, model.mapped, model.alone) = (promised, room::mapped_bytes(model).host, alone);
             model.places = places;
             model.state = ModelLoadState::Comes { since: now };
         }

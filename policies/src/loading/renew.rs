@@ -34,29 +34,29 @@ impl LoadingState {
     /// Records that a model's settings changed ([`LoadingState::set`]) and it wants to replace its processes.
     /// [`LoadingState::next`] decides within [`Numbers::stays_within`](super::Numbers) if the model may stay
     /// loaded. No effect if it is not loaded.
-    pub fn remade(&mut self, model: &ModelId, now: Duration) {
+    pub fn request_renewal(&mut self, model: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {
-            model.remade =
+            model.renewal_asked =
                 matches!(model.state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. })
                     .then_some(now);
         }
     }
 
     /// Records that the new processes did not start: the model keeps its old memory and may be renewed later.
-    pub fn kept(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed.is_some()) {
-            model.renewed = None;
+    pub fn renewal_failed(&mut self, name: &ModelId) {
+        if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed_promise.is_some()) {
+            model.renewed_promise = None;
             self.stop_settling(name);
         }
     }
 
     /// Returns the additional needs of models that wait for a renewal; later models do not get this room.
     pub(super) fn kept_for_remade(&self) -> Reservations {
-        let waiting = self.models.iter().filter(|(_, model)| model.remade.is_some());
+        let waiting = self.models.iter().filter(|(_, model)| model.renewal_asked.is_some());
         let needs = |(who, model): (&ModelId, &LoadedModel)| {
             let room = self.capacity.clone();
             let (_, needed) = room::fit_at(who, model, &model.places, &room, self.numbers.make_room)?;
-            Some((who.clone(), needed.minus(&own(model))))
+            Some((who.clone(), needed.minus(&held_or_promised(model))))
         };
         waiting.filter_map(needs).collect()
     }
@@ -64,7 +64,7 @@ impl LoadingState {
     /// Decides on all models with new settings.
     pub(super) fn renew(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
         let remade: Vec<(ModelId, Duration)> =
-            self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.remade?))).collect();
+            self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.renewal_asked?))).collect();
         remade.into_iter().filter_map(|(who, since)| self.renew_one(who, since, now, free)).collect()
     }
 
@@ -76,57 +76,57 @@ impl LoadingState {
         free: Option<&MemoryAmounts>,
     ) -> Option<LoaderOrder> {
         let waited = now.saturating_sub(since) >= RENEWAL_TIMEOUT;
-        match self.fate(&who, free)? {
+        match self.renewal_decision(&who, free)? {
             RenewalDecision::Waits if !waited => None,
             RenewalDecision::Stays(RenewalInPlace { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
                 let model = self.models.get_mut(&who)?;
                 // Until the new processes run, the old ones hold their memory.
-                let has = has(model);
+                let has = held_or_renewed(model);
                 if !model.is_taking() {
                     // The promise includes the old processes' memory, in either order of replacement.
                     let held = model.held();
-                    self.before = before.map(|before| before.plus(&held));
+                    self.free_before_starts = before.map(|before| before.plus(&held));
                     // A load may take twice the last load time and still fail; others must not wait forever.
                     let load = self.numbers.turn_most.max(model.load_time.saturating_mul(2));
-                    model.settles = Some(now.saturating_add(load.min(self.numbers.short_for)));
+                    model.reading_deadline = Some(now.saturating_add(load.min(self.numbers.short_for)));
                 }
                 let both = if beside { promised.plus(&has) } else { promised.max(&has) };
-                (model.promised, model.renewed) = (both, Some(promised));
+                (model.promised, model.renewed_promise) = (both, Some(promised));
                 model.renewed_until = now.saturating_add(self.numbers.short_for);
-                (model.mapped, model.alone) = (room::mapped(model).host.max(model.mapped), alone);
-                (model.remade, model.places) = (None, places.clone());
-                Some(LoaderOrder::Stay { model: who, places, beside })
+                (model.mapped, model.alone) = (room::mapped_bytes(model).host.max(model.mapped), alone);
+                (model.renewal_asked, model.places) = (None, places.clone());
+                Some(LoaderOrder::Renew { model: who, places, beside })
             }
             RenewalDecision::Waits => {
                 let left = self.left_without(&who, free);
-                self.leave(who, left)
+                self.order_restart(who, left)
             }
-            RenewalDecision::Leaves(left) => self.leave(who, left),
+            RenewalDecision::Leaves(left) => self.order_restart(who, left),
         }
     }
 
-    fn leave(&mut self, who: ModelId, left: MemoryAmounts) -> Option<LoaderOrder> {
-        let lacks = MissingRoom { needed: room::needed(self.models.get(&who)?), left, company: false };
-        self.part(&who);
-        Some(LoaderOrder::Anew { model: who, lacks })
+    fn order_restart(&mut self, who: ModelId, left: MemoryAmounts) -> Option<LoaderOrder> {
+        let lacks = MissingRoom { needed: room::needed_bytes(self.models.get(&who)?), left, excluded: false };
+        self.start_leaving(&who);
+        Some(LoaderOrder::Restart { model: who, lacks })
     }
 
     /// Returns the room for a model if it and all leaving models were gone.
     fn left_without(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> MemoryAmounts {
-        self.ledger(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
+        self.room_balance(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
     /// Returns true if a model with new settings may start its new processes next to everything loaded, its
     /// old ones included.
     pub(super) fn stays_beside_all(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> bool {
         matches!(
-            self.fate(who, free),
+            self.renewal_decision(who, free),
             None | Some(RenewalDecision::Stays(RenewalInPlace { beside: true, .. }))
         )
     }
 
-    fn fate(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> Option<RenewalDecision> {
+    fn renewal_decision(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> Option<RenewalDecision> {
         let model = self.models.get(who)?;
         let soon = self.left_without(who, free);
         let taken: Vec<Vec<usize>> = model.places.iter().take(room::replicas(model)).cloned().collect();
@@ -140,7 +140,7 @@ impl LoadingState {
         let of_file = MemoryAmounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
         let stays = |(places, promised): (Vec<Vec<usize>>, MemoryAmounts), room: &MemoryAmounts| {
             // Old and new processes map the same file, unless the file changed.
-            let both = promised.plus(&has(model)).plus(&of_file.max(&room::mapped(model)));
+            let both = promised.plus(&held_or_renewed(model)).plus(&of_file.max(&room::mapped_bytes(model)));
             RenewalDecision::Stays(RenewalInPlace {
                 places,
                 promised,
@@ -149,7 +149,7 @@ impl LoadingState {
             })
         };
         // Memory of leaving models is not free yet.
-        let now = self.left(free).plus(&own(model)).plus(&of_file).min(&soon);
+        let now = self.room_left(free).plus(&held_or_promised(model)).plus(&of_file).min(&soon);
         // Needs within its own promise always fit: no waiter has a claim on it.
         if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
             return Some(stays(fits, &now));
@@ -177,14 +177,14 @@ impl LoadingState {
 
 /// Returns the known memory of a model. While processes with earlier settings run, these may still be
 /// taking their old promise.
-fn has(model: &LoadedModel) -> MemoryAmounts {
+fn held_or_renewed(model: &LoadedModel) -> MemoryAmounts {
     match &model.reading {
-        Some(reading) if model.renewed.is_none() => reading.held.clone(),
-        _ => own(model),
+        Some(reading) if model.renewed_promise.is_none() => reading.held.clone(),
+        _ => held_or_promised(model),
     }
 }
 
 /// Returns the memory that a model holds or was promised; free for the model itself.
-fn own(model: &LoadedModel) -> MemoryAmounts {
+fn held_or_promised(model: &LoadedModel) -> MemoryAmounts {
     model.promised.max(&model.held())
 }

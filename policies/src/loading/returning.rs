@@ -44,7 +44,7 @@ impl ReturningMemory {
     }
 
     /// Compares with the free memory; returns the memory that has not returned and is still awaited.
-    pub(super) fn look(
+    pub(super) fn update(
         &mut self,
         now: Duration,
         free: Option<&MemoryAmounts>,
@@ -60,7 +60,7 @@ impl ReturningMemory {
         self.gone.retain(|(_, until)| until.is_some_and(|until| now < until));
         let all = self.gone.iter().fold(MemoryAmounts::none(), |sum, (held, _)| sum.plus(held));
         let left = all.minus(&free?.minus(&self.before));
-        if left.is_within(&all.part(IGNORED_REST_DIVISOR)) {
+        if left.is_within(&all.divided_by(IGNORED_REST_DIVISOR)) {
             self.gone.clear();
         }
         (!self.gone.is_empty()).then_some(left)

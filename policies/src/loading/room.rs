@@ -28,10 +28,10 @@ impl MemoryAmounts {
     }
 
     /// Returns the bytes of one memory.
-    pub fn of(&self, memory: MemoryKind) -> u64 {
+    pub fn bytes_of(&self, memory: MemoryKind) -> u64 {
         match memory {
             MemoryKind::Host => self.host,
-            MemoryKind::Vram(gpu) => self.gpus.get(index(gpu)).copied().unwrap_or(0),
+            MemoryKind::Vram(gpu) => self.gpus.get(gpu_position(gpu)).copied().unwrap_or(0),
         }
     }
 
@@ -40,7 +40,7 @@ impl MemoryAmounts {
         let of = match memory {
             MemoryKind::Host => &mut self.host,
             MemoryKind::Vram(gpu) => {
-                let index = index(gpu);
+                let index = gpu_position(gpu);
                 self.gpus.resize(self.gpus.len().max(index + 1), 0);
                 &mut self.gpus[index]
             }
@@ -48,7 +48,7 @@ impl MemoryAmounts {
         *of = of.saturating_add(bytes);
     }
 
-    fn both(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Self {
+    fn combine(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Self {
         let count = self.gpus.len().max(other.gpus.len());
         let at = |gpus: &[u64], index: usize| gpus.get(index).copied().unwrap_or(0);
         Self {
@@ -58,20 +58,20 @@ impl MemoryAmounts {
     }
 
     pub(super) fn plus(&self, other: &Self) -> Self {
-        self.both(other, u64::saturating_add)
+        self.combine(other, u64::saturating_add)
     }
 
     pub(super) fn minus(&self, other: &Self) -> Self {
-        self.both(other, u64::saturating_sub)
+        self.combine(other, u64::saturating_sub)
     }
 
     /// Divides all amounts by a number.
-    pub(super) fn part(&self, of: u64) -> Self {
+    pub(super) fn divided_by(&self, of: u64) -> Self {
         Self { host: self.host / of, gpus: self.gpus.iter().map(|bytes| bytes / of).collect() }
     }
 
     pub(super) fn max(&self, other: &Self) -> Self {
-        self.both(other, u64::max)
+        self.combine(other, u64::max)
     }
 
     /// Returns whether the host amount exceeds that of `left`, and whether the largest GPU amount exceeds
@@ -86,7 +86,7 @@ impl MemoryAmounts {
     }
 
     pub(super) fn min(&self, other: &Self) -> Self {
-        self.both(other, u64::min)
+        self.combine(other, u64::min)
     }
 
     /// Returns true if no amount exceeds the other's.
@@ -96,7 +96,7 @@ impl MemoryAmounts {
 }
 
 /// Converts a GPU index for a list of all GPUs.
-fn index(gpu: GpuIndex) -> usize {
+fn gpu_position(gpu: GpuIndex) -> usize {
     usize::try_from(gpu.0).unwrap_or(usize::MAX)
 }
 
@@ -131,7 +131,7 @@ pub(super) struct RoomBalance {
 
 impl RoomBalance {
     /// Computes the balance as if `leave` were being unloaded, too.
-    fn of(
+    fn compute(
         models: &BTreeMap<ModelId, LoadedModel>,
         capacity: &MemoryAmounts,
         before: Option<&MemoryAmounts>,
@@ -153,10 +153,11 @@ impl RoomBalance {
         let promised = |model: &LoadedModel| model.promised.plus(&of_file(model));
         let held = LoadedModel::held;
         // Free memory counts the pages of a mapped file as free.
-        let owed = |model: &LoadedModel| model.owed().plus(&of_file(model));
+        let owed = |model: &LoadedModel| model.untaken_promise().plus(&of_file(model));
         // A model with new settings will hold the new promise.
-        let will =
-            |model: &LoadedModel| model.renewed.as_ref().unwrap_or(&model.promised).plus(&of_file(model));
+        let will = |model: &LoadedModel| {
+            model.renewed_promise.as_ref().unwrap_or(&model.promised).plus(&of_file(model))
+        };
         let mut now = capacity.minus(&all(&mut there(), &promised));
         let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {
@@ -192,7 +193,7 @@ impl LoadedModel {
     }
 
     /// Promised memory not yet taken, so free memory still includes it.
-    pub(super) fn owed(&self) -> MemoryAmounts {
+    pub(super) fn untaken_promise(&self) -> MemoryAmounts {
         self.promised.minus(&self.held())
     }
 }
@@ -205,16 +206,16 @@ pub(super) fn kept_for_others(kept: &[(ModelId, MemoryAmounts)], name: &ModelId)
 
 impl LoadingState {
     /// Returns the memory left, as if `leave` were being unloaded, too.
-    pub(super) fn ledger(&self, free: Option<&MemoryAmounts>, leave: &[&ModelId]) -> RoomBalance {
-        let free = (free, self.comes_back.as_ref());
-        RoomBalance::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
+    pub(super) fn room_balance(&self, free: Option<&MemoryAmounts>, leave: &[&ModelId]) -> RoomBalance {
+        let free = (free, self.returning_soon.as_ref());
+        RoomBalance::compute(&self.models, &self.capacity, self.free_before_starts.as_ref(), free, leave)
     }
 
     /// Finds room for a model next to others' reservations, as if `leave` were being unloaded.
-    pub(super) fn place(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Placement {
+    pub(super) fn find_place(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Placement {
         let LoadWish { name, kept, free, party } = *wish;
         let Some(model) = self.models.get(name) else { return Placement::Nowhere };
-        let company = self.company(wish, leave);
+        let company = self.compatibility(wish, leave);
         if company == Compatibility::Bad {
             return Placement::Nowhere;
         }
@@ -238,7 +239,7 @@ impl LoadingState {
                 Placement::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
             };
         };
-        let ledger = self.ledger(free, leave);
+        let ledger = self.room_balance(free, leave);
         // The others' claims on free memory are those after all leaving models are gone.
         let soon = ledger.soon.minus(&kept_for_others(kept, name));
         if let Some((places, promised, guests)) =
@@ -262,11 +263,11 @@ impl LoadingState {
     /// memory or exclude it. Ignores free memory.
     fn is_hopeless(&self, name: &ModelId, mobile: &[&ModelId]) -> bool {
         let wish = LoadWish { name, kept: &[], free: None, party: &[] };
-        matches!(self.place(&wish, mobile), Placement::Nowhere)
+        matches!(self.find_place(&wish, mobile), Placement::Nowhere)
     }
 
     /// Returns the models that can be unloaded, stop on their own, or may still fail to start.
-    pub(super) fn mobile(&self) -> Vec<&ModelId> {
+    pub(super) fn movable_models(&self) -> Vec<&ModelId> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there
             .filter(|(who, model)| !model.stays_for_good() && !self.is_held(who))
@@ -276,12 +277,12 @@ impl LoadingState {
 
     /// Returns the memory not promised to pinned models.
     fn left_by_pinned(&self) -> MemoryAmounts {
-        self.left_if_gone(&self.mobile())
+        self.left_if_gone(&self.movable_models())
     }
 
     /// Returns the memory not promised once these models are gone, too.
     pub(super) fn left_if_gone(&self, gone: &[&ModelId]) -> MemoryAmounts {
-        self.ledger(None, gone).soon
+        self.room_balance(None, gone).soon
     }
 }
 
@@ -295,15 +296,15 @@ pub(super) enum Compatibility {
 }
 
 impl LoadingState {
-    pub(super) fn company(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Compatibility {
+    pub(super) fn compatibility(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Compatibility {
         let most = match self.numbers.max_loaded {
             0 => usize::MAX,
             most => usize::try_from(most).unwrap_or(usize::MAX),
         };
         let rivals = |other: &ModelId| {
             *other != *wish.name
-                && (self.exclude(wish.name, other)
-                    || wish.party.iter().any(|one| one != other && self.exclude(one, other)))
+                && (self.exclude_each_other(wish.name, other)
+                    || wish.party.iter().any(|one| one != other && self.exclude_each_other(one, other)))
         };
         let there = || self.models.iter().filter(|(_, model)| model.is_there());
         let stays =
@@ -322,7 +323,7 @@ impl LoadingState {
 
 impl LoadingState {
     /// Returns true if two models are never loaded at the same time.
-    pub(super) fn exclude(&self, one: &ModelId, other: &ModelId) -> bool {
+    pub(super) fn exclude_each_other(&self, one: &ModelId, other: &ModelId) -> bool {
         let names = |who: &ModelId, other: &ModelId| {
             self.models.get(who).is_some_and(|model| model.spec.never_with.contains(&other.name))
         };
@@ -331,8 +332,8 @@ impl LoadingState {
 }
 
 /// Bytes that all processes of a model need, each on one GPU; `None` if unknown.
-pub(super) fn needed(model: &LoadedModel) -> Option<MemoryAmounts> {
-    let needs = raised(model.spec.needs.as_ref()?, model.raised);
+pub(super) fn needed_bytes(model: &LoadedModel) -> Option<MemoryAmounts> {
+    let needs = scaled_needs(model.spec.needs.as_ref()?, model.raised);
     let count = replicas(model) as u64;
     let host = needs.host_bytes().saturating_mul(count).saturating_add(needs.mapped);
     let gpus = if needs.uses_gpu() { vec![needs.gpu_bytes(1).saturating_mul(count)] } else { Vec::new() };
@@ -341,20 +342,20 @@ pub(super) fn needed(model: &LoadedModel) -> Option<MemoryAmounts> {
 
 impl LoadingState {
     /// Returns the memory that is neither promised nor in use.
-    pub(super) fn left(&self, free: Option<&MemoryAmounts>) -> MemoryAmounts {
-        self.ledger(free, &[]).now
+    pub(super) fn room_left(&self, free: Option<&MemoryAmounts>) -> MemoryAmounts {
+        self.room_balance(free, &[]).now
     }
 
     /// Returns the models that are loaded, or could be without unloading others and next to reserved room.
     /// `free` is the measured free memory.
-    pub fn roomy(&self, free: Option<&MemoryAmounts>) -> BTreeSet<ModelId> {
+    pub fn models_with_room(&self, free: Option<&MemoryAmounts>) -> BTreeSet<ModelId> {
         let has_room = |who: &ModelId, model: &LoadedModel| match model.state {
             ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } => true,
             ModelLoadState::Leaves => false,
             ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Wants { .. } => {
                 let wish = LoadWish { name: who, kept: &self.kept, free, party: &[] };
                 // Guests are unloaded for any other model.
-                matches!(self.place(&wish, &[]), Placement::Now(..))
+                matches!(self.find_place(&wish, &[]), Placement::Now(..))
                     || !self.guests_leaving_for(&wish).is_empty()
             }
         };
@@ -363,7 +364,7 @@ impl LoadingState {
     }
 
     /// Returns the models that pinned ones keep from being loaded and that cannot do with less.
-    pub fn refused(&self) -> BTreeSet<ModelId> {
+    pub fn refused_models(&self) -> BTreeSet<ModelId> {
         let is_out = |model: &LoadedModel| {
             matches!(
                 model.state,
@@ -371,29 +372,29 @@ impl LoadingState {
             )
         };
         let out = self.models.iter().filter(|(_, model)| is_out(model) && !model.spec.can_do_with_less);
-        let mobile = self.mobile();
+        let mobile = self.movable_models();
         out.filter(|(who, _)| self.is_hopeless(who, &mobile)).map(|(who, _)| who.clone()).collect()
     }
 
     /// Returns the waiting models that can never be loaded, with the reasons.
-    pub fn hopeless(&self) -> Vec<(ModelId, LoadRefusal)> {
+    pub fn hopeless_models(&self) -> Vec<(ModelId, LoadRefusal)> {
         let waits = |model: &LoadedModel| matches!(model.state, ModelLoadState::Wants { .. });
         let waiting = self.models.iter().filter(|(_, model)| waits(model));
-        let mobile = self.mobile();
+        let mobile = self.movable_models();
         let hopeless = waiting.filter(|(who, _)| self.is_hopeless(who, &mobile));
-        hopeless.map(|(who, model)| (who.clone(), self.never(who, model))).collect()
+        hopeless.map(|(who, model)| (who.clone(), self.refusal_reason(who, model))).collect()
     }
 
-    fn never(&self, who: &ModelId, model: &LoadedModel) -> LoadRefusal {
+    fn refusal_reason(&self, who: &ModelId, model: &LoadedModel) -> LoadRefusal {
         let pinned = || self.models.iter().filter(|(_, other)| other.stays_for_good());
-        let is_rival = |other: &&ModelId| self.exclude(who, other);
+        let is_rival = |other: &&ModelId| self.exclude_each_other(who, other);
         let rivals: Vec<ModelName> =
             pinned().map(|(other, _)| other).filter(is_rival).map(|other| other.name.clone()).collect();
         if !rivals.is_empty() {
             return LoadRefusal::Excluded(rivals);
         }
         let pinned: Vec<ModelName> = pinned().map(|(other, _)| other.name.clone()).collect();
-        match (self.numbers.max_loaded, needed(model)) {
+        match (self.numbers.max_loaded, needed_bytes(model)) {
             (most, _) if most > 0 && pinned.len() >= usize::try_from(most).unwrap_or(usize::MAX) => {
                 LoadRefusal::Count { pinned, most }
             }
@@ -414,19 +415,19 @@ pub(super) fn replicas(model: &LoadedModel) -> usize {
 }
 
 /// Multiplies needs by a factor.
-fn raised(needs: &MemoryNeeds, by: f64) -> MemoryNeeds {
+fn scaled_needs(needs: &MemoryNeeds, by: f64) -> MemoryNeeds {
     let mut raised = needs.clone();
     if by > 1.0 {
-        raised.measured.host = Some(units::scale(needs.host_bytes(), by));
+        raised.measured.host = Some(units::scale_bytes(needs.host_bytes(), by));
         if needs.uses_gpu() {
-            raised.measured.gpu = Some((units::scale(needs.gpu_bytes(1), by), 1));
+            raised.measured.gpu = Some((units::scale_bytes(needs.gpu_bytes(1), by), 1));
         }
     }
     raised
 }
 
 /// Mapped bytes of the model file, counted separately from the promise.
-pub(super) fn mapped(model: &LoadedModel) -> MemoryAmounts {
+pub(super) fn mapped_bytes(model: &LoadedModel) -> MemoryAmounts {
     MemoryAmounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
 }
 
@@ -438,11 +439,11 @@ pub(super) fn fit_with(
     counts: bool,
 ) -> Option<(Vec<Vec<usize>>, MemoryAmounts, Reservations)> {
     let (places, promised) = fit(name, model, room, counts)?;
-    let mut left = room.minus(&promised.plus(&mapped(model)));
+    let mut left = room.minus(&promised.plus(&mapped_bytes(model)));
     let mut all = Vec::with_capacity(along.len());
     for (name, model) in along {
         let (_, promised) = fit(name, model, &left, counts)?;
-        let taken = promised.plus(&mapped(model));
+        let taken = promised.plus(&mapped_bytes(model));
         left = left.minus(&taken);
         all.push(((*name).clone(), taken));
     }
@@ -474,7 +475,7 @@ pub(super) fn fit_at(
     let Some(needs) = spec.needs.as_ref().filter(|_| counts) else {
         return Some((anywhere(), MemoryAmounts::none()));
     };
-    let needs = &raised(needs, model.raised);
+    let needs = &scaled_needs(needs, model.raised);
     if needs.uses_gpu() && room.gpus.is_empty() {
         // No GPU reports its memory, so nothing can be fitted.
         return Some((
@@ -492,7 +493,7 @@ pub(super) fn fit_at(
         })
         .collect();
     let all: Vec<&PlacementRequest> = wanted.iter().collect();
-    let fits = book::fit(&MachineCapacity { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
+    let fits = book::fit_models(&MachineCapacity { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
     let mut promised =
         MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);

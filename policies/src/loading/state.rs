@@ -41,26 +41,26 @@ pub(super) struct LoadedModel {
     pub(super) mapped: u64,
     pub(super) reading: Option<ModelReading>,
     /// Deadline for the first reading of a newly loaded or renewed model; until then its memory is unknown.
-    pub(super) settles: Option<Duration>,
+    pub(super) reading_deadline: Option<Duration>,
     /// The next reading is the first one under the present settings.
     pub(super) unread: bool,
     /// GPUs of each process.
     pub(super) places: Vec<Vec<usize>>,
     /// Time of the last change of settings, while the decision on it is pending.
-    pub(super) remade: Option<Duration>,
+    pub(super) renewal_asked: Option<Duration>,
     /// Promise under the new settings, while processes with earlier ones remain.
-    pub(super) renewed: Option<MemoryAmounts>,
+    pub(super) renewed_promise: Option<MemoryAmounts>,
     /// Deadline for `renewed`.
     pub(super) renewed_until: Duration,
     /// Admitted although too large by the book: the promise is all memory.
     pub(super) alone: bool,
     pub(super) load_time: Duration,
     /// Was being unloaded when another model called it as a companion.
-    pub(super) comes_again: bool,
+    pub(super) call_pending: bool,
     /// Was asked to reclaim memory, and has not answered.
-    pub(super) gives: bool,
+    pub(super) reclaiming: bool,
     /// Time of the last reclaim request.
-    pub(super) asked_back: Option<Duration>,
+    pub(super) last_reclaim: Option<Duration>,
     /// Factor on its needs after a start ran out of memory.
     pub(super) raised: f64,
     /// Time at which `raised` was set.
@@ -76,17 +76,17 @@ impl LoadedModel {
             promised: MemoryAmounts::none(),
             mapped: 0,
             reading: None,
-            settles: None,
+            reading_deadline: None,
             unread: true,
             places: Vec::new(),
-            remade: None,
-            renewed: None,
+            renewal_asked: None,
+            renewed_promise: None,
             renewed_until: Duration::ZERO,
             alone: false,
             load_time: Duration::ZERO,
-            comes_again: false,
-            gives: false,
-            asked_back: None,
+            call_pending: false,
+            reclaiming: false,
+            last_reclaim: None,
             raised: 1.0,
             raised_at: Duration::ZERO,
         }
@@ -94,7 +94,7 @@ impl LoadedModel {
 
     /// Returns true while its taken memory shows only as a decrease of free memory.
     pub(super) const fn is_taking(&self) -> bool {
-        matches!(self.state, ModelLoadState::Comes { .. }) || self.settles.is_some()
+        matches!(self.state, ModelLoadState::Comes { .. }) || self.reading_deadline.is_some()
     }
 
     pub(super) const fn is_there(&self) -> bool {

@@ -18,7 +18,7 @@ const GIB: u64 = 1 << 30;
 const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(1));
 
 fn mib(value: f64, low: f64, high: f64) -> IntervalEstimate {
-    let mib = exact(MIB);
+    let mib = as_f64(MIB);
     IntervalEstimate { value: value * mib, low: low * mib, high: high * mib }
 }
 
@@ -37,7 +37,7 @@ fn growth_reads_as_a_sentence_with_its_interval() {
         mib(0.0, 0.0, 0.0),
         open,
     ];
-    let pays = |unit, mib, share| GrowthBlame::Pays { unit, bytes_per_unit: mib * exact(MIB), share };
+    let pays = |unit, mib, share| GrowthBlame::Pays { unit, bytes_per_unit: mib * as_f64(MIB), share };
     let blames = [
         pays(WorkUnit::Request, 1.0, 1.0),
         pays(WorkUnit::PromptToken, 0.001, 0.5),
@@ -49,7 +49,11 @@ fn growth_reads_as_a_sentence_with_its_interval() {
     ];
     let fills = [(0, 0), (2, 1), (2, 3)]
         .map(|(allowed, used)| AllowanceFill { allowed: allowed * GIB, used: used * GIB });
-    let said = slopes.iter().map(slope).chain(blames.iter().map(blame)).chain(fills.iter().filter_map(fill));
+    let said = slopes
+        .iter()
+        .map(slope_phrase)
+        .chain(blames.iter().map(blame_phrase))
+        .chain(fills.iter().filter_map(fill_phrase));
     insta::assert_snapshot!(lines(said));
 }
 
@@ -60,7 +64,7 @@ fn a_forecast_has_requests_and_where_a_rate_is_known_a_time() {
     let at =
         |value, low, high| GrowthForecast { seconds: Some(IntervalEstimate { value, low, high }), ..bare };
     let forecasts = [bare, at(2100.0, 61.0, f64::MAX), at(59.9, 0.1, 7200.0), at(90_061.0, 0.0, 400e6)];
-    insta::assert_snapshot!(lines(forecasts.iter().map(forecast)));
+    insta::assert_snapshot!(lines(forecasts.iter().map(forecast_phrase)));
 }
 
 #[test]
@@ -73,7 +77,7 @@ fn a_decision_names_what_is_done_why_and_at_which_limit() {
         };
         let limit_bytes = series.map(|_| 2 * GIB);
         let action = RecycleAction::RecycleWhenQuiet;
-        decision(&RecycleDecision {
+        decision_phrase(&RecycleDecision {
             action,
             reason: Some(*reason),
             series,
@@ -82,7 +86,7 @@ fn a_decision_names_what_is_done_why_and_at_which_limit() {
         })
         .unwrap()
     };
-    assert_eq!(decision(&RecycleDecision::OBSERVE), None);
+    assert_eq!(decision_phrase(&RecycleDecision::OBSERVE), None);
     let actions = [
         RecycleAction::Observe,
         RecycleAction::RecycleWhenQuiet,

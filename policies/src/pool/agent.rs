@@ -13,7 +13,7 @@
 use std::fmt;
 
 use super::{BalancedModel, InstanceFacts, UnreadyReason, readiness};
-use crate::units::exact;
+use crate::units::as_f64;
 
 /// Percent of an instance whose slots are all taken and whose queue is empty. It must still get some
 /// requests, because its neighbours may be as busy.
@@ -56,7 +56,7 @@ impl fmt::Display for AgentAnswer {
 }
 
 /// Computes the answer of an instance. Memory limits further away than `horizon` seconds are ignored.
-pub fn line(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
+pub fn agent_answer(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
     match readiness(facts) {
         Ok(()) => {}
         Err(UnreadyReason::Draining) => return AgentAnswer::Drain,
@@ -73,9 +73,10 @@ pub fn line(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
         COLD_PERCENT
     } else {
         let taken = running.min(slots).saturating_add(waiting).min(slots);
-        BUSY_PERCENT + (100.0 - BUSY_PERCENT) * (1.0 - exact(taken) / exact(slots))
+        BUSY_PERCENT + (100.0 - BUSY_PERCENT) * (1.0 - as_f64(taken) / as_f64(slots))
     };
-    let queue = if waiting == 0 || depth == 0 { 1.0 } else { 1.0 - (exact(waiting) / exact(depth)).min(1.0) };
+    let queue =
+        if waiting == 0 || depth == 0 { 1.0 } else { 1.0 - (as_f64(waiting) / as_f64(depth)).min(1.0) };
     let left = facts.models.iter().filter_map(|model| model.limit_in).fold(f64::INFINITY, f64::min);
     let near = if left < horizon && horizon > 0.0 {
         LIMIT_SHARE_LEAST + (1.0 - LIMIT_SHARE_LEAST) * (left.max(0.0) / horizon)
@@ -109,7 +110,8 @@ mod tests {
     }
 
     fn said(models: &[BalancedModel]) -> String {
-        line(&InstanceFacts { models: models.to_vec(), ..InstanceFacts::default() }, HORIZON).to_string()
+        agent_answer(&InstanceFacts { models: models.to_vec(), ..InstanceFacts::default() }, HORIZON)
+            .to_string()
     }
 
     #[test]
@@ -141,15 +143,18 @@ mod tests {
             full,
             models: models.to_vec(),
         };
-        assert_eq!(line(&facts(true, false, &[model(4, 0, 0)]), HORIZON).to_string(), "drain");
-        assert_eq!(line(&facts(false, true, &[model(4, 0, 0)]), HORIZON).to_string(), "ready up 1%");
+        assert_eq!(agent_answer(&facts(true, false, &[model(4, 0, 0)]), HORIZON).to_string(), "drain");
+        assert_eq!(agent_answer(&facts(false, true, &[model(4, 0, 0)]), HORIZON).to_string(), "ready up 1%");
         let refuses = BalancedModel { refuses: true, ..model(0, 0, 0) };
-        assert_eq!(line(&facts(false, false, &[refuses]), HORIZON).to_string(), "ready down #refusing");
         assert_eq!(
-            line(&facts(false, false, &[model(4, 4, 16)]), HORIZON).to_string(),
+            agent_answer(&facts(false, false, &[refuses]), HORIZON).to_string(),
+            "ready down #refusing"
+        );
+        assert_eq!(
+            agent_answer(&facts(false, false, &[model(4, 4, 16)]), HORIZON).to_string(),
             "ready down #queues_full"
         );
-        assert_eq!(line(&facts(false, false, &[]), HORIZON).to_string(), "ready down #no_model");
+        assert_eq!(agent_answer(&facts(false, false, &[]), HORIZON).to_string(), "ready down #no_model");
     }
 
     #[test]
@@ -157,7 +162,7 @@ mod tests {
         for slots in 0..6 {
             for running in 0..8 {
                 for waiting in 0..15 {
-                    let AgentAnswer::Up { weight, connections } = line(
+                    let AgentAnswer::Up { weight, connections } = agent_answer(
                         &InstanceFacts {
                             models: vec![model(slots, running, waiting)],
                             ..InstanceFacts::default()

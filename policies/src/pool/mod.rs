@@ -2,7 +2,7 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | here | if a request would be served or queued ([`readiness`]), and the use of the slots' context ([`fill`]) |
+//! | here | if a request would be served or queued ([`readiness`]), and the use of the slots' context ([`context_fill`]) |
 //! | [`agent`] | the line that `HAProxy` reads: state, weight, connections |
 
 pub mod agent;
@@ -28,7 +28,7 @@ pub struct BalancedModel {
 
 impl BalancedModel {
     /// Returns true if one more request would be served or queued.
-    pub const fn takes(&self) -> bool {
+    pub const fn takes_requests(&self) -> bool {
         !self.refuses && (self.running < self.slots || self.waiting < self.depth)
     }
 }
@@ -104,7 +104,7 @@ pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
     if facts.full {
         return Err(UnreadyReason::Connections);
     }
-    if facts.models.iter().any(BalancedModel::takes) {
+    if facts.models.iter().any(BalancedModel::takes_requests) {
         return Ok(());
     }
     let all_refuse = facts.models.iter().all(|model| model.refuses);
@@ -113,11 +113,11 @@ pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
 
 /// Returns the share of the slots' context in use, 0 to 1: `tokens` of running requests, in slots with room
 /// for `capacity`. 0 without slots.
-pub fn fill(tokens: u64, capacity: u64) -> f64 {
+pub fn context_fill(tokens: u64, capacity: u64) -> f64 {
     if capacity == 0 {
         return 0.0;
     }
-    (crate::units::exact(tokens) / crate::units::exact(capacity)).clamp(0.0, 1.0)
+    (crate::units::as_f64(tokens) / crate::units::as_f64(capacity)).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]
@@ -154,6 +154,9 @@ mod tests {
 
     #[test]
     fn the_share_of_context_in_use_is_a_share() {
-        assert_eq!((fill(0, 0), fill(7, 0), fill(25, 100), fill(300, 100)), (0.0, 0.0, 0.25, 1.0));
+        assert_eq!(
+            (context_fill(0, 0), context_fill(7, 0), context_fill(25, 100), context_fill(300, 100)),
+            (0.0, 0.0, 0.25, 1.0)
+        );
     }
 }

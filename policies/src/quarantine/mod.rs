@@ -40,7 +40,7 @@ enum GenerationEnd {
     /// On its own.
     Died,
     /// Caused by one request.
-    Felled,
+    KilledByRequest,
     /// Stopped by llama-warden or from outside.
     Stopped,
 }
@@ -102,7 +102,7 @@ impl RequestQuarantine {
     }
 
     /// Replaces the settings; known requests keep their times. A refusal time of zero forgets everything.
-    pub fn set(&mut self, policy: QuarantinePolicy) {
+    pub fn set_policy(&mut self, policy: QuarantinePolicy) {
         self.policy = policy;
         if !self.is_on() {
             self.entries.clear();
@@ -138,7 +138,7 @@ impl RequestQuarantine {
     }
 
     /// Counts a refusal.
-    pub fn note_refusal(&mut self, request: RequestFingerprint) {
+    pub fn count_refusal(&mut self, request: RequestFingerprint) {
         self.refusals += 1;
         if let Some(entry) = self.entries.get_mut(&request) {
             entry.refusals += 1;
@@ -147,12 +147,17 @@ impl RequestQuarantine {
 
     /// Records that a request's connection to this generation broke after it was sent completely. Returns
     /// true if the server is known to have died on its own, so that the request is a suspect.
-    pub fn broke(&mut self, generation: GenerationId, request: RequestFingerprint, now: Duration) -> bool {
+    pub fn record_break(
+        &mut self,
+        generation: GenerationId,
+        request: RequestFingerprint,
+        now: Duration,
+    ) -> bool {
         if !self.is_on() {
             return false;
         }
         let end = self.ends.iter().find(|(ended, _)| *ended == generation).map(|(_, end)| *end);
-        if matches!(end, Some(GenerationEnd::Stopped | GenerationEnd::Felled)) {
+        if matches!(end, Some(GenerationEnd::Stopped | GenerationEnd::KilledByRequest)) {
             // Felled: the responsible request is known.
             return false;
         }
@@ -170,12 +175,17 @@ impl RequestQuarantine {
     /// Records that a client left after its request was sent completely and before its answer was; the
     /// server may continue with it for a while. Returns true if the server is known to have died on its own
     /// meanwhile, so that the request is a suspect.
-    pub fn left(&mut self, generation: GenerationId, request: RequestFingerprint, now: Duration) -> bool {
+    pub fn record_abandoned(
+        &mut self,
+        generation: GenerationId,
+        request: RequestFingerprint,
+        now: Duration,
+    ) -> bool {
         if !self.is_on() {
             return false;
         }
         if self.has_ended(generation) {
-            return self.broke(generation, request, now);
+            return self.record_break(generation, request, now);
         }
         if self.left.len() >= self.policy.known {
             self.left.pop_front();
@@ -185,7 +195,7 @@ impl RequestQuarantine {
     }
 
     /// Returns the time until no other abandoned request may still run on a generation; `None` if none does.
-    pub fn lingers(
+    pub fn lingering_time(
         &self,
         generation: GenerationId,
         request: RequestFingerprint,
@@ -198,7 +208,7 @@ impl RequestQuarantine {
     }
 
     /// Records that the generation answers, so broken connections prove nothing.
-    pub fn lives(&mut self, generation: GenerationId) {
+    pub fn record_alive(&mut self, generation: GenerationId) {
         for (request, entry) in &mut self.entries {
             let before = entry.doubts.len();
             entry.doubts.retain(|doubted| *doubted != generation);
@@ -224,20 +234,20 @@ impl RequestQuarantine {
 
     /// Returns the time that a suspect waits to be alone. Doubles with each further death: a guilty request
     /// costs all others a death each time, and long-running requests must not postpone its trial forever.
-    pub fn patience(&self, request: RequestFingerprint) -> Duration {
+    pub fn alone_wait(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 5;
-        self.policy.alone_wait.saturating_mul(1 << self.further(request).min(DOUBLINGS))
+        self.policy.alone_wait.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
     }
 
     /// Returns the time that a suspect may be alone. Longer after further deaths, which it may cause only
     /// late, and never as long as later requests wait.
     pub fn alone_time(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
-        self.policy.alone_for.saturating_mul(1 << self.further(request).min(DOUBLINGS))
+        self.policy.alone_for.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
     }
 
     /// Returns the number of deaths after the first.
-    fn further(&self, request: RequestFingerprint) -> u32 {
+    fn further_deaths(&self, request: RequestFingerprint) -> u32 {
         self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1))
     }
 
@@ -267,7 +277,7 @@ impl RequestQuarantine {
     }
 
     /// Clears a request that was answered, on trial or in company.
-    pub fn survived(&mut self, generation: GenerationId, request: RequestFingerprint) {
+    pub fn record_survival(&mut self, generation: GenerationId, request: RequestFingerprint) {
         if self.trial(generation) == Some(request) {
             self.trials.remove(&generation);
         }
@@ -277,7 +287,12 @@ impl RequestQuarantine {
     }
 
     /// Records that the generation's process ended on its own.
-    pub fn died(&mut self, generation: GenerationId, death: ServerDeath, now: Duration) -> DeathResult {
+    pub fn record_death(
+        &mut self,
+        generation: GenerationId,
+        death: ServerDeath,
+        now: Duration,
+    ) -> DeathResult {
         let policy = self.policy;
         let lingers = |at: Duration| now.saturating_sub(at) < policy.lingers_for.saturating_add(death.hung);
         let trial = self.trials.remove(&generation);
@@ -313,24 +328,24 @@ impl RequestQuarantine {
             self.refused += 1;
             found.suspects.clear();
         }
-        self.end(
+        self.record_end(
             generation,
-            if found.refused.is_some() { GenerationEnd::Felled } else { GenerationEnd::Died },
+            if found.refused.is_some() { GenerationEnd::KilledByRequest } else { GenerationEnd::Died },
         );
         found
     }
 
     /// Records that the process was stopped by us or from outside, so no request is responsible.
-    pub fn stopped(&mut self, generation: GenerationId) {
+    pub fn record_stop(&mut self, generation: GenerationId) {
         self.trials.remove(&generation);
         self.left.retain(|left| left.generation != generation);
-        self.lives(generation);
-        self.end(generation, GenerationEnd::Stopped);
+        self.record_alive(generation);
+        self.record_end(generation, GenerationEnd::Stopped);
     }
 
     /// Returns true if the generation died of a request that is now refused.
-    pub fn was_felled(&self, generation: GenerationId) -> bool {
-        self.ends.iter().any(|(ended, end)| *ended == generation && *end == GenerationEnd::Felled)
+    pub fn was_killed_by_request(&self, generation: GenerationId) -> bool {
+        self.ends.iter().any(|(ended, end)| *ended == generation && *end == GenerationEnd::KilledByRequest)
     }
 
     /// Forgets a request by its fingerprint or a prefix of it, or all of them; returns the number.
@@ -367,7 +382,7 @@ impl RequestQuarantine {
         (self.refused, self.refusals)
     }
 
-    fn end(&mut self, generation: GenerationId, end: GenerationEnd) {
+    fn record_end(&mut self, generation: GenerationId, end: GenerationEnd) {
         if self.ends.len() >= ENDS_KEPT {
             self.ends.pop_front();
         }

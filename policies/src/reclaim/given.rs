@@ -21,7 +21,7 @@ impl ReclaimParts {
     }
 
     /// Returns true if a part holds this memory. Graphs are on the host and on the GPU.
-    pub const fn have(self, series: MemoryKind) -> bool {
+    pub const fn hold(self, series: MemoryKind) -> bool {
         match series {
             MemoryKind::Host => self.any(),
             MemoryKind::Vram(_) => self.cuda,
@@ -103,14 +103,14 @@ impl ReclaimOutcome {
     }
 
     /// Returns true if any memory was given back.
-    pub const fn gave(self) -> bool {
+    pub const fn has_freed(self) -> bool {
         matches!(self, Self::Done | Self::Partly)
     }
 
     /// Combines two answers to one request: done, partly, or the more serious failure.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        match (self.gave(), other.gave()) {
+    pub fn combine(self, other: Self) -> Self {
+        match (self.has_freed(), other.has_freed()) {
             (true, true) if self == other => self,
             (true, _) | (_, true) => Self::Partly,
             (false, false) => {
@@ -151,7 +151,7 @@ impl ReclaimedBytes {
 
     /// Adds both.
     #[must_use]
-    pub const fn with(self, other: Self) -> Self {
+    pub const fn plus(self, other: Self) -> Self {
         Self {
             graphs_host: self.graphs_host.saturating_add(other.graphs_host),
             graphs_device: self.graphs_device.saturating_add(other.graphs_device),

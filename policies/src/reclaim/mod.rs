@@ -27,7 +27,7 @@ pub use given::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
 use crate::defaults::Recycle;
 use crate::recycle::{Reason, RecycleAction, RecycleDecision, SeriesFacts};
 use crate::sample::MemoryKind;
-use crate::units::{ByteSize, scale, span};
+use crate::units::{ByteSize, format_span, scale_bytes};
 
 /// First step for a decision that calls for a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl std::fmt::Display for NoReclaim {
                 write!(
                     f,
                     "it is as large again {} after it gave memory back",
-                    span(Duration::from_secs(*seconds))
+                    format_span(Duration::from_secs(*seconds))
                 )
             }
         }
@@ -155,7 +155,7 @@ pub struct ReclaimHistory {
 impl ReclaimHistory {
     /// Returns the first step for this decision. `facts` describe the memory in question; `parts` are the
     /// reclaimable parts, `None` while unknown.
-    pub fn rung(
+    pub fn decide(
         &self,
         policy: &Recycle,
         parts: Option<ReclaimParts>,
@@ -181,7 +181,7 @@ impl ReclaimHistory {
             let late = now.saturating_sub(asked.at) >= limit;
             return if late { ReclaimDecision::Replace(NoReclaim::NoAnswer) } else { ReclaimDecision::Wait };
         }
-        if !parts.unwrap_or_default().have(series) {
+        if !parts.unwrap_or_default().hold(series) {
             return ReclaimDecision::Replace(NoReclaim::CannotAsk);
         }
         let Some(last) = self.last else { return ReclaimDecision::Reclaim };
@@ -209,7 +209,7 @@ impl ReclaimHistory {
     }
 
     /// Records a request, for this decision or by an operator.
-    pub fn asked(
+    pub fn record_request(
         &mut self,
         policy: &Recycle,
         cause: Option<(&RecycleDecision, Option<&SeriesFacts>)>,
@@ -225,7 +225,7 @@ impl ReclaimHistory {
             let reach = decision.limit_bytes.filter(|_| own).map_or(before, |limit| limit.min(before));
             let fresh = facts.and_then(SeriesFacts::fresh).filter(|fresh| *fresh < reach);
             let most = match fresh {
-                Some(fresh) => fresh.saturating_add(scale(reach - fresh, 1.0 - policy.reclaim_room)),
+                Some(fresh) => fresh.saturating_add(scale_bytes(reach - fresh, 1.0 - policy.reclaim_room)),
                 None => reach.saturating_sub(1),
             };
             Some(ReclaimCause { series, before, most })
@@ -235,14 +235,14 @@ impl ReclaimHistory {
 
     /// Handles changed limits: requests that failed for the old limits may help for the new ones. The time
     /// of the last request stays, because a process refuses requests that come too soon.
-    pub fn forgive(&mut self) {
+    pub fn handle_new_limits(&mut self) {
         self.in_vain.clear();
         self.fell.clear();
         self.forgiven = true;
     }
 
     /// Records the answer, or its absence. Returns true if the next reading shows the result.
-    pub fn answered(&mut self, outcome: ReclaimOutcome, now: Duration) -> bool {
+    pub fn record_answer(&mut self, outcome: ReclaimOutcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };
         if matches!(outcome, ReclaimOutcome::NoAnswer | ReclaimOutcome::Nobody) {
             if let Some(cause) = asked.cause {
@@ -262,7 +262,7 @@ impl ReclaimHistory {
 
     /// Adds a reading started at this time, with the process's bytes by memory; `None` if it completes no
     /// request.
-    pub fn read(
+    pub fn add_reading(
         &mut self,
         begun: Duration,
         charged: impl Fn(MemoryKind) -> Option<u64>,

@@ -35,8 +35,8 @@ fn decision(reason: Reason, limit: Option<u64>) -> RecycleDecision {
 
 /// A process that had 1,000 MiB when fresh.
 fn facts(series: MemoryKind, charged: u64) -> SeriesFacts {
-    let growth = SeriesGrowth { baseline: Some(1000 * MIB), ..SeriesGrowth::of(series) };
-    SeriesFacts { growth: Some(growth), ..SeriesFacts::of(series, Some(charged * MIB)) }
+    let growth = SeriesGrowth { baseline: Some(1000 * MIB), ..SeriesGrowth::without_readings(series) };
+    SeriesFacts { growth: Some(growth), ..SeriesFacts::from_bytes(series, Some(charged * MIB)) }
 }
 
 fn s(seconds: u64) -> Duration {
@@ -48,19 +48,23 @@ fn after(reason: Reason, at: u64, left: u64) -> ReclaimHistory {
     let decision = decision(reason, Some(2000 * MIB));
     let series = decision.series.unwrap();
     let mut reclaims = ReclaimHistory::default();
-    reclaims.asked(&policy(), Some((&decision, Some(&facts(series, 2010)))), s(at));
-    assert!(reclaims.answered(ReclaimOutcome::Done, s(at + 1)));
-    assert_eq!(reclaims.read(s(at), |_| Some(0)), None, "a reading from before the answer says nothing");
+    reclaims.record_request(&policy(), Some((&decision, Some(&facts(series, 2010)))), s(at));
+    assert!(reclaims.record_answer(ReclaimOutcome::Done, s(at + 1)));
+    assert_eq!(
+        reclaims.add_reading(s(at), |_| Some(0)),
+        None,
+        "a reading from before the answer says nothing"
+    );
     let worth =
         if left <= 1750 || reason == Reason::Growth { ReclaimWorth::Enough } else { ReclaimWorth::NotEnough };
-    assert_eq!(reclaims.read(s(at + 2), |_| Some(left * MIB)), Some(worth));
+    assert_eq!(reclaims.add_reading(s(at + 2), |_| Some(left * MIB)), Some(worth));
     reclaims
 }
 
 fn rung(reclaims: &ReclaimHistory, reason: Reason, charged: u64, now: u64) -> ReclaimDecision {
     let decision = decision(reason, Some(2000 * MIB));
     let facts = facts(decision.series.unwrap(), charged);
-    reclaims.rung(&policy(), Some(BOTH), &decision, Some(&facts), s(now))
+    reclaims.decide(&policy(), Some(BOTH), &decision, Some(&facts), s(now))
 }
 
 #[test]
@@ -69,7 +73,7 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
     let of = |policy: &Recycle, parts, reason| {
         let decision = decision(reason, Some(2000 * MIB));
         let facts = facts(decision.series.unwrap(), 2010);
-        fresh.rung(policy, parts, &decision, Some(&facts), s(100))
+        fresh.decide(policy, parts, &decision, Some(&facts), s(100))
     };
     let first = [
         Reason::HostSoft,
@@ -101,10 +105,10 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
     // Decisions that are only reported, and unknown memory, have no effect.
     let told = RecycleDecision { action: RecycleAction::Observe, ..decision(Reason::Growth, None) };
     let known = facts(MemoryKind::Host, 2010);
-    let unknown = SeriesFacts::of(MemoryKind::Host, None);
+    let unknown = SeriesFacts::from_bytes(MemoryKind::Host, None);
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
     for (decision, facts) in [(&told, Some(&known)), (&soft, Some(&unknown)), (&soft, None)] {
-        let rung = fresh.rung(&policy(), Some(BOTH), decision, facts, s(100));
+        let rung = fresh.decide(&policy(), Some(BOTH), decision, facts, s(100));
         assert_eq!(rung, ReclaimDecision::Replace(NoReclaim::NotMemory));
     }
 }
@@ -125,7 +129,7 @@ fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_of
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 102), vain);
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
     let mut forgiven = after(Reason::HostSoft, 100, 1751);
-    forgiven.forgive();
+    forgiven.handle_new_limits();
     // A process refuses a request that comes too soon: wait, but not at a hard budget.
     assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), ReclaimDecision::Wait);
     let hard = ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 1 });
@@ -168,7 +172,7 @@ fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_la
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
     let known = facts(MemoryKind::Host, 2010);
     let mut asked = ReclaimHistory::default();
-    asked.asked(&policy, Some((&soft, Some(&known))), s(100));
+    asked.record_request(&policy, Some((&soft, Some(&known))), s(100));
     assert!(asked.asked.is_some());
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, 101), ReclaimDecision::Wait);
     let late = 100 + policy.reclaim_limit.as_secs();
@@ -177,13 +181,13 @@ fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_la
     // At the hard budget the wait is shorter.
     let hard = 100 + policy.reclaim_limit_hard.as_secs();
     assert_eq!(rung(&asked, Reason::HostHard, 2300, hard), ReclaimDecision::Replace(NoReclaim::NoAnswer));
-    assert!(!asked.answered(ReclaimOutcome::NoAnswer, s(110)));
+    assert!(!asked.record_answer(ReclaimOutcome::NoAnswer, s(110)));
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), ReclaimDecision::Replace(NoReclaim::NoAnswer));
-    assert!(!asked.answered(ReclaimOutcome::Done, s(112)), "nobody asked");
+    assert!(!asked.record_answer(ReclaimOutcome::Done, s(112)), "nobody asked");
     // An operator's request is no evidence against the process, and without a reading the result is open.
     let mut by_hand = ReclaimHistory::default();
-    by_hand.asked(&policy, None, s(100));
-    assert!(!by_hand.answered(ReclaimOutcome::NoAnswer, s(110)));
+    by_hand.record_request(&policy, None, s(100));
+    assert!(!by_hand.record_answer(ReclaimOutcome::NoAnswer, s(110)));
     assert_eq!(rung(&by_hand, Reason::HostSoft, 2050, 111), ReclaimDecision::Reclaim);
 }
 
@@ -195,13 +199,13 @@ fn refused_is_as_good_as_nothing_and_a_process_without_a_known_size_has_to_fall_
         ReclaimDecision::Replace(NoReclaim::NoHelp { bytes: 0 })
     );
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
-    let bare = SeriesFacts::of(MemoryKind::Host, Some(2010 * MIB));
+    let bare = SeriesFacts::from_bytes(MemoryKind::Host, Some(2010 * MIB));
     for (left, helps) in [(1999, true), (2000, false)] {
         let mut reclaims = ReclaimHistory::default();
-        reclaims.asked(&policy(), Some((&soft, Some(&bare))), s(100));
-        reclaims.answered(ReclaimOutcome::Done, s(101));
-        reclaims.read(s(102), |_| Some(left * MIB));
-        let rung = reclaims.rung(&policy(), Some(BOTH), &soft, Some(&bare), s(500));
+        reclaims.record_request(&policy(), Some((&soft, Some(&bare))), s(100));
+        reclaims.record_answer(ReclaimOutcome::Done, s(101));
+        reclaims.add_reading(s(102), |_| Some(left * MIB));
+        let rung = reclaims.decide(&policy(), Some(BOTH), &soft, Some(&bare), s(500));
         assert_eq!(rung == ReclaimDecision::Reclaim, helps, "{left}");
     }
 }
@@ -218,7 +222,7 @@ fn two_answers_are_one_outcome() {
         (Refused, Refused, Refused),
         (NoAnswer, TooSoon, NoAnswer),
     ] {
-        assert_eq!((one.and(other), other.and(one)), (both, both), "{one:?} {other:?}");
+        assert_eq!((one.combine(other), other.combine(one)), (both, both), "{one:?} {other:?}");
     }
 }
 
@@ -271,23 +275,26 @@ fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
         if answer_at == Some(now) {
             answer_at = None;
             if answers {
-                grown = scale(grown, 1.0 - gone);
-                reclaims.answered(ReclaimOutcome::Done, s(now));
+                grown = scale_bytes(grown, 1.0 - gone);
+                reclaims.record_answer(ReclaimOutcome::Done, s(now));
             } else {
-                reclaims.answered(ReclaimOutcome::NoAnswer, s(now));
+                reclaims.record_answer(ReclaimOutcome::NoAnswer, s(now));
             }
         }
-        reclaims.read(s(now), |_| Some(1000 * MIB + grown));
+        reclaims.add_reading(s(now), |_| Some(1000 * MIB + grown));
         if 1000 * MIB + grown < 2000 * MIB {
             continue;
         }
         let known = SeriesFacts {
-            growth: Some(SeriesGrowth { baseline: Some(1000 * MIB), ..SeriesGrowth::of(MemoryKind::Host) }),
-            ..SeriesFacts::of(MemoryKind::Host, Some(1000 * MIB + grown))
+            growth: Some(SeriesGrowth {
+                baseline: Some(1000 * MIB),
+                ..SeriesGrowth::without_readings(MemoryKind::Host)
+            }),
+            ..SeriesFacts::from_bytes(MemoryKind::Host, Some(1000 * MIB + grown))
         };
-        match reclaims.rung(&policy, Some(BOTH), &soft, Some(&known), s(now)) {
+        match reclaims.decide(&policy, Some(BOTH), &soft, Some(&known), s(now)) {
             ReclaimDecision::Reclaim => {
-                reclaims.asked(&policy, Some((&soft, Some(&known))), s(now));
+                reclaims.record_request(&policy, Some((&soft, Some(&known))), s(now));
                 story.asked.push(now);
                 answer_at = Some(now + if answers { 2 } else { policy.reclaim_wait.as_secs() + 2 });
             }
@@ -317,7 +324,7 @@ proptest! {
         if !answers || gone < policy.reclaim_room {
             prop_assert_eq!(story.asked.len(), usize::from(without < 40_000), "{:?}", story);
             // Returned memory has to grow again.
-            let back = if answers { scale(1100 * 1024, gone) / leak_kib + 1 } else { 0 };
+            let back = if answers { scale_bytes(1100 * 1024, gone) / leak_kib + 1 } else { 0 };
             let latest = without + policy.reclaim_limit.as_secs() + back;
             prop_assert!(story.replaced.map_or(latest >= 40_000, |at| at <= latest), "{story:?} {latest}");
         }
@@ -346,9 +353,9 @@ fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
     let again = policy().reclaim_again.as_secs();
     let mut rests = after(Reason::Growth, 100, 1200);
     let asked_by_hand = |reclaims: &mut ReclaimHistory, at: u64| {
-        reclaims.asked(&policy(), None, s(at));
-        assert!(reclaims.answered(ReclaimOutcome::Done, s(at)));
-        assert_eq!(reclaims.read(s(at), |_| Some(1100 * MIB)), Some(ReclaimWorth::Unknown));
+        reclaims.record_request(&policy(), None, s(at));
+        assert!(reclaims.record_answer(ReclaimOutcome::Done, s(at)));
+        assert_eq!(reclaims.add_reading(s(at), |_| Some(1100 * MIB)), Some(ReclaimWorth::Unknown));
     };
     asked_by_hand(&mut rests, 200);
     for at in [201, 300] {
@@ -372,18 +379,18 @@ fn a_request_that_came_too_soon_is_made_once_more_and_not_for_ever() {
     let again = policy().reclaim_again.as_secs();
     let mut reclaims = ReclaimHistory::default();
     let ask = |reclaims: &mut ReclaimHistory, at: u64| {
-        reclaims.asked(
+        reclaims.record_request(
             &policy(),
             Some((&decision(Reason::HostSoft, Some(2000 * MIB)), Some(&facts(MemoryKind::Host, 2010)))),
             s(at),
         );
-        reclaims.answered(ReclaimOutcome::TooSoon, s(at))
+        reclaims.record_answer(ReclaimOutcome::TooSoon, s(at))
     };
     assert!(!ask(&mut reclaims, 100), "nothing is read for it");
     assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 101), ReclaimDecision::Wait);
     assert_eq!(rung(&reclaims, Reason::HostSoft, 2010, 100 + again), ReclaimDecision::Reclaim);
     assert!(ask(&mut reclaims, 100 + again));
-    assert_eq!(reclaims.read(s(101 + again), |_| Some(2010 * MIB)), Some(ReclaimWorth::NotEnough));
+    assert_eq!(reclaims.add_reading(s(101 + again), |_| Some(2010 * MIB)), Some(ReclaimWorth::NotEnough));
     assert!(matches!(
         rung(&reclaims, Reason::HostSoft, 2010, 1000),
         ReclaimDecision::Replace(NoReclaim::NoHelp { .. })

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cooldown::HoldReason;
 use crate::sample::MemoryKind;
-use crate::units::{ByteSize, span};
+use crate::units::{ByteSize, format_span};
 
 /// Action on a backend, in rising urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -182,11 +182,11 @@ impl std::fmt::Display for RecycleHindrance {
             Self::NotQuiet { seconds_left } => write!(
                 f,
                 "waiting for a moment without requests, at most {}",
-                span(Duration::from_secs(*seconds_left))
+                format_span(Duration::from_secs(*seconds_left))
             ),
             Self::OutsideWindow { minutes_left } => {
                 let left = Duration::from_secs(u64::from(*minutes_left) * 60);
-                write!(f, "outside of the window of the day: the next one opens in {}", span(left))
+                write!(f, "outside of the window of the day: the next one opens in {}", format_span(left))
             }
             Self::Observing { would: RecycleAction::DrainNow } => f.write_str(
                 "`policy.growth` is \"observe\": with \"recycle\" it would be drained and replaced now",
@@ -197,8 +197,8 @@ impl std::fmt::Display for RecycleHindrance {
             Self::NotYet { seconds_to_limit, seconds_before } => write!(
                 f,
                 "it reaches the limit in about {}; it is replaced when less than {} are left",
-                span(Duration::from_secs(*seconds_to_limit)),
-                span(Duration::from_secs(*seconds_before))
+                format_span(Duration::from_secs(*seconds_to_limit)),
+                format_span(Duration::from_secs(*seconds_before))
             ),
             Self::NotConfirmed => {
                 f.write_str("the exact reading of its memory (smaps_rollup) does not show the growth")
@@ -209,7 +209,7 @@ impl std::fmt::Display for RecycleHindrance {
                 f,
                 "it gave {} back {} ago, and does not hold as much again yet",
                 ByteSize(*bytes),
-                span(Duration::from_secs(*seconds))
+                format_span(Duration::from_secs(*seconds))
             ),
             Self::Held { by } => by.fmt(f),
         }
@@ -255,7 +255,7 @@ impl RecycleDecision {
 
     /// Returns the same decision, held back: not due, with a hindrance.
     #[must_use]
-    pub fn but(self, why_not: RecycleHindrance) -> Self {
+    pub fn held_back(self, why_not: RecycleHindrance) -> Self {
         Self { due: false, why_not: Some(why_not), ..self }
     }
 }

@@ -72,7 +72,7 @@ pub struct SeriesFacts {
 
 impl SeriesFacts {
     /// Creates a series with only a reading.
-    pub const fn of(series: MemoryKind, charged: Option<u64>) -> Self {
+    pub const fn from_bytes(series: MemoryKind, charged: Option<u64>) -> Self {
         Self {
             series,
             charged,
@@ -105,7 +105,7 @@ impl SeriesFacts {
             allowance,
             worst,
             growth: monitor.growth().iter().find(|growth| growth.series == series).cloned(),
-            ..Self::of(series, charged)
+            ..Self::from_bytes(series, charged)
         };
         let budget = policy.budget(&facts);
         facts.budget = budget;

@@ -28,7 +28,7 @@ use crate::health::HealthSymptom;
 use crate::replacement_cost;
 use crate::sample::MemoryKind;
 use crate::share::BudgetLevel;
-use crate::units::{self, exact, whole};
+use crate::units::{self, as_f64, truncate_to_u64};
 
 /// An argument for a replacement.
 #[derive(Clone, Copy)]
@@ -44,18 +44,18 @@ struct RecycleWish {
 
 /// Judges one generation.
 pub fn decide(policy: &RecyclePolicy, facts: &RecycleFacts) -> RecycleDecision {
-    decide_unless(policy, facts, |_, _| false)
+    decide_without_barred(policy, facts, |_, _| false)
 }
 
 /// Judges one generation with barred reasons ([`crate::cooldown::RecycleCooldown::bars`]). A barred reason never
 /// precedes another one, however urgent. If nothing else is wanted it is returned anyway, so that the
 /// cooldown holds it back and says why.
-pub fn decide_unless(
+pub fn decide_without_barred(
     policy: &RecyclePolicy,
     facts: &RecycleFacts,
     barred: impl Fn(Reason, Option<MemoryKind>) -> bool,
 ) -> RecycleDecision {
-    let wishes = wishes(policy, facts);
+    let wishes = collect_wishes(policy, facts);
     let of = |observing: bool, all: bool| {
         // `max_by_key` takes the last of equals, and the list has the weightiest first.
         let kind = wishes.iter().rev().filter(move |wish| wish.observing == observing);
@@ -90,30 +90,31 @@ pub fn decide_unless(
 /// Decides if the moment for a deferrable replacement has come.
 fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDecision) -> RecycleDecision {
     if let Some(minute) = facts.minute
-        && !policy.only.open(minute)
+        && !policy.only.is_open(minute)
     {
-        return decision.but(RecycleHindrance::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
+        return decision
+            .held_back(RecycleHindrance::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
     let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.common.quiet_for);
     // Closed hours do not count as waiting; otherwise every waiting replacement would be due when a window
     // opens.
     let opened = facts.minute.and_then(|minute| policy.only.open_for(minute)).unwrap_or(Duration::MAX);
     let waited = facts.wanted_for.unwrap_or_default().min(opened);
-    let last = facts.minute.is_some_and(|minute| policy.only.closes(minute));
+    let last = facts.minute.is_some_and(|minute| policy.only.is_closing(minute));
     if quiet
         || last
         || waited >= policy.common.quiet_within
-        || replacement_cost::weigh(&policy.replacement_cost, &facts.load, end(facts)).now
+        || replacement_cost::weigh_replacement(&policy.replacement_cost, &facts.load, soonest_end(facts)).now
     {
         return decision;
     }
     let left = policy.common.quiet_within.saturating_sub(waited);
     let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-    decision.but(RecycleHindrance::NotQuiet { seconds_left })
+    decision.held_back(RecycleHindrance::NotQuiet { seconds_left })
 }
 
 /// Returns the earliest exhaustion of a leaking memory.
-fn end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
+fn soonest_end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
     let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
         .series
@@ -127,13 +128,13 @@ fn end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
 }
 
 /// Returns all arguments for a replacement, the weightiest first.
-fn wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
+fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
     let mut wishes = Vec::new();
     for series in &facts.series {
         wishes.extend(exhaustion_wish(policy, series));
     }
     for series in &facts.series {
-        wishes.extend(over_budget(policy, series, facts.urgent_for));
+        wishes.extend(budget_wish(policy, series, facts.urgent_for));
     }
     wishes.extend(facts.shared.map(|chosen| RecycleWish {
         action: match chosen.level {
@@ -148,7 +149,7 @@ fn wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
-        let (action, reason) = (weight(symptom, facts.urgent_for), symptom.reason());
+        let (action, reason) = (symptom_action(symptom, facts.urgent_for), symptom.reason());
         let wish = RecycleWish {
             action,
             reason,
@@ -172,7 +173,7 @@ fn wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
         threat: false,
     }));
     for series in &facts.series {
-        wishes.extend(growing(policy, facts, series));
+        wishes.extend(growth_wish(policy, facts, series));
     }
     let plain = |reason| RecycleWish {
         action: RecycleAction::RecycleWhenQuiet,
@@ -196,7 +197,7 @@ fn wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
 
 /// Returns the action for a symptom. A drain waits for requests that a wedged server will not finish: a
 /// server that stays silent as long again while draining is killed.
-fn weight(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> RecycleAction {
+fn symptom_action(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> RecycleAction {
     match symptom {
         HealthSymptom::Wedged { limit, .. }
             if urgent_for.is_some_and(|drained| drained.as_secs_f64() >= limit.seconds) =>
@@ -211,7 +212,7 @@ fn weight(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> RecycleActio
 /// one for another program's memory use would cost its requests and help no one.
 fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<RecycleWish> {
     let (free, gain) = (facts.free?, facts.gain()?);
-    let limit = policy.end(facts);
+    let limit = policy.exhaustion_bytes(facts);
     // Free VRAM is constant on a device filled by design; only a process that still grows is in danger.
     let still = facts.series == MemoryKind::Host || facts.rising;
     (free < limit && still && gain >= limit && !facts.estimated).then_some(RecycleWish {
@@ -224,7 +225,7 @@ fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Recycl
     })
 }
 
-fn over_budget(
+fn budget_wish(
     policy: &RecyclePolicy,
     facts: &SeriesFacts,
     urgent_for: Option<Duration>,
@@ -240,7 +241,7 @@ fn over_budget(
         Some(RecycleWish { action, reason, series, limit: Some(limit), observing: false, threat: false })
     };
     if let Some(limit) = budget.hard.filter(|limit| charged >= *limit) {
-        let lost = charged > units::scale(limit, policy.levels.kill_over)
+        let lost = charged > units::scale_bytes(limit, policy.levels.kill_over)
             && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
             && !facts.estimated;
         // While the machine has memory, the drain continues: its requests are worth more than the budget.
@@ -256,7 +257,7 @@ fn over_budget(
 }
 
 /// Memory that grows without bound, with the time that this may continue.
-fn growing(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFacts) -> Option<RecycleWish> {
+fn growth_wish(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFacts) -> Option<RecycleWish> {
     let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     if policy.common.growth == GrowthMode::Off || !leaks {
         return None;
@@ -332,14 +333,14 @@ fn quiet_horizon(policy: &RecyclePolicy, facts: &RecycleFacts) -> Duration {
 
 /// Returns a factor between `1 - jitter` and `1`: jitter only lowers a limit, so the configured one is
 /// never exceeded.
-fn factor(jitter: f64, unit: f64) -> f64 {
+fn jitter_factor(jitter: f64, unit: f64) -> f64 {
     1.0 - jitter.clamp(0.0, 1.0) * unit.clamp(0.0, 1.0)
 }
 
 fn jittered(max: u64, jitter: f64, unit: f64) -> u64 {
-    whole((exact(max) * factor(jitter, unit)).ceil()).clamp(1, max.max(1))
+    truncate_to_u64((as_f64(max) * jitter_factor(jitter, unit)).ceil()).clamp(1, max.max(1))
 }
 
 fn jittered_time(max: Duration, jitter: f64, unit: f64) -> Duration {
-    max.mul_f64(factor(jitter, unit))
+    max.mul_f64(jitter_factor(jitter, unit))
 }

@@ -20,7 +20,7 @@ use crate::defaults::Recycle;
 use crate::replacement_cost::ReplacementCostPolicy;
 use crate::sample::MemoryKind;
 use crate::schedule::DayWindows;
-use crate::units::{ByteSize, MemoryLimit, scale};
+use crate::units::{ByteSize, MemoryLimit, scale_bytes};
 
 /// Action on memory that grows without bound, long before it reaches a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,11 +107,11 @@ impl RecyclePolicy {
     }
 
     /// Returns the free memory in bytes below which the machine or the device is exhausted.
-    pub fn end(&self, facts: &SeriesFacts) -> u64 {
+    pub fn exhaustion_bytes(&self, facts: &SeriesFacts) -> u64 {
         let levels = &self.levels;
         match facts.series {
             MemoryKind::Host => {
-                let share = facts.total.map_or(u64::MAX, |total| scale(total, levels.kill_host_share));
+                let share = facts.total.map_or(u64::MAX, |total| scale_bytes(total, levels.kill_host_share));
                 levels.kill_host.0.min(share)
             }
             MemoryKind::Vram(_) => levels.kill_vram.0,
@@ -121,7 +121,7 @@ impl RecyclePolicy {
     /// Returns true if the machine or the device is short of this memory. Unknown memory counts as short,
     /// because then only the budget protects it.
     pub fn is_short(&self, facts: &SeriesFacts) -> bool {
-        facts.free.is_none_or(|free| free < scale(self.end(facts), self.levels.short))
+        facts.free.is_none_or(|free| free < scale_bytes(self.exhaustion_bytes(facts), self.levels.short))
     }
 
     /// Returns the budgets of one series in bytes.
@@ -139,7 +139,7 @@ impl RecyclePolicy {
             MemoryKind::Host => (self.host_soft, self.host_hard),
             MemoryKind::Vram(_) => (self.vram_soft, self.vram_hard),
         };
-        let auto = self.auto(facts);
+        let auto = self.automatic_budget(facts);
         let resolve = |limit: Option<MemoryLimit>, auto: Option<u64>| match limit? {
             MemoryLimit::Auto => auto,
             MemoryLimit::Bytes(bytes) => Some(bytes.0),
@@ -155,7 +155,7 @@ impl RecyclePolicy {
         MemoryBudget { soft, hard: hard.map(|hard| hard.max(soft.unwrap_or(0))) }
     }
 
-    fn auto(&self, facts: &SeriesFacts) -> MemoryBudget {
+    fn automatic_budget(&self, facts: &SeriesFacts) -> MemoryBudget {
         let levels = &self.levels;
         let Some(baseline) = facts.growth.as_ref().and_then(|growth| growth.baseline) else {
             return MemoryBudget::default();
@@ -165,8 +165,8 @@ impl RecyclePolicy {
                 let settled = baseline.max(facts.worst.unwrap_or(0));
                 let explained = settled.saturating_add(facts.allowance);
                 let wanted =
-                    scale(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room.0));
-                let most = facts.total.map_or(u64::MAX, |total| scale(total, levels.host_soft_most));
+                    scale_bytes(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room.0));
+                let most = facts.total.map_or(u64::MAX, |total| scale_bytes(total, levels.host_soft_most));
                 let soft = wanted.min(most);
                 MemoryBudget { soft: Some(soft), hard: Some(self.host_hard_above(soft, facts.total)) }
             }
@@ -175,7 +175,7 @@ impl RecyclePolicy {
                 let Some(can) = held.or(facts.total) else { return MemoryBudget::default() };
                 let left = can.saturating_sub(baseline);
                 let at = |share: f64, of_left: f64| {
-                    scale(can, share).max(baseline.saturating_add(scale(left, of_left)))
+                    scale_bytes(can, share).max(baseline.saturating_add(scale_bytes(left, of_left)))
                 };
                 let (soft, hard) = (
                     at(levels.vram_soft, levels.vram_soft_left),
@@ -188,7 +188,7 @@ impl RecyclePolicy {
     }
 
     fn host_hard_above(&self, soft: u64, total: Option<u64>) -> u64 {
-        let most = total.map_or(u64::MAX, |total| scale(total, self.levels.host_hard_most));
-        scale(soft, self.levels.host_hard).min(most).max(soft)
+        let most = total.map_or(u64::MAX, |total| scale_bytes(total, self.levels.host_hard_most));
+        scale_bytes(soft, self.levels.host_hard).min(most).max(soft)
     }
 }

@@ -18,7 +18,7 @@ fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
         growth: Some(growth(MemoryKind::Host, GrowthVerdict::Steady, baseline)),
         allowance,
         total: Some(total),
-        ..SeriesFacts::of(MemoryKind::Host, Some(baseline))
+        ..SeriesFacts::from_bytes(MemoryKind::Host, Some(baseline))
     };
     let budget = |soft, hard| MemoryBudget { soft: Some(soft), hard: Some(hard) };
     assert_eq!(policy.budget(&host(4 * GIB, 8 * GIB, 64 * GIB)), budget(15 * GIB, 18_522_046_464));
@@ -32,7 +32,7 @@ fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
         growth: Some(growth(VRAM, GrowthVerdict::Steady, baseline)),
         free: Some(free),
         total: Some(24_000),
-        ..SeriesFacts::of(VRAM, Some(charged))
+        ..SeriesFacts::from_bytes(VRAM, Some(charged))
     };
     assert_eq!(policy.budget(&vram(10_000, 10_000, 10_000)), budget(19_000, 19_600), "of what it can get");
     assert_eq!(
@@ -55,7 +55,7 @@ fn what_the_largest_prompts_were_seen_to_take_is_no_growth_to_automatic_budgets(
         total: Some(64 * GIB),
         free: Some(6 * GIB),
         worst,
-        ..SeriesFacts::of(series, Some(4 * GIB))
+        ..SeriesFacts::from_bytes(series, Some(4 * GIB))
     };
     assert_eq!(policy.budget(&facts(MemoryKind::Host, None)).soft, Some(5 * GIB));
     assert_eq!(policy.budget(&facts(MemoryKind::Host, Some(8 * GIB))).soft, Some(10 * GIB));
@@ -74,6 +74,6 @@ fn what_the_largest_prompts_were_seen_to_take_is_no_growth_to_automatic_budgets(
 #[test]
 fn an_automatic_hard_budget_follows_the_soft_one_that_is_set() {
     let policy = RecyclePolicy { host_soft: mib(1000), host_hard: Some(MemoryLimit::Auto), ..policy() };
-    let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::of(MemoryKind::Host, Some(MIB)) };
+    let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::from_bytes(MemoryKind::Host, Some(MIB)) };
     assert_eq!(policy.budget(&host).hard, Some(1150 * MIB));
 }

@@ -37,14 +37,14 @@ fn with_growth(growth: GrowthMode, policy: RecyclePolicy) -> RecyclePolicy {
 }
 
 fn facts(host_mib: u64) -> RecycleFacts {
-    let host = SeriesFacts::of(MemoryKind::Host, Some(host_mib * 1024 * 1024));
+    let host = SeriesFacts::from_bytes(MemoryKind::Host, Some(host_mib * 1024 * 1024));
     RecycleFacts { series: vec![host], unit: 0.5, ..RecycleFacts::default() }
 }
 
 #[test]
 fn below_the_budgets_nothing_happens() {
     assert_eq!(decide(&policy(), &facts(99)), RecycleDecision::OBSERVE);
-    let unknown = SeriesFacts::of(MemoryKind::Host, None);
+    let unknown = SeriesFacts::from_bytes(MemoryKind::Host, None);
     assert_eq!(
         decide(&policy(), &RecycleFacts { series: vec![unknown], ..facts(0) }),
         RecycleDecision::OBSERVE
@@ -87,7 +87,12 @@ pub(super) const GIB: u64 = 1024 * MIB;
 pub(super) const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
 pub(super) fn growth(series: MemoryKind, verdict: GrowthVerdict, baseline: u64) -> SeriesGrowth {
-    SeriesGrowth { verdict, since_request: 100, baseline: Some(baseline), ..SeriesGrowth::of(series) }
+    SeriesGrowth {
+        verdict,
+        since_request: 100,
+        baseline: Some(baseline),
+        ..SeriesGrowth::without_readings(series)
+    }
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "every forecast may be missing")]
@@ -105,7 +110,7 @@ fn leak(hours: f64) -> SeriesFacts {
         to_soft: forecast(20 * GIB, hours),
         to_hard: forecast(22 * GIB, hours * 2.0),
         to_end: forecast(24 * GIB, hours * 3.0),
-        ..SeriesFacts::of(VRAM, Some(14 * GIB))
+        ..SeriesFacts::from_bytes(VRAM, Some(14 * GIB))
     }
 }
 
@@ -128,7 +133,7 @@ fn vram_has_budgets_of_its_own_and_the_decision_says_which_memory_and_limit() {
         vram_hard: Some(MemoryLimit::Percent(75.0)),
         ..policy()
     };
-    let on = |charged| only(SeriesFacts { total: Some(400), ..SeriesFacts::of(VRAM, charged) });
+    let on = |charged| only(SeriesFacts { total: Some(400), ..SeriesFacts::from_bytes(VRAM, charged) });
     let soft = decide(&policy, &on(Some(200)));
     assert_eq!(brief(soft), (RecycleAction::RecycleWhenQuiet, Some(Reason::VramSoft), false));
     assert_eq!((soft.series, soft.limit_bytes), (Some(VRAM), Some(200)));
@@ -139,7 +144,7 @@ fn vram_has_budgets_of_its_own_and_the_decision_says_which_memory_and_limit() {
         RecycleDecision::OBSERVE,
         "an unknown figure is not zero and not full"
     );
-    let no_total = only(SeriesFacts::of(VRAM, Some(999)));
+    let no_total = only(SeriesFacts::from_bytes(VRAM, Some(999)));
     assert_eq!(
         decide(&policy, &no_total),
         RecycleDecision::OBSERVE,
@@ -158,7 +163,7 @@ fn growth_is_only_told_unless_the_mode_says_recycle() {
     assert_eq!(decide(&off, &only(leak(0.01))), RecycleDecision::OBSERVE);
     // Budgets apply in every mode, and precede what is only observed.
     let both = RecycleFacts {
-        series: vec![leak(1.0), SeriesFacts::of(MemoryKind::Host, Some(100 * MIB))],
+        series: vec![leak(1.0), SeriesFacts::from_bytes(MemoryKind::Host, Some(100 * MIB))],
         ..RecycleFacts::default()
     };
     assert_eq!(decide(&off, &both).reason, Some(Reason::HostSoft));
@@ -215,11 +220,11 @@ fn a_backend_that_often_pauses_is_recycled_later_than_one_that_pauses_once_a_day
 #[test]
 fn a_barred_reason_stands_in_nobodys_way_and_is_told_when_nothing_else_is_wanted() {
     let mut both = only(leak(0.1));
-    both.series.push(SeriesFacts::of(MemoryKind::Host, Some(150 * MIB)));
+    both.series.push(SeriesFacts::from_bytes(MemoryKind::Host, Some(150 * MIB)));
     assert_eq!(decide(&recycling(), &both).reason, Some(Reason::Growth));
     let barred = |reason, series| reason == Reason::Growth && series == Some(VRAM);
-    assert_eq!(decide_unless(&recycling(), &both, barred).reason, Some(Reason::HostSoft));
-    assert_eq!(decide_unless(&recycling(), &only(leak(0.1)), barred).reason, Some(Reason::Growth));
+    assert_eq!(decide_without_barred(&recycling(), &both, barred).reason, Some(Reason::HostSoft));
+    assert_eq!(decide_without_barred(&recycling(), &only(leak(0.1)), barred).reason, Some(Reason::Growth));
 }
 
 #[test]
@@ -299,7 +304,7 @@ fn memory_that_is_almost_gone_ends_whoever_can_give_enough_back() {
             at_ready: Some(at_ready),
             free: Some(free),
             total: Some(total),
-            ..SeriesFacts::of(MemoryKind::Host, Some(charged))
+            ..SeriesFacts::from_bytes(MemoryKind::Host, Some(charged))
         };
         decide(&RecyclePolicy::new(&crate::defaults().recycle), &only(host))
     };
@@ -322,7 +327,7 @@ fn a_device_that_is_full_by_design_kills_nobody() {
         at_ready: Some(at_ready),
         free: Some(100 * MIB),
         total: Some(24 * GIB),
-        ..SeriesFacts::of(VRAM, Some(23 * GIB))
+        ..SeriesFacts::from_bytes(VRAM, Some(23 * GIB))
     };
     let policy = RecyclePolicy::new(&crate::defaults().recycle);
     let of = |series| brief(decide(&policy, &only(series)));
@@ -411,10 +416,10 @@ fn reasons_are_named_once_and_every_why_not_is_a_sentence() {
     let held = RecycleHindrance::Held {
         by: HoldReason::TooSoon { seconds_left: 5, rule: crate::cooldown::PauseRule::MinInterval },
     };
-    let json = serde_json::to_string(&RecycleDecision::OBSERVE.but(held)).unwrap();
+    let json = serde_json::to_string(&RecycleDecision::OBSERVE.held_back(held)).unwrap();
     assert_eq!(
         serde_json::from_str::<RecycleDecision>(&json).unwrap(),
-        RecycleDecision::OBSERVE.but(held),
+        RecycleDecision::OBSERVE.held_back(held),
         "{json}"
     );
 }
@@ -467,7 +472,7 @@ fn hours_outside_of_the_window_are_no_waiting_for_quiet() {
     let at = |minute| RecycleFacts {
         minute: Some(minute),
         wanted_for: Some(Duration::from_secs(9 * 3600)),
-        ..only(SeriesFacts::of(MemoryKind::Host, Some(100 * MIB)))
+        ..only(SeriesFacts::from_bytes(MemoryKind::Host, Some(100 * MIB)))
     };
     let opened = decide(&policy, &at(120));
     assert_eq!(brief(opened), (RecycleAction::RecycleWhenQuiet, Some(Reason::HostSoft), false));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RollupTier;
 use crate::growth::{GrowthLine, GrowthVerdict};
-use crate::units::{exact, whole};
+use crate::units::{as_f64, truncate_to_u64};
 
 /// A reading with its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ const WHOLE_PERCENT: u64 = 90;
 
 impl ReadingBucket {
     /// Creates a bucket from its first reading.
-    pub fn of(reading: &RollupReading, tier: RollupTier) -> Self {
+    pub fn from_reading(reading: &RollupReading, tier: RollupTier) -> Self {
         Self {
             start: tier.start(reading.at / 1000),
             seconds: tier.seconds,
@@ -80,7 +80,7 @@ impl ReadingBucket {
             min: reading.bytes,
             max: reading.bytes,
             last: reading.bytes,
-            mean: exact(reading.bytes),
+            mean: as_f64(reading.bytes),
             first_at: reading.at,
             last_at: reading.at,
             covered: 0,
@@ -91,17 +91,17 @@ impl ReadingBucket {
     /// Adds a reading of the same stretch.
     pub fn add(&mut self, reading: &RollupReading) {
         let tier = RollupTier { seconds: self.seconds, slots: 1 };
-        self.merge(&Self::of(reading, tier));
+        self.merge(&Self::from_reading(reading, tier));
     }
 
     /// Merges a bucket of the same or a neighbouring stretch. The latest reading becomes the last one.
     pub fn merge(&mut self, other: &Self) {
-        let (own, others) = (exact(self.count), exact(other.count));
+        let (own, others) = (as_f64(self.count), as_f64(other.count));
         let mean = (self.mean * own + other.mean * others) / (own + others).max(1.0);
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
         // Rounding must not leave the range of the readings.
-        self.mean = mean.clamp(exact(self.min), exact(self.max));
+        self.mean = mean.clamp(as_f64(self.min), as_f64(self.max));
         self.count = self.count.saturating_add(other.count);
         self.first_at = self.first_at.min(other.first_at);
         // Among readings at the same time, the last added wins.
@@ -129,7 +129,7 @@ impl ReadingBucket {
     }
 
     /// Returns the mean in whole bytes.
-    pub const fn middle(&self) -> u64 {
-        whole(self.mean)
+    pub const fn mean_bytes(&self) -> u64 {
+        truncate_to_u64(self.mean)
     }
 }

@@ -24,7 +24,7 @@ mod tests;
 use std::time::Duration;
 
 pub use bucket::{ReadingBucket, RollupContext, RollupReading};
-pub use pick::{PointRange, in_range, thin, tier_for};
+pub use pick::{PointRange, in_range, reduce_points, tier_for};
 
 /// Covers the longest month and the day before it.
 const FOURTH_KEPT_TIME: Duration = Duration::from_secs(32 * 24 * 3600);
@@ -116,7 +116,7 @@ impl SeriesRollup {
                 bucket.add(reading);
                 continue;
             }
-            let mut next = ReadingBucket::of(reading, *tier);
+            let mut next = ReadingBucket::from_reading(reading, *tier);
             if let Some(since) = since {
                 next.cover(since, reading.at);
             }
@@ -139,7 +139,7 @@ impl SeriesRollup {
 /// Rebuilds the buckets that a coarse tier lacks because its writer was killed. `fine` are the buckets of
 /// the finest tier, `newest` is the time of the last reading in the coarse one, in milliseconds since 1970.
 /// The result is to be merged.
-pub fn missing(tier: RollupTier, newest: u64, fine: &[ReadingBucket]) -> Vec<ReadingBucket> {
+pub fn rebuild_missing(tier: RollupTier, newest: u64, fine: &[ReadingBucket]) -> Vec<ReadingBucket> {
     let mut all: Vec<ReadingBucket> = Vec::new();
     for bucket in fine.iter().filter(|bucket| bucket.first_at > newest) {
         let start = tier.start(bucket.start);

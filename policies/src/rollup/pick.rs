@@ -35,7 +35,7 @@ pub const fn in_range(bucket: &ReadingBucket, range: PointRange) -> bool {
 
 /// Merges sorted buckets of one width until there are at most `points` of them. The minimum is two: groups
 /// begin at round times, and any range may contain such a time.
-pub fn thin(buckets: &[ReadingBucket], points: usize) -> Vec<ReadingBucket> {
+pub fn reduce_points(buckets: &[ReadingBucket], points: usize) -> Vec<ReadingBucket> {
     let points = points.max(2);
     let Some(width) = buckets.first().map(|bucket| bucket.seconds.max(1)) else { return Vec::new() };
     if buckets.len() <= points {

@@ -57,7 +57,7 @@ fn a_bucket_says_what_was_read_in_it_and_whether_that_is_all_of_it() {
     let fine = of_tier(&kept, 0);
     let second = &fine[1];
     assert_eq!((second.start, second.end(), second.count), (NOON + 10, NOON + 20, 2));
-    assert_eq!((second.min, second.max, second.last, second.middle()), (102, 103, 103, 102));
+    assert_eq!((second.min, second.max, second.last, second.mean_bytes()), (102, 103, 103, 102));
     assert!(second.is_whole(), "{second:?}");
     assert!(!fine.last().unwrap().is_whole(), "it has only begun: {fine:?}");
     let coarse = of_tier(&kept, 1);
@@ -121,12 +121,12 @@ fn what_a_killed_writer_did_not_write_comes_from_the_finest_tier() {
     let whole = of_tier(&kept, 2);
     assert_eq!(whole.len(), 2);
     // Only the first coarse bucket was written.
-    let missing = missing(tier, whole[0].last_at, &fine);
+    let missing = rebuild_missing(tier, whole[0].last_at, &fine);
     assert_eq!(missing.iter().map(|bucket| bucket.start).collect::<Vec<_>>(), [whole[1].start]);
     assert_eq!((missing[0].count, missing[0].last), (whole[1].count, whole[1].last));
-    assert_eq!(super::missing(tier, whole[1].last_at, &fine), [], "nothing is counted twice");
+    assert_eq!(rebuild_missing(tier, whole[1].last_at, &fine), [], "nothing is counted twice");
     // No bucket was written.
-    let counts: u64 = super::missing(tier, 0, &fine).iter().map(|bucket| bucket.count).sum();
+    let counts: u64 = rebuild_missing(tier, 0, &fine).iter().map(|bucket| bucket.count).sum();
     assert_eq!(counts, 700);
 }
 
@@ -151,7 +151,7 @@ proptest! {
                 let own = || all.iter().filter(|reading| tier.start(reading.at / 1000) == bucket.start);
                 prop_assert_eq!(Some(bucket.min), own().map(|reading| reading.bytes).min());
                 prop_assert_eq!(Some(bucket.max), own().map(|reading| reading.bytes).max());
-                prop_assert!(bucket.mean.is_finite() && bucket.middle() >= bucket.min && bucket.middle() <= bucket.max);
+                prop_assert!(bucket.mean.is_finite() && bucket.mean_bytes() >= bucket.min && bucket.mean_bytes() <= bucket.max);
                 prop_assert!(bucket.last >= bucket.min && bucket.last <= bucket.max);
                 prop_assert!(bucket.covered <= tier.seconds * 1000);
                 prop_assert!(bucket.first_at <= bucket.last_at);
@@ -174,7 +174,7 @@ proptest! {
         let kept = rolled(&all);
         let asked: Vec<ReadingBucket> =
             of_tier(&kept, tier).into_iter().filter(|bucket| in_range(bucket, range)).collect();
-        let thinned = thin(&asked, points);
+        let thinned = reduce_points(&asked, points);
         prop_assert!(thinned.len() <= points);
         prop_assert_eq!(thinned.is_empty(), asked.is_empty());
         let count = |all: &[ReadingBucket]| all.iter().map(|bucket| bucket.count).sum::<u64>();

@@ -19,7 +19,10 @@ impl std::fmt::Debug for KnownSecrets {
 
 impl KnownSecrets {
     /// Collects the secrets in a process's arguments and variables.
-    pub fn of<'a>(args: &[String], variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+    pub fn from_command<'a>(
+        args: &[String],
+        variables: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
         let mut all: Vec<String> = Vec::new();
         for (at, word) in args.iter().enumerate() {
             let value = match word.split_once('=') {
@@ -46,7 +49,7 @@ impl KnownSecrets {
 
     /// Redacts the secrets in a text.
     #[must_use]
-    pub fn hide(&self, text: String) -> String {
+    pub fn redact(&self, text: String) -> String {
         self.0.iter().fold(text, |text, secret| {
             if text.contains(secret.as_str()) { text.replace(secret.as_str(), REDACTED) } else { text }
         })
@@ -70,11 +73,11 @@ mod tests {
             ("SSH_AUTH_SOCK", "/tmp/agent.123"),
             ("HOME", "/home/me0123"),
         ];
-        let known = KnownSecrets::of(&args, variables);
+        let known = KnownSecrets::from_command(&args, variables);
         let said =
             "correct horse and battery and stapler, tr0ub4dor!, enabled 123456 /tmp/agent.123 /home/me0123";
         assert_eq!(
-            known.hide(said.to_owned()),
+            known.redact(said.to_owned()),
             "*** and *** and ***, ***!, enabled 123456 /tmp/agent.123 /home/me0123"
         );
         assert_eq!(format!("{known:?}"), "Known(4 secrets)");

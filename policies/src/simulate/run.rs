@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{RestartStrategy, SimulatedPolicy, SimulationScenario, StrategyOutcome};
 use crate::cooldown::working_set::PassedBudgets;
-use crate::cooldown::{CooldownQuery, HoldReason, RecycleCooldown, helped};
+use crate::cooldown::{CooldownQuery, HoldReason, RecycleCooldown, recycle_helped};
 use crate::growth::GrowthMonitor;
 use crate::recycle::{
-    RecycleAction, RecycleDecision, RecycleFacts, SeriesFacts, SeriesReading, decide_unless,
+    RecycleAction, RecycleDecision, RecycleFacts, SeriesFacts, SeriesReading, decide_without_barred,
 };
 use crate::replacement_cost::{LullHistory, ReplacementLoad};
 use crate::sample::{BackendSample, MemoryKind};
@@ -80,8 +80,8 @@ impl<'a> StrategyRun<'a> {
             self.sleep();
             self.request();
             let sample = self.world.sample();
-            if self.over(&sample) {
-                self.ran_out(false);
+            if self.is_exhausted(&sample) {
+                self.exhaust_memory(false);
             } else {
                 self.judge(sample);
             }
@@ -94,15 +94,16 @@ impl<'a> StrategyRun<'a> {
     fn sleep(&mut self) {
         let asleep = &self.scenario.asleep;
         let minute = minute(self.world.clock());
-        if *asleep == DayWindows::ALWAYS || !asleep.open(minute) {
+        if *asleep == DayWindows::ALWAYS || !asleep.is_open(minute) {
             return;
         }
-        let left = (1..DAY_MINUTES).find(|ahead| !asleep.open((minute + ahead) % DAY_MINUTES)).unwrap_or(0);
+        let left =
+            (1..DAY_MINUTES).find(|ahead| !asleep.is_open((minute + ahead) % DAY_MINUTES)).unwrap_or(0);
         let begun = self.world.clock();
         // Policy windows open at full minutes, so the policy is asked once a minute.
         for _ in 0..left {
             self.world.wait(60.0);
-            self.quiet(begun, self.world.clock());
+            self.handle_quiet(begun, self.world.clock());
         }
     }
 
@@ -120,9 +121,13 @@ impl<'a> StrategyRun<'a> {
                     // process.
                     let after = std::mem::replace(&mut self.world, before);
                     self.world.wait(quiet_at - begun);
-                    if self.quiet(idle_since, quiet_at) { self.world.request() } else { self.world = after }
+                    if self.handle_quiet(idle_since, quiet_at) {
+                        self.world.request()
+                    } else {
+                        self.world = after
+                    }
                 }
-                (None, Some(mind)) => mind.lulls.lull(duration(idle_since)),
+                (None, Some(mind)) => mind.lulls.record_lull(duration(idle_since)),
                 (None, None) => {}
             }
         }
@@ -148,25 +153,25 @@ impl<'a> StrategyRun<'a> {
         (self.scenario.world.load.per_second * self.scenario.service.as_secs_f64()).round().max(1.0) as u32
     }
 
-    fn over(&self, sample: &BackendSample) -> bool {
+    fn is_exhausted(&self, sample: &BackendSample) -> bool {
         let over = |series: MemoryKind, limit| sample.charged(series).is_some_and(|bytes| bytes > limit);
         over(MemoryKind::Host, self.scenario.memory)
             || sample.vram.iter().any(|vram| over(MemoryKind::Vram(vram.gpu), self.scenario.device))
     }
 
     /// Handles exhausted memory: running requests fail, and the process restarts.
-    fn ran_out(&mut self, caused: bool) {
+    fn exhaust_memory(&mut self, caused: bool) {
         self.outcome.out_of_memory += 1;
         self.outcome.out_of_memory_caused += u64::from(caused);
         self.outcome.failed += u64::from(self.in_flight());
         if !caused {
             self.shortest = Some(self.shortest.map_or(self.lived, |shortest| shortest.min(self.lived)));
         }
-        self.renew(self.scenario.load_time.as_secs_f64());
+        self.start_fresh(self.scenario.load_time.as_secs_f64());
     }
 
     /// Starts a fresh process after a gap in seconds.
-    fn renew(&mut self, gap: f64) {
+    fn start_fresh(&mut self, gap: f64) {
         self.world.restart();
         self.lived = 0;
         self.ready_at = self.world.clock() + gap;
@@ -189,7 +194,7 @@ impl<'a> StrategyRun<'a> {
             self.outcome.failed += u64::from(self.in_flight());
         }
         if !self.scenario.overlap || kill {
-            self.renew(draining + self.scenario.load_time.as_secs_f64());
+            self.start_fresh(draining + self.scenario.load_time.as_secs_f64());
             return;
         }
         let both = |series, fresh: u64, limit: u64| {
@@ -208,23 +213,23 @@ impl<'a> StrategyRun<'a> {
                 .unwrap_or_default()
                 .iter()
                 .any(|gpu| both(MemoryKind::Vram(gpu.gpu), vram, scenario.device));
-        if full { self.ran_out(true) } else { self.renew(0.0) }
+        if full { self.exhaust_memory(true) } else { self.start_fresh(0.0) }
     }
 
     /// Handles an idle moment since `since`. Returns true if a restart took place.
-    fn quiet(&mut self, since: f64, now: f64) -> bool {
+    fn handle_quiet(&mut self, since: f64, now: f64) -> bool {
         let RestartStrategy::Policy(policy) = self.strategy else { return false };
         let idle = duration(now - since);
         let Some(mind) = &mut self.mind else { return false };
         if idle < policy.recycle.common.quiet_for {
             return false;
         }
-        mind.lulls.lull(duration(since));
+        mind.lulls.record_lull(duration(since));
         if self.pending.is_none() {
             return false;
         }
         let facts = self.facts(policy, Some(idle));
-        self.act(policy, &facts, true)
+        self.decide_and_act(policy, &facts, true)
     }
 
     /// Handles the reading after a request.
@@ -238,15 +243,18 @@ impl<'a> StrategyRun<'a> {
         mind.monitor.observe(&sample);
         if let Some((series, before, fresh, limit)) = mind.waiting.take()
             && let Some(after) = sample.charged(series)
-            && let Some(held) =
-                mind.cooldown.ended(series, helped(before, after, fresh, limit), &policy.recycle)
+            && let Some(held) = mind.cooldown.record_result(
+                series,
+                recycle_helped(before, after, fresh, limit),
+                &policy.recycle,
+            )
         {
-            note(&mut self.outcome, held);
+            record_hold(&mut self.outcome, held);
         }
         mind.at_ready.get_or_insert_with(|| sample.clone());
         mind.previous = mind.last.replace(sample);
         let facts = self.facts(policy, None);
-        self.act(policy, &facts, false);
+        self.decide_and_act(policy, &facts, false);
     }
 
     fn facts(&self, policy: &SimulatedPolicy, idle_for: Option<Duration>) -> RecycleFacts {
@@ -289,7 +297,7 @@ impl<'a> StrategyRun<'a> {
                     .map(|mean| f64::from(mean * requests) / seconds),
                 arrivals: mind.monitor.rate(),
                 overlap: self.scenario.overlap,
-                lull_every: Some(mind.lulls.expected(duration(now))),
+                lull_every: Some(mind.lulls.expected_interval(duration(now))),
             },
             unit: 0.5,
             ..RecycleFacts::default()
@@ -297,17 +305,17 @@ impl<'a> StrategyRun<'a> {
     }
 
     /// Decides and acts. Returns true if a restart took place.
-    fn act(&mut self, policy: &SimulatedPolicy, facts: &RecycleFacts, idle: bool) -> bool {
+    fn decide_and_act(&mut self, policy: &SimulatedPolicy, facts: &RecycleFacts, idle: bool) -> bool {
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };
         let load_time = Some(self.scenario.load_time);
-        for held in mind.passed.note(facts, load_time, &mut mind.cooldown, &policy.recycle) {
-            note(&mut self.outcome, held);
+        for held in mind.passed.add_facts(facts, load_time, &mut mind.cooldown, &policy.recycle) {
+            record_hold(&mut self.outcome, held);
         }
         let held = |series: Option<MemoryKind>| facts.charged(series);
         let barred =
-            |reason, series| mind.cooldown.bars(reason, series, held(series), &policy.recycle).is_some();
-        let decision = decide_unless(&policy.recycle, facts, barred);
+            |reason, series| mind.cooldown.find_bar(reason, series, held(series), &policy.recycle).is_some();
+        let decision = decide_without_barred(&policy.recycle, facts, barred);
         let wanted = decision.action != RecycleAction::Observe;
         mind.wanted = wanted.then(|| mind.wanted.unwrap_or(now));
         mind.urgent = (decision.action >= RecycleAction::DrainNow).then(|| mind.urgent.unwrap_or(now));
@@ -316,14 +324,14 @@ impl<'a> StrategyRun<'a> {
         let ask =
             CooldownQuery { now: duration(now), load_time, unit: facts.unit, held: held(decision.series) };
         if let Err(held) = mind.cooldown.check(&decision, &ask, &policy.recycle) {
-            note(&mut self.outcome, held);
+            record_hold(&mut self.outcome, held);
             return false;
         }
-        if let Some(held) = mind.cooldown.began(duration(now), reason, &policy.recycle) {
-            note(&mut self.outcome, held);
+        if let Some(held) = mind.cooldown.record_start(duration(now), reason, &policy.recycle) {
+            record_hold(&mut self.outcome, held);
         }
         if let Some(first) = mind.passed.find(reason, decision.series) {
-            mind.cooldown.note_replaced(first, load_time, &policy.recycle);
+            mind.cooldown.record_replacement(first, load_time, &policy.recycle);
         }
         let series = decision.series.filter(|_| reason.is_memory());
         let waiting = series.and_then(|series| {
@@ -371,12 +379,12 @@ fn monitor(
     priors: Vec<crate::growth::LeakPrior>,
 ) -> GrowthMonitor {
     let mut monitor = GrowthMonitor::with_prior(&policy.growth, priors);
-    monitor.allow(MemoryKind::Host, scenario.allowance);
+    monitor.set_allowance(MemoryKind::Host, scenario.allowance);
     monitor
 }
 
 /// Records a permanent cooldown reason once.
-fn note(outcome: &mut StrategyOutcome, held: HoldReason) {
+fn record_hold(outcome: &mut StrategyOutcome, held: HoldReason) {
     if !matches!(held, HoldReason::TooSoon { .. }) {
         let text = held.to_string();
         if !outcome.held.contains(&text) {

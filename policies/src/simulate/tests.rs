@@ -29,7 +29,7 @@ fn scenario(leak: Option<WorldLeak>) -> SimulationScenario {
 }
 
 fn leaking(mib: f64) -> SimulationScenario {
-    scenario(Some(WorldLeak::of(WorkUnit::Image, mib * 1024.0 * 1024.0)))
+    scenario(Some(WorldLeak::per_unit(WorkUnit::Image, mib * 1024.0 * 1024.0)))
 }
 
 fn policy() -> SimulatedPolicy {
@@ -126,7 +126,7 @@ fn a_leak_of_vram_is_stopped_before_the_device_is_full() {
     gpu.world.vram = Some(6 * GIB);
     gpu.world
         .vram_leaks
-        .push(WorldLeak { step: 2 * MIB, ..WorldLeak::of(WorkUnit::Request, 900.0 * 1024.0) });
+        .push(WorldLeak { step: 2 * MIB, ..WorldLeak::per_unit(WorkUnit::Request, 900.0 * 1024.0) });
     gpu.device = 10 * GIB;
     let mut policy = policy();
     policy.recycle.vram_soft = Some(MemoryLimit::Auto);

@@ -95,7 +95,7 @@ impl StartSearch {
     }
 
     /// Returns the next step, `elapsed` after the start of the search. Repeated calls return the same.
-    pub fn step(&self, elapsed: Duration) -> SearchStep {
+    pub fn next_step(&self, elapsed: Duration) -> SearchStep {
         if let Some(outcome) = &self.outcome {
             return SearchStep::Done(self.finding(outcome.clone()));
         }
@@ -117,7 +117,7 @@ impl StartSearch {
         self.switches.get(index)
     }
 
-    /// Adds the result of the start requested by [`StartSearch::step`].
+    /// Adds the result of the start requested by [`StartSearch::next_step`].
     pub fn observe(&mut self, which: Option<usize>, attempt: StartAttempt) {
         self.starts += 1;
         match (which, attempt) {

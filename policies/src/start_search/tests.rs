@@ -25,7 +25,7 @@ fn search(
     let mut search = StartSearch::new(policy, switches, deaths, SEGV.to_owned());
     let mut starts = Vec::new();
     loop {
-        match search.step(Duration::from_secs(starts.len() as u64)) {
+        match search.next_step(Duration::from_secs(starts.len() as u64)) {
             SearchStep::Done(finding) => return (finding, starts),
             SearchStep::Start(which) => {
                 search.observe(which, server(which, starts.len()));

@@ -125,13 +125,13 @@ impl Harmless {
 /// A leak of so many bytes per request, in the movement of a real heap.
 pub(crate) fn leaking(seed: u64, bytes_per_request: f64) -> SimulatedWorld {
     SimulatedWorld {
-        leaks: vec![WorldLeak::of(WorkUnit::Request, bytes_per_request)],
+        leaks: vec![WorldLeak::per_unit(WorkUnit::Request, bytes_per_request)],
         ..SimulatedWorld::quiet(seed)
     }
 }
 
 /// One request in ten leaks so many bytes.
 pub(crate) fn leaking_now_and_then(seed: u64, bytes: f64) -> SimulatedWorld {
-    let leak = WorldLeak { chance: 0.1, ..WorldLeak::of(WorkUnit::Request, bytes) };
+    let leak = WorldLeak { chance: 0.1, ..WorldLeak::per_unit(WorkUnit::Request, bytes) };
     SimulatedWorld { leaks: vec![leak], ..SimulatedWorld::quiet(seed) }
 }

@@ -111,7 +111,7 @@ fn leaks_of_known_size_are_found_and_nobody_is_wrongly_blamed() {
 /// Whether a memory was called leaking at some time, and whether one was suspected.
 fn alarms(load: &RecordedLoad, kind: &Healthy, seed: u64) -> (bool, bool) {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
-    monitor.allow(HOST, kind.declared);
+    monitor.set_allowance(HOST, kind.declared);
     let mut worst = GrowthVerdict::Warming;
     for sample in load.run(seed, kind.requests, (kind.course)(seed)) {
         monitor.observe(&sample);

@@ -22,7 +22,7 @@ fn recordings() -> [RecordedLoad; 4] {
 /// The first request at which it was called a leak, and who was blamed at the end.
 fn judged(samples: &[BackendSample], declared: u64) -> (Option<u64>, Option<WorkUnit>) {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
-    monitor.allow(MemoryKind::Host, declared);
+    monitor.set_allowance(MemoryKind::Host, declared);
     let mut first = None;
     for sample in samples {
         for turn in monitor.observe(sample) {

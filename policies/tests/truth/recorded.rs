@@ -37,7 +37,7 @@ impl RecordedLoad {
     /// `per_image`: bytes that the recorded server leaked for each image.
     pub(crate) fn read(name: &str, per_image: f64) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
-        let all = trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let all = trace::parse_recording(&std::fs::read_to_string(path).unwrap()).unwrap();
         // Without the start, which is no part of what goes on for long.
         let all: Vec<BackendSample> = all.into_iter().filter(|sample| sample.work.requests > 30).collect();
         let level = |sample: &BackendSample| {

@@ -58,7 +58,7 @@ impl Seen {
         });
         let mut this = Self::default();
         let mut monitor = GrowthMonitor::new(&defaults().growth);
-        monitor.allow(HOST, kind.declared);
+        monitor.set_allowance(HOST, kind.declared);
         let mut ask_at = 0;
         for (at, sample) in samples.iter().enumerate() {
             monitor.observe(sample);

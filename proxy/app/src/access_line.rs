@@ -8,7 +8,7 @@ use http::Version;
 use warden_gateway::RequestRecord;
 
 /// Writes a line to our log.
-pub(crate) fn trace(record: &RequestRecord) {
+pub(crate) fn log_request(record: &RequestRecord) {
     tracing::info!(
         target: "access",
         id = record.request_id,
@@ -17,14 +17,14 @@ pub(crate) fn trace(record: &RequestRecord) {
         generation = record.generation.map(|generation| generation.0),
         method = record.method.as_str(),
         route = record.route,
-        protocol = protocol(record.protocol),
+        protocol = protocol_name(record.protocol),
         status = record.status,
         outcome = record.outcome.as_str(),
         stream = record.stream,
         late_status = record.late_status.filter(|status| *status != 200),
-        queue_ms = ms(record.queued),
-        ttfb_ms = record.first_byte.map(ms),
-        total_ms = ms(record.total),
+        queue_ms = rounded_ms(record.queued),
+        ttfb_ms = record.first_byte.map(rounded_ms),
+        total_ms = rounded_ms(record.total),
         prompt_tokens = record.work.prompt_tokens,
         output_tokens = record.work.output_tokens,
         bytes_in = record.bytes_in,
@@ -39,54 +39,54 @@ pub(crate) fn trace(record: &RequestRecord) {
 /// A line with its end, as text or as a JSON object. Without a level: all lines are of one kind.
 pub(crate) fn format_line(record: &RequestRecord, now: &[u8], json: bool) -> Vec<u8> {
     let mut line = LineWriter { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
-    line.begin(now);
-    line.quoted("id", &record.request_id);
+    line.write_start(now);
+    line.write_quoted("id", &record.request_id);
     if let Some(key) = &record.key {
-        line.quoted("key", key);
+        line.write_quoted("key", key);
     }
     if let Some(model) = &record.model {
-        line.quoted("model", model.as_str());
+        line.write_quoted("model", model.as_str());
     }
     if let Some(generation) = record.generation {
-        line.number("generation", generation.0);
+        line.write_number("generation", generation.0);
     }
-    line.word("method", record.method.as_str());
-    line.word("route", record.route);
-    line.word("protocol", protocol(record.protocol));
-    line.number("status", record.status.into());
-    line.word("outcome", record.outcome.as_str());
-    line.name("stream");
+    line.write_word("method", record.method.as_str());
+    line.write_word("route", record.route);
+    line.write_word("protocol", protocol_name(record.protocol));
+    line.write_number("status", record.status.into());
+    line.write_word("outcome", record.outcome.as_str());
+    line.write_name("stream");
     line.out.extend_from_slice(if record.stream { b"true" } else { b"false" });
     if let Some(late) = record.late_status.filter(|status| *status != 200) {
-        line.number("late_status", late.into());
+        line.write_number("late_status", late.into());
     }
-    line.ms("queue_ms", record.queued);
+    line.write_ms("queue_ms", record.queued);
     if let Some(first_byte) = record.first_byte {
-        line.ms("ttfb_ms", first_byte);
+        line.write_ms("ttfb_ms", first_byte);
     }
-    line.ms("total_ms", record.total);
-    line.number("prompt_tokens", record.work.prompt_tokens);
-    line.number("output_tokens", record.work.output_tokens);
-    line.number("bytes_in", record.bytes_in);
-    line.number("bytes_out", record.bytes_out);
-    line.number("retries", record.retries.into());
+    line.write_ms("total_ms", record.total);
+    line.write_number("prompt_tokens", record.work.prompt_tokens);
+    line.write_number("output_tokens", record.work.output_tokens);
+    line.write_number("bytes_in", record.bytes_in);
+    line.write_number("bytes_out", record.bytes_out);
+    line.write_number("retries", record.retries.into());
     if record.continued {
-        line.name("continued");
+        line.write_name("continued");
         line.out.extend_from_slice(b"true");
     }
-    line.peer(record);
+    line.write_peer(record);
     if let Some(user_agent) = &record.user_agent {
-        line.quoted("user_agent", user_agent);
+        line.write_quoted("user_agent", user_agent);
     }
-    line.end()
+    line.finish()
 }
 
 /// Milliseconds, rounded to whole microseconds: more digits are noise.
-fn ms(time: Duration) -> f64 {
+fn rounded_ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn protocol(version: Version) -> &'static str {
+fn protocol_name(version: Version) -> &'static str {
     match version {
         Version::HTTP_10 => "http/1.0",
         Version::HTTP_2 => "h2",
@@ -101,7 +101,7 @@ struct LineWriter {
 }
 
 impl LineWriter {
-    fn begin(&mut self, now: &[u8]) {
+    fn write_start(&mut self, now: &[u8]) {
         if self.json {
             self.out.extend_from_slice(b"{\"timestamp\":\"");
             self.out.extend_from_slice(now);
@@ -112,7 +112,7 @@ impl LineWriter {
         }
     }
 
-    fn name(&mut self, name: &str) {
+    fn write_name(&mut self, name: &str) {
         if self.json {
             self.out.extend_from_slice(b",\"");
             self.out.extend_from_slice(name.as_bytes());
@@ -125,22 +125,22 @@ impl LineWriter {
     }
 
     /// A word of ours, or a method, of bounded length: contains nothing to escape.
-    fn word(&mut self, name: &str, word: &str) {
-        self.name(name);
-        self.mark();
+    fn write_word(&mut self, name: &str, word: &str) {
+        self.write_name(name);
+        self.write_quote();
         self.out.extend_from_slice(word.as_bytes());
-        self.mark();
+        self.write_quote();
     }
 
     /// A quote in JSON, nothing in text.
-    fn mark(&mut self) {
+    fn write_quote(&mut self) {
         if self.json {
             self.out.push(b'"');
         }
     }
 
-    fn quoted(&mut self, name: &str, text: &str) {
-        self.name(name);
+    fn write_quoted(&mut self, name: &str, text: &str) {
+        self.write_name(name);
         let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
         // Writing to memory does not fail, and a text can always be serialized.
         if text.bytes().all(is_plain) {
@@ -154,14 +154,14 @@ impl LineWriter {
         }
     }
 
-    fn number(&mut self, name: &str, number: u64) {
-        self.name(name);
+    fn write_number(&mut self, name: &str, number: u64) {
+        self.write_name(name);
         self.out.extend_from_slice(self.digits.format(number).as_bytes());
     }
 
-    fn ms(&mut self, name: &str, time: Duration) {
+    fn write_ms(&mut self, name: &str, time: Duration) {
         let micros = u64::try_from((time.as_nanos() + 500) / 1000).unwrap_or(u64::MAX);
-        self.number(name, micros / 1000);
+        self.write_number(name, micros / 1000);
         let mut part = micros % 1000;
         if part > 0 {
             self.out.push(b'.');
@@ -175,15 +175,15 @@ impl LineWriter {
         }
     }
 
-    fn peer(&mut self, record: &RequestRecord) {
-        self.name("peer");
-        self.mark();
+    fn write_peer(&mut self, record: &RequestRecord) {
+        self.write_name("peer");
+        self.write_quote();
         // Writing to memory does not fail.
         let _whole = write!(self.out, "{}", record.peer);
-        self.mark();
+        self.write_quote();
     }
 
-    fn end(mut self) -> Vec<u8> {
+    fn finish(mut self) -> Vec<u8> {
         if self.json {
             self.out.extend_from_slice(b",\"target\":\"access\"}");
         }
@@ -223,7 +223,7 @@ pub(crate) mod tests {
             bytes_out: 6,
             work: WorkDone { prompt_tokens: 7, output_tokens: 8, ..WorkDone::default() },
             retries: 1,
-            tried: None,
+            canary_part: None,
             trace: None,
             continued: true,
         }

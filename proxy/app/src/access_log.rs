@@ -56,8 +56,8 @@ impl Write for SharedFile {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    append::open(path, FILE_MODE)
+fn open_file(path: &Path) -> io::Result<File> {
+    append::open_lines(path, FILE_MODE)
 }
 
 /// State of the log for `status`.
@@ -80,7 +80,7 @@ impl AccessLog {
                 "name a file in a directory that exists and that we may write to (`log.access`)",
             )
         };
-        let file = SharedFile(Arc::new(Mutex::new(open(path).map_err(failed)?)));
+        let file = SharedFile(Arc::new(Mutex::new(open_file(path).map_err(failed)?)));
         let shown = path.to_owned();
         let tell = move |trouble: WriteTrouble<'_>| {
             let path = shown.display();
@@ -125,7 +125,7 @@ impl AccessLog {
     pub(crate) fn reopen(&self) {
         let Some(own) = &self.0 else { return };
         own.writer.flush(FLUSH_LIMIT);
-        match open(&own.path) {
+        match open_file(&own.path) {
             Ok(file) => *lock(&own.file.0) = file,
             Err(error) => {
                 tracing::error!(%error, path = %own.path.display(), "cannot open the access log anew; the old file goes on");
@@ -143,7 +143,7 @@ impl AccessLog {
     /// Writes the line of an ended request.
     pub(crate) fn write(&self, record: &RequestRecord) {
         match &self.0 {
-            None => access_line::trace(record),
+            None => access_line::log_request(record),
             Some(own) => {
                 let line = access_line::format_line(record, &clock::now_exact(), own.json);
                 // Cannot fail: the queue takes the line, or counts it as lost.

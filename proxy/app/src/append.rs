@@ -12,7 +12,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The file cannot be opened, or its torn line cannot be ended.
-pub(crate) fn open(path: &Path, mode: u32) -> io::Result<File> {
+pub(crate) fn open_lines(path: &Path, mode: u32) -> io::Result<File> {
     let mut file = OpenOptions::new().create(true).append(true).mode(mode).open(path)?;
     if ends_torn(path, &file)? {
         file.write_all(b"\n")?;
@@ -47,10 +47,10 @@ mod tests {
                 std::fs::write(&path, before).unwrap();
             }
             for _ in 0..2 {
-                open(&path, 0o600).unwrap();
+                open_lines(&path, 0o600).unwrap();
                 assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
             }
         }
-        open(Path::new("/dev/null"), 0o600).unwrap();
+        open_lines(Path::new("/dev/null"), 0o600).unwrap();
     }
 }

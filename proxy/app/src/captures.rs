@@ -32,40 +32,40 @@ pub(crate) struct CaptureStore(Arc<Mutex<CaptureQueue>>);
 
 #[derive(Debug, Default)]
 struct CaptureQueue {
-    all: VecDeque<CapturedRequest>,
+    requests: VecDeque<CapturedRequest>,
     bytes: usize,
 }
 
 impl CaptureStore {
     /// Adds a request; beyond the limits the oldest ones are dropped.
-    pub(crate) fn keep(&self, id: &str, line: &str) {
+    pub(crate) fn add(&self, id: &str, line: &str) {
         let mut end = line.len().min(MAX_LINE_BYTES);
         while !line.is_char_boundary(end) {
             end -= 1;
         }
         let new = CapturedRequest { id: id.to_owned(), line: line[..end].to_owned(), bytes: line.len() };
         let mut kept = lock(&self.0);
-        kept.bytes += cost(&new);
-        kept.all.push_back(new);
-        while kept.all.len() > MAX_CAPTURES || kept.bytes > MAX_TOTAL_BYTES {
-            let Some(oldest) = kept.all.pop_front() else { return };
-            kept.bytes -= cost(&oldest);
+        kept.bytes += capture_bytes(&new);
+        kept.requests.push_back(new);
+        while kept.requests.len() > MAX_CAPTURES || kept.bytes > MAX_TOTAL_BYTES {
+            let Some(oldest) = kept.requests.pop_front() else { return };
+            kept.bytes -= capture_bytes(&oldest);
         }
     }
 
     /// The latest request with this id, if it is still kept.
-    pub(crate) fn of(&self, id: &str) -> Option<CapturedRequest> {
-        lock(&self.0).all.iter().rev().find(|one| one.id == id).cloned()
+    pub(crate) fn find(&self, id: &str) -> Option<CapturedRequest> {
+        lock(&self.0).requests.iter().rev().find(|one| one.id == id).cloned()
     }
 
     /// Ids of the kept requests.
     pub(crate) fn ids(&self) -> Vec<String> {
-        lock(&self.0).all.iter().map(|one| one.id.clone()).collect()
+        lock(&self.0).requests.iter().map(|one| one.id.clone()).collect()
     }
 }
 
 /// Bytes counted for one request. The gateway bounds the id, which a client chooses.
-fn cost(one: &CapturedRequest) -> usize {
+fn capture_bytes(one: &CapturedRequest) -> usize {
     one.line.len() + one.id.len()
 }
 
@@ -76,29 +76,34 @@ mod tests {
     #[test]
     fn the_last_ones_are_kept_in_bounds() {
         let captures = CaptureStore::default();
-        assert_eq!((captures.of("a"), captures.ids().len()), (None, 0));
+        assert_eq!((captures.find("a"), captures.ids().len()), (None, 0));
         for n in 0..1000 {
-            captures.keep(&format!("r-{n}"), "{}");
+            captures.add(&format!("r-{n}"), "{}");
         }
         assert_eq!(
-            (captures.ids().len(), captures.of("r-899"), captures.of("r-999").is_some()),
+            (captures.ids().len(), captures.find("r-899"), captures.find("r-999").is_some()),
             (MAX_CAPTURES, None, true)
         );
         let long = "ä".repeat(MAX_LINE_BYTES);
         for n in 0..100 {
-            captures.keep(&format!("long-{n}"), &long);
+            captures.add(&format!("long-{n}"), &long);
         }
         let kept = lock(&captures.0);
-        assert!(kept.bytes <= MAX_TOTAL_BYTES && kept.all.len() > 20, "{} of {}", kept.all.len(), kept.bytes);
-        assert!(kept.all.iter().all(|one| one.line.len() <= MAX_LINE_BYTES && one.bytes == long.len()));
-        assert_eq!(kept.bytes, kept.all.iter().map(cost).sum::<usize>());
+        assert!(
+            kept.bytes <= MAX_TOTAL_BYTES && kept.requests.len() > 20,
+            "{} of {}",
+            kept.requests.len(),
+            kept.bytes
+        );
+        assert!(kept.requests.iter().all(|one| one.line.len() <= MAX_LINE_BYTES && one.bytes == long.len()));
+        assert_eq!(kept.bytes, kept.requests.iter().map(capture_bytes).sum::<usize>());
     }
 
     #[test]
     fn of_two_with_one_id_the_last_counts() {
         let captures = CaptureStore::default();
-        captures.keep("a", "1");
-        captures.keep("a", "2");
-        assert_eq!(captures.of("a").map(|one| one.line).as_deref(), Some("2"));
+        captures.add("a", "1");
+        captures.add("a", "2");
+        assert_eq!(captures.find("a").map(|one| one.line).as_deref(), Some("2"));
     }
 }

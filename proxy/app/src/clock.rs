@@ -17,7 +17,7 @@ pub(crate) fn unix_ms_text(ms: u64) -> String {
 }
 
 /// Local time in minutes of the day.
-pub(crate) fn minute() -> u16 {
+pub(crate) fn minute_of_day() -> u16 {
     let now = jiff::Zoned::now();
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0)
 }
@@ -34,12 +34,12 @@ pub(crate) fn now_exact() -> [u8; 27] {
     }
     let now = Timestamp::now();
     let (second, text) = LAST.get();
-    let text = if second == now.as_second() { text } else { spelled(now) };
+    let text = if second == now.as_second() { text } else { format_micros(now) };
     LAST.set((now.as_second(), text));
     with_micros(text, now)
 }
 
-fn spelled(now: Timestamp) -> [u8; 27] {
+fn format_micros(now: Timestamp) -> [u8; 27] {
     // 27 characters until the year 9999.
     format!("{now:.6}").into_bytes().try_into().unwrap_or(*b"9999-12-31T23:59:59.999999Z")
 }
@@ -66,8 +66,8 @@ mod tests {
         ] {
             let now = Timestamp::from_microsecond(micros).unwrap();
             let start = Timestamp::from_microsecond(1_767_225_600_777_777).unwrap();
-            assert_eq!(spelled(now), text.as_bytes());
-            assert_eq!(with_micros(spelled(start), now), text.as_bytes());
+            assert_eq!(format_micros(now), text.as_bytes());
+            assert_eq!(with_micros(format_micros(start), now), text.as_bytes());
         }
         let (earlier, later) = (now_exact(), now_exact());
         assert!(earlier <= later && earlier.ends_with(b"Z"), "{earlier:?} {later:?}");

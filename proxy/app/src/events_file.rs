@@ -25,7 +25,7 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 const FILE_MODE: u32 = 0o640;
 
 /// The files in a state directory, oldest first.
-pub(crate) fn files(state: &Path) -> [PathBuf; 2] {
+pub(crate) fn event_files(state: &Path) -> [PathBuf; 2] {
     [state.join(PREVIOUS_NAME), state.join(FILE_NAME)]
 }
 
@@ -34,17 +34,17 @@ pub(crate) fn files(state: &Path) -> [PathBuf; 2] {
 pub(crate) struct EventsFile {
     state: PathBuf,
     pid: u32,
-    most: u64,
+    max_bytes: u64,
 }
 
 impl EventsFile {
     /// The file in a state directory, for the process `pid`.
     pub(crate) fn new(state: &Path, pid: u32) -> Self {
-        Self { state: state.to_owned(), pid, most: MAX_FILE_BYTES }
+        Self { state: state.to_owned(), pid, max_bytes: MAX_FILE_BYTES }
     }
 
     /// Queues an event for writing. The writer counts events that cannot be written.
-    pub(crate) fn keep(self: &Arc<Self>, event: &FleetEvent, writer: &StateWriter) {
+    pub(crate) fn queue(self: &Arc<Self>, event: &FleetEvent, writer: &StateWriter) {
         if let Some(line) = self.line(event) {
             let own = Arc::clone(self);
             writer.write(StateKind::Events, line.len(), move || own.append(&line));
@@ -60,7 +60,7 @@ impl EventsFile {
         if is_there {
             return None;
         }
-        let mut value = secrets::json(serde_json::to_value(event).ok()?);
+        let mut value = secrets::redact_json(serde_json::to_value(event).ok()?);
         if let Some(fields) = value.as_object_mut() {
             fields.insert("instance".to_owned(), self.pid.into());
         }
@@ -69,12 +69,12 @@ impl EventsFile {
 
     fn append(&self, line: &str) -> io::Result<()> {
         let path = self.state.join(FILE_NAME);
-        let full = fs::metadata(&path).is_ok_and(|facts| facts.len() + line.len() as u64 > self.most);
+        let full = fs::metadata(&path).is_ok_and(|facts| facts.len() + line.len() as u64 > self.max_bytes);
         if full {
             self.rotate(&path)?;
         }
         // Opened each time: another instance with this directory may have renamed it.
-        let mut file = append::open(&path, FILE_MODE)?;
+        let mut file = append::open_lines(&path, FILE_MODE)?;
         // A single write, so that lines of two instances do not mix.
         file.write_all(line.as_bytes())
     }
@@ -115,10 +115,10 @@ mod tests {
     #[test]
     fn events_are_kept_bounded_and_files_of_others_are_not_replaced() {
         let state = tempfile::tempdir().unwrap();
-        let file = EventsFile { most: 300, ..EventsFile::new(state.path(), 7) };
+        let file = EventsFile { max_bytes: 300, ..EventsFile::new(state.path(), 7) };
         let write = |id| file.append(&file.line(&event(id)).unwrap());
         (0..4).for_each(|id| write(id).unwrap());
-        let [before, now] = files(state.path()).map(|path| fs::read_to_string(path).unwrap());
+        let [before, now] = event_files(state.path()).map(|path| fs::read_to_string(path).unwrap());
         let all = format!("{before}{now}");
         let ids: Vec<u64> =
             all.lines().map(|line| serde_json::from_str::<FleetEvent>(line).unwrap().id).collect();

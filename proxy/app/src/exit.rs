@@ -58,7 +58,7 @@ pub(crate) enum CommandError {
     Interrupted { message: String },
     /// The output says everything; only the exit code is left.
     #[error("exit code {code}")]
-    Told { code: u8 },
+    Reported { code: u8 },
     /// The reader of our output has closed it, so nothing can be reported.
     #[error("the output was closed")]
     Pipe,
@@ -66,7 +66,7 @@ pub(crate) enum CommandError {
 
 impl CommandError {
     /// Interrupted, after all results were shown.
-    pub(crate) const INTERRUPTED: Self = Self::Told { code: INTERRUPTED_CODE };
+    pub(crate) const INTERRUPTED: Self = Self::Reported { code: INTERRUPTED_CODE };
 
     /// Invalid usage, with its remedy.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -87,7 +87,7 @@ impl CommandError {
         match self {
             Self::Config(_) | Self::Usage { .. } => USAGE_CODE,
             Self::Refused { .. } => REFUSED_CODE,
-            Self::Told { code } => *code,
+            Self::Reported { code } => *code,
             Self::Interrupted { .. } => INTERRUPTED_CODE,
             Self::Failed { .. } | Self::Pipe => FAILURE_CODE,
         }
@@ -102,7 +102,7 @@ impl CommandError {
             }
             Self::Failed { message, hint } => error_lines(message, hint.as_deref()),
             Self::Interrupted { message } => error_lines(message, None),
-            Self::Told { .. } | Self::Pipe => Vec::new(),
+            Self::Reported { .. } | Self::Pipe => Vec::new(),
         }
     }
 
@@ -110,7 +110,7 @@ impl CommandError {
     pub(crate) fn report(&self) -> ExitCode {
         for line in self.lines() {
             // The text may quote the output of a server, or a part of the configuration.
-            out::error_line(&secrets::text(&line));
+            out::error_line(&secrets::redact_text(&line));
         }
         ExitCode::from(self.code())
     }
@@ -189,7 +189,7 @@ mod tests {
     fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {
         let place = || ConfigPlace::File { path: "w.toml".into(), line: 3 };
         let failure = CommandError::from(ConfigProblems(vec![
-            ConfigProblem::new(place(), "bad").hint("cure"),
+            ConfigProblem::new(place(), "bad").with_hint("cure"),
             ConfigProblem::new(ConfigPlace::Env("X".into()), "worse"),
         ]));
         assert_eq!(

@@ -43,14 +43,14 @@ pub(crate) struct JournalWriter {
 impl JournalWriter {
     /// Opens journald's socket, if our standard error is the journal. `stream`: the variable
     /// `JOURNAL_STREAM`, in which a service manager names what it connected standard error to.
-    pub(crate) fn here(stream: Option<&OsStr>) -> Option<Self> {
+    pub(crate) fn from_stderr(stream: Option<&OsStr>) -> Option<Self> {
         let own = rustix::fs::fstat(io::stderr()).ok()?;
         let is_own = stream?.to_str()? == format!("{}:{}", own.st_dev, own.st_ino);
-        let journal = Self::at(Path::new(JOURNALD_SOCKET)).ok()?;
+        let journal = Self::with_path(Path::new(JOURNALD_SOCKET)).ok()?;
         (is_own && journal.to.exists()).then_some(journal)
     }
 
-    fn at(path: &Path) -> io::Result<Self> {
+    fn with_path(path: &Path) -> io::Result<Self> {
         Ok(Self { from: UnixDatagram::unbound()?, to: path.to_owned() })
     }
 }
@@ -62,7 +62,7 @@ impl Write for JournalWriter {
         let line = String::from_utf8_lossy(&lines[..end.unwrap_or(lines.len())]);
         if self.from.send_to(&make_datagram(&line), &self.to).is_err() {
             // journald is unavailable now, but another program may read our standard error.
-            let (priority, message) = plain(&line);
+            let (priority, message) = plain_line(&line);
             writeln!(io::stderr().lock(), "<{priority}>{message}")?;
         }
         Ok(end.map_or(lines.len(), |end| end + 1))
@@ -79,15 +79,15 @@ fn make_datagram(line: &str) -> Vec<u8> {
     let fields = || line.split(FIELD_SEPARATOR).filter_map(|field| field.split_once('='));
     if !line.contains(FIELD_SEPARATOR) {
         // A line of the queue itself, without fields.
-        put(&mut out, "PRIORITY", "4");
-        put(&mut out, "MESSAGE", line);
+        put_field(&mut out, "PRIORITY", "4");
+        put_field(&mut out, "MESSAGE", line);
         return out;
     }
-    fields().for_each(|(name, value)| put(&mut out, name, value));
+    fields().for_each(|(name, value)| put_field(&mut out, name, value));
     out
 }
 
-fn put(out: &mut Vec<u8>, name: &str, value: &str) {
+fn put_field(out: &mut Vec<u8>, name: &str, value: &str) {
     out.extend_from_slice(name.as_bytes());
     if value.contains(LINE_SEPARATOR) {
         let value = value.replace(LINE_SEPARATOR, "\n");
@@ -102,7 +102,7 @@ fn put(out: &mut Vec<u8>, name: &str, value: &str) {
 }
 
 /// Priority and message of a line.
-fn plain(line: &str) -> (&str, String) {
+fn plain_line(line: &str) -> (&str, String) {
     let value = |name: &str| {
         line.split(FIELD_SEPARATOR)
             .find_map(|field| field.split_once('=').filter(|(own, _)| *own == name))
@@ -146,7 +146,7 @@ where
         if !fields.message.is_empty() {
             write!(writer, " {}", fields.message)?;
         }
-        writeln!(writer, "{}", fields.beside)
+        writeln!(writer, "{}", fields.suffix)
     }
 }
 
@@ -156,7 +156,7 @@ struct EventFields {
     /// Fields of the entry.
     named: String,
     /// The same as text after the message.
-    beside: String,
+    suffix: String,
 }
 
 impl EventFields {
@@ -187,7 +187,7 @@ impl EventFields {
             let value = if name == "GENERATION" { value.trim_start_matches('g') } else { &value };
             let _infallible = write!(self.named, "{name}={value}{FIELD_SEPARATOR}");
         }
-        let _infallible = write!(self.beside, " {}={value}", field.name());
+        let _infallible = write!(self.suffix, " {}={value}", field.name());
     }
 }
 
@@ -242,7 +242,7 @@ mod tests {
             tracing::warn!(target: "event", model, generation = 3, none = None::<u32>, "it leaks");
             tracing::error!(priority = 0, _pid = 1, message_id = "x", "two\nlines\u{1f}MODEL=other");
         });
-        let mut journal = JournalWriter::at(&path).unwrap();
+        let mut journal = JournalWriter::with_path(&path).unwrap();
         journal.write_all(&lines).unwrap();
         journal.write_all(b"3 log lines were left out here\n").unwrap();
         let told = || {
@@ -255,7 +255,7 @@ mod tests {
         journal.write_all(&lines).unwrap();
         let line = String::from_utf8(lines).unwrap();
         assert_eq!(
-            plain(line.lines().next().unwrap()),
+            plain_line(line.lines().next().unwrap()),
             ("4", "event: it leaks model=chat generation=3".into())
         );
     }
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn only_what_our_standard_error_was_connected_to_is_the_journal() {
         for stream in [None, Some("0:0"), Some(""), Some("nothing")] {
-            assert!(JournalWriter::here(stream.map(OsStr::new)).is_none(), "{stream:?}");
+            assert!(JournalWriter::from_stderr(stream.map(OsStr::new)).is_none(), "{stream:?}");
         }
     }
 
@@ -274,7 +274,7 @@ mod tests {
         let journald = UnixDatagram::bind(&path).unwrap();
         let long = "ü".repeat(MAX_VALUE_BYTES);
         let lines = written(|| tracing::info!(%long, "{long}"));
-        JournalWriter::at(&path).unwrap().write_all(&lines).unwrap();
+        JournalWriter::with_path(&path).unwrap().write_all(&lines).unwrap();
         let mut bytes = vec![0; 8 * MAX_VALUE_BYTES];
         let length = journald.recv(&mut bytes).unwrap();
         assert!((2 * MAX_VALUE_BYTES..4 * MAX_VALUE_BYTES).contains(&length), "{length}");

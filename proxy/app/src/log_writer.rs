@@ -58,9 +58,9 @@ struct LineQueue {
     bytes: Vec<u8>,
     lost: u64,
     /// True if the thread waits for the first line.
-    rests: bool,
+    is_idle: bool,
     /// True if a flush waits.
-    hurry: bool,
+    flush_requested: bool,
     /// True if the thread has taken lines that it has not written yet.
     writing: bool,
 }
@@ -89,7 +89,7 @@ impl LogWriter {
         let taker = shared.clone();
         std::thread::Builder::new().name("log".to_owned()).spawn(move || {
             let mut spare = Vec::new();
-            let mut end = LogSink { out, tell, torn: false, told: None };
+            let mut end = LogSink { out, tell, torn: false, last_report: None };
             loop {
                 write_next(&taker, &mut spare, &mut end);
             }
@@ -110,7 +110,7 @@ impl LogWriter {
     /// Waits until all lines queued so far are written, or until `timeout`.
     pub(crate) fn flush(&self, timeout: Duration) {
         let mut queue = self.0.lock();
-        queue.hurry = true;
+        queue.flush_requested = true;
         self.0.pushed.notify_one();
         let pending = |queue: &mut LineQueue| queue.writing || queue.lines > 0;
         drop(self.0.written.wait_timeout_while(queue, timeout, pending));
@@ -124,13 +124,13 @@ struct LogSink<W, T> {
     /// True if the last line was cut short.
     torn: bool,
     /// Time of the last report of trouble.
-    told: Option<Instant>,
+    last_report: Option<Instant>,
 }
 
 impl<W: Write, T: FnMut(WriteTrouble<'_>)> LogSink<W, T> {
     fn write(&mut self, shared: &LogWriterShared, lines: &[u8]) {
         let mut done = 0;
-        let written = self.pass(lines, &mut done);
+        let written = self.write_lines(lines, &mut done);
         let mut failing = lock(&shared.failing);
         match written {
             Ok(()) => {
@@ -145,8 +145,8 @@ impl<W: Write, T: FnMut(WriteTrouble<'_>)> LogSink<W, T> {
                 self.torn |= done > 0 && lines[done - 1] != b'\n';
                 let first = failing.replace(error.to_string()).is_none();
                 drop(failing);
-                if first && self.told.is_none_or(|told| told.elapsed() > REPORT_INTERVAL) {
-                    self.told = Some(Instant::now());
+                if first && self.last_report.is_none_or(|told| told.elapsed() > REPORT_INTERVAL) {
+                    self.last_report = Some(Instant::now());
                     (self.tell)(WriteTrouble::Began(&error));
                 }
             }
@@ -154,7 +154,7 @@ impl<W: Write, T: FnMut(WriteTrouble<'_>)> LogSink<W, T> {
     }
 
     /// Writes all lines; `done` is the number of bytes written if that fails.
-    fn pass(&mut self, lines: &[u8], done: &mut usize) -> io::Result<()> {
+    fn write_lines(&mut self, lines: &[u8], done: &mut usize) -> io::Result<()> {
         if self.torn {
             // Ends the half line, so that the next one is not joined to it.
             self.out.write_all(b"\n")?;
@@ -180,12 +180,12 @@ fn write_next<W: Write, T: FnMut(WriteTrouble<'_>)>(
 ) {
     let mut queue = shared.lock();
     while queue.lines == 0 {
-        queue.rests = true;
-        queue.hurry = false;
+        queue.is_idle = true;
+        queue.flush_requested = false;
         queue = shared.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
     }
-    queue.rests = false;
-    let gathers = |queue: &mut LineQueue| !queue.hurry && queue.lines < shared.capacity / 2;
+    queue.is_idle = false;
+    let gathers = |queue: &mut LineQueue| !queue.flush_requested && queue.lines < shared.capacity / 2;
     queue = match shared.pushed.wait_timeout_while(queue, GATHER_TIME, gathers) {
         Ok((queue, _)) => queue,
         Err(poisoned) => poisoned.into_inner().0,
@@ -214,7 +214,7 @@ impl Write for LogWriter {
             queue.bytes.extend_from_slice(line);
             queue.lines += 1;
             // At half of the capacity the thread stops gathering.
-            let wakes = std::mem::take(&mut queue.rests) || queue.lines == self.0.capacity / 2;
+            let wakes = std::mem::take(&mut queue.is_idle) || queue.lines == self.0.capacity / 2;
             drop(queue);
             if wakes {
                 self.0.pushed.notify_one();

@@ -34,13 +34,13 @@ pub(crate) fn shows_children() -> bool {
 }
 
 /// Lines that are missing in our log so far.
-pub(crate) fn lost() -> u64 {
+pub(crate) fn lost_lines() -> u64 {
     WRITER.get().map_or(0, LogWriter::lost)
 }
 
 /// Starts logging. `bare`: the lines of the child unchanged, if we stand in for it. Only the first call in
 /// a process counts.
-pub(crate) fn init(log: &Log, bare: bool) -> Result<(), CommandError> {
+pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     let mut filter =
         log_filter(&log.level).map_err(|problem| CommandError::usage(format!("log.level: {problem}"), ""))?;
     // The supervisor logs raw events, which we log as sentences: once is enough.
@@ -51,7 +51,7 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), CommandError> {
         filter = filter.add_directive(directive);
     }
     let stream = std::env::var_os("JOURNAL_STREAM");
-    let journal = if log.format == "text" { JournalWriter::here(stream.as_deref()) } else { None };
+    let journal = if log.format == "text" { JournalWriter::from_stderr(stream.as_deref()) } else { None };
     let is_journal = journal.is_some();
     let out: Box<dyn io::Write + Send> =
         journal.map_or_else(|| Box::new(io::stderr()) as _, |journal| Box::new(journal) as _);
@@ -66,7 +66,8 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), CommandError> {
         builder.json().flatten_event(true).try_init()
     } else {
         use io::IsTerminal;
-        let builder = builder.with_ansi(colours(io::stderr().is_terminal(), std::env::var_os("NO_COLOR")));
+        let builder =
+            builder.with_ansi(use_colours(io::stderr().is_terminal(), std::env::var_os("NO_COLOR")));
         if bare {
             builder.event_format(ChildLineFormat(tracing_subscriber::fmt::format())).try_init()
         } else {
@@ -80,7 +81,7 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), CommandError> {
 
 /// Returns true if lines have colours: on a terminal, unless the variable `NO_COLOR` is set and not empty
 /// (<https://no-color.org>).
-fn colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
+fn use_colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
@@ -91,8 +92,10 @@ mod tests {
     #[test]
     fn colours_are_for_terminals_of_people_who_want_them() {
         let value = |text: &str| Some(std::ffi::OsString::from(text));
-        assert!(colours(true, None) && colours(true, value("")));
-        assert!(!colours(true, value("1")) && !colours(true, value("0")) && !colours(false, None));
+        assert!(use_colours(true, None) && use_colours(true, value("")));
+        assert!(
+            !use_colours(true, value("1")) && !use_colours(true, value("0")) && !use_colours(false, None)
+        );
     }
 
     #[test]

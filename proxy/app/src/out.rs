@@ -13,13 +13,13 @@ use warden_policies::secrets;
 use crate::exit::CommandError;
 
 /// Prints a line of a result. Flushed, because programs wait for it.
-pub(crate) fn line(text: &str) -> Result<(), CommandError> {
-    write(&format!("{text}\n"))
+pub(crate) fn print_line(text: &str) -> Result<(), CommandError> {
+    print_text(&format!("{text}\n"))
 }
 
 /// Prints text of a result.
-pub(crate) fn write(text: &str) -> Result<(), CommandError> {
-    write_raw(&shown(text, io::stdout().is_terminal()))
+pub(crate) fn print_text(text: &str) -> Result<(), CommandError> {
+    write_raw(&make_safe(text, io::stdout().is_terminal()))
 }
 
 fn write_raw(text: &str) -> Result<(), CommandError> {
@@ -28,9 +28,9 @@ fn write_raw(text: &str) -> Result<(), CommandError> {
 }
 
 /// Replaces unsafe characters, if the text is for a terminal.
-fn shown(text: &str, on_terminal: bool) -> Cow<'_, str> {
-    if on_terminal && text.contains(is_obeyed) {
-        Cow::Owned(text.replace(is_obeyed, "?"))
+fn make_safe(text: &str, on_terminal: bool) -> Cow<'_, str> {
+    if on_terminal && text.contains(is_unsafe) {
+        Cow::Owned(text.replace(is_unsafe, "?"))
     } else {
         Cow::Borrowed(text)
     }
@@ -38,43 +38,45 @@ fn shown(text: &str, on_terminal: bool) -> Cow<'_, str> {
 
 /// Control characters of both sets, and those that change the direction of a line so that it looks like
 /// another one.
-fn is_obeyed(letter: char) -> bool {
+fn is_unsafe(letter: char) -> bool {
     let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || (letter.is_control() && !matches!(letter, '\n' | '\t'))
 }
 
 /// Makes one line of foreign text safe for a terminal.
-pub(crate) fn tame(line: &str) -> Cow<'_, str> {
-    shown(line, true)
+pub(crate) fn terminal_safe(line: &str) -> Cow<'_, str> {
+    make_safe(line, true)
 }
 
 /// Prints a result that replaces the last one: on a terminal alone on the screen, else after it and an
 /// empty line.
-pub(crate) fn picture(text: &str) -> Result<(), CommandError> {
+pub(crate) fn refresh_screen(text: &str) -> Result<(), CommandError> {
     if io::stdout().is_terminal() {
         // Writes from the top, clears each line to its end, and then the rest of the screen: no flicker.
-        let text = tame(text);
+        let text = terminal_safe(text);
         let lines: String = text.lines().flat_map(|line| [line, "\x1b[K\n"]).collect();
         return write_raw(&format!("\x1b[H{lines}\x1b[J"));
     }
-    write(&format!("{text}\n"))
+    print_text(&format!("{text}\n"))
 }
 
 /// Prints a result for programs, without secrets: it may be kept and shared like any other.
-pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), CommandError> {
-    let shown = serde_json::to_value(value).map(secrets::json);
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CommandError> {
+    let shown = serde_json::to_value(value).map(secrets::redact_json);
     let text = shown.and_then(|shown| serde_json::to_string_pretty(&shown));
-    line(&text.map_err(|error| CommandError::failed(format!("cannot write the result as JSON: {error}")))?)
+    print_line(
+        &text.map_err(|error| CommandError::failed(format!("cannot write the result as JSON: {error}")))?,
+    )
 }
 
 /// Prints a line for people. Errors are ignored: without a reader nothing is lost.
 pub(crate) fn error_line(text: &str) {
     let mut out = io::stderr().lock();
-    let text = shown(text, out.is_terminal());
+    let text = make_safe(text, out.is_terminal());
     drop(writeln!(out, "{text}"));
 }
 
-/// Prints text for people unchanged: progress on one line. Callers apply [`tame`] to foreign text.
+/// Prints text for people unchanged: progress on one line. Callers apply [`terminal_safe`] to foreign text.
 pub(crate) fn error_text(text: &str) {
     let mut out = io::stderr().lock();
     drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
@@ -86,7 +88,7 @@ pub(crate) fn stderr_is_terminal() -> bool {
 }
 
 /// A table with columns as wide as their widest cell; the first row is the head.
-pub(crate) fn table(rows: &[Vec<String>]) -> String {
+pub(crate) fn format_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         rows.iter()
@@ -106,7 +108,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// Count and noun: `1 probe`, `2 probes`.
-pub(crate) fn counted(count: usize, what: &str) -> String {
+pub(crate) fn count_noun(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -117,10 +119,10 @@ mod tests {
     #[test]
     fn a_terminal_shows_what_it_would_obey_and_programs_get_it_as_it_is() {
         let evil = "a\x1b]0;title\x07 \x1b[2J\u{9b}31m b\rc\u{7f}\u{202e}d\n\te é 模";
-        let tamed = shown(evil, true);
+        let tamed = make_safe(evil, true);
         assert_eq!(tamed, "a?]0;title? ?[2J?31m b?c??d\n\te é 模");
-        assert_eq!(shown(evil, false), evil);
-        assert_eq!(tame("plain"), "plain");
+        assert_eq!(make_safe(evil, false), evil);
+        assert_eq!(terminal_safe("plain"), "plain");
     }
 
     #[test]
@@ -128,6 +130,6 @@ mod tests {
         let rows = [["MODEL", "STATE"], ["a-long-name", "loaded"], ["b", ""]];
         let rows: Vec<Vec<String>> =
             rows.iter().map(|row| row.iter().map(|&cell| cell.to_owned()).collect()).collect();
-        assert_eq!(table(&rows), "MODEL        STATE\na-long-name  loaded\nb\n");
+        assert_eq!(format_table(&rows), "MODEL        STATE\na-long-name  loaded\nb\n");
     }
 }

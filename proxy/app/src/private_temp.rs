@@ -11,7 +11,7 @@ use tempfile::TempDir;
 ///
 /// # Errors
 /// The temporary directory cannot be written to.
-pub(crate) fn folder(prefix: &str) -> io::Result<TempDir> {
+pub(crate) fn private_folder(prefix: &str) -> io::Result<TempDir> {
     tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir()
 }
 
@@ -20,7 +20,7 @@ mod tests {
     #[test]
     fn nobody_else_can_look_into_a_temporary_folder() {
         use std::os::unix::fs::PermissionsExt as _;
-        let folder = super::folder("lw-").unwrap();
+        let folder = super::private_folder("lw-").unwrap();
         assert_eq!(folder.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 }

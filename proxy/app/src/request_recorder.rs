@@ -45,15 +45,15 @@ pub(crate) struct RecorderSet {
 impl RecorderSet {
     /// Opens the files of a configuration that are not open yet. Blocks.
     pub(crate) fn open(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
-        let opened = open_all(self.missing(resolved), &self.captures)?;
+        let opened = open_all(self.missing_paths(resolved), &self.captures)?;
         self.files.extend(opened);
         Ok(())
     }
 
-    /// [`Self::open`] while we serve: on another thread and with a limit, because a disk may hang.
+    /// [`Self::open_lines`] while we serve: on another thread and with a limit, because a disk may hang.
     pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         const PATIENCE: Duration = Duration::from_secs(5);
-        let (missing, captures) = (self.missing(resolved), self.captures.clone());
+        let (missing, captures) = (self.missing_paths(resolved), self.captures.clone());
         if missing.is_empty() {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl RecorderSet {
         Ok(())
     }
 
-    fn missing(&self, resolved: &ResolvedConfig) -> BTreeSet<PathBuf> {
+    fn missing_paths(&self, resolved: &ResolvedConfig) -> BTreeSet<PathBuf> {
         let named = resolved.record_requests.iter().flatten();
         named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
@@ -78,7 +78,7 @@ impl RecorderSet {
         self.captures.clone()
     }
 
-    pub(crate) fn of(&self, resolved: &ResolvedConfig) -> QuickMap<ModelName, Arc<dyn BodyRecorder>> {
+    pub(crate) fn by_model(&self, resolved: &ResolvedConfig) -> QuickMap<ModelName, Arc<dyn BodyRecorder>> {
         let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
         let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn BodyRecorder>);
         models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
@@ -127,20 +127,20 @@ impl RequestRecorder {
         most: u64,
         captures: CaptureStore,
     ) -> io::Result<Arc<Self>> {
-        let file = append::open(path, FILE_MODE)?;
+        let file = append::open_lines(path, FILE_MODE)?;
         // An existing file may be readable by everybody.
         file.set_permissions(Permissions::from_mode(FILE_MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
         let (queue, requests) = sync_channel::<QueuedRequest>(MAX_WAITING);
         let redactor = Redactor::new();
-        let mut tape = RecordWriter { file, left, path: path.to_owned(), is_over: false };
+        let mut tape = RecordWriter { file, bytes_left: left, path: path.to_owned(), is_over: false };
         let waiting = Arc::new(AtomicUsize::new(0));
         let done = Arc::clone(&waiting);
         std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
             while let Ok((id, method, target, body)) = requests.recv() {
                 let body = body.concat();
-                if let Some(line) = redactor.line(method.as_str(), &target, &body) {
-                    captures.keep(&id, &line);
+                if let Some(line) = redactor.redact_line(method.as_str(), &target, &body) {
+                    captures.add(&id, &line);
                     tape.write(line);
                 }
                 done.fetch_sub(body.len(), Ordering::Relaxed);
@@ -174,7 +174,7 @@ impl BodyRecorder for RequestRecorder {
 /// The state of the writing thread.
 struct RecordWriter {
     file: File,
-    left: u64,
+    bytes_left: u64,
     path: PathBuf,
     /// True if nothing more can be written.
     is_over: bool,
@@ -188,7 +188,7 @@ impl RecordWriter {
         line.push('\n');
         let path = self.path.display();
         let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
-        if bytes > self.left {
+        if bytes > self.bytes_left {
             tracing::info!(%path, "the recording of requests has reached its size and ends");
             self.is_over = true;
             return;
@@ -198,7 +198,7 @@ impl RecordWriter {
             self.is_over = true;
             return;
         }
-        self.left -= bytes;
+        self.bytes_left -= bytes;
     }
 }
 
@@ -228,8 +228,8 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.starts_with(&format!("{}\n{}\n", line(1), &line(2)[..30])), "{text}");
         let recording = warden_diagnose::RequestRecording::read(&path).unwrap();
-        assert_eq!((recording.len(), recording.torn()), (2, 1));
-        let capture = captures.of("r-1").unwrap();
+        assert_eq!((recording.len(), recording.torn_lines()), (2, 1));
+        let capture = captures.find("r-1").unwrap();
         assert!(text.ends_with(&format!("{}\n", capture.line)), "{capture:?}");
     }
 
@@ -237,10 +237,10 @@ mod tests {
     fn what_is_written_is_redacted_private_and_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("requests.jsonl");
-        let file = append::open(&path, FILE_MODE).unwrap();
-        let mut writer = RecordWriter { file, left: 150, path: path.clone(), is_over: false };
+        let file = append::open_lines(&path, FILE_MODE).unwrap();
+        let mut writer = RecordWriter { file, bytes_left: 150, path: path.clone(), is_over: false };
         let redactor = Redactor::new();
-        let line = |body: &[u8]| redactor.line("POST", "/completion?key=1", body);
+        let line = |body: &[u8]| redactor.redact_line("POST", "/completion?key=1", body);
         let body = br#"{"prompt": "a secret", "user": "somebody", "n_predict": 4}"#;
         assert_eq!(line(b"no object"), None, "passed over");
         writer.write(line(body).unwrap());

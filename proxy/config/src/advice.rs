@@ -33,9 +33,9 @@ pub struct AdvisedServer {
     /// Names of active mitigations.
     pub mitigations: Vec<String>,
     /// States of fixes in its source: needed, superseded, harmful.
-    pub lives: Vec<(String, FixStanding)>,
+    pub fix_states: Vec<(String, FixStanding)>,
     /// Active mitigations as displayed, those of the user's own sets with their set.
-    pub shown: Vec<String>,
+    pub displayed_mitigations: Vec<String>,
 }
 
 /// Servers by the name of their model.
@@ -43,7 +43,7 @@ pub type AdvisedServers = BTreeMap<String, AdvisedServer>;
 
 impl AdvisedServer {
     /// Collects the facts from a resolved model. `inherited` are names of llama-warden's own variables.
-    pub fn of(
+    pub fn from_spec(
         spec: &ModelSpec,
         facts: Option<&BuildFacts>,
         mitigations: &ModelMitigations,
@@ -65,8 +65,8 @@ impl AdvisedServer {
                 .and_then(|facts| facts.provenance.as_ref())
                 .map(|provenance| provenance.backend.clone()),
             mitigations: mitigations.ids(),
-            lives: lives(facts),
-            shown: mitigations.shown(),
+            fix_states: fix_states(facts),
+            displayed_mitigations: mitigations.display_items(),
         }
     }
 
@@ -77,9 +77,9 @@ impl AdvisedServer {
 }
 
 /// States of fixes in the source of a build.
-pub fn lives(facts: Option<&BuildFacts>) -> Vec<(String, FixStanding)> {
+pub fn fix_states(facts: Option<&BuildFacts>) -> Vec<(String, FixStanding)> {
     let provenance = facts.and_then(|facts| facts.provenance.as_ref());
-    provenance.map(|provenance| provenance.lives.clone()).unwrap_or_default()
+    provenance.map(|provenance| provenance.fix_states.clone()).unwrap_or_default()
 }
 
 /// The likeliest leaks for the memories of one process; empty while nothing looks like a leak.
@@ -93,16 +93,16 @@ pub fn advise<'a>(
         let memory = if one.series == MemoryKind::Host { LeakMemory::Host } else { LeakMemory::Vram };
         match one.verdict {
             GrowthVerdict::Suspected | GrowthVerdict::Leaking => {
-                seen.grows.push(memory);
+                seen.growing.push(memory);
                 if let Some(GrowthBlame::Pays { unit, .. }) = &one.blame {
                     seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
                 }
             }
-            GrowthVerdict::Steady | GrowthVerdict::Bounded => seen.still.push(memory),
+            GrowthVerdict::Steady | GrowthVerdict::Bounded => seen.stable.push(memory),
             GrowthVerdict::Warming => {}
         }
     }
-    if seen.grows.is_empty() {
+    if seen.growing.is_empty() {
         return Vec::new();
     }
     if let Some(server) = server {
@@ -110,7 +110,7 @@ pub fn advise<'a>(
         seen.variables = server.all_variables();
         seen.mitigations.clone_from(&server.mitigations);
         seen.build = server.build;
-        seen.lives.clone_from(&server.lives);
+        seen.fix_states.clone_from(&server.fix_states);
         seen.backend.clone_from(&server.backend);
     }
     let Ok(list) = catalogue() else { return Vec::new() };
@@ -148,7 +148,7 @@ mod tests {
             verdict,
             since_request: 1,
             blame: unit.map(|unit| GrowthBlame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
-            ..SeriesGrowth::of(series)
+            ..SeriesGrowth::without_readings(series)
         }
     }
 
@@ -180,11 +180,11 @@ mod tests {
             build: String::new(),
         };
         let standing = FixStanding { is: life.is, by_source: true, because: vec![life] };
-        server.lives = vec![("graph-cache-cap".to_owned(), standing)];
+        server.fix_states = vec![("graph-cache-cap".to_owned(), standing)];
         let told = advise(Some(&server), WorkDone::default(), all.iter());
         assert!(!told[0].mitigations.contains(&"graph-cache-cap".to_owned()), "{told:?}");
         assert!(told[0].not_here[0].contains("superseded in this build: bounded by itself"), "{told:?}");
-        server.lives.clear();
+        server.fix_states.clear();
         server.mitigations = vec!["graph-cache-cap".to_owned()];
         let told = advise(Some(&server), WorkDone::default(), all.iter());
         assert!(told.iter().all(|advice| !advice.leak.starts_with("cuda-graph")), "{told:?}");

@@ -18,7 +18,7 @@ pub enum ListeningFlag {
     /// Port, which becomes llama-warden's.
     Port,
     /// Without effect on a Unix socket.
-    Pointless,
+    Ignored,
     /// Private key of the certificate, which becomes llama-warden's.
     PrivateKey,
     /// Certificate, which becomes llama-warden's.
@@ -32,7 +32,7 @@ pub enum ListeningFlag {
 const LISTENING_FLAGS: [(&str, FlagArity, ListeningFlag); 8] = [
     ("--host", FlagArity::Value, ListeningFlag::Host),
     ("--port", FlagArity::Value, ListeningFlag::Port),
-    ("--reuse-port", FlagArity::Nothing, ListeningFlag::Pointless),
+    ("--reuse-port", FlagArity::Nothing, ListeningFlag::Ignored),
     ("--ssl-key-file", FlagArity::Value, ListeningFlag::PrivateKey),
     ("--ssl-cert-file", FlagArity::Value, ListeningFlag::Certificate),
     ("--api-prefix", FlagArity::Value, ListeningFlag::Prefix),
@@ -51,18 +51,18 @@ const REMOTE_MODEL_FLAGS: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
 /// Normalises a flag like llama-server.
-pub fn normal(word: &str) -> String {
+pub fn normalize_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
 fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
     // llama-server uses the last occurrence.
-    let at = args.iter().rposition(|word| names.contains(&normal(word).as_str()))?;
+    let at = args.iter().rposition(|word| names.contains(&normalize_flag(word).as_str()))?;
     args.get(at + 1).map(String::as_str)
 }
 
 /// The model file of `-m` or `--model`.
-pub fn model(args: &[String]) -> Option<&str> {
+pub fn model_path(args: &[String]) -> Option<&str> {
     value_of(args, &MODEL_FLAGS)
 }
 
@@ -81,9 +81,9 @@ pub fn aliases(args: &[String]) -> Vec<String> {
 /// its file in every answer. Skips a router, which is no model, and a name with a comma, which llama-server
 /// would split.
 pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
-    let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normal(word).as_str()));
+    let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normalize_flag(word).as_str()));
     let router = value_of(args, &["--models-dir"]).is_some();
-    let model = model(args).or_else(|| remote_model(args)).is_some();
+    let model = model_path(args).or_else(|| remote_model(args)).is_some();
     if model && !router && !given && !is_named && !name.contains(',') {
         args.extend([ALIAS_FLAGS[1].to_owned(), name.to_owned()]);
     }
@@ -106,7 +106,7 @@ pub fn ubatch(args: &[String]) -> Option<u64> {
 
 /// Seconds without an event until a stream gets a comment (`--sse-ping-interval`); below 1, it gets none.
 /// `None` if it is not given.
-pub fn ping(args: &[String]) -> Option<i64> {
+pub fn ping_interval(args: &[String]) -> Option<i64> {
     value_of(args, &PING_FLAGS)?.parse().ok()
 }
 
@@ -117,12 +117,12 @@ pub fn http_threads(args: &[String]) -> Option<u32> {
 
 /// Finds the last of these flags, as written with its value. Also returns whether it equals `words` (a flag
 /// and perhaps its value).
-pub fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
-    let at = args.iter().rposition(|word| names.contains(&normal(word)))?;
+pub fn find_given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
+    let at = args.iter().rposition(|word| names.contains(&normalize_flag(word)))?;
     let value = args.get(at + 1).filter(|next| !next.starts_with('-') || next.parse::<f64>().is_ok());
     let same = match words {
         // Another spelling of the flag is equal, its opposite is not.
-        [flag] => normal(&args[at]) == *flag,
+        [flag] => normalize_flag(&args[at]) == *flag,
         [_, wanted] => value.is_some_and(|value| value == wanted),
         _ => false,
     };
@@ -133,7 +133,7 @@ pub fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(Strin
 /// The first listening flag among the arguments.
 pub fn first_listening(args: &[String]) -> Option<(&'static str, ListeningFlag)> {
     args.iter().find_map(|word| {
-        let word = normal(word);
+        let word = normalize_flag(word);
         LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == word).map(|(flag, _, what)| (*flag, *what))
     })
 }
@@ -143,20 +143,20 @@ pub struct SplitArguments {
     /// Arguments for the child.
     pub args: Vec<String>,
     /// Removed flags in order: flag, value, meaning.
-    pub taken: Vec<(&'static str, String, ListeningFlag)>,
+    pub listening: Vec<(&'static str, String, ListeningFlag)>,
 }
 
 /// Removes the listening flags from a llama-server command line. Keeps API keys, because the child checks
 /// them.
 pub fn split_listening(args: &[String]) -> SplitArguments {
-    let mut split = SplitArguments { args: Vec::new(), taken: Vec::new() };
+    let mut split = SplitArguments { args: Vec::new(), listening: Vec::new() };
     let mut words = args.iter();
     while let Some(word) = words.next() {
-        let found = LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == normal(word));
+        let found = LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == normalize_flag(word));
         match found {
             Some((flag, takes, what)) if *what != ListeningFlag::Key => {
                 let value = if *takes == FlagArity::Value { words.next().cloned() } else { None };
-                split.taken.push((flag, value.unwrap_or_default(), *what));
+                split.listening.push((flag, value.unwrap_or_default(), *what));
             }
             _ => split.args.push(word.clone()),
         }
@@ -200,32 +200,32 @@ mod tests {
         ));
         assert_eq!(split.args, words("-m a.gguf -c 4096 --api-key k -np 2"));
         let taken: Vec<(&str, &str)> =
-            split.taken.iter().map(|(flag, value, _)| (*flag, value.as_str())).collect();
+            split.listening.iter().map(|(flag, value, _)| (*flag, value.as_str())).collect();
         assert_eq!(taken, [("--host", "0.0.0.0"), ("--port", "9000"), ("--reuse-port", "")]);
     }
 
     #[test]
     fn the_last_of_a_repeated_flag_counts() {
-        assert_eq!(model(&words("-m a --model b")), Some("b"));
+        assert_eq!(model_path(&words("-m a --model b")), Some("b"));
         assert_eq!(aliases(&words("--alias x,,y")), ["x", "y"]);
         assert_eq!((slots(&words("-np 1 --parallel 4")), slots(&words("-np -1"))), (Some(4), None));
         assert_eq!(remote_model(&words("-hf a/b:Q4")), Some("a/b:Q4"));
-        assert_eq!(model(&words("-m")), None);
+        assert_eq!(model_path(&words("-m")), None);
     }
 
     #[test]
     fn a_flag_is_found_under_all_its_names_and_compared() {
         let names = ["--cache-ram".to_owned(), "-cram".to_owned()];
-        let given = |text: &str| given(&words(text), &names, &["--cache-ram", "512"]);
+        let given = |text: &str| find_given(&words(text), &names, &["--cache-ram", "512"]);
         assert_eq!(given("-c 1"), None);
         assert_eq!(given("-cram 512 -c 1"), Some(("-cram 512".to_owned(), true)));
         assert_eq!(given("--cache_ram -1"), Some(("--cache_ram -1".to_owned(), false)));
         assert_eq!(given("-cram 512 -cram 0"), Some(("-cram 0".to_owned(), false)), "the last one counts");
         let both = ["--mmap".to_owned(), "--no-mmap".to_owned()];
-        let opposite = super::given(&words("--mmap -c 1"), &both, &["--no-mmap"]);
+        let opposite = super::find_given(&words("--mmap -c 1"), &both, &["--no-mmap"]);
         assert_eq!(opposite, Some(("--mmap".to_owned(), false)));
         assert_eq!(
-            super::given(&words("--no_mmap"), &both, &["--no-mmap"]),
+            super::find_given(&words("--no_mmap"), &both, &["--no-mmap"]),
             Some(("--no_mmap".to_owned(), true))
         );
     }

@@ -3,7 +3,7 @@
 
 use figment::value::{Dict, Value};
 
-use super::problem::dotted;
+use super::problem::dotted_key;
 use super::source::layers::LoadedConfig;
 
 /// Differences between two configurations.
@@ -25,12 +25,12 @@ pub fn compare_loaded(old: &LoadedConfig, new: &LoadedConfig) -> ConfigChanges {
     let same_defaults = old.settings.defaults == new.settings.defaults;
     for (name, _) in &new.models {
         if !old.models.iter().any(|(known, _)| known == name)
-            || (same_defaults && old.own(name) == new.own(name))
+            || (same_defaults && old.own_table(name) == new.own_table(name))
         {
             continue;
         }
         let mut of_model = Vec::new();
-        compare_tables(&mut Vec::new(), &old.table(name), &new.table(name), &mut of_model);
+        compare_tables(&mut Vec::new(), &old.merged_table(name), &new.merged_table(name), &mut of_model);
         if !of_model.is_empty() {
             models.push(name.clone());
         }
@@ -41,7 +41,7 @@ pub fn compare_loaded(old: &LoadedConfig, new: &LoadedConfig) -> ConfigChanges {
             }),
         );
     }
-    ConfigChanges { keys: keys.iter().map(|key| dotted(key)).collect(), models }
+    ConfigChanges { keys: keys.iter().map(|key| dotted_key(key)).collect(), models }
 }
 
 fn compare_tables(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<String>>) {
@@ -65,13 +65,13 @@ fn compare_tables(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{ConfigSources, load};
+    use crate::source::layers::{ConfigSources, load_config};
 
     fn loaded(text: &str) -> LoadedConfig {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, text).unwrap();
-        load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
+        load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
     }
 
     fn changed(old: &str, new: &str) -> Vec<String> {

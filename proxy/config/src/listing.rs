@@ -146,7 +146,7 @@ impl ConfigResolver<'_> {
             );
             let place = self.place(&["models", name, "listing"]);
             self.problems
-                .push(ConfigProblem::new(place, message).hint("each list of models has them: say less"));
+                .push(ConfigProblem::new(place, message).with_hint("each list of models has them: say less"));
         }
         Listed { hidden: listing.hidden, fields }
     }

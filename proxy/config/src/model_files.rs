@@ -24,7 +24,7 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    fn of(facts: GgufFacts) -> Self {
+    fn from_facts(facts: GgufFacts) -> Self {
         let architecture = facts.architecture().to_owned();
         let has_tensors = !facts.tensors.is_empty();
         let described = GgufDescription {
@@ -33,7 +33,7 @@ impl ModelFile {
             lengths: facts.lengths,
             tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
         };
-        Self { texts: facts.texts, architecture, has_tensors, shape: ModelShape::of(&described) }
+        Self { texts: facts.texts, architecture, has_tensors, shape: ModelShape::from_file(&described) }
     }
 }
 
@@ -45,7 +45,7 @@ static MODEL_FILE_CACHE: LazyLock<Mutex<ModelFileCache>> = LazyLock::new(Mutex::
 const MAX_CACHED_FILES: usize = 4096;
 
 /// Stamp of a file, which changes with its content.
-pub fn stamp(path: &Path) -> Option<ModelFileStamp> {
+pub fn file_stamp(path: &Path) -> Option<ModelFileStamp> {
     let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((facts.len(), facts.modified().ok()))
 }
@@ -54,15 +54,15 @@ pub fn stamp(path: &Path) -> Option<ModelFileStamp> {
 ///
 /// # Errors
 /// The file cannot be read, or is no GGUF.
-pub fn read(path: &Path) -> Result<Arc<ModelFile>, String> {
-    let stamp = stamp(path);
+pub fn read_model_file(path: &Path) -> Result<Arc<ModelFile>, String> {
+    let stamp = file_stamp(path);
     let known = || MODEL_FILE_CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     if let (Some(stamp), Some((of, file))) = (stamp, known().get(path))
         && *of == stamp
     {
         return Ok(Arc::clone(file));
     }
-    let file = Arc::new(ModelFile::of(gguf::read(path).map_err(|error| error.to_string())?));
+    let file = Arc::new(ModelFile::from_facts(gguf::read(path).map_err(|error| error.to_string())?));
     if let Some(stamp) = stamp {
         let mut known = known();
         if known.len() >= MAX_CACHED_FILES {

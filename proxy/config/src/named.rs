@@ -37,7 +37,7 @@ pub struct NameConfig {
 impl ConfigResolver<'_> {
     /// Resolves the names for the gateway. `rules` has the rules of each model in order, and `remote_rules`
     /// those of each remote model.
-    pub(super) fn by_name(
+    pub(super) fn resolve_names(
         &mut self,
         rules: &[Arc<ModelRules>],
         remotes: &[RemoteSpec],
@@ -54,7 +54,7 @@ impl ConfigResolver<'_> {
             let taken = taken.map(|(model, ..)| model.as_str()).or(of_remotes);
             let place = self.place(&["names", name]);
             let mut problem = |message: String, hint: String| {
-                self.problems.push(ConfigProblem::new(place.clone(), message).hint(hint));
+                self.problems.push(ConfigProblem::new(place.clone(), message).with_hint(hint));
             };
             // Allow an entry for a model's own name: it changes requests to that name, but not to its
             // aliases.
@@ -80,7 +80,7 @@ impl ConfigResolver<'_> {
                     self.report_unknown_model(&["names", name, "models"], model, "the name means the others");
                     continue;
                 };
-                let request = over(&rules.request, &own);
+                let request = merge_rules(&rules.request, &own);
                 models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
             }
             if !models.is_empty() {
@@ -91,15 +91,16 @@ impl ConfigResolver<'_> {
     }
 
     /// Models that are loaded together with a model (`with`).
-    pub(super) fn company(&mut self, name: &str, model: &ModelConfig) -> Vec<ModelName> {
+    pub(super) fn loaded_with(&mut self, name: &str, model: &ModelConfig) -> Vec<ModelName> {
         let loaded = self.loaded;
         let mut all = Vec::new();
         for other in &model.with {
             let known = loaded.models.iter().find(|(known, ..)| known == other);
             let mut problem = |message: &str, hint: &str| {
                 let place = self.place(&["models", name, "with"]);
-                self.problems
-                    .push(ConfigProblem::new(place, format!("`models.{name}.with`: {message}")).hint(hint));
+                self.problems.push(
+                    ConfigProblem::new(place, format!("`models.{name}.with`: {message}")).with_hint(hint),
+                );
             };
             match known {
                 Some(_) if other == name => problem("it names the model itself", "leave it out"),
@@ -135,15 +136,16 @@ impl ConfigResolver<'_> {
         let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
         let problem = ConfigProblem::new(place, format!("`{}`: there is no model `{model}`", key.join(".")));
         if loaded.folders.is_empty() {
-            self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
+            self.problems.push(problem.with_hint(format!("the models are {}", known.join(", "))));
         } else {
-            self.warnings.push(problem.hint(format!("it comes when its file does; until then {meanwhile}")));
+            self.warnings
+                .push(problem.with_hint(format!("it comes when its file does; until then {meanwhile}")));
         }
     }
 }
 
 /// Merges rules: those of the name replace the model's for the same parameter.
-fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
+fn merge_rules(model: &RequestRules, own: &RequestRules) -> RequestRules {
     let named = |key: &str| {
         own.set.iter().chain(&own.default).map(|(named, _)| named).chain(&own.strip).any(|named| named == key)
     };
@@ -195,11 +197,11 @@ mod tests {
             fresh_seed: true,
             ..RequestRules::default()
         };
-        let both = over(&model, &own);
+        let both = merge_rules(&model, &own);
         assert_eq!(both.set, pairs(&[("b", 1)]));
         assert_eq!(both.default, pairs(&[("a", 2), ("d", 2)]));
         assert_eq!((both.strip, both.max_tokens, both.fresh_seed), (vec!["c".to_owned()], Some(10), true));
-        assert_eq!(over(&model, &RequestRules::default()), model);
+        assert_eq!(merge_rules(&model, &RequestRules::default()), model);
         // A limit and a prompt can be written in several ways.
         let prompt = |text: &str| Some(SystemPrompt { text: text.to_owned(), mode: SystemMode::Replace });
         let model = RequestRules {
@@ -209,8 +211,8 @@ mod tests {
         };
         let own =
             RequestRules { max_tokens: Some(200), system_prompt: prompt("own"), ..RequestRules::default() };
-        assert_eq!(over(&model, &own), own);
-        let both = over(&own, &model);
+        assert_eq!(merge_rules(&model, &own), own);
+        let both = merge_rules(&own, &model);
         assert_eq!((both.max_tokens, both.system_prompt, both.set), (None, None, model.set));
     }
 }

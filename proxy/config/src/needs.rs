@@ -33,7 +33,7 @@ pub struct ModelMemoryNeeds {
     /// Sizes and layers from the file.
     pub shape: ModelShape,
     /// Settings from command line and environment.
-    pub run: ServerRun,
+    pub settings: ServerRun,
     /// Size of the projector in bytes.
     pub projector: u64,
     /// Host memory and VRAM in bytes.
@@ -41,7 +41,7 @@ pub struct ModelMemoryNeeds {
     /// The llama-server build that runs the model.
     pub server: ServerBuild,
     /// Memory that fills up later, on top of `needs`.
-    pub later: LaterMemory,
+    pub later_memory: LaterMemory,
 }
 
 /// Returns whether a build supports no GPU. Assumes GPU support for a build without provenance.
@@ -66,7 +66,7 @@ impl ModelMemoryNeeds {
     ///
     /// # Errors
     /// The command names no model file, or a file cannot be read.
-    pub fn read(
+    pub fn compute(
         command: &ServerCommand,
         mut env: BTreeMap<String, String>,
         server: ServerBuild,
@@ -77,24 +77,24 @@ impl ModelMemoryNeeds {
         }
         let file = model_file(&command.args, &env)?;
         let directory = command.directory.clone().unwrap_or_default();
-        let shape = model_files::read(&directory.join(file))?.shape.clone()?;
-        let run = ServerRun::of(&command.args, &env);
+        let shape = model_files::read_model_file(&directory.join(file))?.shape.clone()?;
+        let run = ServerRun::from_command(&command.args, &env);
         let projector = run.projector.as_deref().map_or(Ok(0), |path| {
             let path = directory.join(path);
             let size = std::fs::metadata(&path).map(|facts| facts.len());
             size.map_err(|error| format!("cannot read {}: {error}", path.display()))
         })?;
-        let needs = book::needs(&shape, &run, server, projector);
-        let declared = DeclaredMemory::declared(&command.args, &env, server.number);
-        let later = LaterMemory::of(&shape, &run, declared.cache_bound(), declared.checkpoints().0);
-        Ok(Self { shape, run, projector, needs, server, later })
+        let needs = book::predict_needs(&shape, &run, server, projector);
+        let declared = DeclaredMemory::from_command(&command.args, &env, server.number);
+        let later = LaterMemory::estimate(&shape, &run, declared.cache_bound(), declared.checkpoints().0);
+        Ok(Self { shape, settings: run, projector, needs, server, later_memory: later })
     }
 
     /// GPUs that the command names, if any, and whether the model may be split across several.
     pub fn gpus(&self) -> (Vec<usize>, bool) {
-        let one_only = self.run.split.as_deref() == Some("none");
-        let shares = self.run.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
-        let gpus = match self.run.main_gpu.filter(|_| one_only) {
+        let one_only = self.settings.split.as_deref() == Some("none");
+        let shares = self.settings.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
+        let gpus = match self.settings.main_gpu.filter(|_| one_only) {
             Some(gpu) => vec![gpu],
             None => shares.map(|(gpu, _)| gpu).collect(),
         };
@@ -104,7 +104,7 @@ impl ModelMemoryNeeds {
 
 /// The model file, from flag or variable.
 fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
-    let told = arguments::model(args).or_else(|| env.get("LLAMA_ARG_MODEL").map(String::as_str));
+    let told = arguments::model_path(args).or_else(|| env.get("LLAMA_ARG_MODEL").map(String::as_str));
     told.map(PathBuf::from).ok_or_else(|| {
         "its command names no file (`-m`): what is downloaded is known when it is here".to_owned()
     })
@@ -112,7 +112,7 @@ fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf
 
 /// Sets the needs of each model, as far as they are known. If a GPU does not report its memory, models that
 /// may run on GPUs stay unknown.
-pub fn fill(resolved: &mut ResolvedConfig, machine: &HostMachine) {
+pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     let gpus = GpuSensors::open();
     let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
     let on_gpus = own().next().is_some();
@@ -135,12 +135,12 @@ pub fn fill(resolved: &mut ResolvedConfig, machine: &HostMachine) {
         if !tells && !on_cpu {
             continue;
         }
-        let seen = visible(&env, gpus.devices());
+        let seen = visible_gpus(&env, gpus.devices());
         // Restrict a process within the GPUs that all processes see, but not if its own settings name GPUs.
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());
-        let known = ModelMemoryNeeds::read(&spec.command, of_server.clone(), server);
+        let known = ModelMemoryNeeds::compute(&spec.command, of_server.clone(), server);
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
         if says && named.is_empty() && spec.loading.gpus.is_empty() {
@@ -161,7 +161,7 @@ pub fn fill(resolved: &mut ResolvedConfig, machine: &HostMachine) {
         let mut command = spec.command.clone();
         if let Some(fallback) = &mut spec.fallback {
             command.args.extend(fallback.args.iter().cloned());
-            let known = ModelMemoryNeeds::read(&command, of_server.clone(), server);
+            let known = ModelMemoryNeeds::compute(&command, of_server.clone(), server);
             fallback.needs = known.ok().map(|known| known.needs);
         }
     }
@@ -190,7 +190,7 @@ fn small_budget_warnings(
     let found = find_shortfalls(&spec.recycle, seen, total);
     let problem = |(series, reason, shortfall): (MemoryKind, Reason, BudgetShortfall)| {
         let message = format!("model `{}`: {}", spec.name, shortfall.figures(series, reason));
-        ConfigProblem::new(ConfigPlace::Nowhere, message).hint(shortfall.advice(reason))
+        ConfigProblem::new(ConfigPlace::Nowhere, message).with_hint(shortfall.advice(reason))
     };
     found.into_iter().map(problem).collect()
 }
@@ -209,7 +209,7 @@ pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::LoadingConfig
 }
 
 /// Explains why models do not fit together.
-pub fn why(misfit: &FitError) -> String {
+pub fn misfit_text(misfit: &FitError) -> String {
     match misfit {
         FitError::Host { needed, there } => {
             format!("{} of the host are needed, {} are there", ByteSize(*needed), ByteSize(*there))
@@ -233,24 +233,25 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
         .zip(seen)
         .filter_map(|(spec, seen)| {
             let loading::LoadSpec { needs, gpus, may_split, .. } = spec.loading.clone();
-            let needs = MemoryNeeds { measured: MeasuredNeeds::of(&seen.held, &seen.worst), ..needs? };
+            let needs =
+                MemoryNeeds { measured: MeasuredNeeds::from_sources(&seen.held, &seen.worst), ..needs? };
             Some((PlacementRequest { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
         })
         .collect();
     let mut problems = Vec::new();
     let mut told = |message: String, hint: &str| {
-        problems.push(ConfigProblem::new(ConfigPlace::Nowhere, message).hint(hint));
+        problems.push(ConfigProblem::new(ConfigPlace::Nowhere, message).with_hint(hint));
     };
     for (one, spec) in &wanted {
-        if let Err(misfit) = book::fit(room, &[one]) {
+        if let Err(misfit) = book::fit_models(room, &[one]) {
             if let Some(FallbackSpec { args, needs }) = &spec.fallback {
                 let less = needs.clone().map(|needs| PlacementRequest { needs, ..one.clone() });
-                if let Some(misfit) = less.and_then(|less| book::fit(room, &[&less]).err()) {
+                if let Some(misfit) = less.and_then(|less| book::fit_models(room, &[&less]).err()) {
                     let message = format!(
                         "model `{}` does not fit on this machine even alone and with its fallback arguments ({}): {}",
                         one.name,
                         args.join(" "),
-                        why(&misfit)
+                        misfit_text(&misfit)
                     );
                     told(message, "`llama-warden plan` says with which context it would fit");
                 }
@@ -259,7 +260,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
             let message = format!(
                 "model `{}` does not fit on this machine even alone: {}; it is tried when no other model is loaded",
                 one.name,
-                why(&misfit)
+                misfit_text(&misfit)
             );
             told(message, "`llama-warden plan` says with which context it would fit");
         }
@@ -267,25 +268,25 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
     let pinned: Vec<&PlacementRequest> =
         wanted.iter().filter(|(_, spec)| spec.loading.pin).map(|(one, _)| one).collect();
     if pinned.len() > 1
-        && let Err(misfit) = book::fit(room, &pinned)
+        && let Err(misfit) = book::fit_models(room, &pinned)
     {
-        let message = format!("the pinned models do not fit together: {}", why(&misfit));
+        let message = format!("the pinned models do not fit together: {}", misfit_text(&misfit));
         told(message, "pin fewer of them: what does not fit beside them is never loaded");
     }
-    for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.with.is_empty()) {
-        let company = wanted.iter().filter(|(_, other)| spec.loading.with.contains(&other.name));
+    for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.companions.is_empty()) {
+        let company = wanted.iter().filter(|(_, other)| spec.loading.companions.contains(&other.name));
         let all: Vec<&PlacementRequest> = company.map(|(other, _)| other).chain([one]).collect();
         // The loop above has already reported each model that does not fit alone.
-        if all.iter().any(|one| book::fit(room, &[*one]).is_err()) {
+        if all.iter().any(|one| book::fit_models(room, &[*one]).is_err()) {
             continue;
         }
-        if let Err(misfit) = book::fit(room, &all) {
-            let names: Vec<String> = spec.loading.with.iter().map(|name| format!("`{name}`")).collect();
+        if let Err(misfit) = book::fit_models(room, &all) {
+            let names: Vec<String> = spec.loading.companions.iter().map(|name| format!("`{name}`")).collect();
             let message = format!(
                 "model `{}` and those that are to be loaded along with it (`with`: {}) do not fit together: {}; it is loaded without them",
                 one.name,
                 names.join(", "),
-                why(&misfit)
+                misfit_text(&misfit)
             );
             told(
                 message,
@@ -307,7 +308,7 @@ const DEVICE_FLAGS: [(&[&str], &str); 4] = [
 /// The GPUs that `CUDA_VISIBLE_DEVICES` allows, if its value is understood. Accepts prefixes of UUIDs.
 /// Accepts numbers if CUDA and the driver number the GPUs equally, because all are alike or a variable sets
 /// the order.
-fn visible(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Vec<usize>> {
+fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Vec<usize>> {
     let words = env.get(CUDA_DEVICES_VARIABLE)?;
     let nvidia: Vec<&GpuDevice> = gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
     let by_place = env.get("CUDA_DEVICE_ORDER").is_some_and(|order| order == "PCI_BUS_ID")
@@ -369,8 +370,9 @@ mod tests {
             let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
             pairs.collect::<BTreeMap<_, _>>()
         };
-        let seen = |words: &str, gpus: &[GpuDevice]| visible(&env(&[(CUDA_DEVICES_VARIABLE, words)]), gpus);
-        assert_eq!(visible(&env(&[]), &alike), None);
+        let seen =
+            |words: &str, gpus: &[GpuDevice]| visible_gpus(&env(&[(CUDA_DEVICES_VARIABLE, words)]), gpus);
+        assert_eq!(visible_gpus(&env(&[]), &alike), None);
         assert_eq!(seen("0", &alike), Some(vec![0]));
         assert_eq!(seen("1, 0", &alike), Some(vec![1, 0]));
         assert_eq!(seen("GPU-1aaa", &mixed), Some(vec![1]));
@@ -379,7 +381,7 @@ mod tests {
         }
         assert_eq!(seen("0", &mixed), None, "CUDA counts the fastest first");
         let by_place = env(&[(CUDA_DEVICES_VARIABLE, "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
-        assert_eq!(visible(&by_place, &mixed), Some(vec![0]));
+        assert_eq!(visible_gpus(&by_place, &mixed), Some(vec![0]));
         assert_eq!(seen("0", &[]), None);
         let flags = ["-dev".to_owned(), "CUDA0".to_owned()];
         assert!(

@@ -57,10 +57,10 @@ pub struct BudgetPair {
 impl PolicyConfig {
     /// Converts the policy for decisions. Resolves percentages of the machine's memory if it is given;
     /// `auto` stays, because its value is known only when the backend has settled.
-    pub fn recycle(&self, memory: Option<ByteSize>) -> RecyclePolicy {
+    pub fn to_recycle_policy(&self, memory: Option<ByteSize>) -> RecyclePolicy {
         RecyclePolicy {
-            host_soft: self.host.soft.map(|limit| resolved(limit, memory)),
-            host_hard: self.host.hard.map(|limit| resolved(limit, memory)),
+            host_soft: self.host.soft.map(|limit| resolve_limit(limit, memory)),
+            host_hard: self.host.hard.map(|limit| resolve_limit(limit, memory)),
             vram_soft: self.vram.soft,
             vram_hard: self.vram.hard,
             max_requests: self.max_requests,
@@ -71,7 +71,7 @@ impl PolicyConfig {
     }
 }
 
-fn resolved(limit: MemoryLimit, total: Option<ByteSize>) -> MemoryLimit {
+fn resolve_limit(limit: MemoryLimit, total: Option<ByteSize>) -> MemoryLimit {
     total.and_then(|total| limit.resolve(total)).map_or(limit, MemoryLimit::Bytes)
 }
 
@@ -79,7 +79,7 @@ impl BudgetPair {
     /// Describes the error if the hard budget is below the soft one. Does not compare a percentage of an
     /// unknown total with a size.
     pub fn order_error(self, total: Option<ByteSize>) -> Option<String> {
-        let (soft, hard) = (resolved(self.soft?, total), resolved(self.hard?, total));
+        let (soft, hard) = (resolve_limit(self.soft?, total), resolve_limit(self.hard?, total));
         let below = match (soft, hard) {
             (MemoryLimit::Bytes(soft), MemoryLimit::Bytes(hard)) => hard < soft,
             (MemoryLimit::Percent(soft), MemoryLimit::Percent(hard)) => hard < soft,

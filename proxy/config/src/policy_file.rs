@@ -10,7 +10,7 @@ use super::policy::PolicyConfig;
 use super::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
 use super::schema;
 use super::schema::validate::validate_as;
-use super::source::layers::{ConfigSources, MergedTable, file_layer, load, problem, written};
+use super::source::layers::{ConfigSources, MergedTable, file_layer, last_place, load_config, type_problem};
 use super::source::tree::ConfigValue;
 
 /// Reads a file with the keys of one model's `policy`, over the compiled-in defaults. Also accepts a file
@@ -19,7 +19,7 @@ use super::source::tree::ConfigValue;
 /// # Errors
 /// The file cannot be read, or a key in it is wrong.
 pub fn load_policy(path: &Path) -> Result<PolicyConfig, ConfigProblems> {
-    let defaults = load(ConfigSources::default())?.settings.defaults;
+    let defaults = load_config(ConfigSources::default())?.settings.defaults;
     let beneath = match defaults.get("policy") {
         Some(Value::Dict(_, dict)) => dict.clone(),
         _ => Dict::new(),
@@ -32,18 +32,18 @@ pub fn load_policy(path: &Path) -> Result<PolicyConfig, ConfigProblems> {
         layer.tree = only.value.clone();
     }
     let mut tree = layer.tree.clone();
-    let mut problems = validate_as(&mut tree, schema::policy(), &|byte| layer.place(byte));
+    let mut problems = validate_as(&mut tree, schema::policy_schema(), &|byte| layer.place(byte));
     layer.tree = tree;
     if problems.is_empty() {
         let merged = Figment::from(MergedTable(beneath)).merge(layer.clone());
         let layers = [layer.clone()];
-        let policy: PolicyConfig = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
+        let policy: PolicyConfig = merged.extract().map_err(|error| type_problem(&layers, &error, &[]))?;
         for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
             let at = [memory.to_owned(), "hard".to_owned()];
             problems.extend(budgets.order_error(None).map(|wrong| {
-                let place = written(&layers, &at).unwrap_or(ConfigPlace::Nowhere);
+                let place = last_place(&layers, &at).unwrap_or(ConfigPlace::Nowhere);
                 ConfigProblem::new(place, wrong)
-                    .hint(format!("`{memory}.hard` has to be the larger of the two"))
+                    .with_hint(format!("`{memory}.hard` has to be the larger of the two"))
             }));
         }
         if problems.is_empty() {

@@ -10,7 +10,10 @@ pub use crate::schema::markdown::TABLE_END_MARK;
 ///
 /// # Errors
 /// A mark is missing.
-pub fn replaced(page: &str, tables: impl IntoIterator<Item = (String, String)>) -> Result<String, String> {
+pub fn replace_tables(
+    page: &str,
+    tables: impl IntoIterator<Item = (String, String)>,
+) -> Result<String, String> {
     let mut page = page.to_owned();
     for (start, table) in tables {
         let shown = start.trim();
@@ -31,7 +34,7 @@ pub fn replaced(page: &str, tables: impl IntoIterator<Item = (String, String)>) 
 pub fn check_page(name: &str, tables: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs")).join(name);
     let page = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let renewed = replaced(&page, tables)?;
+    let renewed = replace_tables(&page, tables)?;
     if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
         return std::fs::write(&path, &renewed).map_err(|error| format!("{}: {error}", path.display()));
     }

@@ -64,7 +64,7 @@ impl ConfigProblem {
 
     /// Adds a hint.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
@@ -102,18 +102,18 @@ impl From<ConfigProblem> for ConfigProblems {
 }
 
 /// Similarity of two words, from 0 to 1. A single typing error counts little, however short the words are.
-pub fn alike(one: &str, other: &str) -> f64 {
+pub fn similarity(one: &str, other: &str) -> f64 {
     let alike = strsim::jaro_winkler(one, other);
     if strsim::osa_distance(one, other) == 1 { alike.max(0.95) } else { alike }
 }
 
 /// Formats a key path as TOML: `models."org/name".args`.
-pub fn dotted(path: &[String]) -> String {
-    path.iter().map(|key| quoted(key)).collect::<Vec<_>>().join(".")
+pub fn dotted_key(path: &[String]) -> String {
+    path.iter().map(|key| quoted_key(key)).collect::<Vec<_>>().join(".")
 }
 
 /// Formats a key as TOML, in quotes if needed.
-pub fn quoted(key: &str) -> String {
+pub fn quoted_key(key: &str) -> String {
     let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     if bare { key.to_owned() } else { toml_edit::Value::from(key).to_string() }
 }

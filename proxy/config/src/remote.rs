@@ -49,7 +49,7 @@ pub struct RemoteModel {
 
 impl ConfigResolver<'_> {
     /// Resolves all remote models, with the rules for the gateway.
-    pub(super) fn remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
+    pub(super) fn resolve_remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
         let loaded = self.loaded;
         // Use the queue settings of all models: a remote model has none of its own.
         let (queue, numbers) = (loaded.defaults.queue, loaded.settings.remote);
@@ -57,29 +57,45 @@ impl ConfigResolver<'_> {
         for (name, remote) in &loaded.settings.remotes {
             let model = remote.model.as_ref().unwrap_or(name);
             if model.is_empty() || model.chars().any(char::is_control) {
-                self.wrong(name, "model", "this is no name", "write what the endpoint calls the model");
+                self.report_remote(
+                    name,
+                    "model",
+                    "this is no name",
+                    "write what the endpoint calls the model",
+                );
             }
             if remote.max_in_flight == Some(0) {
-                self.wrong(name, "max_in_flight", "no request could be sent", "give it 1 or more");
+                self.report_remote(name, "max_in_flight", "no request could be sent", "give it 1 or more");
             }
             if remote.timeout.is_some_and(|timeout| timeout.is_zero()) {
-                self.wrong(name, "timeout", "no answer comes in no time", "give it more, or leave it out");
+                self.report_remote(
+                    name,
+                    "timeout",
+                    "no answer comes in no time",
+                    "give it more, or leave it out",
+                );
             }
-            let key = remote.key_file.as_ref().and_then(|path| self.key_of(name, path));
+            let key = remote.key_file.as_ref().and_then(|path| self.read_remote_key(name, path));
             let origin = match RemoteOrigin::parse(&remote.url, key.as_deref()) {
                 Ok(origin) => Arc::new(origin),
                 Err(why) => {
                     let hint = "write it like `https://host/v1`";
-                    self.wrong(name, "url", &format!("`{}`: {why}", secrets::text(&remote.url)), hint);
+                    self.report_remote(
+                        name,
+                        "url",
+                        &format!("`{}`: {why}", secrets::redact_text(&remote.url)),
+                        hint,
+                    );
                     continue;
                 }
             };
-            if origin.has_key() && !origin.is_encrypted() && !origin.is_near() {
+            if origin.has_key() && !origin.is_encrypted() && !origin.is_local() {
                 let path = ["remotes", name, "url"];
                 let message = format!(
                     "`remotes.{name}`: its key and all requests go over the network for anybody to read"
                 );
-                self.warnings.push(ConfigProblem::new(self.place(&path), message).hint("use `https://`"));
+                self.warnings
+                    .push(ConfigProblem::new(self.place(&path), message).with_hint("use `https://`"));
             }
             let rules = ModelRules {
                 request: self.request_rules(&["remotes", name], &remote.request),
@@ -104,27 +120,27 @@ impl ConfigResolver<'_> {
         all
     }
 
-    fn wrong(&mut self, name: &str, key: &str, message: &str, hint: &str) {
+    fn report_remote(&mut self, name: &str, key: &str, message: &str, hint: &str) {
         let place = self.place(&["remotes", name, key]);
         self.problems
-            .push(ConfigProblem::new(place, format!("`remotes.{name}.{key}`: {message}")).hint(hint));
+            .push(ConfigProblem::new(place, format!("`remotes.{name}.{key}`: {message}")).with_hint(hint));
     }
 
     /// Reads the key from a file.
-    fn key_of(&mut self, name: &str, path: &Path) -> Option<String> {
+    fn read_remote_key(&mut self, name: &str, path: &Path) -> Option<String> {
         let path = self.absolute(path);
         let hint = "write the endpoint's key into it, and nothing else";
         let text = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) => {
                 let message = format!("{} cannot be read: {error}", path.display());
-                self.wrong(name, "key_file", &message, hint);
+                self.report_remote(name, "key_file", &message, hint);
                 return None;
             }
         };
         let key = std::str::from_utf8(&text).map(str::trim).unwrap_or_default();
         if key.is_empty() || key.len() > MAX_KEY_BYTES || key.contains(char::is_whitespace) {
-            self.wrong(name, "key_file", &format!("{} has no key in it", path.display()), hint);
+            self.report_remote(name, "key_file", &format!("{} has no key in it", path.display()), hint);
             return None;
         }
         let mode = std::fs::metadata(&path).map_or(0, |about| about.permissions().mode());
@@ -133,7 +149,7 @@ impl ConfigResolver<'_> {
             let message =
                 format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());
             let place = self.place(&["remotes", name, "key_file"]);
-            self.warnings.push(ConfigProblem::new(place, message).hint("`chmod 600` it"));
+            self.warnings.push(ConfigProblem::new(place, message).with_hint("`chmod 600` it"));
         }
         Some(key.to_owned())
     }

@@ -5,8 +5,8 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 
 use crate::machine::HostMachine;
-use crate::resolve::{ResolvedConfig, resolve};
-use crate::source::layers::{ConfigSources, load};
+use crate::resolve::{ResolvedConfig, resolve_config};
+use crate::source::layers::{ConfigSources, load_config};
 
 fn read(text: &str, mode: u32) -> Result<ResolvedConfig, String> {
     let dir = tempfile::tempdir().unwrap();
@@ -16,8 +16,8 @@ fn read(text: &str, mode: u32) -> Result<ResolvedConfig, String> {
     let file = dir.path().join("w.toml");
     std::fs::write(&file, text).unwrap();
     let told = |problems: ConfigProblems| problems.lines().join("\n");
-    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).map_err(told)?;
-    resolve(&loaded, &HostMachine::read(), false).map_err(told)
+    let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).map_err(told)?;
+    resolve_config(&loaded, &HostMachine::read(), false).map_err(told)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 use warden_policies::modes::CancelMode;
 
-use super::problem::{ConfigPlace, ConfigProblem, dotted};
+use super::problem::{ConfigPlace, ConfigProblem, dotted_key};
 use super::resolve::ConfigResolver;
 use super::schema;
 use super::settings::ModelConfig;
@@ -85,13 +85,13 @@ impl From<SystemPromptMode> for SystemMode {
 
 impl ConfigResolver<'_> {
     /// Resolves the rules of a model for the gateway.
-    pub(super) fn rules(&mut self, name: &str, model: &ModelConfig) -> ModelRules {
+    pub(super) fn model_rules(&mut self, name: &str, model: &ModelConfig) -> ModelRules {
         let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
         if model.upstream_model.as_ref().is_some_and(unfit) {
             let path = ["models", name, "upstream_model"].map(str::to_owned);
             let place = self.loaded.place(&path);
-            let problem = ConfigProblem::new(place, format!("`{}`: this is no name", dotted(&path)));
-            self.problems.push(problem.hint("write the name under which the backend knows the model"));
+            let problem = ConfigProblem::new(place, format!("`{}`: this is no name", dotted_key(&path)));
+            self.problems.push(problem.with_hint("write the name under which the backend knows the model"));
         }
         ModelRules {
             assemble: model.run.cancel == CancelMode::Assemble,
@@ -109,8 +109,9 @@ impl ConfigResolver<'_> {
     pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &RequestConfig) -> RequestRules {
         let mut problem = |place: ConfigPlace, path: &[&str], message: &str, hint: &str| {
             let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
-            self.problems
-                .push(ConfigProblem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
+            self.problems.push(
+                ConfigProblem::new(place, format!("`{}`: {message}", dotted_key(&path))).with_hint(hint),
+            );
         };
         let place = |path: &[&str]| {
             let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();

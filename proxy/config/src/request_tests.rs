@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::machine::HostMachine;
-use crate::resolve::resolve;
-use crate::source::layers::{ConfigSources, load};
+use crate::resolve::resolve_config;
+use crate::source::layers::{ConfigSources, load_config};
 
 fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
     let dir = tempfile::tempdir().unwrap();
@@ -14,8 +14,8 @@ fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
     let model = format!("model = {:?}", model.to_str().unwrap());
     std::fs::write(&file, text.replace("FILE", &model)).unwrap();
     let machine = HostMachine::read();
-    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() });
-    let resolved = loaded.and_then(|loaded| resolve(&loaded, &machine, false));
+    let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() });
+    let resolved = loaded.and_then(|loaded| resolve_config(&loaded, &machine, false));
     let told = |problems: crate::problem::ConfigProblems| {
         let told = problems
             .0

@@ -7,8 +7,8 @@ use warden_policies::{ByteSize, MemoryLimit};
 
 use super::machine::HostMachine;
 use super::problem::ConfigProblems;
-use super::resolve::{ResolvedConfig, resolve};
-use super::source::layers::{ConfigSources, load};
+use super::resolve::{ResolvedConfig, resolve_config};
+use super::source::layers::{ConfigSources, load_config};
 
 fn samples(folder: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("samples").join(folder);
@@ -32,12 +32,12 @@ pub(super) fn redacted(text: &str, dir: &Path) -> String {
 }
 
 fn read(file: &Path) -> Result<ResolvedConfig, ConfigProblems> {
-    let loaded = load(ConfigSources { file: Some(file.to_owned()), ..ConfigSources::default() })?;
+    let loaded = load_config(ConfigSources { file: Some(file.to_owned()), ..ConfigSources::default() })?;
     let mut machine = HostMachine::read();
     machine.env.clear();
     // Fix the memory: the samples compare percentages with sizes, so results would depend on the machine.
     machine.memory = ByteSize(24 << 30);
-    resolve(&loaded, &machine, false)
+    resolve_config(&loaded, &machine, false)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use figment::value::{Dict, Value};
 use warden_policies::secrets;
 
 use super::machine::HostMachine;
-use super::problem::{ConfigPlace, dotted, quoted};
+use super::problem::{ConfigPlace, dotted_key, quoted_key};
 use super::resolve::mitigations::explain_mitigations;
 use super::schema::compiled_in;
 use super::source::layers::LoadedConfig;
@@ -57,31 +57,31 @@ impl std::fmt::Debug for DisplayedConfig {
 impl DisplayedConfig {
     /// Prints the configuration without its secrets.
     pub fn text(&self) -> String {
-        show(&self.loaded, &self.machine, false)
+        print_config(&self.loaded, &self.machine, false)
     }
 }
 
 /// Prints the whole configuration; `reveal` includes secrets.
-pub fn show(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) -> String {
+pub fn print_config(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) -> String {
     let mut text = String::new();
     let shown = ConfigPrinter { loaded, reveal };
     for section in SECTION_ORDER.iter().filter(|section| **section != "models") {
         if *section == "paths" {
-            paths(&mut text, loaded, machine);
+            print_paths(&mut text, loaded, machine);
         } else if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
-            shown.table(&mut text, &[(*section).to_owned()], dict);
+            shown.print_table(&mut text, &[(*section).to_owned()], dict);
         }
     }
     for (name, model) in &loaded.models {
         let told = explain_mitigations(loaded, machine, name, model);
         if !told.is_empty() {
-            text.extend(["\n# What the mitigations of model ", &quoted(name), " come to:\n"]);
+            text.extend(["\n# What the mitigations of model ", &quoted_key(name), " come to:\n"]);
         }
         for line in told {
-            let line = if reveal { line } else { secrets::text(&line) };
+            let line = if reveal { line } else { secrets::redact_text(&line) };
             text.extend(["# - ", &line, "\n"]);
         }
-        shown.table(&mut text, &["models".to_owned(), name.clone()], &loaded.table(name));
+        shown.print_table(&mut text, &["models".to_owned(), name.clone()], &loaded.merged_table(name));
     }
     print_internal(&mut text, loaded);
     if secrets::is_hidden(&text) {
@@ -92,7 +92,7 @@ pub fn show(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) -> Strin
 
 /// Prints the effective directories, configured or default. The default socket directory is that of this
 /// instance.
-fn paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) {
+fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) {
     text.push_str("\n[paths]\n");
     let Ok(dirs) = loaded.dirs(machine) else {
         text.push_str("# none: there is no home directory to put them in\n");
@@ -131,7 +131,7 @@ fn paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) {
 /// Prints the compiled-in numbers that are set.
 fn print_internal(text: &mut String, loaded: &LoadedConfig) {
     let mut last = "";
-    for (section, home, name) in compiled_in::settable() {
+    for (section, home, name) in compiled_in::settable_numbers() {
         let path: Vec<String> = home.into_iter().chain([name.to_owned()]).collect();
         let place = loaded.place(&path);
         let Some(value) = loaded.value(&path).filter(|_| place != ConfigPlace::Default) else { continue };
@@ -151,7 +151,7 @@ struct ConfigPrinter<'a> {
 }
 
 impl ConfigPrinter<'_> {
-    fn table(&self, text: &mut String, path: &[String], dict: &Dict) {
+    fn print_table(&self, text: &mut String, path: &[String], dict: &Dict) {
         table(text, self, path, dict);
     }
 
@@ -161,7 +161,7 @@ impl ConfigPrinter<'_> {
             value if self.reveal => toml_value(value),
             Value::Dict(_, variables) if key == "env" => {
                 let shown = variables.iter().map(|(name, value)| match value {
-                    Value::String(_, text) => (name.clone(), secrets::variable(name, text).1.into()),
+                    Value::String(_, text) => (name.clone(), secrets::redact_variable(name, text).1.into()),
                     other => (name.clone(), toml_value(other)),
                 });
                 toml_edit::Value::InlineTable(shown.collect())
@@ -169,7 +169,7 @@ impl ConfigPrinter<'_> {
             Value::Array(_, words) if key == "args" => {
                 let words: Vec<String> =
                     words.iter().map(|word| word.as_str().unwrap_or_default().to_owned()).collect();
-                secrets::arguments(&words).into_iter().collect::<toml_edit::Array>().into()
+                secrets::redact_arguments(&words).into_iter().collect::<toml_edit::Array>().into()
             }
             value => without_secrets(toml_value(value)),
         }
@@ -179,7 +179,7 @@ impl ConfigPrinter<'_> {
 /// Hides secrets in all texts of a value.
 fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
     match value {
-        toml_edit::Value::String(text) => secrets::text(text.value()).into(),
+        toml_edit::Value::String(text) => secrets::redact_text(text.value()).into(),
         toml_edit::Value::Array(items) => {
             items.into_iter().map(without_secrets).collect::<toml_edit::Array>().into()
         }
@@ -200,13 +200,13 @@ fn table(text: &mut String, shown: &ConfigPrinter<'_>, path: &[String], dict: &D
     {
         let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
         let value = shown.value(key, value).to_string();
-        lines.push((format!("{} = {}", quoted(key), value.trim()), loaded.place(&path)));
+        lines.push((format!("{} = {}", quoted_key(key), value.trim()), loaded.place(&path)));
     }
     if !lines.is_empty() {
         if !text.is_empty() {
             text.push('\n');
         }
-        text.extend(["[", &dotted(path), "]\n"]);
+        text.extend(["[", &dotted_key(path), "]\n"]);
         for (line, place) in lines {
             let comment = match place {
                 ConfigPlace::Nowhere => String::new(),
@@ -251,7 +251,7 @@ fn toml_value(value: &Value) -> toml_edit::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{ConfigSources, FlagSetting, load};
+    use crate::source::layers::{ConfigSources, FlagSetting, load_config};
 
     #[test]
     fn secrets_are_hidden_by_name_and_by_look_until_they_are_wanted() {
@@ -264,10 +264,10 @@ mod tests {
              request.set = {{ user = \"{token}\" }}\n"
         );
         std::fs::write(&file, text).unwrap();
-        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+        let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
         let mut machine = HostMachine::read();
         machine.env.clear();
-        let hidden = show(&loaded, &machine, false);
+        let hidden = print_config(&loaded, &machine, false);
         for secret in ["hush", token, "shh", "hushed", "pw@"] {
             assert!(!hidden.contains(secret), "{secret} in\n{hidden}");
         }
@@ -277,7 +277,7 @@ mod tests {
             hidden.contains("args = [\"--hf-token\", \"***\", \"-c\", \"1\", \"-mu\", \"https://h/m?***\"]"),
             "{hidden}"
         );
-        let shown = show(&loaded, &machine, true);
+        let shown = print_config(&loaded, &machine, true);
         for secret in ["hush", token, "shh", "hushed", "pw@"] {
             assert!(shown.contains(secret), "{secret} is not in\n{shown}");
         }
@@ -289,10 +289,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("w.toml");
         std::fs::write(&file, "[paths]\nstate_dir = \"mine\"\n").unwrap();
-        let loaded = load(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
+        let loaded =
+            load_config(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
         let mut machine = HostMachine::read();
         machine.env = vec![("XDG_DATA_HOME".into(), "/data".into()), ("HOME".into(), "/home/me".into())];
-        let shown = show(&loaded, &machine, false);
+        let shown = print_config(&loaded, &machine, false);
         for line in [
             format!("state_dir = \"{}\"  # {}:2\n", dir.path().join("mine").display(), file.display()),
             "data_dir = \"/data/llama-warden\"  # default\n".to_owned(),
@@ -310,7 +311,7 @@ mod tests {
         let text = "[server]\nport = 9000\n[models.\"a b\"]\nargs = [\"-c\", \"1\"]\nenv = { X = \"1\" }\npolicy.host.soft = \"1GiB\"\n\
                     mitigations = [\"no-cuda-graphs\", \"cache-ram=64\", \"no-swa-full\", \"cache-rum\"]\n";
         std::fs::write(&file, text).unwrap();
-        let loaded = load(ConfigSources {
+        let loaded = load_config(ConfigSources {
             file: Some(file.clone()),
             env: vec![("LLAMA_WARDEN_LOG__FORMAT".into(), "json".into())],
             flags: vec![FlagSetting::raw("--host", &["server", "host"], "::1")],
@@ -320,11 +321,11 @@ mod tests {
         let mut machine = HostMachine::read();
         machine.env = vec![("HOME".into(), "/home/me".into())];
         (machine.uid, machine.pid) = (1000, 4711);
-        let shown = show(&loaded, &machine, false);
+        let shown = print_config(&loaded, &machine, false);
         insta::assert_snapshot!(crate::samples_tests::redacted(&shown, dir.path()));
         let again = dir.path().join("again.toml");
         std::fs::write(&again, &shown).unwrap();
-        let again = load(ConfigSources { file: Some(again), ..ConfigSources::default() }).unwrap();
+        let again = load_config(ConfigSources { file: Some(again), ..ConfigSources::default() }).unwrap();
         assert_eq!(again.settings.server.port, 9000);
         assert_eq!(again.models[0].1.args, ["-c", "1"]);
     }
@@ -335,10 +336,11 @@ mod tests {
         let file = dir.path().join("w.toml");
         let text = "[internal.growth]\nhost_effect = \"1MiB\"\n[internal.lifecycle]\nfailures_told = 9\n[models.a]\n";
         std::fs::write(&file, text).unwrap();
-        let loaded = load(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
+        let loaded =
+            load_config(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
         assert_eq!(loaded.settings.growth.host_effect.0, 1 << 20);
         assert_eq!(loaded.models[0].1.lifecycle.failures_told, 9);
-        let shown = show(&loaded, &HostMachine::read(), false);
+        let shown = print_config(&loaded, &HostMachine::read(), false);
         let place = format!("  # {}", file.display());
         let wanted = format!(
             "\n[internal.growth]\nhost_effect = \"1MiB\"{place}:2\n\n[internal.lifecycle]\nfailures_told = 9{place}:4\n"
@@ -349,7 +351,7 @@ mod tests {
         }
         let again = dir.path().join("again.toml");
         std::fs::write(&again, &shown).unwrap();
-        let again = load(ConfigSources { file: Some(again), ..ConfigSources::default() }).unwrap();
+        let again = load_config(ConfigSources { file: Some(again), ..ConfigSources::default() }).unwrap();
         assert_eq!(again.settings.growth.host_effect.0, 1 << 20);
     }
 }

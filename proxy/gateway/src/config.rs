@@ -26,13 +26,13 @@ impl GatewayConfig {
 
     /// Enables tracing, with this share of new requests.
     #[must_use]
-    pub fn traced(self, ratio: f64) -> Self {
+    pub fn with_traces(self, ratio: f64) -> Self {
         Self { traces: Some(ratio), ..self }
     }
 
     /// Returns the files of certificate and key, if TLS is configured.
     pub(crate) fn tls(&self) -> Option<TlsFiles> {
-        TlsFiles::of(&self.server.tls_cert, &self.server.tls_key)
+        TlsFiles::from_settings(&self.server.tls_cert, &self.server.tls_key)
     }
 }
 
@@ -47,20 +47,20 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     /// Takes two settings; `None` if both are empty, which means no TLS.
-    pub fn of(cert: &str, key: &str) -> Option<Self> {
+    pub fn from_settings(cert: &str, key: &str) -> Option<Self> {
         let is_set = !cert.is_empty() || !key.is_empty();
         is_set.then(|| Self { cert: cert.into(), key: key.into() })
     }
 }
 
 /// Converts a size to 32 bits, saturating.
-pub(crate) fn narrow(size: ByteSize) -> u32 {
+pub(crate) fn saturate_u32(size: ByteSize) -> u32 {
     u32::try_from(size.0).unwrap_or(u32::MAX)
 }
 
 /// Limits an HTTP/2 window to 2^31-1 (RFC 9113 section 6.9.1).
-pub(crate) fn window(size: ByteSize) -> u32 {
-    narrow(size).min(0x7fff_ffff)
+pub(crate) fn h2_window(size: ByteSize) -> u32 {
+    saturate_u32(size).min(0x7fff_ffff)
 }
 
 /// Normalizes a prefix: `llm`, `/llm` and `/llm/` are the same.

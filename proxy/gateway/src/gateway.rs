@@ -35,7 +35,7 @@ use crate::workers::{self, WorkerThreads};
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening sockets. Clients can connect from now on, and are served once [`BoundGateway::serve`]
+    /// Opens the listening sockets. Clients can connect from now on, and are served once [`BoundGateway::serve_connection`]
     /// runs.
     ///
     /// # Errors
@@ -119,12 +119,12 @@ impl BoundGateway {
         tls: Option<Arc<TlsState>>,
         listener: GatewayListener,
     ) -> Result<Self, GatewayError> {
-        let threads = workers::threads(config.server.threads);
+        let threads = workers::thread_count(config.server.threads);
         let workers =
             WorkerThreads::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), GatewayControl::default());
         let requests = RequestRegistry::new(workers.len());
-        let (pulse, asked) = GatewayPulse::new(workers.askers());
+        let (pulse, asked) = GatewayPulse::new(workers.probes());
         let (inward, from_inside) = InwardConnector::new();
         let begun = CancellationToken::new();
         begun.cancel();
@@ -242,7 +242,7 @@ impl BoundGateway {
             prints: FingerprintKey::new(),
         };
         let (pause, grace) = (shared.config.server.accept_pause, shared.config.server.stopped_keep_alive);
-        let inside = inward::shared(&shared, workers.len());
+        let inside = inward::inward_state(&shared, workers.len());
         let inside = Arc::new(ConnectionAcceptor::new(Arc::new(inside), None));
         let acceptor = Arc::new(ConnectionAcceptor::new(Arc::new(shared), self.tls));
         let connections = TaskTracker::new();
@@ -278,7 +278,7 @@ impl BoundGateway {
             }
         }
         let leaves = stop.is_cancelled() && !retire.is_cancelled() && begun.is_cancelled();
-        for (stream, peer) in if leaves { listener.rest() } else { Vec::new() } {
+        for (stream, peer) in if leaves { listener.close_and_drain() } else { Vec::new() } {
             hand_over(&workers, &acceptor, &connections, &cut, stream, peer.ip().to_canonical());
         }
         drop(listener);
@@ -318,14 +318,14 @@ fn hand_over(
     let (acceptor, cut, connections) = (acceptor.clone(), cut.clone(), connections.clone());
     // Counted from now on: a stop that comes before the thread has begun waits for it.
     let begun = connections.token();
-    workers.begin(move |load| {
+    workers.run_job(move |load| {
         match TcpStream::from_std(stream) {
             Ok(stream) => {
                 let accepted = acceptor.accept(stream, peer);
                 connections.spawn(async move {
                     let _load = load;
                     tokio::select! {
-                        () = accepted.serve() => {}
+                        () = accepted.serve_connection() => {}
                         () = cut.cancelled() => {}
                     }
                 });

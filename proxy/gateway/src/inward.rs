@@ -47,7 +47,7 @@ impl InwardConnector {
 }
 
 /// Returns the state for such connections: the common one, but without log, counters and list of requests.
-pub(crate) fn shared(all: &GatewayShared, workers: usize) -> GatewayShared {
+pub(crate) fn inward_state(all: &GatewayShared, workers: usize) -> GatewayShared {
     GatewayShared { observer: Arc::new(NullObserver), requests: RequestRegistry::new(workers), ..all.clone() }
 }
 

@@ -51,21 +51,21 @@ pub struct GatewayControl {
 impl GatewayControl {
     /// Sets the snapshot for requests that begin from now on. Keys with the same names keep their usage.
     pub fn update(&self, mut live: LiveConfig) {
-        if let (Some(new), Some(old)) = (&mut live.keys, &self.now().keys) {
-            *new = new.after(old);
+        if let (Some(new), Some(old)) = (&mut live.keys, &self.current().keys) {
+            *new = new.with_usage_of(old);
         }
         self.live.store(Arc::new(live));
     }
 
     /// Returns the current snapshot.
-    pub(crate) fn now(&self) -> Arc<LiveConfig> {
+    pub(crate) fn current(&self) -> Arc<LiveConfig> {
         self.live.load_full()
     }
 
     /// Returns the name of a current key, and whether it opens the operators' page.
     pub fn known_key(&self, hash: &KeyHash) -> Option<(Arc<str>, bool)> {
         let live = self.live.load();
-        live.keys.as_ref()?.known(hash).map(|key| (key.name.clone(), key.operator))
+        live.keys.as_ref()?.find_spec(hash).map(|key| (key.name.clone(), key.operator))
     }
 
     /// Returns the usage of each key since the start.

@@ -69,7 +69,7 @@ pub struct RequestRecord {
     /// The request was executed again because its server died.
     pub continued: bool,
     /// Its part in the trial of a canary, if its model has one and the request was eligible.
-    pub tried: Option<CanaryPart>,
+    pub canary_part: Option<CanaryPart>,
     /// Its spans, while traces are exported.
     pub trace: Option<Box<GatewayTrace>>,
 }
@@ -82,13 +82,13 @@ pub struct CanaryPart {
     /// Build that was chosen to answer.
     pub arm: TrialArm,
     /// Reason why the model's own build answers in place of the chosen canary; `None` if it does not.
-    pub left: Option<&'static str>,
+    pub canary_failure: Option<&'static str>,
 }
 
 impl RequestRecord {
     /// Returns its result for the comparison of a canary with the model's own build.
-    pub fn exchange(&self) -> Option<TrialExchange> {
-        let CanaryPart { conversation, arm, left } = self.tried?;
+    pub fn trial_exchange(&self) -> Option<TrialExchange> {
+        let CanaryPart { conversation, arm, canary_failure: left } = self.canary_part?;
         let mut exchange =
             TrialExchange { arm, conversation, failed: false, latency_ms: None, token_ms: None };
         let broke = matches!(
@@ -121,7 +121,7 @@ impl RequestRecord {
             let tokens = self.work.output_tokens;
             exchange.latency_ms = Some(first.saturating_sub(self.queued).as_secs_f64() * 1e3);
             exchange.token_ms = (tokens >= warden_policies::defaults().canary.pace_tokens).then(|| {
-                self.total.saturating_sub(begins).as_secs_f64() * 1e3 / warden_policies::units::exact(tokens)
+                self.total.saturating_sub(begins).as_secs_f64() * 1e3 / warden_policies::units::as_f64(tokens)
             });
         }
         Some(exchange)
@@ -147,12 +147,12 @@ impl RequestRecord {
     }
 
     /// Takes over the cost of further attempts, which was counted on a copy.
-    pub(crate) fn spent(&mut self, copy: Self) {
+    pub(crate) fn take_over_cost(&mut self, copy: Self) {
         self.queued = copy.queued;
         self.generation = copy.generation;
         self.retries = copy.retries;
         self.continued = copy.continued;
-        self.tried = copy.tried;
+        self.canary_part = copy.canary_part;
         self.trace = copy.trace;
     }
 }

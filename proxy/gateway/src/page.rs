@@ -39,15 +39,15 @@ pub struct PageClient {
 }
 
 impl PageClient {
-    pub(crate) fn of(parts: &Parts, peer: IpAddr, tls: bool) -> Self {
-        let host = host_check::named(parts).and_then(|host| std::str::from_utf8(host).ok());
+    pub(crate) fn from_parts(parts: &Parts, peer: IpAddr, tls: bool) -> Self {
+        let host = host_check::requested_host(parts).and_then(|host| std::str::from_utf8(host).ok());
         Self { peer, host: host.unwrap_or_default().to_owned(), tls }
     }
 }
 
 /// Returns whether a request is for the page, if there is one. Preflights, `CONNECT` and `TRACE` are
 /// handled as on other paths.
-pub(crate) fn is_for(parts: &Parts) -> bool {
+pub(crate) fn is_page_request(parts: &Parts) -> bool {
     let rest = parts.uri.path().strip_prefix(PAGE_ROOT);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         && !matches!(parts.method, Method::OPTIONS | Method::CONNECT | Method::TRACE)
@@ -61,7 +61,7 @@ mod tests {
     fn no_route_of_llama_server_is_one_of_the_page() {
         for path in crate::paths().filter(|path| !path.is_empty()) {
             let (parts, ()) = Request::get(path).body(()).unwrap().into_parts();
-            assert!(!is_for(&parts), "{path}");
+            assert!(!is_page_request(&parts), "{path}");
         }
         for (method, path, is) in [
             ("GET", "/page", true),
@@ -72,7 +72,7 @@ mod tests {
             ("OPTIONS", "/page/", false),
         ] {
             let (parts, ()) = Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
-            assert_eq!(is_for(&parts), is, "{method} {path}");
+            assert_eq!(is_page_request(&parts), is, "{method} {path}");
         }
     }
 }

@@ -53,10 +53,10 @@ mod tests {
     #[tokio::test]
     async fn a_thread_that_is_stuck_gives_no_word_until_it_turns_again_and_none_of_it_keeps_the_threads() {
         let workers = WorkerThreads::start(2).unwrap();
-        let (pulse, mut asked) = GatewayPulse::new(workers.askers());
+        let (pulse, mut asked) = GatewayPulse::new(workers.probes());
         let (release, held) = channel::<()>();
         // The first of two idle threads: number 0.
-        workers.begin(move |_load| assert!(held.recv_timeout(LONG).is_ok()));
+        workers.run_job(move |_load| assert!(held.recv_timeout(LONG).is_ok()));
         let mut answers = pulse.ask();
         assert_eq!(answers.len(), 3, "{answers:?}");
         asked.recv().await.unwrap().send(()).unwrap();

@@ -97,7 +97,7 @@ pub struct TracePeer {
 
 impl TracePeer {
     /// Describes a process at this address.
-    pub(crate) fn of(generation: GenerationId, canary: bool, address: &LeaseAddress) -> Self {
+    pub(crate) fn from_address(generation: GenerationId, canary: bool, address: &LeaseAddress) -> Self {
         let (address, port) = match address {
             LeaseAddress::Process(ListenAddress::Unix(path)) => (path.to_string_lossy().into_owned(), None),
             LeaseAddress::Process(ListenAddress::Tcp(at)) => (at.ip().to_string(), Some(at.port())),
@@ -130,7 +130,7 @@ impl GatewayTrace {
         if !is_sound {
             headers.remove(&TRACESTATE);
         }
-        let context = RequestTraceContext::of(given, (rand::random(), rand::random()), ratio);
+        let context = RequestTraceContext::derive(given, (rand::random(), rand::random()), ratio);
         Box::new(Self {
             context,
             state: state.filter(|state| !state.is_empty()),
@@ -145,17 +145,17 @@ impl GatewayTrace {
     }
 
     /// Returns the latest open part of this kind.
-    fn open(&mut self, is: fn(&TracePartKind) -> bool) -> Option<&mut TracePart> {
+    fn open_part(&mut self, is: fn(&TracePartKind) -> bool) -> Option<&mut TracePart> {
         self.parts.iter_mut().rev().find(|part| part.end.is_none() && is(&part.kind))
     }
 
     /// Returns the parent for the next spans.
-    fn parent(&mut self) -> SpanId {
+    fn parent_span(&mut self) -> SpanId {
         let own = self.context.span;
-        self.open(|kind| *kind == TracePartKind::Continuation).map_or(own, |part| part.span)
+        self.open_part(|kind| *kind == TracePartKind::Continuation).map_or(own, |part| part.span)
     }
 
-    fn push(
+    fn push_part(
         &mut self,
         kind: TracePartKind,
         parent: SpanId,
@@ -165,20 +165,20 @@ impl GatewayTrace {
         if !self.context.is_sampled() || self.parts.len() >= MAX_PARTS {
             return self.context.span;
         }
-        let span = self.context.span.part(self.numbered);
+        let span = self.context.span.child_id(self.numbered);
         self.numbered += 1;
         self.parts.push(TracePart { span, parent, kind, begin, end, failed: None });
         span
     }
 
     /// Records that the request asks for a backend.
-    pub(crate) fn waits(&mut self) {
-        let (parent, now) = (self.parent(), self.started.elapsed());
-        self.push(TracePartKind::Queue, parent, now, None);
+    pub(crate) fn note_waiting(&mut self) {
+        let (parent, now) = (self.parent_span(), self.started.elapsed());
+        self.push_part(TracePartKind::Queue, parent, now, None);
     }
 
     /// Records that a backend was granted after `waited`. Without a wait there is no queue span.
-    pub(crate) fn granted(&mut self, waited: Duration) {
+    pub(crate) fn note_granted(&mut self, waited: Duration) {
         let now = self.started.elapsed();
         let begin = now.saturating_sub(waited);
         if let Some(at) =
@@ -190,31 +190,31 @@ impl GatewayTrace {
                 self.parts[at].end = Some(now);
             }
         } else if !waited.is_zero() {
-            let parent = self.parent();
-            self.push(TracePartKind::Queue, parent, begin, Some(now));
+            let parent = self.parent_span();
+            self.push_part(TracePartKind::Queue, parent, begin, Some(now));
         }
     }
 
     /// Records an attempt, and returns its `traceparent`.
-    pub(crate) fn asks(&mut self, peer: impl FnOnce() -> TracePeer) -> Option<HeaderValue> {
+    pub(crate) fn start_attempt(&mut self, peer: impl FnOnce() -> TracePeer) -> Option<HeaderValue> {
         let mut span = self.context.span;
         if self.context.is_sampled() {
-            self.answered(None);
-            let (parent, now) = (self.parent(), self.started.elapsed());
-            span = self.push(TracePartKind::Attempt(peer()), parent, now, None);
+            self.end_attempt(None);
+            let (parent, now) = (self.parent_span(), self.started.elapsed());
+            span = self.push_part(TracePartKind::Attempt(peer()), parent, now, None);
         }
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
     /// Returns the `traceparent` for a question of our own. Its parent is the continuation it serves, not
     /// the attempt of the dead server.
-    pub(crate) fn asks_beside(&mut self) -> Option<HeaderValue> {
-        let span = self.parent();
+    pub(crate) fn side_traceparent(&mut self) -> Option<HeaderValue> {
+        let span = self.parent_span();
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
     /// Records the end of the current attempt.
-    pub(crate) fn answered(&mut self, failed: Option<&'static str>) {
+    pub(crate) fn end_attempt(&mut self, failed: Option<&'static str>) {
         let now = self.started.elapsed();
         let is_of_it = |kind: &TracePartKind| {
             matches!(kind, TracePartKind::Attempt(_) | TracePartKind::Prefill | TracePartKind::Generation)
@@ -226,38 +226,38 @@ impl GatewayTrace {
     }
 
     /// Records the first token of the current attempt.
-    pub(crate) fn speaks(&mut self, at: Instant) {
+    pub(crate) fn note_first_token(&mut self, at: Instant) {
         let now = at.saturating_duration_since(self.started);
-        let Some(attempt) = self.open(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
+        let Some(attempt) = self.open_part(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
         let (span, begin) = (attempt.span, attempt.begin);
         if self.parts.iter().any(|part| part.parent == span && part.kind == TracePartKind::Generation) {
             return;
         }
-        self.push(TracePartKind::Prefill, span, begin, Some(now.max(begin)));
-        self.push(TracePartKind::Generation, span, now.max(begin), None);
+        self.push_part(TracePartKind::Prefill, span, begin, Some(now.max(begin)));
+        self.push_part(TracePartKind::Generation, span, now.max(begin), None);
     }
 
     /// Records the server's own times for prompt and tokens, for a non-streaming answer.
-    pub(crate) fn timed(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
+    pub(crate) fn note_times(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
         let now = self.started.elapsed();
-        let Some(attempt) = self.open(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
+        let Some(attempt) = self.open_part(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
         let (span, begin) = (attempt.span, attempt.begin);
         let (Some(prompt), Some(tokens)) = (prompt, tokens) else { return };
         if self.parts.iter().any(|part| part.parent == span) {
             return;
         }
         let middle = now.saturating_sub(tokens).max(begin);
-        self.push(TracePartKind::Prefill, span, middle.saturating_sub(prompt).max(begin), Some(middle));
-        self.push(TracePartKind::Generation, span, middle, Some(now));
+        self.push_part(TracePartKind::Prefill, span, middle.saturating_sub(prompt).max(begin), Some(middle));
+        self.push_part(TracePartKind::Generation, span, middle, Some(now));
     }
 
     /// Records the loss of the server in the middle of the answer; the following parts belong to the
     /// continuation.
-    pub(crate) fn goes_on(&mut self, failed: &'static str) {
-        self.answered(Some(failed));
+    pub(crate) fn start_continuation(&mut self, failed: &'static str) {
+        self.end_attempt(Some(failed));
         let now = self.started.elapsed();
-        if self.open(|kind| *kind == TracePartKind::Continuation).is_none() {
-            self.push(TracePartKind::Continuation, self.context.span, now, None);
+        if self.open_part(|kind| *kind == TracePartKind::Continuation).is_none() {
+            self.push_part(TracePartKind::Continuation, self.context.span, now, None);
         }
     }
 
@@ -277,7 +277,7 @@ impl GatewayTrace {
 }
 
 /// Makes a request a child of this span.
-pub(crate) fn follow(headers: &mut HeaderMap, parent: Option<HeaderValue>) {
+pub(crate) fn set_traceparent(headers: &mut HeaderMap, parent: Option<HeaderValue>) {
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);
     }

@@ -34,9 +34,9 @@ fn a_sound_context_goes_on_with_our_span_as_parent_and_another_is_replaced() {
     let (mut trace, mut headers) =
         begun(&[("traceparent", GIVEN), ("tracestate", "a=1"), ("tracestate", "b=2")], 0.0);
     assert_eq!(trace.state.as_deref(), Some("a=1,b=2"));
-    let parent = trace.asks(peer);
+    let parent = trace.start_attempt(peer);
     let value = parent.clone().unwrap();
-    follow(&mut headers, parent);
+    set_traceparent(&mut headers, parent);
     assert_eq!(headers.get_all("traceparent").iter().count(), 1);
     let value = value.to_str().unwrap();
     assert!(value.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && value.ends_with("-01"), "{value}");
@@ -48,8 +48,8 @@ fn a_sound_context_goes_on_with_our_span_as_parent_and_another_is_replaced() {
         &[("tracestate", "a=1")],
     ] {
         let (mut trace, mut headers) = begun(bad, 0.0);
-        let parent = trace.asks(peer);
-        follow(&mut headers, parent);
+        let parent = trace.start_attempt(peer);
+        set_traceparent(&mut headers, parent);
         let value = headers.get("traceparent").unwrap().to_str().unwrap().to_owned();
         assert!(!value.contains("0af7651916cd43dd8448eb211c80319c") && value.ends_with("-02"), "{value}");
         assert!(trace.state.is_none() && !headers.contains_key("tracestate"), "{bad:?}");
@@ -63,26 +63,26 @@ fn a_sound_context_goes_on_with_our_span_as_parent_and_another_is_replaced() {
 async fn parts_nest_and_each_ends() {
     let (mut trace, _) = begun(&[], 1.0);
     let step = || tokio::time::advance(Duration::from_millis(10));
-    trace.waits();
+    trace.note_waiting();
     step().await;
-    trace.granted(Duration::from_millis(10));
-    trace.asks(peer);
+    trace.note_granted(Duration::from_millis(10));
+    trace.start_attempt(peer);
     step().await;
-    trace.answered(Some("refused"));
-    trace.waits();
-    trace.granted(Duration::ZERO);
-    trace.asks(peer);
+    trace.end_attempt(Some("refused"));
+    trace.note_waiting();
+    trace.note_granted(Duration::ZERO);
+    trace.start_attempt(peer);
     step().await;
-    trace.speaks(Instant::now());
-    trace.speaks(Instant::now());
+    trace.note_first_token(Instant::now());
+    trace.note_first_token(Instant::now());
     step().await;
-    trace.goes_on("died");
-    trace.waits();
+    trace.start_continuation("died");
+    trace.note_waiting();
     step().await;
-    trace.granted(Duration::from_millis(10));
-    trace.asks(peer);
+    trace.note_granted(Duration::from_millis(10));
+    trace.start_attempt(peer);
     step().await;
-    trace.speaks(Instant::now());
+    trace.note_first_token(Instant::now());
     step().await;
     trace.end(Duration::from_millis(70), None);
     assert_eq!(
@@ -112,10 +112,10 @@ async fn parts_nest_and_each_ends() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_in_one_piece_is_told_by_the_servers_clock_and_never_longer_than_it_took() {
     let (mut trace, _) = begun(&[], 1.0);
-    trace.asks(peer);
+    trace.start_attempt(peer);
     tokio::time::advance(Duration::from_millis(100)).await;
-    trace.timed(Some(Duration::from_secs(9)), Some(Duration::from_millis(60)));
-    trace.timed(Some(Duration::from_secs(9)), Some(Duration::from_millis(60)));
+    trace.note_times(Some(Duration::from_secs(9)), Some(Duration::from_millis(60)));
+    trace.note_times(Some(Duration::from_secs(9)), Some(Duration::from_millis(60)));
     trace.end(Duration::from_millis(100), None);
     let times: Vec<_> =
         trace.parts[1..].iter().map(|part| (part.begin.as_millis(), part.end.unwrap().as_millis())).collect();
@@ -126,9 +126,9 @@ async fn an_answer_in_one_piece_is_told_by_the_servers_clock_and_never_longer_th
 fn a_request_that_is_tried_for_ever_is_told_with_its_first_parts() {
     let (mut trace, _) = begun(&[], 1.0);
     for _ in 0..1000 {
-        trace.waits();
-        trace.granted(Duration::from_millis(1));
-        assert!(trace.asks(peer).is_some());
+        trace.note_waiting();
+        trace.note_granted(Duration::from_millis(1));
+        assert!(trace.start_attempt(peer).is_some());
     }
     assert_eq!(trace.parts.len(), MAX_PARTS);
 }
@@ -137,11 +137,11 @@ fn a_request_that_is_tried_for_ever_is_told_with_its_first_parts() {
 fn a_question_of_ours_belongs_to_the_continuation_and_not_to_the_server_that_is_gone() {
     let (mut trace, _) = begun(&[("traceparent", GIVEN)], 1.0);
     let own = trace.context.span.to_string();
-    let beside = |trace: &mut GatewayTrace| trace.asks_beside().unwrap().to_str().unwrap().to_owned();
+    let beside = |trace: &mut GatewayTrace| trace.side_traceparent().unwrap().to_str().unwrap().to_owned();
     assert!(beside(&mut trace).contains(&own), "before that, to the request");
-    trace.asks(peer);
-    trace.goes_on("died");
-    trace.asks(peer);
+    trace.start_attempt(peer);
+    trace.start_continuation("died");
+    trace.start_attempt(peer);
     let parts = trace.parts.len();
     let value = beside(&mut trace);
     assert!(value.contains(&trace.parts[1].span.to_string()), "{value}");

@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// Returns the number of the current worker, from 0; also 0 on any other thread.
-pub(crate) fn number() -> usize {
+pub(crate) fn worker_number() -> usize {
     WORKER_NUMBER.get()
 }
 
@@ -64,7 +64,7 @@ impl Drop for ConnectionLoad {
 }
 
 /// Returns the number of threads for the setting `asked`: 0 means one per available core, up to four.
-pub(crate) fn threads(asked: usize) -> usize {
+pub(crate) fn thread_count(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, NonZero::get).min(MAX_DEFAULT_THREADS),
         asked => asked,
@@ -82,13 +82,13 @@ impl WorkerThreads {
     }
 
     /// Returns handles that check whether each thread responds, and keep none of them alive.
-    pub(crate) fn askers(&self) -> Vec<WorkerProbe> {
+    pub(crate) fn probes(&self) -> Vec<WorkerProbe> {
         self.0.iter().map(|worker| WorkerProbe(worker.jobs.downgrade())).collect()
     }
 
     /// Calls `job` on the thread with the fewest connections, within its runtime. The job keeps its
     /// [`ConnectionLoad`] as long as its connection lasts.
-    pub(crate) fn begin(&self, job: impl FnOnce(ConnectionLoad) + Send + 'static) {
+    pub(crate) fn run_job(&self, job: impl FnOnce(ConnectionLoad) + Send + 'static) {
         let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
         if let Some(worker) = idlest {
             let load = ConnectionLoad::new(&worker.load);
@@ -150,7 +150,7 @@ mod tests {
         let (tell, told) = channel();
         let begin = || {
             let tell = tell.clone();
-            workers.begin(move |load| drop(tell.send((number(), load))));
+            workers.run_job(move |load| drop(tell.send((worker_number(), load))));
             told.recv_timeout(LONG).unwrap()
         };
         let first = [begin(), begin(), begin()];
@@ -166,7 +166,7 @@ mod tests {
         let (tell, told) = channel::<()>();
         for _ in 0..4 {
             let tell = tell.clone();
-            workers.begin(move |_load| {
+            workers.run_job(move |_load| {
                 let forever = async move {
                     let _tell = tell;
                     std::future::pending::<()>().await;
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn nought_means_the_cores_that_there_are_up_to_four() {
-        assert!((1..=MAX_DEFAULT_THREADS).contains(&threads(0)));
-        assert_eq!((threads(1), threads(7)), (1, 7));
+        assert!((1..=MAX_DEFAULT_THREADS).contains(&thread_count(0)));
+        assert_eq!((thread_count(1), thread_count(7)), (1, 7));
     }
 }

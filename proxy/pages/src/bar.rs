@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use warden_policies::ByteSize;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use crate::html::Html;
 use crate::number::Px;
@@ -60,57 +60,66 @@ const HEIGHT: f64 = 12.0;
 
 impl UsageBar {
     /// Bytes held.
-    pub fn held(&self) -> u64 {
+    pub fn held_bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     /// The limit in words: the soft budget, where there is one, as in `status`.
-    fn allowed(&self) -> Option<u64> {
+    fn soft_or_limit(&self) -> Option<u64> {
         self.soft.or(self.limit)
     }
 
     /// `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
     pub fn held_text(&self) -> String {
-        let held = ByteSize(self.held());
-        let whole = self.allowed().map_or_else(String::new, |allowed| format!(" of {}", ByteSize(allowed)));
+        let held = ByteSize(self.held_bytes());
+        let whole =
+            self.soft_or_limit().map_or_else(String::new, |allowed| format!(" of {}", ByteSize(allowed)));
         let hard = self.limit.filter(|limit| self.soft.is_some_and(|soft| soft != *limit));
         let hard = hard.map_or_else(String::new, |hard| format!(" (hard {})", ByteSize(hard)));
         format!("{held}{whole}{hard}")
     }
 
     /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for readers who do not see the bar.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let whole = self.held_text();
-        let parts: Vec<String> =
-            self.present().map(|(held, bytes)| format!("{} {}", held.word(), ByteSize(bytes))).collect();
+        let parts: Vec<String> = self
+            .nonempty_parts()
+            .map(|(held, bytes)| format!("{} {}", held.word(), ByteSize(bytes)))
+            .collect();
         let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
-        let free = self.allowed().and_then(|limit| limit.checked_sub(self.held())).filter(|free| *free > 0);
+        let free = self
+            .soft_or_limit()
+            .and_then(|limit| limit.checked_sub(self.held_bytes()))
+            .filter(|free| *free > 0);
         let free = free.map_or_else(String::new, |free| format!(", free {}", ByteSize(free)));
-        let over = self.allowed().and_then(|limit| self.held().checked_sub(limit)).filter(|over| *over > 0);
+        let over = self
+            .soft_or_limit()
+            .and_then(|limit| self.held_bytes().checked_sub(limit))
+            .filter(|over| *over > 0);
         let over = over.map_or_else(String::new, |over| format!(", {} too much", ByteSize(over)));
         format!("{whole}{parts}{free}{over}")
     }
 
-    fn present(&self) -> impl Iterator<Item = (BarPart, u64)> {
+    fn nonempty_parts(&self) -> impl Iterator<Item = (BarPart, u64)> {
         self.parts.iter().copied().filter(|(_, bytes)| *bytes > 0)
     }
 
     /// The bar alone. Bytes beyond the limit make the bar longer than the limit, which is then a line in it.
     pub fn svg(&self) -> String {
-        let all = self.held().max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
-        let place = |bytes: u64| exact(bytes) / exact(all) * WIDTH;
+        let all = self.held_bytes().max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
+        let place = |bytes: u64| as_f64(bytes) / as_f64(all) * WIDTH;
         let mut html = Html::new();
         let view = format!("0 0 {WIDTH} {HEIGHT}");
         html.within(
             "svg",
             &[("class", &"bar"), ("viewBox", &view), ("preserveAspectRatio", &"none"), ("role", &"img")],
             |svg| {
-                svg.element("title", &[], format_args!("{}: {}", self.title, self.words()));
+                svg.element("title", &[], format_args!("{}: {}", self.title, self.describe()));
                 let room: [(&'static str, &dyn Display); 5] =
                     [("class", &"room"), ("x", &0), ("y", &0), ("width", &WIDTH), ("height", &HEIGHT)];
                 svg.shape("rect", &room);
                 let mut from = 0;
-                for (held, bytes) in self.present() {
+                for (held, bytes) in self.nonempty_parts() {
                     let (x, end) = (place(from), place(from.saturating_add(bytes)));
                     from = from.saturating_add(bytes);
                     let class = held.class();
@@ -125,7 +134,7 @@ impl UsageBar {
                 if let Some(soft) = self.soft {
                     vertical_line(svg, "soft", place(soft));
                 }
-                if let Some(limit) = self.limit.filter(|limit| *limit < self.held()) {
+                if let Some(limit) = self.limit.filter(|limit| *limit < self.held_bytes()) {
                     vertical_line(svg, "over", place(limit));
                 }
             },
@@ -162,13 +171,13 @@ mod tests {
             soft: Some(14 * GIB),
         };
         let words = "12.0 GiB of 14.0 GiB (hard 16.0 GiB): weights 8.0 GiB, growth 4.0 GiB, free 2.0 GiB";
-        assert_eq!(bar.words(), words);
+        assert_eq!(bar.describe(), words);
         insta::assert_snapshot!(bar.html().replace("><", ">\n<"));
         (bar.limit, bar.soft) = (Some(10 * GIB), None);
-        assert_eq!(bar.words(), "12.0 GiB of 10.0 GiB: weights 8.0 GiB, growth 4.0 GiB, 2.0 GiB too much");
+        assert_eq!(bar.describe(), "12.0 GiB of 10.0 GiB: weights 8.0 GiB, growth 4.0 GiB, 2.0 GiB too much");
         assert!(bar.svg().contains("class=\"over\""));
         let empty = UsageBar { title: String::new(), parts: Vec::new(), limit: None, soft: None };
-        assert_eq!(empty.words(), "0 B");
+        assert_eq!(empty.describe(), "0 B");
         let huge = UsageBar { parts: vec![(BarPart::Other, u64::MAX), (BarPart::Other, u64::MAX)], ..empty };
         assert!(!huge.svg().contains("NaN") && !huge.svg().contains("inf"));
     }

@@ -48,7 +48,7 @@ impl Write for EscapingWriter<'_> {
 
 /// The ARIA role of a table's element. Without it a browser may not recognize a table that is laid out as
 /// blocks or as a grid, as on a narrow screen.
-fn role(name: &str, attributes: HtmlAttributes<'_>) -> Option<&'static str> {
+fn aria_role(name: &str, attributes: HtmlAttributes<'_>) -> Option<&'static str> {
     let scope =
         |word: &str| attributes.iter().any(|(name, value)| *name == "scope" && value.to_string() == word);
     match name {
@@ -127,7 +127,7 @@ impl Html {
 
     fn open(&mut self, name: &'static str, attributes: HtmlAttributes<'_>) {
         self.0.extend(["<", name]);
-        if let Some(role) = role(name, attributes) {
+        if let Some(role) = aria_role(name, attributes) {
             self.0.extend([" role=\"", role, "\""]);
         }
         for (name, value) in attributes {

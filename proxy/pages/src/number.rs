@@ -30,7 +30,7 @@ impl Display for AxisValue {
 }
 
 /// A number with commas between thousands.
-pub(crate) fn grouped(number: f64, digits: usize) -> String {
+pub(crate) fn group_digits(number: f64, digits: usize) -> String {
     let plain = format!("{:.digits$}", number.abs());
     let (whole, rest) = plain.split_at(plain.find('.').unwrap_or(plain.len()));
     let mut text = String::with_capacity(plain.len() + 4);
@@ -65,11 +65,11 @@ mod tests {
         );
         assert_eq!(
             [
-                grouped(1_234_567.0, 0),
-                grouped(999.0, 0),
-                grouped(1234.5, 2),
-                grouped(-1000.0, 0),
-                grouped(-0.1, 0)
+                group_digits(1_234_567.0, 0),
+                group_digits(999.0, 0),
+                group_digits(1234.5, 2),
+                group_digits(-1000.0, 0),
+                group_digits(-0.1, 0)
             ],
             ["1,234,567", "999", "1,234.50", "-1,000", "0"]
         );

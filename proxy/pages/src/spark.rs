@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 
 use crate::html::Html;
 use crate::number::Px;
-use crate::plot::{PlotLevel, thin};
+use crate::plot::{PlotLevel, reduce_points};
 
 /// Number of drawn places.
 const MAX_PLACES: usize = 100;
@@ -36,7 +36,7 @@ pub fn spark(values: &[Option<f64>], told: impl Display) -> String {
     let across = WIDTH / (x - 1.0_f64).max(1.0);
     let share = |value: f64| if high > low { (value - low) / (high - low) } else { 0.5 };
     let mut d = String::new();
-    for stretch in thin(&stretches, MAX_PLACES) {
+    for stretch in reduce_points(&stretches, MAX_PLACES) {
         // Down and up once where a place has several values, so that no peak is lost.
         let values = stretch.iter().flat_map(|level| {
             let range = (level.low < level.high).then_some([(level.x, level.low), (level.x, level.high)]);

@@ -25,7 +25,7 @@ pub struct UtcMoment {
 
 impl UtcMoment {
     /// From seconds since 1970. Clamped to the years 0 to 9999.
-    pub fn of(unix: i64) -> Self {
+    pub fn from_unix(unix: i64) -> Self {
         let unix = unix.clamp(-62_167_219_200, 253_402_300_799);
         let (days, rest) = (unix.div_euclid(DAY), unix.rem_euclid(DAY));
         // An estimate that is too early by some years, because leap days are ignored.
@@ -62,13 +62,13 @@ impl UtcMoment {
     }
 
     /// For programs: `2026-11-26T14:03:20Z`.
-    pub fn stamp(self) -> String {
+    pub fn rfc3339(self) -> String {
         let Self { year, month, day, hour, minute, second } = self;
         format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
     }
 
     /// For people: `26 Nov 2026 14:03:20 UTC`.
-    pub fn told(self) -> String {
+    pub fn long_text(self) -> String {
         format!("{} {} {}:{:02} UTC", self.date(), self.year, self.clock(), self.second)
     }
 }
@@ -91,10 +91,10 @@ const fn days_of_month(year: i64, month: i64) -> i64 {
 }
 
 /// The element `time` for a moment in seconds since 1970, whose `datetime` a script may show in another zone.
-pub fn time(unix: i64) -> String {
-    let moment = UtcMoment::of(unix);
+pub fn time_element(unix: i64) -> String {
+    let moment = UtcMoment::from_unix(unix);
     let mut html = Html::new();
-    html.element("time", &[("datetime", &moment.stamp())], moment.told());
+    html.element("time", &[("datetime", &moment.rfc3339())], moment.long_text());
     html.into_string()
 }
 
@@ -116,24 +116,24 @@ mod tests {
             (i64::MAX, "9999-12-31T23:59:59Z"),
             (i64::MIN, "0000-01-01T00:00:00Z"),
         ] {
-            assert_eq!(UtcMoment::of(unix).stamp(), stamp);
+            assert_eq!(UtcMoment::from_unix(unix).rfc3339(), stamp);
         }
         // Each day of four centuries follows the previous one.
-        let mut before = UtcMoment::of(-DAY);
+        let mut before = UtcMoment::from_unix(-DAY);
         for day in 0..146_097 {
-            let now = UtcMoment::of(day * DAY);
+            let now = UtcMoment::from_unix(day * DAY);
             let next = now.day == before.day + 1 && now.month == before.month;
             let first = now.day == 1 && before.day >= 28 && now.month == before.month % 12 + 1;
             assert!(next || first, "{before:?} {now:?}");
             before = now;
         }
-        assert_eq!(before.stamp(), "2369-12-31T00:00:00Z");
+        assert_eq!(before.rfc3339(), "2369-12-31T00:00:00Z");
     }
 
     #[test]
     fn a_moment_is_told_for_people_and_for_scripts() {
         assert_eq!(
-            time(1_795_701_800),
+            time_element(1_795_701_800),
             "<time datetime=\"2026-11-26T14:03:20Z\">26 Nov 2026 14:03:20 UTC</time>"
         );
     }

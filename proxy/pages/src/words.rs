@@ -15,7 +15,7 @@ pub const ALL_VERDICTS: [GrowthVerdict; 5] = [
 ];
 
 /// Meaning of a verdict, in a sentence.
-pub const fn verdict(verdict: GrowthVerdict) -> &'static str {
+pub const fn explain_verdict(verdict: GrowthVerdict) -> &'static str {
     match verdict {
         GrowthVerdict::Warming => {
             "Too little work was done to say anything, or the growth of the start is not over yet."
@@ -44,7 +44,7 @@ pub const fn verdict_tone(verdict: GrowthVerdict) -> BadgeTone {
 }
 
 /// A memory in words: `host memory`, `VRAM of GPU 0`.
-pub fn memory(series: MemoryKind) -> String {
+pub fn memory_name(series: MemoryKind) -> String {
     match series {
         MemoryKind::Host => "host memory".to_owned(),
         MemoryKind::Vram(gpu) => format!("VRAM of GPU {}", gpu.0),
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn each_verdict_has_a_sentence_of_its_own() {
-        let mut all = ALL_VERDICTS.map(verdict);
+        let mut all = ALL_VERDICTS.map(explain_verdict);
         all.sort_unstable();
         assert!(all.windows(2).all(|two| two[0] != two[1]));
         assert!(all.iter().all(|text| text.ends_with('.') && text.len() < 130));

@@ -1,7 +1,7 @@
 //! Parses llama-server's own `/metrics` text. Pure: the caller makes the request.
 //!
 //! llama-server prints every number with six digits (b8827 and b10587 do). From a million on, counters are
-//! rounded and move in the steps of [`step`]. So a counter that is constant for a moment does not prove a
+//! rounded and move in the steps of [`counter_step`]. So a counter that is constant for a moment does not prove a
 //! stalled server.
 
 /// llama-server's counters since its start; `None` if this build does not report the number.
@@ -38,8 +38,8 @@ const METRIC_PREFIX: &str = "llamacpp:";
 /// Parses the text. Unknown lines are skipped; a text without any known name gives all `None`.
 pub fn parse(text: &str) -> BackendMetrics {
     let mut metrics = BackendMetrics::default();
-    for (name, value) in text.lines().filter_map(sample) {
-        let whole = || Some(whole(value));
+    for (name, value) in text.lines().filter_map(parse_sample) {
+        let whole = || Some(to_integer(value));
         match name {
             "prompt_tokens_total" => metrics.prompt_tokens = whole(),
             "prompt_tokens_cached_total" => metrics.cached_tokens = whole(),
@@ -60,14 +60,14 @@ pub fn parse(text: &str) -> BackendMetrics {
 
 /// Returns the step in which a counter of this size moves, because it is printed with six digits: 1 up to a
 /// million, then 10, and so on.
-pub fn step(count: u64) -> u64 {
+pub fn counter_step(count: u64) -> u64 {
     let digits = count.checked_ilog10().unwrap_or(0);
     10_u64.pow(digits.saturating_sub(5))
 }
 
 /// Parses a line `llamacpp:name{labels} value [time]` into name and value. `None` for a comment, and for a
 /// value below zero or not finite, which none of these numbers can be.
-fn sample(line: &str) -> Option<(&str, f64)> {
+fn parse_sample(line: &str) -> Option<(&str, f64)> {
     let rest = line.trim().strip_prefix(METRIC_PREFIX)?;
     let end = rest.find(|char: char| char == '{' || char.is_ascii_whitespace())?;
     let (name, rest) = rest.split_at(end);
@@ -83,7 +83,7 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     clippy::cast_sign_loss,
     reason = "not below zero, and what is too large for a counter becomes its largest value"
 )]
-fn whole(value: f64) -> u64 {
+fn to_integer(value: f64) -> u64 {
     value.round() as u64
 }
 
@@ -143,7 +143,7 @@ mod tests {
         for (count, expected) in
             [(0, 1), (999_999, 1), (1_000_000, 10), (12_345_600, 100), (u64::MAX, 10_u64.pow(14))]
         {
-            assert_eq!(step(count), expected, "{count}");
+            assert_eq!(counter_step(count), expected, "{count}");
         }
         assert_eq!(parse("llamacpp:n_decode_total 1.23457e+06").decodes, Some(1_234_570));
     }

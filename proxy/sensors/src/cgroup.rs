@@ -34,13 +34,13 @@ const V2: CgroupNames =
     CgroupNames { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
 
 /// Returns the allowance of our groups; `None` without any limit. A limit of `total` or more is ignored.
-pub(crate) fn allowance(total: u64) -> Option<CgroupAllowance> {
+pub(crate) fn cgroup_allowance(total: u64) -> Option<CgroupAllowance> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    among(&groups, Path::new("/sys/fs/cgroup"), total)
+    tightest_allowance(&groups, Path::new("/sys/fs/cgroup"), total)
 }
 
-fn among(groups: &str, root: &Path, total: u64) -> Option<CgroupAllowance> {
-    let limits = groups.lines().flat_map(|line| levels(line, root)).filter_map(|(directory, names)| {
+fn tightest_allowance(groups: &str, root: &Path, total: u64) -> Option<CgroupAllowance> {
+    let limits = groups.lines().flat_map(|line| group_levels(line, root)).filter_map(|(directory, names)| {
         let limit = read_number(&directory.join(names.limit)).filter(|limit| *limit < total)?;
         let used = read_number(&directory.join(names.used))?;
         let files =
@@ -53,7 +53,7 @@ fn among(groups: &str, root: &Path, total: u64) -> Option<CgroupAllowance> {
 
 /// Returns the directories of one line of `/proc/self/cgroup` (`hierarchy:controllers:path`), from ours to
 /// the root.
-fn levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
+fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
         return Vec::new();
@@ -110,7 +110,10 @@ mod tests {
                 ("memory.current", "500\n"),
             ],
         );
-        assert_eq!(among("0::/a/b\n", root, TOTAL), Some(CgroupAllowance { limit: 5000, left: 3000 }));
+        assert_eq!(
+            tightest_allowance("0::/a/b\n", root, TOTAL),
+            Some(CgroupAllowance { limit: 5000, left: 3000 })
+        );
     }
 
     #[test]
@@ -119,7 +122,10 @@ mod tests {
         let root = root.path();
         let stat = "anon 1500\nfile 7500\nshmem 300\ninactive_file 200\nactive_file 7000\nunevictable 9\n";
         write(root, &[("memory.max", "10000\n"), ("memory.current", "9900\n"), ("memory.stat", stat)]);
-        assert_eq!(among("0::/\n", root, TOTAL), Some(CgroupAllowance { limit: 10_000, left: 7300 }));
+        assert_eq!(
+            tightest_allowance("0::/\n", root, TOTAL),
+            Some(CgroupAllowance { limit: 10_000, left: 7300 })
+        );
     }
 
     #[test]
@@ -137,12 +143,15 @@ mod tests {
             ],
         );
         let groups = "9:name=systemd:/\n4:cpu,memory:/c\n0::/\n";
-        assert_eq!(among(groups, root, TOTAL), Some(CgroupAllowance { limit: 4000, left: 3200 }));
+        assert_eq!(
+            tightest_allowance(groups, root, TOTAL),
+            Some(CgroupAllowance { limit: 4000, left: 3200 })
+        );
     }
 
     #[test]
     fn without_limits_nothing_is_limited() {
         let root = tempfile::tempdir().unwrap();
-        assert_eq!(among("0::/x\nnonsense\n", root.path(), TOTAL), None);
+        assert_eq!(tightest_allowance("0::/x\nnonsense\n", root.path(), TOTAL), None);
     }
 }

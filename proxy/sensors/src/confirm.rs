@@ -44,9 +44,11 @@ impl HostConfirmed {
 /// The leader itself cannot be read, or the kernel has no `smaps_rollup` (Linux 4.14 has it).
 pub fn host_confirmed(leader: u32) -> Result<HostConfirmed, SensorError> {
     let pid = i32::try_from(leader).map_err(|_| SensorError::Ended { pid: leader })?;
-    let mut sum = read(pid)?;
-    for member in host::group(Path::new(host::PROC), leader).into_iter().filter(|member| *member != pid) {
-        if let Ok(more) = read(member) {
+    let mut sum = read_rollup(pid)?;
+    for member in
+        host::group_members(Path::new(host::PROC), leader).into_iter().filter(|member| *member != pid)
+    {
+        if let Ok(more) = read_rollup(member) {
             sum.add(more);
         }
     }
@@ -55,14 +57,14 @@ pub fn host_confirmed(leader: u32) -> Result<HostConfirmed, SensorError> {
 
 /// Reads the exact host memory of these processes, skipping ended ones; `None` if none can be read.
 pub fn host_confirmed_of(pids: impl IntoIterator<Item = u32>) -> Option<HostConfirmed> {
-    let read = |pid: u32| read(i32::try_from(pid).ok()?).ok();
+    let read = |pid: u32| read_rollup(i32::try_from(pid).ok()?).ok();
     pids.into_iter().filter_map(read).reduce(|mut sum, more| {
         sum.add(more);
         sum
     })
 }
 
-fn read(pid: i32) -> Result<HostConfirmed, SensorError> {
+fn read_rollup(pid: i32) -> Result<HostConfirmed, SensorError> {
     let what = || format!("/proc/{pid}/smaps_rollup");
     let rollup = Process::new(pid).and_then(|process| process.smaps_rollup());
     let rollup = rollup.map_err(|source| match source {
@@ -88,7 +90,7 @@ mod tests {
     fn the_exact_figure_agrees_with_the_counters_to_some_mib() {
         let held = vec![1_u8; 64 << 20];
         let me = std::process::id();
-        let exact = read(i32::try_from(me).unwrap()).unwrap();
+        let exact = read_rollup(i32::try_from(me).unwrap()).unwrap();
         let counted = crate::host_memory(me).unwrap().charged();
         assert!(exact.charged() > 64 << 20, "{exact:?}");
         assert!(exact.charged().abs_diff(counted) < 32 << 20, "{exact:?} {counted}");
@@ -109,7 +111,7 @@ mod tests {
             .unwrap();
         BufReader::new(shell.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
         let both = host_confirmed(shell.id()).unwrap();
-        let one = read(i32::try_from(shell.id()).unwrap()).unwrap();
+        let one = read_rollup(i32::try_from(shell.id()).unwrap()).unwrap();
         assert!(both.private_dirty > one.private_dirty, "{both:?} {one:?}");
         drop(shell.stdin.take());
         shell.wait().unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use procfs::process::Process;
 use warden_policies::standstill::ProcessActivity;
 
-use crate::host::{PROC, group};
+use crate::host::{PROC, group_members};
 
 /// Sums the work of the process group that `leader` leads and of `others` since they began; `None` if it
 /// cannot be read for one of them. The work of a child counts once the child is reaped. Bytes of output are
@@ -17,7 +17,7 @@ use crate::host::{PROC, group};
 /// `/proc/PID/io`. Pages of mapped files are only in `read_bytes`, data already cached only in `rchar`.
 pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<ProcessActivity> {
     let others = others.into_iter().filter_map(|pid| i32::try_from(pid).ok());
-    let all: BTreeSet<i32> = group(Path::new(PROC), leader).into_iter().chain(others).collect();
+    let all: BTreeSet<i32> = group_members(Path::new(PROC), leader).into_iter().chain(others).collect();
     let mut sum = ProcessActivity::default();
     for pid in all {
         let one = process_effort(pid)?;
@@ -37,7 +37,7 @@ fn process_effort(pid: i32) -> Option<ProcessActivity> {
         cpu: Duration::from_millis(ticks.saturating_mul(1000) / procfs::ticks_per_second().max(1)),
         read: io.rchar.saturating_add(io.read_bytes),
         written: io.wchar,
-        said: 0,
+        output: 0,
     })
 }
 

@@ -32,10 +32,11 @@ pub fn host_memory(leader: u32) -> Result<HostMemory, SensorError> {
     if is_dead(&status) {
         return Err(SensorError::Ended { pid: leader });
     }
-    let mut sum = memory(&status).ok_or_else(|| SensorError::NoField { what: what(), field: "RssAnon" })?;
+    let mut sum =
+        memory_from_status(&status).ok_or_else(|| SensorError::NoField { what: what(), field: "RssAnon" })?;
     for member in members(Path::new(PROC), &process) {
         let status = Process::new(member).and_then(|process| process.status());
-        if let Some(more) = status.ok().as_ref().and_then(memory) {
+        if let Some(more) = status.ok().as_ref().and_then(memory_from_status) {
             sum.anon = sum.anon.saturating_add(more.anon);
             sum.swap = sum.swap.saturating_add(more.swap);
             sum.rss = sum.rss.saturating_add(more.rss);
@@ -58,11 +59,11 @@ fn is_dead(status: &Status) -> bool {
 /// Reads the host memory of one process; `None` if it has ended.
 pub(crate) fn memory_of_one(pid: u32) -> Option<HostMemory> {
     let status = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.status()).ok()?;
-    memory(&status)
+    memory_from_status(&status)
 }
 
 /// Returns the memory in a status; `None` for a zombie, which has none.
-fn memory(status: &Status) -> Option<HostMemory> {
+fn memory_from_status(status: &Status) -> Option<HostMemory> {
     let kib = |field: Option<u64>| field.map(|n| n.saturating_mul(KIB));
     Some(HostMemory {
         anon: kib(status.rssanon)?,
@@ -73,8 +74,8 @@ fn memory(status: &Status) -> Option<HostMemory> {
 }
 
 /// Returns the processes of the group that `leader` leads, including the leader; none without a leader.
-pub(crate) fn group(proc: &Path, leader: u32) -> Vec<i32> {
-    let Some(process) = i32::try_from(leader).ok().and_then(|pid| open(proc, pid).ok()) else {
+pub(crate) fn group_members(proc: &Path, leader: u32) -> Vec<i32> {
+    let Some(process) = i32::try_from(leader).ok().and_then(|pid| open_process(proc, pid).ok()) else {
         return Vec::new();
     };
     let mut all = vec![process.pid()];
@@ -82,14 +83,14 @@ pub(crate) fn group(proc: &Path, leader: u32) -> Vec<i32> {
     all
 }
 
-fn open(proc: &Path, pid: i32) -> ProcResult<Process> {
+fn open_process(proc: &Path, pid: i32) -> ProcResult<Process> {
     Process::new_with_root(proc.join(pid.to_string()))
 }
 
 /// Returns the other members of the group that `leader` leads.
 fn members(proc: &Path, leader: &Process) -> BTreeSet<i32> {
     let group = leader.pid();
-    descendants(proc, leader).unwrap_or_else(|_| scan(proc, group))
+    descendants(proc, leader).unwrap_or_else(|_| scan_group(proc, group))
 }
 
 /// Returns the descendants in the leader's group. A child in a group of its own does not count, and neither
@@ -98,7 +99,7 @@ fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
     let mut found = BTreeSet::new();
     let mut unread = children(leader)?;
     while let Some(pid) = unread.pop() {
-        let Ok(process) = open(proc, pid) else { continue };
+        let Ok(process) = open_process(proc, pid) else { continue };
         let in_group = process.stat().is_ok_and(|stat| stat.pgrp == leader.pid());
         if in_group && found.insert(pid) {
             unread.extend(children(&process).unwrap_or_default());
@@ -119,7 +120,7 @@ pub(crate) fn children(process: &Process) -> ProcResult<Vec<i32>> {
     Ok(all)
 }
 
-fn scan(proc: &Path, group: i32) -> BTreeSet<i32> {
+fn scan_group(proc: &Path, group: i32) -> BTreeSet<i32> {
     let Ok(all) = procfs::process::all_processes_with_root(proc) else { return BTreeSet::new() };
     all.filter_map(Result::ok)
         .filter(|process| process.pid() != group)
@@ -170,9 +171,9 @@ mod tests {
         let leader = Process::new(i32::try_from(child.id()).unwrap()).unwrap();
         let proc = Path::new(PROC);
         assert_eq!(descendants(proc, &leader).unwrap(), BTreeSet::from([member]));
-        assert_eq!(scan(proc, leader.pid()), BTreeSet::from([member]));
+        assert_eq!(scan_group(proc, leader.pid()), BTreeSet::from([member]));
         let both = host_memory(child.id()).unwrap();
-        let one = memory(&leader.status().unwrap()).unwrap();
+        let one = memory_from_status(&leader.status().unwrap()).unwrap();
         assert!(both.anon > one.anon, "{both:?} {one:?}");
         end(child);
     }

@@ -10,12 +10,12 @@
 //! | [`ending`] | whether a process has begun to end |
 //! | [`gpu`] | GPUs: VRAM in total and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
-//! | [`mod@listener`] | the process that listens on a port |
+//! | [`mod@port_listener`] | the process that listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`oom`] | whether the kernel killed a process for lack of memory |
 //! | [`mod@relatives`] | the processes that belong to a child, including those outside its group |
 //! | [`report`] | the memory report of a patched llama-server |
-//! | [`mod@standing`] | whether a process can run: stopped, or waiting for its pages |
+//! | [`mod@process_run_state`] | whether a process can run: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in total and available; less in a container |
 
 pub mod backend_metrics;
@@ -39,7 +39,7 @@ pub use effort::effort;
 pub use ending::is_ending;
 pub use gpu::GpuSensors;
 pub use host::host_memory;
-pub use listener::{PortListener, has_unix_listener, listener, port_owner};
+pub use listener::{PortListener, has_unix_listener, port_listener, port_owner};
 pub use oom::OomKills;
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use relatives::{
@@ -47,7 +47,7 @@ pub use relatives::{
     relatives, user_of,
 };
 pub use report::CudaReport;
-pub use standing::{ProcessRunState, standing};
+pub use standing::{ProcessRunState, process_run_state};
 pub use totals::{HostTotals, host_totals};
 
 /// Errors of reading a number.

@@ -13,7 +13,7 @@ use procfs::net::{TcpNetEntries, TcpNetEntry, TcpState, UnixState};
 use procfs::process::{FDTarget, Process};
 use procfs::{FromBufReadSI as _, ProcError, ProcResult};
 
-use crate::host::group;
+use crate::host::group_members;
 
 /// Listener of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,19 +33,19 @@ pub enum PortListener {
 ///
 /// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for
 /// `/proc/PID/fd`.
-pub fn listener(
+pub fn port_listener(
     leader: u32,
     outside: impl FnOnce() -> Vec<u32>,
     address: SocketAddr,
 ) -> Option<PortListener> {
-    let all = entries().ok()?;
-    let sockets = listening(&all, address);
+    let all = listening_entries().ok()?;
+    let sockets = listening_sockets(&all, address);
     if sockets.is_empty() {
         return Some(PortListener::Nobody);
     }
     let mut left = sockets;
     let mut hidden = false;
-    for pid in group(Path::new("/proc"), leader) {
+    for pid in group_members(Path::new("/proc"), leader) {
         let files = match Process::new(pid).and_then(|process| process.fd()) {
             Ok(files) => files,
             Err(error) => {
@@ -80,7 +80,7 @@ pub fn listener(
 /// Returns which of these processes listens on `address`; `None` if none does or its files are hidden from
 /// us.
 pub fn port_owner(pids: impl IntoIterator<Item = u32>, address: SocketAddr) -> Option<u32> {
-    let sockets = listening(&entries().ok()?, address);
+    let sockets = listening_sockets(&listening_entries().ok()?, address);
     pids.into_iter().find(|pid| sockets_of(*pid).any(|inode| sockets.contains(&inode)))
 }
 
@@ -117,16 +117,16 @@ fn is_hidden(pid: i32, error: &ProcError) -> bool {
     matches!(error, ProcError::PermissionDenied(_)) && lives()
 }
 
-fn entries() -> ProcResult<Vec<TcpNetEntry>> {
-    let mut all = table(Path::new("/proc/net/tcp"))?;
+fn listening_entries() -> ProcResult<Vec<TcpNetEntry>> {
+    let mut all = read_table(Path::new("/proc/net/tcp"))?;
     // A kernel without IPv6 has no such table.
-    all.extend(table(Path::new("/proc/net/tcp6")).unwrap_or_default());
+    all.extend(read_table(Path::new("/proc/net/tcp6")).unwrap_or_default());
     Ok(all)
 }
 
 /// Returns the listening sockets of a table. They come first, so the reader stops there: a busy machine has
 /// tens of thousands of connections after them.
-fn table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
+fn read_table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
     let mut listening = String::new();
     for (number, line) in BufReader::new(File::open(path)?).lines().enumerate() {
         let line = line?;
@@ -145,7 +145,7 @@ const TCP_LISTEN_STATE: &str = "0A";
 
 /// Returns the sockets that accept connections to `address`: those bound to it, or else those bound to all
 /// addresses.
-fn listening(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
+fn listening_sockets(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
     let ip = address.ip().to_canonical();
     let of = |wanted: &dyn Fn(std::net::IpAddr) -> bool| -> HashSet<u64> {
         let listeners = all.iter().filter(|entry| {
@@ -190,17 +190,17 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
         // Both this process and the owner have the socket; the given group having it is decisive.
-        assert_eq!(listener(owner.id(), Vec::new, address), Some(PortListener::Group));
-        assert_eq!(listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
+        assert_eq!(port_listener(owner.id(), Vec::new, address), Some(PortListener::Group));
+        assert_eq!(port_listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
         drop(socket);
-        assert_eq!(listener(owner.id(), Vec::new, address), Some(PortListener::Group));
+        assert_eq!(port_listener(owner.id(), Vec::new, address), Some(PortListener::Group));
         end(owner);
         // A child that another test forks at that moment has the socket, too, until its exec.
         let is_free = || {
             std::thread::yield_now();
-            listener(stranger.id(), Vec::new, address) == Some(PortListener::Nobody)
+            port_listener(stranger.id(), Vec::new, address) == Some(PortListener::Nobody)
         };
-        assert!((0..100_000).any(|_| is_free()), "{:?}", listener(stranger.id(), Vec::new, address));
+        assert!((0..100_000).any(|_| is_free()), "{:?}", port_listener(stranger.id(), Vec::new, address));
         end(stranger);
     }
 
@@ -209,8 +209,8 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let address = (Ipv4Addr::LOCALHOST, socket.local_addr().unwrap().port()).into();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
-        assert_eq!(listener(owner.id(), Vec::new, address), Some(PortListener::Group));
-        assert_eq!(listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
+        assert_eq!(port_listener(owner.id(), Vec::new, address), Some(PortListener::Group));
+        assert_eq!(port_listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
         end(owner);
         end(stranger);
     }
@@ -229,10 +229,10 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let (leader, outside) = (sleeper(None), sleeper(Some(&socket)));
         let outside_id = outside.id();
-        assert_eq!(listener(leader.id(), Vec::new, address), Some(PortListener::Other));
-        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(PortListener::Group));
+        assert_eq!(port_listener(leader.id(), Vec::new, address), Some(PortListener::Other));
+        assert_eq!(port_listener(leader.id(), || vec![outside_id], address), Some(PortListener::Group));
         let _strangers = shared(address.port());
-        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(PortListener::Other));
+        assert_eq!(port_listener(leader.id(), || vec![outside_id], address), Some(PortListener::Other));
         assert_eq!(port_owner([leader.id(), outside_id], address), Some(outside_id));
         end(leader);
         end(outside);
@@ -270,7 +270,7 @@ mod tests {
         let client = std::net::TcpStream::connect(address).unwrap();
         let stranger = sleeper(None);
         let port = client.local_addr().unwrap();
-        assert_eq!(listener(stranger.id(), Vec::new, port), Some(PortListener::Nobody));
+        assert_eq!(port_listener(stranger.id(), Vec::new, port), Some(PortListener::Nobody));
         end(stranger);
     }
 }

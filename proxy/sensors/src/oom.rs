@@ -31,20 +31,20 @@ pub enum OomChange {
 impl OomKills {
     /// Reads the counters that concern this process, while it lives. Empty if nothing can be read.
     pub fn read(pid: u32) -> Self {
-        Self::from(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
+        Self::read_from(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
     }
 
-    fn from(proc: &Path, root: &Path, pid: u32) -> Self {
+    fn read_from(proc: &Path, root: &Path, pid: u32) -> Self {
         let listed = fs::read_to_string(proc.join(format!("{pid}/cgroup"))).unwrap_or_default();
-        let groups = listed.lines().flat_map(|line| files(line, root));
-        let groups = groups.filter_map(|file| count(&file).map(|kills| (file, kills))).collect();
+        let groups = listed.lines().flat_map(|line| counter_files(line, root));
+        let groups = groups.filter_map(|file| read_count(&file).map(|kills| (file, kills))).collect();
         let vmstat = proc.join("vmstat");
-        Self { groups, machine: count(&vmstat), vmstat }
+        Self { groups, machine: read_count(&vmstat), vmstat }
     }
 
     /// Returns which counters have increased since; `None` if nothing can be read.
     pub fn compare(&self) -> Option<OomChange> {
-        let more = |file: &Path, before: u64| count(file).map(|now| now > before);
+        let more = |file: &Path, before: u64| read_count(file).map(|now| now > before);
         let groups: Vec<bool> = self.groups.iter().filter_map(|(file, before)| more(file, *before)).collect();
         if groups.contains(&true) {
             return Some(OomChange::InGroup);
@@ -59,7 +59,7 @@ impl OomKills {
 
 /// Returns the counter files for one line of `/proc/PID/cgroup` (`hierarchy:controllers:path`), from the
 /// process's group to the root.
-fn files(line: &str, root: &Path) -> Vec<PathBuf> {
+fn counter_files(line: &str, root: &Path) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
         return Vec::new();
@@ -80,7 +80,7 @@ fn files(line: &str, root: &Path) -> Vec<PathBuf> {
 }
 
 /// Reads the line `oom_kill 3`, which all these files have.
-fn count(file: &Path) -> Option<u64> {
+fn read_count(file: &Path) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }
@@ -105,7 +105,7 @@ mod tests {
         }
 
         fn read(&self) -> OomKills {
-            OomKills::from(&self.0.path().join("proc"), &self.0.path().join("cgroup"), 7)
+            OomKills::read_from(&self.0.path().join("proc"), &self.0.path().join("cgroup"), 7)
         }
     }
 

@@ -60,10 +60,10 @@ pub struct MemoryPressure {
 ///
 /// The process is gone.
 pub fn cgroup_memory(pid: u32) -> Result<CgroupMemory, SensorError> {
-    read(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
+    read_group(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
 }
 
-fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError> {
+fn read_group(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError> {
     let groups =
         fs::read_to_string(proc.join(format!("{pid}/cgroup"))).map_err(|_| SensorError::Ended { pid })?;
     let Some(path) = v2_path(&groups) else { return Ok(CgroupMemory::default()) };
@@ -80,8 +80,8 @@ fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError>
     Ok(CgroupMemory {
         own: !v2_path(&ours).is_some_and(|ours| Path::new(ours).starts_with(path)),
         current: file("memory.current").and_then(|text| text.trim().parse().ok()),
-        events: file("memory.events").as_deref().and_then(events),
-        pressure: file("memory.pressure").as_deref().and_then(pressure),
+        events: file("memory.events").as_deref().and_then(parse_events),
+        pressure: file("memory.pressure").as_deref().and_then(parse_pressure),
         path: path.to_owned(),
     })
 }
@@ -91,7 +91,7 @@ fn v2_path(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-fn events(text: &str) -> Option<MemoryEvents> {
+fn parse_events(text: &str) -> Option<MemoryEvents> {
     let count = |name: &str| -> Option<u64> {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
     };
@@ -104,7 +104,7 @@ fn events(text: &str) -> Option<MemoryEvents> {
 }
 
 /// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
-fn pressure(text: &str) -> Option<MemoryPressure> {
+fn parse_pressure(text: &str) -> Option<MemoryPressure> {
     let share = |who: &str, over: &str| -> Option<f64> {
         let line = text.lines().find_map(|line| line.strip_prefix(who)?.strip_prefix(' '))?;
         let share =
@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn of(root: &tempfile::TempDir) -> CgroupMemory {
-        read(&root.path().join("proc"), &root.path().join("cg"), 7).unwrap()
+        read_group(&root.path().join("proc"), &root.path().join("cg"), 7).unwrap()
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(of(&root), CgroupMemory::default());
         let root = tree(&[("proc/7/cgroup", "0::/../b\n"), ("b/memory.current", "1")]);
         assert_eq!(of(&root).current, None);
-        assert!(read(&root.path().join("proc"), root.path(), 8).is_err());
+        assert!(read_group(&root.path().join("proc"), root.path(), 8).is_err());
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
         #[test]
         fn no_text_makes_it_panic(text in "\\PC*", line in "(some|full|oom|high) ?(avg10|avg60)?=?[ -~]{0,12}") {
             for text in [text, line] {
-                let _read = (events(&text), pressure(&text), v2_path(&text));
+                let _read = (parse_events(&text), parse_pressure(&text), v2_path(&text));
             }
         }
     }

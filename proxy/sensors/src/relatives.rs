@@ -37,7 +37,7 @@ impl StartedProcess {
     /// Returns the current process with this pid, which may be a zombie; `None` if there is none or `/proc`
     /// hides it.
     pub fn with_pid(pid: u32) -> Option<Self> {
-        Some(RelatedProcess::from_stat(&stat(pid)?)?.process)
+        Some(RelatedProcess::from_stat(&read_stat(pid)?)?.process)
     }
 
     /// Returns whether it exists and is no zombie.
@@ -64,7 +64,7 @@ pub struct RelatedProcess {
 impl RelatedProcess {
     /// Reads the current process with this pid.
     pub fn with_pid(pid: u32) -> Option<Self> {
-        Self::from_stat(&stat(pid)?)
+        Self::from_stat(&read_stat(pid)?)
     }
 
     fn from_stat(stat: &Stat) -> Option<Self> {
@@ -97,11 +97,11 @@ pub struct ChildAncestry<'a> {
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for the new
 /// parent of orphans.
 pub fn relatives(of: ChildAncestry<'_>) -> Vec<RelatedProcess> {
-    let mut children = ChildTable::default().of(of.reaper);
+    let mut children = ChildTable::default().direct(of.reaper);
     let mut found = Vec::new();
     for _ in 0..HANDED_ON_LOOKS {
         found = relatives_among(&children, of);
-        let now = ChildTable::default().of(of.reaper);
+        let now = ChildTable::default().direct(of.reaper);
         // A parent that ended in between has handed its children to the reaper after that one's children
         // were read.
         if now.iter().all(|pid| children.contains(pid)) {
@@ -120,8 +120,8 @@ fn relatives_among(children: &[u32], of: ChildAncestry<'_>) -> Vec<RelatedProces
         in_group || has_mark(*pid, of.mark)
     };
     let mut unread: Vec<u32> = orphans.filter(is_ours).collect();
-    unread.extend(table.of(of.leader));
-    table.below(unread)
+    unread.extend(table.direct(of.leader));
+    table.descendants(unread)
 }
 
 /// Returns a process and its descendants; nothing if it is gone.
@@ -129,7 +129,7 @@ pub fn process_tree(top: StartedProcess) -> Vec<RelatedProcess> {
     if StartedProcess::with_pid(top.pid) != Some(top) {
         return Vec::new();
     }
-    ChildTable::default().below(vec![top.pid])
+    ChildTable::default().descendants(vec![top.pid])
 }
 
 /// Returns the children of `reaper` with a variable of this name in their environment, and all their
@@ -138,9 +138,9 @@ pub fn marked_below(reaper: u32, name: &str) -> Vec<RelatedProcess> {
     let mut table = ChildTable::default();
     let prefix = format!("{name}=");
     let marked =
-        table.of(reaper).into_iter().filter(|pid| environment_has(*pid, |one| one.starts_with(&prefix)));
+        table.direct(reaper).into_iter().filter(|pid| environment_has(*pid, |one| one.starts_with(&prefix)));
     let marked = marked.collect();
-    table.below(marked)
+    table.descendants(marked)
 }
 
 /// Returns the effective user id of a process.
@@ -151,7 +151,7 @@ pub fn user_of(pid: u32) -> Option<u32> {
 
 /// Returns the children of a process, including zombies.
 pub fn children_of(pid: u32) -> Vec<RelatedProcess> {
-    ChildTable::default().of(pid).into_iter().filter_map(RelatedProcess::with_pid).collect()
+    ChildTable::default().direct(pid).into_iter().filter_map(RelatedProcess::with_pid).collect()
 }
 
 /// Sums the host memory of these processes, skipping ended ones; `None` if all have.
@@ -163,7 +163,7 @@ pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory>
     })
 }
 
-fn stat(pid: u32) -> Option<Stat> {
+fn read_stat(pid: u32) -> Option<Stat> {
     Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()
 }
 
@@ -200,7 +200,7 @@ struct ChildTable {
 }
 
 impl ChildTable {
-    fn of(&mut self, pid: u32) -> Vec<u32> {
+    fn direct(&mut self, pid: u32) -> Vec<u32> {
         let Some(process) = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()) else {
             return Vec::new();
         };
@@ -212,11 +212,11 @@ impl ChildTable {
                 Err(_) => {}
             }
         }
-        self.all.get_or_insert_with(by_parent).get(&pid).cloned().unwrap_or_default()
+        self.all.get_or_insert_with(children_by_parent).get(&pid).cloned().unwrap_or_default()
     }
 
     /// Returns these processes and all their descendants.
-    fn below(&mut self, mut unread: Vec<u32>) -> Vec<RelatedProcess> {
+    fn descendants(&mut self, mut unread: Vec<u32>) -> Vec<RelatedProcess> {
         let mut found: BTreeMap<u32, RelatedProcess> = BTreeMap::new();
         while let Some(pid) = unread.pop() {
             if found.contains_key(&pid) {
@@ -224,13 +224,13 @@ impl ChildTable {
             }
             let Some(relative) = RelatedProcess::with_pid(pid) else { continue };
             found.insert(pid, relative);
-            unread.extend(self.of(pid));
+            unread.extend(self.direct(pid));
         }
         found.into_values().collect()
     }
 }
 
-fn by_parent() -> BTreeMap<u32, Vec<u32>> {
+fn children_by_parent() -> BTreeMap<u32, Vec<u32>> {
     let mut all: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for process in procfs::process::all_processes().into_iter().flatten().filter_map(Result::ok) {
         if let Some(found) = process.stat().ok().as_ref().and_then(RelatedProcess::from_stat) {

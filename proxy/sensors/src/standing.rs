@@ -15,7 +15,7 @@ pub struct ProcessRunState {
 /// Reads whether a process can run; `None` if it is gone or `/proc` does not show it.
 ///
 /// Source: `proc(5)`, fields 3 and 12 of `/proc/PID/stat`.
-pub fn standing(pid: u32) -> Option<ProcessRunState> {
+pub fn process_run_state(pid: u32) -> Option<ProcessRunState> {
     let stat = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()?;
     Some(ProcessRunState { stopped: matches!(stat.state, 'T' | 't'), major_faults: stat.majflt })
 }
@@ -29,13 +29,13 @@ mod tests {
     #[test]
     fn a_stopped_process_is_seen_to_be_stopped_and_one_that_is_gone_is_nothing() {
         let mut child = Command::new("/bin/sleep").arg("60").spawn().unwrap();
-        assert_eq!(standing(child.id()).map(|standing| standing.stopped), Some(false));
+        assert_eq!(process_run_state(child.id()).map(|standing| standing.stopped), Some(false));
         let kill = |signal: &str| Command::new("/bin/kill").args([signal, &child.id().to_string()]).status();
         kill("-STOP").unwrap();
         let stopped = |wanted: bool| {
             (0..1_000_000).any(|_| {
                 std::thread::yield_now();
-                standing(child.id()).is_some_and(|standing| standing.stopped == wanted)
+                process_run_state(child.id()).is_some_and(|standing| standing.stopped == wanted)
             })
         };
         assert!(stopped(true), "it is never seen to stop");
@@ -43,6 +43,6 @@ mod tests {
         assert!(stopped(false), "it is never seen to go on");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(standing(child.id()), None);
+        assert_eq!(process_run_state(child.id()), None);
     }
 }

@@ -28,7 +28,7 @@ pub fn host_totals() -> Result<HostTotals, SensorError> {
     let info = procfs::Meminfo::current().map_err(|source| SensorError::Proc { what: what(), source })?;
     let available =
         info.mem_available.ok_or_else(|| SensorError::NoField { what: what(), field: "MemAvailable" })?;
-    Ok(match cgroup::allowance(info.mem_total) {
+    Ok(match cgroup::cgroup_allowance(info.mem_total) {
         Some(allowed) => {
             HostTotals { total: info.mem_total.min(allowed.limit), available: available.min(allowed.left) }
         }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use warden_policies::backoff::DELAY_LEAST;
 
 /// Present time, as RFC 3339 in UTC with milliseconds.
-pub(crate) fn wall() -> String {
+pub(crate) fn wall_time() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn unix_ms(moment: Instant) -> u64 {
 }
 
 /// Local time in minutes of the day, for daily time windows.
-pub(crate) fn minute() -> Option<u16> {
+pub(crate) fn minute_of_day() -> Option<u16> {
     let now = jiff::Zoned::now();
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).ok()
 }
@@ -32,7 +32,7 @@ pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
 
 /// Next time for a repeated action: [`after`], but never so soon that a pause configured as 0 occupies a
 /// core.
-pub(crate) fn again(moment: Instant, pause: Duration) -> Instant {
+pub(crate) fn after_pause(moment: Instant, pause: Duration) -> Instant {
     after(moment, pause.max(DELAY_LEAST))
 }
 
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_time_stamp_has_milliseconds_and_a_zone() {
-        let text = wall();
+        let text = wall_time();
         assert!(text.len() == "2026-01-02T03:04:05.678Z".len() && text.ends_with('Z'), "{text}");
     }
 
@@ -64,6 +64,6 @@ mod tests {
     fn absurd_times_do_not_overflow_and_pauses_are_never_zero() {
         let now = Instant::now();
         assert!(after(now, Duration::MAX) > now);
-        assert!(again(now, Duration::ZERO) > now);
+        assert!(after_pause(now, Duration::ZERO) > now);
     }
 }

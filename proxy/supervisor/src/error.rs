@@ -150,7 +150,7 @@ pub struct NoRoom {
 
 impl NoRoom {
     /// Serializes it for people and programs that read events.
-    pub(crate) fn show<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize_for_event<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct NoRoomEvent {
             series: MemoryKind,

@@ -25,14 +25,14 @@ use warden_sensors::{CudaReport, HostTotals};
 
 use crate::error::{BackendFailure, FleetError, SpawnError};
 use crate::memory::declared_memory;
-use crate::process::endpoint::{ListenAddress, endpoint, flags};
+use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
 use crate::process::failure::{self, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
 use crate::process::hints::api_key;
 use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
-use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket};
-use crate::process::standstill::stands_still;
+use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket_path};
+use crate::process::standstill::until_stalled;
 use crate::process::{
     BackendProcess, LineSink, NoVram, ProbeResult, ProcessWorld, SampleOptions, ServerProps, directories,
     discreet, reclaim_file, report_file,
@@ -80,10 +80,16 @@ impl SoloStarter {
         lifecycle: &LifecyclePolicy,
         watch: WatchConfig,
     ) -> Result<Self, FleetError> {
-        Self::within(Arc::new(HostWorld::new(nursery)), runtime_dir, lifecycle, watch, ModelName::new("solo"))
+        Self::in_world(
+            Arc::new(HostWorld::new(nursery)),
+            runtime_dir,
+            lifecycle,
+            watch,
+            ModelName::new("solo"),
+        )
     }
 
-    pub(crate) fn within(
+    pub(crate) fn in_world(
         world: Arc<dyn ProcessWorld>,
         runtime_dir: &Path,
         lifecycle: &LifecyclePolicy,
@@ -91,7 +97,7 @@ impl SoloStarter {
         name: ModelName,
     ) -> Result<Self, FleetError> {
         let directory = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
-        let path = socket(&directory, &name, GenerationId(99_999));
+        let path = socket_path(&directory, &name, GenerationId(99_999));
         let length = path.as_os_str().len();
         if length > SOCKET_PATH_LIMIT {
             return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
@@ -117,20 +123,20 @@ impl SoloStarter {
         stop: impl Future<Output = ()>,
     ) -> Result<SoloProcess, FailedStart> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
-        let socket = socket(&self.directory, &self.name, generation);
+        let socket = socket_path(&self.directory, &self.name, generation);
         let said = Arc::new(SoloLog::new(&spec.command, self.watch.child.log_lines));
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-        let (endpoint, failed) = match endpoint(spec.socket, spec.facts, &socket) {
+        let (endpoint, failed) = match choose_endpoint(spec.socket, spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
             Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
         };
-        request.command.args.extend(flags(&endpoint));
-        report_file::announce(&mut request.command, &socket, true);
-        reclaim_file::announce(&mut request.command, &socket, false);
+        request.command.args.extend(listen_flags(&endpoint));
+        report_file::announce_report(&mut request.command, &socket, true);
+        reclaim_file::announce_reclaim(&mut request.command, &socket, false);
         let files = SoloFiles(socket.clone());
         files.remove();
         let told = Arc::clone(&said);
-        let sink: LineSink = Arc::new(move |_, line| told.take(line));
+        let sink: LineSink = Arc::new(move |_, line| told.take_line(line));
         let spawned = Instant::now();
         let process = if let Some(source) = failed {
             Err(SpawnError::Exec { binary: request.command.binary, source })
@@ -140,7 +146,7 @@ impl SoloStarter {
         };
         let lines = self.watch.child.failure_lines;
         let judge = |end: StartEnd<'_>, said: &SoloLog| FailedStart {
-            failure: Box::new(failure::judge(&end, &said.lines(), lines, 1)),
+            failure: Box::new(failure::classify_end(&end, &said.lines(), lines, 1)),
             exit: if let StartEnd::Exited(exit, _) = end { Some(exit) } else { None },
         };
         let process = process.map_err(|error| judge(StartEnd::NotSpawned(&error), &said))?;
@@ -163,8 +169,8 @@ impl SoloStarter {
             }
             () = self.ready(&solo) => {
                 solo.ready_after = spawned.elapsed();
-                solo.props = solo.process.props(self.lifecycle.probe_timeout).await;
-                solo.said.ready(&spec.command, solo.props, self.world.available());
+                solo.props = solo.process.read_props(self.lifecycle.probe_timeout).await;
+                solo.said.note_ready(&spec.command, solo.props, self.world.available_memory());
                 Ok(solo)
             }
             lateness = until_too_late(&*solo.process, &self.lifecycle) => {
@@ -193,7 +199,7 @@ impl SoloStarter {
 
     /// Available memory of the machine in bytes; `None` if unreadable.
     pub fn available(&self) -> Option<u64> {
-        self.world.available()
+        self.world.available_memory()
     }
 }
 
@@ -202,7 +208,7 @@ async fn until_too_late(process: &dyn BackendProcess, lifecycle: &LifecyclePolic
     let (in_all, still) = (lifecycle.start_timeout, lifecycle.start_stall);
     tokio::select! {
         () = tokio::time::sleep(in_all) => StartLateness::NotReady(in_all),
-        () = stands_still(process, still) => StartLateness::StoodStill(still),
+        () = until_stalled(process, still) => StartLateness::Stalled(still),
     }
 }
 
@@ -298,7 +304,7 @@ impl SoloProcess {
 
     /// Reads its memory now. The caller supplies `work` and `in_flight`, because requests do not pass
     /// through here.
-    pub async fn sample(
+    pub async fn read_sample(
         &self,
         edge: SampleEdge,
         work: WorkDone,
@@ -307,10 +313,10 @@ impl SoloProcess {
     ) -> SoloReading {
         let limit = self.watch.sensors.read_limit;
         let ask =
-            SampleOptions { confirm: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
+            SampleOptions { by_page: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
         let at = self.spawned.elapsed();
         let reading = self.process.sample(ask).await;
-        let (pools, allowed) = self.said.kept(reading.report.as_ref(), &reading.vram);
+        let (pools, allowed) = self.said.declared_pools(reading.report.as_ref(), &reading.vram);
         SoloReading {
             sample: BackendSample {
                 at,
@@ -325,7 +331,7 @@ impl SoloProcess {
             },
             allowed,
             vram_unknown: reading.no_vram.filter(|no_vram| !no_vram.is_normal).map(|NoVram { why, .. }| why),
-            devices: reading.devices.map(|devices| devices.show()).unwrap_or_default(),
+            devices: reading.devices.map(|devices| devices.views()).unwrap_or_default(),
             totals: reading.totals,
             report: reading.report,
         }
@@ -333,11 +339,11 @@ impl SoloProcess {
 
     /// Memory that it keeps on purpose, in sentences.
     pub fn allowance(&self) -> Vec<String> {
-        lock(&self.said.state).declared.words()
+        lock(&self.said.state).declared.source_sentences()
     }
 
     /// Last lines of output, oldest first.
-    pub fn lines(&self) -> Vec<String> {
+    pub fn last_lines(&self) -> Vec<String> {
         self.said.lines()
     }
 
@@ -347,15 +353,15 @@ impl SoloProcess {
     }
 
     /// Waits until it ends by itself, and returns the failure. May be called again, may be dropped.
-    pub async fn ended(&self) -> BackendFailure {
+    pub async fn until_end(&self) -> BackendFailure {
         let exit = self.process.wait().await;
-        self.judge(exit)
+        self.classify_exit(exit)
     }
 
-    /// Same as [`Self::ended`], with the exit.
-    pub async fn exited(&self) -> (ProcessExit, BackendFailure) {
+    /// Same as [`Self::until_end`], with the exit.
+    pub async fn until_exit(&self) -> (ProcessExit, BackendFailure) {
         let exit = self.process.wait().await;
-        (exit, self.judge(exit))
+        (exit, self.classify_exit(exit))
     }
 
     /// Waits until it has logged a crash but neither ends nor answers a probe within
@@ -377,8 +383,8 @@ impl SoloProcess {
         }
     }
 
-    fn judge(&self, exit: ProcessExit) -> BackendFailure {
-        failure::judge(
+    fn classify_exit(&self, exit: ProcessExit) -> BackendFailure {
+        failure::classify_end(
             &StartEnd::Exited(exit, failure::OomEvidence::Unknown),
             &self.said.lines(),
             self.watch.child.failure_lines,
@@ -404,12 +410,12 @@ pub struct SoloOutput(Arc<SoloLog>);
 
 impl SoloOutput {
     /// Lines so far, including those no longer kept.
-    pub fn heard(&self) -> usize {
+    pub fn line_count(&self) -> usize {
         lock(&self.0.state).heard
     }
 
     /// Lines after the first `heard`, as far as kept, oldest first.
-    pub fn since(&self, heard: usize) -> Vec<String> {
+    pub fn lines_since(&self, heard: usize) -> Vec<String> {
         let state = lock(&self.0.state);
         let new = state.heard.saturating_sub(heard);
         state.lines.iter().skip(state.lines.len().saturating_sub(new)).cloned().collect()
@@ -423,7 +429,7 @@ struct SoloFiles(PathBuf);
 impl SoloFiles {
     fn remove(&self) {
         drop(std::fs::remove_file(&self.0));
-        report_file::remove(&self.0);
+        report_file::remove_reports(&self.0);
     }
 }
 
@@ -451,18 +457,21 @@ struct SoloLogState {
 
 impl SoloLog {
     fn new(command: &ServerCommand, keep: usize) -> Self {
-        let state =
-            SoloLogState { lines: VecDeque::new(), heard: 0, declared: declared_memory::of(command, None) };
-        Self { keep: keep.max(1), given: discreet::known(command), state: Mutex::new(state) }
+        let state = SoloLogState {
+            lines: VecDeque::new(),
+            heard: 0,
+            declared: declared_memory::from_command(command, None),
+        };
+        Self { keep: keep.max(1), given: discreet::known_secrets(command), state: Mutex::new(state) }
     }
 
-    fn take(&self, line: String) {
+    fn take_line(&self, line: String) {
         let mut state = lock(&self.state);
-        if declared_memory::is_telling(&line) {
-            state.declared.learn(&line);
+        if declared_memory::is_memory_line(&line) {
+            state.declared.apply_log_line(&line);
         }
         // Kept lines go into reports that may be published.
-        let line = secrets::text(&self.given.hide(line));
+        let line = secrets::redact_text(&self.given.redact(line));
         tracing::debug!(target: "llama_server", "{line}");
         state.heard += 1;
         if state.lines.len() == self.keep {
@@ -472,30 +481,33 @@ impl SoloLog {
     }
 
     /// Records that it is ready: defaults depend on its build.
-    fn ready(&self, command: &ServerCommand, props: ServerProps, available: Option<u64>) {
+    fn note_ready(&self, command: &ServerCommand, props: ServerProps, available: Option<u64>) {
         let mut state = lock(&self.state);
         if props.build.is_some() {
-            state.declared = declared_memory::of(command, props.build);
+            state.declared = declared_memory::from_command(command, props.build);
             let SoloLogState { lines, declared, .. } = &mut *state;
-            for line in lines.iter().filter(|line| declared_memory::is_telling(line)) {
-                declared.learn(line);
+            for line in lines.iter().filter(|line| declared_memory::is_memory_line(line)) {
+                declared.apply_log_line(line);
             }
         }
         if let Some(bytes) = available {
-            state.declared.available(bytes);
+            state.declared.set_available(bytes);
         }
         if let Some(slots) = props.slots {
-            state.declared.slots(slots);
+            state.declared.set_slots(slots);
         }
     }
 
-    fn kept(
+    fn declared_pools(
         &self,
         report: Option<&CudaReport>,
         vram: &[warden_policies::VramReading],
     ) -> (Vec<(warden_policies::MemoryKind, u64)>, u64) {
         let state = lock(&self.state);
-        (declared_memory::pools(&state.declared, report, vram), declared_memory::allowed(&state.declared))
+        (
+            declared_memory::measured_pools(&state.declared, report, vram),
+            declared_memory::allowed_bytes(&state.declared),
+        )
     }
 
     fn lines(&self) -> Vec<String> {
@@ -509,20 +521,20 @@ mod tests {
 
     #[test]
     fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
-        let command = ServerCommand::bare("x".into());
+        let command = ServerCommand::from_binary("x".into());
         let said = Arc::new(SoloLog::new(&command, 3));
         let output = SoloOutput(Arc::clone(&said));
         let take = |lines: &[&str]| {
             for line in lines {
-                said.take((*line).to_owned());
+                said.take_line((*line).to_owned());
             }
         };
         take(&["a", "b"]);
-        let heard = output.heard();
-        assert_eq!(output.since(heard), Vec::<String>::new());
+        let heard = output.line_count();
+        assert_eq!(output.lines_since(heard), Vec::<String>::new());
         take(&["c"]);
-        assert_eq!(output.since(heard), ["c"]);
+        assert_eq!(output.lines_since(heard), ["c"]);
         take(&["d", "e", "f"]);
-        assert_eq!(output.since(heard), ["d", "e", "f"], "`c` is not kept any more");
+        assert_eq!(output.lines_since(heard), ["d", "e", "f"], "`c` is not kept any more");
     }
 }

@@ -48,7 +48,7 @@ const UNIFIED_PROGRAM: (&str, &str) = ("llama", "serve");
 
 impl ServerCommand {
     /// A binary alone: no wrapper, no arguments, our environment and directory.
-    pub fn bare(binary: PathBuf) -> Self {
+    pub fn from_binary(binary: PathBuf) -> Self {
         Self {
             wrapper: Vec::new(),
             binary,
@@ -71,7 +71,7 @@ impl ServerCommand {
     }
 
     /// Moves all words after the first into the arguments, for a program version that knows no wrapper.
-    pub(crate) fn flat(self) -> Self {
+    pub(crate) fn without_wrapper(self) -> Self {
         let mut words = self.program_words().into_iter();
         let binary = words.next().map(PathBuf::from).unwrap_or_default();
         let words = words.map(|word| word.to_string_lossy().into_owned());
@@ -289,9 +289,12 @@ mod tests {
     fn a_command_is_started_as_its_wrapper_or_as_a_server() {
         let words = |wrapper: &[&str], binary: &str| {
             let wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
-            let command =
-                ServerCommand { wrapper, args: vec!["-c".to_owned()], ..ServerCommand::bare(binary.into()) };
-            let flat = command.clone().flat();
+            let command = ServerCommand {
+                wrapper,
+                args: vec!["-c".to_owned()],
+                ..ServerCommand::from_binary(binary.into())
+            };
+            let flat = command.clone().without_wrapper();
             assert_eq!(flat.program_words().len(), 1, "{flat:?}");
             let flat = std::iter::once(flat.binary.into_os_string())
                 .chain(flat.args.into_iter().map(OsString::from));

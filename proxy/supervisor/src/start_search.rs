@@ -42,7 +42,7 @@ impl StartSearchRun {
         let policy = warden_policies::defaults().start_search;
         let mut search = StartSearch::new(policy, switches, self.deaths, self.death);
         loop {
-            let which = match search.step(began.elapsed()) {
+            let which = match search.next_step(began.elapsed()) {
                 SearchStep::Done(finding) => return finding,
                 SearchStep::Start(which) => which,
             };
@@ -60,7 +60,7 @@ impl StartSearchRun {
                     () = stop.cancelled() => {}
                 }
             };
-            let attempt = attempt(starter, &spec, over).await;
+            let attempt = attempt_start(starter, &spec, over).await;
             if stop.is_cancelled() || began.elapsed() >= policy.time {
                 return search.give_up();
             }
@@ -69,7 +69,11 @@ impl StartSearchRun {
     }
 }
 
-async fn attempt(starter: &SoloStarter, spec: &SoloSpec, over: impl Future<Output = ()>) -> StartAttempt {
+async fn attempt_start(
+    starter: &SoloStarter,
+    spec: &SoloSpec,
+    over: impl Future<Output = ()>,
+) -> StartAttempt {
     match starter.start_unless(spec, over).await {
         Ok(solo) => {
             solo.stop().await;
@@ -88,7 +92,7 @@ async fn attempt(starter: &SoloStarter, spec: &SoloSpec, over: impl Future<Outpu
 pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure) -> Option<String> {
     /// Exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
     const SHELL_SIGNAL_CODES: [i32; 6] = [132, 133, 134, 135, 136, 139];
-    let exit = exit.filter(|exit| exit.is_its_own())?;
+    let exit = exit.filter(|exit| exit.is_self_inflicted())?;
     let line = failure::crash_line(&failure.lines);
     let died = match exit {
         ProcessExit::Signal(_) => true,

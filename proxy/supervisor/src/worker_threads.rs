@@ -61,7 +61,7 @@ impl WorkKind {
 
     /// Number of threads, and of jobs that may wait. A second thread serves other jobs of a kind if one
     /// hangs.
-    const fn size(self) -> (usize, usize) {
+    const fn pool_size(self) -> (usize, usize) {
         match self {
             // A reading of each process every few seconds, each some milliseconds.
             Self::Kernel => (2, 4096),
@@ -78,7 +78,7 @@ impl WorkKind {
         }
     }
 
-    const fn name(self) -> &'static str {
+    const fn thread_name(self) -> &'static str {
         match self {
             Self::Kernel => "work-kernel",
             Self::Driver => "work-driver",
@@ -131,21 +131,23 @@ struct WorkQueue {
 
 impl WorkPool {
     const fn new(kind: WorkKind) -> Self {
-        let (threads, capacity) = kind.size();
-        Self::sized(kind.name(), threads, capacity)
+        let (threads, capacity) = kind.pool_size();
+        Self::with_size(kind.thread_name(), threads, capacity)
     }
 
-    const fn sized(name: &'static str, threads: usize, capacity: usize) -> Self {
+    const fn with_size(name: &'static str, threads: usize, capacity: usize) -> Self {
         let queue = WorkQueue { jobs: VecDeque::new(), resting: Vec::new(), started: 0 };
         Self { name, threads, capacity, queue: Mutex::new(queue) }
     }
 
     /// Starts the missing threads.
-    fn start(&'static self, queue: &mut WorkQueue) -> io::Result<()> {
+    fn start_threads(&'static self, queue: &mut WorkQueue) -> io::Result<()> {
         while queue.started < self.threads {
             let (seat, given) = mpsc::channel();
             let own = seat.clone();
-            std::thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work(&own, &given))?;
+            std::thread::Builder::new()
+                .name(self.name.to_owned())
+                .spawn(move || self.work_loop(&own, &given))?;
             queue.started += 1;
             queue.resting.push(seat);
         }
@@ -153,7 +155,7 @@ impl WorkPool {
     }
 
     /// Loop of a thread, which begins idle.
-    fn work(&self, seat: &mpsc::Sender<WorkJob>, given: &mpsc::Receiver<WorkJob>) {
+    fn work_loop(&self, seat: &mpsc::Sender<WorkJob>, given: &mpsc::Receiver<WorkJob>) {
         while let Ok(job) = given.recv() {
             run_guarded(job);
             loop {
@@ -170,7 +172,7 @@ impl WorkPool {
 
     fn submit(&'static self, mut job: WorkJob) -> Result<(), WorkError> {
         let mut queue = lock(&self.queue);
-        if let Err(error) = self.start(&mut queue)
+        if let Err(error) = self.start_threads(&mut queue)
             && queue.started == 0
         {
             return Err(WorkError::NoThread(self.name, error));
@@ -214,7 +216,7 @@ static POOLS: [WorkPool; WorkKind::ALL.len()] = [
     WorkPool::new(WorkKind::Pages),
 ];
 
-fn pool(kind: WorkKind) -> &'static WorkPool {
+fn pool_for(kind: WorkKind) -> &'static WorkPool {
     &POOLS[kind as usize]
 }
 
@@ -225,8 +227,8 @@ fn pool(kind: WorkKind) -> &'static WorkPool {
 /// The system cannot start a thread. Missing ones are tried again with each job.
 pub fn start_worker_threads() -> Result<(), WorkError> {
     for kind in WorkKind::ALL {
-        let pool = pool(kind);
-        pool.start(&mut lock(&pool.queue)).map_err(|error| WorkError::NoThread(pool.name, error))?;
+        let pool = pool_for(kind);
+        pool.start_threads(&mut lock(&pool.queue)).map_err(|error| WorkError::NoThread(pool.name, error))?;
     }
     Ok(())
 }
@@ -266,7 +268,7 @@ pub fn run_job<T: Send + 'static>(
     kind: WorkKind,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> PendingWork<T> {
-    run_in_pool(pool(kind), job)
+    run_in_pool(pool_for(kind), job)
 }
 
 fn run_in_pool<T: Send + 'static>(
@@ -298,7 +300,7 @@ fn run_in_pool<T: Send + 'static>(
 ///
 /// The job cannot be queued.
 pub fn run_detached(kind: WorkKind, job: impl FnOnce() + Send + 'static) -> Result<(), WorkError> {
-    pool(kind).submit(Box::new(job))
+    pool_for(kind).submit(Box::new(job))
 }
 
 /// Runs a job on a thread of this kind, and waits for the result without a runtime, at most for `limit`.
@@ -350,7 +352,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn small(threads: usize, capacity: usize) -> &'static WorkPool {
-        Box::leak(Box::new(WorkPool::sized("test", threads, capacity)))
+        Box::leak(Box::new(WorkPool::with_size("test", threads, capacity)))
     }
 
     #[tokio::test]

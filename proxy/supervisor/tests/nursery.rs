@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn start() -> (NurseryHandle, JoinHandle<()>) {
-    let (nursery, handle) = nursery::channel();
+    let (nursery, handle) = nursery::nursery_channel();
     (handle, std::thread::spawn(|| nursery.run()))
 }
 

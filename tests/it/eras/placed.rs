@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use warden_patches::marker::{MARKER_PREFIX, marked, marker};
+use warden_patches::marker::{MARKER_PREFIX, marker, parse_marker};
 use warden_patches::scan::{ContainerSearch, FoundContainer, ScannedSource};
 use warden_patches::set::HookPosition;
 use warden_patches::{PatchSet, SetHook};
@@ -127,7 +127,7 @@ fn inside(
 pub(super) fn no_other_marks(tree: &Snapshot, sets: &[PatchSet]) -> Outcome {
     for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != RECORD) {
         for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(MARKER_PREFIX)) {
-            let (set, hook) = marked(line).context(format!("{path}: {line}"))?;
+            let (set, hook) = parse_marker(line).context(format!("{path}: {line}"))?;
             let set = sets.iter().find(|one| one.id == set).context(format!("{path}: {line}"))?;
             let hook = set.hook(hook).context(format!("{path}: {line}"))?;
             assert!(hook.files.contains(path), "{path}: {line}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use warden_rig::home::Ran;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
-use warden_tracer_reader::{PreloadObstacle, obstacle};
+use warden_tracer_reader::{PreloadObstacle, preload_obstacle};
 
 use super::cc;
 
@@ -91,14 +91,14 @@ fn linked(home: &Home, name: &str, how: &str) -> Result<PathBuf, Trouble> {
 async fn that_a_server_cannot_be_traced_is_told_before_it_is_started() -> Outcome {
     let mut home = Home::new()?;
     let alone = linked(&home, "alone", "-static")?;
-    assert_eq!(obstacle(&alone), Some(PreloadObstacle::Static));
+    assert_eq!(preload_obstacle(&alone), Some(PreloadObstacle::Static));
     let ran = diagnose_server(&mut home, &alone, &["--trace"]).await?;
     let warning = ran.stderr.lines().find(|line| line.starts_with("warning: --trace:"));
     let warning = warning.context(ran.all())?;
     assert!(warning.contains("is linked statically") && warning.contains("glibc 2.34"), "{warning}");
     // Such a program need not run here to be recognised.
     let musl = linked(&home, "musl", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")?;
-    assert_eq!(obstacle(&musl), Some(PreloadObstacle::Musl));
+    assert_eq!(preload_obstacle(&musl), Some(PreloadObstacle::Musl));
     Ok(())
 }
 

@@ -47,7 +47,7 @@ async fn a_compiler_that_keeps_it_builds_with_amx_until_a_build_was_seen_to_fail
     assert!(matches!(asked.amx, Some(AmxKernels::LeftOut(_))));
     rig.request.options.clear();
 
-    amx::remember(&rig.builder.dirs.cache, &plan.compilers, &plan.source.identity, "it died").unwrap();
+    amx::remember_crash(&rig.builder.dirs.cache, &plan.compilers, &plan.source.identity, "it died").unwrap();
     let after = rig.builder.plan(&rig.request).await.unwrap();
     assert_eq!(after.amx, Some(AmxKernels::LeftOut("it died".to_owned())));
     assert_ne!(after.id, plan.id);

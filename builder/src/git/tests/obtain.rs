@@ -69,10 +69,10 @@ async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
     let scene = scene();
     let (url, cancel) = (scene.server.url(), CancellationToken::new());
     let kept = scene.commit("b2").await;
-    let place = cache::place(scene.cache.path(), &url, false);
+    let place = cache::cache_slot(scene.cache.path(), &url, false);
     let lock = FileLock::take(&place.lock_path(), &cancel, || ()).await.unwrap();
     let most = FetchLimits { commit: 64, history: 64 };
-    let wanted = FetchRequest { url: url.clone(), place, reference: Some("main".into()), most };
+    let wanted = FetchRequest { url: url.clone(), place, reference: Some("main".into()), limits: most };
     let error = fetch(wanted, lock, &EventReporter::silent(), &cancel).await.unwrap_err();
     assert!(matches!(error, BuilderError::Git(GitError::TooLarge { .. })), "{error}");
     let offline = CommitRequest { offline: true, ..request(&url, "main") };

@@ -15,7 +15,7 @@ fn place(made: &Made, commit: Oid) -> crate::Result<(tempfile::TempDir, Vec<Stri
     let into = tempfile::tempdir().unwrap();
     let (reporter, mut events) = EventReporter::channel();
     let repository = GitRepository::open(made.path())?;
-    repository.tree(&commit.to_string())?.place(into.path(), &reporter, &CancellationToken::new())?;
+    repository.tree(&commit.to_string())?.write_to(into.path(), &reporter, &CancellationToken::new())?;
     let mut notes = Vec::new();
     while let Ok(event) = events.try_recv() {
         if let BuildEvent::Note(note) = event {

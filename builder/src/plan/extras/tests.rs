@@ -19,7 +19,7 @@ impl SourceTree for Files<'_> {
 }
 
 fn offers(files: &[(&str, &str)], server: &str) -> SourceFeatures {
-    SourceFeatures::of(&Files(files.to_vec()), server).unwrap()
+    SourceFeatures::inspect(&Files(files.to_vec()), server).unwrap()
 }
 
 const OPENSSL: (&str, &str) = ("CMakeLists.txt", "option(LLAMA_OPENSSL x ON)\noption(LLAMA_BUILD_UI x ON)");
@@ -82,8 +82,8 @@ fn what_a_source_offers_is_seen_by_its_files() {
     let found = offers(&both, "tools/server");
     assert_eq!((&found.page, found.old_switch), (&PageOrigin::Npm, true), "either name makes the page there");
     let none = ExtraTools { npm: Err("npm is not here".into()), openssl: None, curl: None };
-    assert!(choose(&found, &none, |_| false).old_switch_off);
-    assert!(!choose(&offers(&UI, "tools/server"), &none, |_| false).old_switch_off);
+    assert!(choose_extras(&found, &none, |_| false).old_switch_off);
+    assert!(!choose_extras(&offers(&UI, "tools/server"), &none, |_| false).old_switch_off);
     let with_dist = [&UI[..], &[("tools/ui/dist/index.html", "x")]].concat();
     assert_eq!(offers(&with_dist, "tools/server").page, PageOrigin::Ready);
     assert_eq!(offers(&[], "tools/server"), SourceFeatures::default());
@@ -112,17 +112,20 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
     let lacks =
         SourceFeatures { page: PageOrigin::Lacks("a/b".into()), stand_in: true, ..SourceFeatures::default() };
     let tools = ExtraTools { npm: Ok(NpmVersion("npm 10".into())), openssl: None, curl: None };
-    let choice = choose(&lacks, &tools, |_| false);
+    let choice = choose_extras(&lacks, &tools, |_| false);
     assert!(!choice.npm && choice.words.stand_in && !choice.old_switch_off);
     assert_eq!(choice.words.page, "none: this source lacks a/b, of which it is made");
     assert_eq!(choice.versions, [PLACEHOLDER_RECIPE_ENTRY]);
     let old = SourceFeatures { old_switch: true, stand_in: false, ..lacks };
-    assert!(choose(&old, &tools, |_| false).old_switch_off);
+    assert!(choose_extras(&old, &tools, |_| false).old_switch_off);
     assert!(
-        choose(&old, &tools, |option| option == PAGE_OPTION).old_switch_off,
+        choose_extras(&old, &tools, |option| option == PAGE_OPTION).old_switch_off,
         "by the name that it has now"
     );
-    assert!(!choose(&old, &tools, |option| option == OLD_PAGE_OPTION).old_switch_off, "as it was decided");
+    assert!(
+        !choose_extras(&old, &tools, |option| option == OLD_PAGE_OPTION).old_switch_off,
+        "as it was decided"
+    );
 }
 
 #[test]
@@ -131,14 +134,14 @@ fn a_source_that_does_not_compile_without_a_page_gets_a_library_without_one() {
     let found = offers(&broken, "tools/server");
     assert_eq!((&found.page, found.stand_in, found.needs_page), (&PageOrigin::Npm, false, true));
     let none = ExtraTools { npm: Err("npm is not here".into()), openssl: None, curl: None };
-    assert!(choose(&found, &none, |_| false).words.stand_in);
+    assert!(choose_extras(&found, &none, |_| false).words.stand_in);
     let npm = ExtraTools { npm: Ok(NpmVersion("npm 10".into())), ..none };
-    let choice = choose(&found, &npm, |_| false);
+    let choice = choose_extras(&found, &npm, |_| false);
     assert!(choice.npm && !choice.words.stand_in);
-    assert!(choose(&found, &npm, |option| option == PAGE_OPTION).words.stand_in, "it was turned off");
+    assert!(choose_extras(&found, &npm, |option| option == PAGE_OPTION).words.stand_in, "it was turned off");
     let with_dist = [&broken[..], &[("tools/ui/dist/index.html", "x")]].concat();
     let ready = offers(&with_dist, "tools/server");
-    assert!(!choose(&ready, &npm, |_| false).words.stand_in);
+    assert!(!choose_extras(&ready, &npm, |_| false).words.stand_in);
 }
 
 #[test]
@@ -154,15 +157,15 @@ fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
         curl: Some(CurlVersion("libcurl 7.88".to_owned())),
     };
     let none = ExtraTools { npm: Err("there is none here".to_owned()), openssl: None, curl: None };
-    let both = choose(&all, &tools, |_| false);
+    let both = choose_extras(&all, &tools, |_| false);
     assert!(both.npm && both.linked == DownloadLibrary::OpenSsl);
     assert_eq!(both.versions, ["npm 10.8.2", "OpenSSL 3.0"]);
-    let bare = choose(&all, &none, |_| false);
-    assert!(!bare.npm && bare.linked == DownloadLibrary::Nothing && bare.versions.is_empty());
+    let bare = choose_extras(&all, &none, |_| false);
+    assert!(!bare.npm && bare.linked == DownloadLibrary::None && bare.versions.is_empty());
     assert_eq!(bare.words.page, "none: npm makes it, and there is none here");
     assert!(bare.words.https.contains("apt install libssl-dev"), "{}", bare.words.https);
-    let decided = choose(&all, &tools, |option| option != CURL_OPTION);
-    assert!(!decided.npm && decided.linked == DownloadLibrary::Nothing && decided.versions.is_empty());
+    let decided = choose_extras(&all, &tools, |option| option != CURL_OPTION);
+    assert!(!decided.npm && decided.linked == DownloadLibrary::None && decided.versions.is_empty());
 }
 
 #[test]
@@ -177,14 +180,14 @@ fn a_source_that_fetches_through_libcurl_gets_it_where_it_is() {
         openssl: Some(OpenSslVersion("OpenSSL 3.0".to_owned())),
         curl: Some(CurlVersion("libcurl 7.88".to_owned())),
     };
-    let choice = choose(&old, &tools, |_| false);
+    let choice = choose_extras(&old, &tools, |_| false);
     assert_eq!(choice.linked, DownloadLibrary::Curl);
     assert_eq!(choice.versions, ["libcurl 7.88"], "nothing of the others goes into it");
     assert_eq!(choice.words.https, "through libcurl 7.88 of this machine");
     tools.curl = None;
-    let choice = choose(&old, &tools, |_| false);
-    assert!(choice.linked == DownloadLibrary::Nothing && choice.versions.is_empty());
+    let choice = choose_extras(&old, &tools, |_| false);
+    assert!(choice.linked == DownloadLibrary::None && choice.versions.is_empty());
     assert!(choice.words.https.contains("`-hf` fetches nothing: apt install libcurl4-openssl-dev"));
-    let nothing = choose(&SourceFeatures::default(), &tools, |_| false);
+    let nothing = choose_extras(&SourceFeatures::default(), &tools, |_| false);
     assert!(nothing.words.https.contains("fetches no models"));
 }

@@ -1,6 +1,6 @@
 //! Blocks of 32 numbers with one scale.
 
-use super::{kept_scale, nearest_step, scale_at};
+use super::{nearest_step, round_scale, scale_at};
 
 /// Numbers per block.
 const BLOCK_LENGTH: usize = 32;
@@ -19,7 +19,7 @@ pub(super) fn largest_magnitude(block: &[f32]) -> f32 {
 }
 
 pub(super) fn encode_q8_0(block: &[f32], out: &mut Vec<u8>) {
-    let (scale, bytes) = kept_scale(largest_magnitude(block).abs() / 127.0);
+    let (scale, bytes) = round_scale(largest_magnitude(block).abs() / 127.0);
     out.extend(bytes);
     out.extend(block.iter().map(|number| nearest_step(*number, scale, -127, 127).to_le_bytes()[0]));
 }
@@ -31,7 +31,7 @@ pub(super) fn decode_q8_0(block: &[u8], out: &mut Vec<f32>) {
 
 pub(super) fn encode_q4_0(block: &[f32], out: &mut Vec<u8>) {
     // The range has one more step below 0 than above; the largest number gets it, for either sign.
-    let (scale, bytes) = kept_scale(largest_magnitude(block) / -8.0);
+    let (scale, bytes) = round_scale(largest_magnitude(block) / -8.0);
     out.extend(bytes);
     push_halves(block, out, |number| (nearest_step(number, scale, -8, 7) + 8).to_le_bytes()[0]);
 }
@@ -42,7 +42,7 @@ pub(super) fn decode_q4_0(block: &[u8], out: &mut Vec<f32>) {
 }
 
 pub(super) fn encode_iq4_nl(block: &[f32], out: &mut Vec<u8>) {
-    let (scale, bytes) = kept_scale(largest_magnitude(block) / -127.0);
+    let (scale, bytes) = round_scale(largest_magnitude(block) / -127.0);
     out.extend(bytes);
     push_halves(block, out, |number| nearest_index(&IQ4_NL_VALUES, number, scale));
 }

@@ -26,7 +26,9 @@ pub(crate) fn encode(kind: WeightKind, numbers: &[f32]) -> Vec<u8> {
     for block in numbers.chunks_exact(kind.block_length()) {
         match kind {
             WeightKind::F32 => block.iter().for_each(|number| out.extend(number.to_le_bytes())),
-            WeightKind::F16 => block.iter().for_each(|number| out.extend(half::bits(*number).to_le_bytes())),
+            WeightKind::F16 => {
+                block.iter().for_each(|number| out.extend(half::to_bits(*number).to_le_bytes()))
+            }
             WeightKind::Q8_0 => blocks::encode_q8_0(block, &mut out),
             WeightKind::Q4_0 => blocks::encode_q4_0(block, &mut out),
             WeightKind::Iq4Nl => blocks::encode_iq4_nl(block, &mut out),
@@ -60,14 +62,14 @@ pub(crate) fn decode(kind: WeightKind, bytes: &[u8]) -> Vec<f32> {
 }
 
 /// A scale rounded to f16 as stored in the block, so that integers are chosen for the scale that readers see.
-fn kept_scale(scale: f32) -> (f32, [u8; 2]) {
-    let bits = half::bits(scale);
-    (half::number(bits), bits.to_le_bytes())
+fn round_scale(scale: f32) -> (f32, [u8; 2]) {
+    let bits = half::to_bits(scale);
+    (half::from_bits(bits), bits.to_le_bytes())
 }
 
 /// The f16 at byte `at` of a block.
 fn scale_at(block: &[u8], at: usize) -> f32 {
-    half::number(u16::from_le_bytes([block[at], block[at + 1]]))
+    half::from_bits(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
 /// The nearest integer within these bounds; 0 if the scale is 0.

@@ -1,7 +1,7 @@
 //! Blocks of 256 numbers whose parts have quantised scales.
 
 use super::blocks::largest_magnitude;
-use super::{kept_scale, nearest_step, scale_at};
+use super::{nearest_step, round_scale, scale_at};
 
 /// Numbers per scale and minimum in `Q4_K` and `Q5_K`.
 const PART_LENGTH: usize = 32;
@@ -19,8 +19,8 @@ pub(super) fn encode_with_minima(block: &[f32], bits: u32, out: &mut Vec<u8>) {
         block.as_chunks::<PART_LENGTH>().0.iter().map(|part| part_range(part, most)).collect();
     let widest =
         |of: fn(&(f32, f32)) -> f32| ranges.iter().map(of).fold(0.0, f32::max) / f32::from(MAX_SCALE);
-    let (scale, scale_bytes) = kept_scale(widest(|range| range.0));
-    let (minimum, minimum_bytes) = kept_scale(widest(|range| range.1));
+    let (scale, scale_bytes) = round_scale(widest(|range| range.0));
+    let (minimum, minimum_bytes) = round_scale(widest(|range| range.1));
     out.extend(scale_bytes);
     out.extend(minimum_bytes);
     let steps = |number: f32, of: f32| nearest_step(number, of, 0, MAX_SCALE).to_le_bytes()[0];
@@ -105,7 +105,7 @@ fn unpack_parts(bytes: &[u8]) -> ([u8; PART_COUNT], [u8; PART_COUNT]) {
 pub(super) fn encode_q6(block: &[f32], out: &mut Vec<u8>) {
     let wanted: Vec<f32> =
         block.as_chunks::<Q6_PART_LENGTH>().0.iter().map(|part| largest_magnitude(part) / -32.0).collect();
-    let (scale, scale_bytes) = kept_scale(largest_magnitude(&wanted).abs() / 127.0);
+    let (scale, scale_bytes) = round_scale(largest_magnitude(&wanted).abs() / 127.0);
     let scales: Vec<i8> = wanted.iter().map(|part| nearest_step(*part, scale, -127, 127)).collect();
     let integer = |at: usize| {
         let scale = scale * f32::from(scales[at / Q6_PART_LENGTH]);

@@ -94,7 +94,7 @@ fn bits_stand_where_the_layout_has_them() {
     // Steps of 1 from -8 to 7, twice: the scale is 1, and number n is n - 8.
     let ramp: Vec<f32> = (0..32_u8).map(|n| f32::from(n % 16) - 8.0).collect();
     let bytes = encode(WeightKind::Q4_0, &ramp);
-    assert_eq!(bytes[..2], half::bits(1.0).to_le_bytes());
+    assert_eq!(bytes[..2], half::to_bits(1.0).to_le_bytes());
     assert_eq!(
         bytes[2..],
         [0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff]

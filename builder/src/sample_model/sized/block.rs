@@ -25,7 +25,7 @@ impl MatrixRow<'_> {
     /// Sets a number; a column beyond the row's end is ignored.
     pub(super) fn set(&mut self, column: usize, number: f32) {
         if let Some(place) = self.0.get_mut(2 * column..2 * column + 2) {
-            place.copy_from_slice(&half::bits(number).to_le_bytes());
+            place.copy_from_slice(&half::to_bits(number).to_le_bytes());
         }
     }
 
@@ -39,7 +39,7 @@ impl MatrixRow<'_> {
 pub(super) type RowEdit = Box<dyn Fn(u64, &mut MatrixRow<'_>)>;
 
 /// Rows of f16 noise with a standard deviation; `edit` may change each row.
-pub(super) fn noise(
+pub(super) fn noise_rows(
     seed: u64,
     name: &str,
     rows: u64,
@@ -52,22 +52,22 @@ pub(super) fn noise(
         let columns = usize::try_from(columns).map_err(io::Error::other)?;
         let wanted = u64::try_from(columns).unwrap_or(u64::MAX).saturating_mul(rows);
         let drawn = usize::try_from(wanted).map_or(BLOCK_NUMBERS, |wanted| wanted.min(BLOCK_NUMBERS));
-        let block = draw(&NoiseStream::new(seed, &name), drawn, deviation)?;
+        let block = draw_block(&NoiseStream::new(seed, &name), drawn, deviation)?;
         write_rows(out, &block, rows, 2 * columns, edit.as_ref())
     })
 }
 
 /// Draws `count` numbers as f16 on all processors, because drawing takes longer than writing.
-fn draw(noise: &NoiseStream, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
+fn draw_block(noise: &NoiseStream, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
     let mut block = vec![0; 2 * count];
     let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let part = count.div_ceil(threads).max(MIN_THREAD_NUMBERS);
     thread::scope(|scope| {
         for (index, bytes) in block.chunks_mut(2 * part).enumerate() {
-            let mut noise = noise.after((index * part) as u64);
+            let mut noise = noise.skip((index * part) as u64);
             let fill = move || {
                 for number in bytes.as_chunks_mut::<2>().0 {
-                    number.copy_from_slice(&half::bits(noise.draw(deviation)).to_le_bytes());
+                    number.copy_from_slice(&half::to_bits(noise.draw(deviation)).to_le_bytes());
                 }
             };
             thread::Builder::new().spawn_scoped(scope, fill)?;
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn all_rows_are_written_and_no_two_are_alike_although_the_block_repeats() {
         // Three times the block's length.
-        let out = written(&noise(1, "matrix", 6144, 512, 1.0, None));
+        let out = written(&noise_rows(1, "matrix", 6144, 512, 1.0, None));
         assert_eq!(out.len(), 6144 * 512 * 2);
         let rows: BTreeSet<&[u8]> = out.chunks(1024).collect();
         assert_eq!(rows.len(), 6144);
@@ -136,12 +136,12 @@ mod tests {
 
     #[test]
     fn an_edit_changes_its_place_and_nothing_else() {
-        let plain = written(&noise(1, "matrix", 10, 8, 1.0, None));
+        let plain = written(&noise_rows(1, "matrix", 10, 8, 1.0, None));
         let edit: RowEdit = Box::new(|row, numbers| match row {
             2 => numbers.clear(),
             _ => numbers.set(1, 1.0),
         });
-        let edited = written(&noise(1, "matrix", 10, 8, 1.0, Some(edit)));
+        let edited = written(&noise_rows(1, "matrix", 10, 8, 1.0, Some(edit)));
         for (row, (before, after)) in plain.chunks(16).zip(edited.chunks(16)).enumerate() {
             if row == 2 {
                 assert_eq!(after, [0; 16]);

@@ -5,10 +5,10 @@
 //! restricts answers to words.
 
 use super::super::vocab::{self, VocabKind};
-use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, words};
+use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, word_count};
 use crate::gguf::{GgufWriter, MetadataValue};
 
-pub(super) fn file(model: &SizedModel) -> GgufWriter {
+pub(super) fn gemma4_file(model: &SizedModel) -> GgufWriter {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = SizedWriter::new("gemma4", "gemma4", model.seed);
@@ -33,14 +33,14 @@ pub(super) fn file(model: &SizedModel) -> GgufWriter {
             ("vocab_size", sizes.vocab),
         ],
     );
-    vocab::add_with_words(&mut w.file, VocabKind::Pictures, words(sizes.vocab));
+    vocab::add_with_words(&mut w.file, VocabKind::Images, word_count(sizes.vocab));
 
     // llama.cpp multiplies embeddings by the square root of the width.
     w.embedding(sizes, 1.0 / f64::from(width).sqrt());
     w.vector("output_norm", width, 1.0);
-    model.output(&mut w.file);
+    model.add_output(&mut w.file);
     w.vector("rope_freqs", sizes.full.head_size / 2, 1.0);
-    let share = SizedModel::share(2 * sizes.layers);
+    let share = SizedModel::residual_share(2 * sizes.layers);
     for layer in 0..sizes.layers {
         let attention = sizes.attention(layer);
         let (queries, keys) = (sizes.heads * attention.head_size, attention.kv_heads * attention.head_size);

@@ -20,7 +20,7 @@ const IMAGE_EDGE: u32 = 768;
 /// Gain of the projection: image tokens weigh as much as words, or a little more.
 const PROJECTION_GAIN: f64 = 1.5;
 
-pub(super) fn file(vision: &VisionModel) -> GgufWriter {
+pub(super) fn gemma4v_file(vision: &VisionModel) -> GgufWriter {
     let sizes = &vision.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = SizedWriter::new("clip", "gemma4v", vision.seed);
@@ -49,12 +49,17 @@ pub(super) fn file(vision: &VisionModel) -> GgufWriter {
     let inputs = 3 * PATCH_EDGE * PATCH_EDGE;
     let name = "v.patch_embd.weight";
     let deviation = 2.0 / f64::from(inputs).sqrt();
-    let fill = block::noise(vision.seed, name, u64::from(width), u64::from(inputs), deviation, None);
+    let fill = block::noise_rows(vision.seed, name, u64::from(width), u64::from(inputs), deviation, None);
     let edge = u64::from(PATCH_EDGE);
-    w.file.made(name, WeightKind::F16, &[edge, edge, 3, u64::from(width)], fill);
+    w.file.computed_tensor(name, WeightKind::F16, &[edge, edge, 3, u64::from(width)], fill);
     let name = "v.position_embd.weight";
     let lengths = [u64::from(width), u64::from(MAX_PATCH_ROWS), 2];
-    w.file.made(name, WeightKind::F32, &lengths, position_rows(vision.seed, name, 2 * MAX_PATCH_ROWS, width));
+    w.file.computed_tensor(
+        name,
+        WeightKind::F32,
+        &lengths,
+        position_rows(vision.seed, name, 2 * MAX_PATCH_ROWS, width),
+    );
     // Images must not write to the constant channel of the language model.
     w.matrix_sparing_constant("mm.input_projection", vision.width, width, PROJECTION_GAIN);
     let head = width / sizes.heads;

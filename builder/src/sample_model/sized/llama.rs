@@ -1,10 +1,10 @@
 //! The `llama` architecture: a plain transformer.
 
 use super::super::vocab::{self, VocabKind};
-use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, words};
+use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, word_count};
 use crate::gguf::{GgufWriter, MetadataValue};
 
-pub(super) fn file(model: &SizedModel) -> GgufWriter {
+pub(super) fn llama_file(model: &SizedModel) -> GgufWriter {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = SizedWriter::new("llama", "llama", model.seed);
@@ -26,13 +26,13 @@ pub(super) fn file(model: &SizedModel) -> GgufWriter {
     w.file
         .set("llama.rope.freq_base", MetadataValue::F32(500_000.0))
         .set("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5));
-    vocab::add_with_words(&mut w.file, VocabKind::Pictures, words(sizes.vocab));
+    vocab::add_with_words(&mut w.file, VocabKind::Images, word_count(sizes.vocab));
 
     w.embedding(sizes, 1.0);
     w.vector("output_norm", width, 1.0);
-    model.output(&mut w.file);
+    model.add_output(&mut w.file);
     let (queries, keys) = (sizes.heads * sizes.full.head_size, sizes.full.kv_heads * sizes.full.head_size);
-    let share = SizedModel::share(2 * sizes.layers);
+    let share = SizedModel::residual_share(2 * sizes.layers);
     for layer in 0..sizes.layers {
         let p = format!("blk.{layer}.");
         w.vector(&format!("{p}attn_norm"), width, 1.0);

@@ -23,7 +23,7 @@ mod sizes;
 use std::io;
 use std::path::Path;
 
-use super::{EXCLUDING_BIAS, OUTPUT_GAIN, persist, vocab};
+use super::{EXCLUDING_BIAS, OUTPUT_GAIN, vocab, write_atomically};
 use crate::gguf::{GgufWriter, MetadataValue, WeightKind};
 
 pub(super) use sizes::VisionSizes;
@@ -55,25 +55,25 @@ impl SizedModel {
     /// # Errors
     /// Fails if the file cannot be written; an older file stays then.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        persist(path, &self.file())
+        write_atomically(path, &self.file())
     }
 
     pub(super) fn file(&self) -> GgufWriter {
         match self.arch {
-            ModelArch::Llama => llama::file(self),
-            ModelArch::Gemma4 => gemma4::file(self),
+            ModelArch::Llama => llama::llama_file(self),
+            ModelArch::Gemma4 => gemma4::gemma4_file(self),
         }
     }
 
     /// Amount that one of `parts` parts may add to the residual stream, so that all together add as much as
     /// in the presets.
-    fn share(parts: u32) -> f64 {
+    fn residual_share(parts: u32) -> f64 {
         (RESIDUAL_ENERGY / f64::from(parts)).sqrt()
     }
 
     /// The output matrix: words get random rows, other tokens a bias through the constant channel.
-    fn output(&self, file: &mut GgufWriter) {
-        let last = vocab::FIRST_WORD_ID + words(self.sizes.vocab);
+    fn add_output(&self, file: &mut GgufWriter) {
+        let last = vocab::FIRST_WORD_ID + word_count(self.sizes.vocab);
         let (rows, columns) = (u64::from(self.sizes.vocab), u64::from(self.sizes.width));
         let only_words = move |row: u64, numbers: &mut block::MatrixRow<'_>| {
             let word = (vocab::FIRST_WORD_ID as u64..last as u64).contains(&row);
@@ -81,14 +81,14 @@ impl SizedModel {
         };
         let name = "output.weight";
         let deviation = OUTPUT_GAIN / f64::from(self.sizes.width).sqrt();
-        let words = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(only_words)));
-        file.made(name, WeightKind::F16, &[columns, rows], words);
+        let words = block::noise_rows(self.seed, name, rows, columns, deviation, Some(Box::new(only_words)));
+        file.computed_tensor(name, WeightKind::F16, &[columns, rows], words);
     }
 }
 
 impl VisionModel {
     pub(super) fn file(&self) -> GgufWriter {
-        gemma4v::file(self)
+        gemma4v::gemma4v_file(self)
     }
 }
 
@@ -100,7 +100,7 @@ const CONSTANT_CHANNEL: f64 = 8.0;
 /// Standard deviation of attention logits, so that attention is neither uniform nor restricted to one token.
 const ATTENTION_DEVIATION: f64 = 1.5;
 
-fn words(vocab: u32) -> usize {
+fn word_count(vocab: u32) -> usize {
     (vocab as usize).saturating_sub(vocab::NON_WORD_COUNT)
 }
 
@@ -146,15 +146,15 @@ impl SizedWriter {
 
     /// Adds a matrix whose product with a unit-variance vector has the standard deviation `gain`.
     fn matrix(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
-        self.edited(name, rows, columns, gain, false);
+        self.add_matrix(name, rows, columns, gain, false);
     }
 
     /// Adds such a matrix with a zero row 0, so that it never writes to the constant channel.
     fn matrix_sparing_constant(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
-        self.edited(name, rows, columns, gain, true);
+        self.add_matrix(name, rows, columns, gain, true);
     }
 
-    fn edited(&mut self, name: &str, rows: u32, columns: u32, gain: f64, but_first: bool) {
+    fn add_matrix(&mut self, name: &str, rows: u32, columns: u32, gain: f64, but_first: bool) {
         let name = format!("{name}.weight");
         let deviation = gain / f64::from(columns).sqrt();
         let (rows, columns) = (u64::from(rows), u64::from(columns));
@@ -164,8 +164,8 @@ impl SizedWriter {
             }
         };
         let edit = but_first.then(|| Box::new(clear_first) as block::RowEdit);
-        let fill = block::noise(self.seed, &name, rows, columns, deviation, edit);
-        self.file.made(&name, WeightKind::F16, &[columns, rows], fill);
+        let fill = block::noise_rows(self.seed, &name, rows, columns, deviation, edit);
+        self.file.computed_tensor(&name, WeightKind::F16, &[columns, rows], fill);
     }
 
     /// Adds the token embedding with this standard deviation, and with the constant channel.
@@ -174,8 +174,8 @@ impl SizedWriter {
         let (rows, columns) = (u64::from(sizes.vocab), u64::from(sizes.width));
         let constant = rounded(CONSTANT_CHANNEL * deviation);
         let edit = move |_: u64, numbers: &mut block::MatrixRow<'_>| numbers.set(0, constant);
-        let fill = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(edit)));
-        self.file.made(name, WeightKind::F16, &[columns, rows], fill);
+        let fill = block::noise_rows(self.seed, name, rows, columns, deviation, Some(Box::new(edit)));
+        self.file.computed_tensor(name, WeightKind::F16, &[columns, rows], fill);
     }
 }
 

@@ -149,7 +149,7 @@ fn only_words_can_be_chosen_and_no_layer_touches_what_decides_it() {
     for (token, numbers) in data("output.weight").chunks(row).enumerate() {
         let bias = u16::from_le_bytes([numbers[0], numbers[1]]);
         let word = (256..256 + 1024 - 262).contains(&token);
-        assert_eq!(bias, if word { 0 } else { super::super::half::bits(EXCLUDING_BIAS) }, "token {token}");
+        assert_eq!(bias, if word { 0 } else { super::super::half::to_bits(EXCLUDING_BIAS) }, "token {token}");
     }
     for layer in 0..2 {
         assert!(data(&format!("blk.{layer}.attn_output.weight"))[..row].iter().all(|byte| *byte == 0));

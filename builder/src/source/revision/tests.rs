@@ -11,7 +11,7 @@ fn of(root: &str, top: &str, remark: Option<&str>, files: &[(&str, &str)]) -> So
     for name in files.keys().filter(|name| !name.starts_with("..") && !name.starts_with('/')) {
         assert!(is_evidence(name), "{name} would not be kept from an archive");
     }
-    revision(root, top, remark, &|name| files.get(name).map(|text| (*text).to_owned()))
+    find_revision(root, top, remark, &|name| files.get(name).map(|text| (*text).to_owned()))
 }
 
 #[test]

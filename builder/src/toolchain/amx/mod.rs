@@ -18,7 +18,7 @@ use crate::error::{BuilderError, Result, io_error};
 use crate::plan::target::CpuTarget;
 use crate::process::{ChildExit, output};
 
-use super::asking::said;
+use super::asking::program_output;
 use super::found::BuildCompilers;
 
 /// Source of the test program.
@@ -55,7 +55,7 @@ pub(crate) async fn compiles_amx(
     let mut arguments: Vec<&str> = [native].into_iter().filter(|flag| !flag.is_empty()).collect();
     arguments.extend(flags.split_whitespace());
     arguments.extend(["-dM", "-E", "-x", "c++", "/dev/null"]);
-    match said(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
+    match program_output(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
         Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(AMX_MACRO))),
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
         // Flags that the compiler does not support: cmake reports them.
@@ -64,7 +64,7 @@ pub(crate) async fn compiles_amx(
 }
 
 /// Runs the check. `folder` receives a temporary folder.
-pub(crate) async fn tile_code(
+pub(crate) async fn check_tile_code(
     env: &BuildEnvironment,
     cxx: &Path,
     folder: &Path,
@@ -92,7 +92,7 @@ async fn run_check(
     std::fs::write(&source, PROBE_SOURCE).map_err(io_error("writing", &source))?;
     // The flags of ggml's release build, and the headers of its AMX files.
     let compile = ["-O3", "-mamx-tile", "-S", &source, "-o", &code];
-    said(env, cxx, &compile, "compiling a probe for AMX", cancel).await?;
+    program_output(env, cxx, &compile, "compiling a probe for AMX", cancel).await?;
     let text = std::fs::read_to_string(&code).map_err(io_error("reading", &code))?;
     let Some(text) = replace_tile_loads(&text) else {
         return Ok(TileCode::Unknown("its code for AMX is in a form that is not known".to_owned()));
@@ -100,13 +100,13 @@ async fn run_check(
     std::fs::write(&reading, text).map_err(io_error("writing", &reading))?;
 
     let (reads, loads) = (path("reads"), path("loads"));
-    said(env, cxx, &[&reading, "-o", &reads], "assembling a probe for AMX", cancel).await?;
+    program_output(env, cxx, &[&reading, "-o", &reads], "assembling a probe for AMX", cancel).await?;
     match run_probe(env, &reads, &[], cancel).await? {
         (Some(0), _) => {}
         (Some(1), _) => return Ok(TileCode::Dropped),
         (code, signal) => return Ok(unknown_end(code, signal)),
     }
-    said(env, cxx, &[&code, "-o", &loads], "assembling a probe for AMX", cancel).await?;
+    program_output(env, cxx, &[&code, "-o", &loads], "assembling a probe for AMX", cancel).await?;
     match run_probe(env, &loads, &["load"], cancel).await? {
         (Some(0 | NO_TILES_STATUS), _) => Ok(TileCode::Kept),
         // The processor rejects the configuration for another reason.

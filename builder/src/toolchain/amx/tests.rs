@@ -35,7 +35,7 @@ fn environment() -> BuildEnvironment {
 
 async fn looked(cxx: &Path) -> TileCode {
     let folder = tempfile::tempdir().unwrap();
-    let found = tile_code(&environment(), cxx, folder.path(), &CancellationToken::new()).await.unwrap();
+    let found = check_tile_code(&environment(), cxx, folder.path(), &CancellationToken::new()).await.unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of the probe");
     found
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::place::{home_of, missing, versioned_folders};
+use super::place::{missing_part, program_home, versioned_folders};
 use crate::environment::BuildEnvironment;
 use crate::error::{BuilderError, Result};
 use crate::plan::backend::ComputeBackend;
-use crate::toolchain::asking::said;
+use crate::toolchain::asking::program_output;
 use crate::toolchain::found::{BuildTool, GpuToolkit};
 
 /// How to install the toolkit.
@@ -17,28 +17,28 @@ const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia
                     name its nvcc in CUDACXX";
 
 /// Finds nvcc, and checks that the toolkit's libraries are installed, too.
-pub(super) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
-    let path = nvcc(env)?;
-    let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
-    let home = home_of(&path);
+pub(super) async fn find_cuda(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
+    let path = find_nvcc(env)?;
+    let text = program_output(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let home = program_home(&path);
     // cuBLAS's header is next to the runtime's. In an unknown layout, cmake does the search.
     let has = |header: &str| include_folders(env, &home).iter().any(|folder| folder.join(header).exists());
     if has("cuda_runtime.h") && !has("cublas_v2.h") {
-        return Err(missing(
+        return Err(missing_part(
             ComputeBackend::Cuda,
             format!("cuBLAS (cublas_v2.h) is not in {}", home.display()),
             "install the rest of the CUDA toolkit (NVIDIA's packages: apt install cuda-libraries-dev-VERSION)",
         ));
     }
-    Ok(GpuToolkit { tool: BuildTool { path, version: version(&text) }, home })
+    Ok(GpuToolkit { tool: BuildTool { path, version: nvcc_version(&text) }, home })
 }
 
 /// nvcc, from environment variables, in PATH, or in the usual folders.
-pub(crate) fn nvcc(env: &BuildEnvironment) -> Result<PathBuf> {
+pub(crate) fn find_nvcc(env: &BuildEnvironment) -> Result<PathBuf> {
     if let Some(wish) = &env.cudacxx {
         let absent = || {
             let name = Path::new(wish).display();
-            missing(
+            missing_part(
                 ComputeBackend::Cuda,
                 format!("nvcc is not at `{name}`, which CUDACXX names"),
                 INSTALL_HINT,
@@ -58,7 +58,7 @@ pub(crate) fn nvcc(env: &BuildEnvironment) -> Result<PathBuf> {
         .or_else(|| env.find("nvcc"))
         .or_else(|| usual.into_iter().find_map(|home| inside(&home)))
         .ok_or_else(|| {
-            missing(
+            missing_part(
                 ComputeBackend::Cuda,
                 "nvcc is not in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda",
                 INSTALL_HINT,
@@ -68,19 +68,19 @@ pub(crate) fn nvcc(env: &BuildEnvironment) -> Result<PathBuf> {
 
 fn include_folders(env: &BuildEnvironment, home: &Path) -> Vec<PathBuf> {
     let mut folders = vec![home.join("include")];
-    folders.extend(targets(home).into_iter().map(|target| target.join("include")));
+    folders.extend(target_folders(home).into_iter().map(|target| target.join("include")));
     // Debian's package.
     folders.extend(env.system.iter().map(|system| system.join("usr/include")));
     folders
 }
 
-fn targets(home: &Path) -> Vec<PathBuf> {
+fn target_folders(home: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(home.join("targets")).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
 }
 
 /// Extracts `nvcc 13.0.88` from `Cuda compilation tools, release 13.0, V13.0.88`.
-fn version(text: &str) -> String {
+fn nvcc_version(text: &str) -> String {
     let line = text.lines().find(|line| line.contains("release")).or(text.lines().next()).unwrap_or_default();
     let number = line.rsplit(' ').next().and_then(|word| word.strip_prefix('V'));
     number.map_or_else(|| line.trim().to_owned(), |number| format!("nvcc {number}"))
@@ -103,20 +103,22 @@ pub(crate) async fn architectures(
         .or_else(|| env.system.iter().find_map(|system| env.find(system.join("usr/lib/wsl/lib/nvidia-smi"))));
     let query: [&str; 2] = ["--query-gpu=compute_cap", "--format=csv,noheader"];
     let asked = match smi {
-        Some(smi) => said(env, &smi, &query, "asking for the GPUs", cancel).await,
+        Some(smi) => program_output(env, &smi, &query, "asking for the GPUs", cancel).await,
         None => Ok(String::new()),
     };
-    let mut found = capabilities(&told(asked)?);
+    let mut found = parse_capabilities(&empty_if_failed(asked)?);
     // nvcc's own helper, for containers without nvidia-smi.
     let helper = nvcc.with_file_name("__nvcc_device_query");
     if found.is_empty() && env.find(&helper).is_some() {
-        found = capabilities(&told(said(env, &helper, &[], "asking for the GPUs", cancel).await)?);
+        found = parse_capabilities(&empty_if_failed(
+            program_output(env, &helper, &[], "asking for the GPUs", cancel).await,
+        )?);
     }
     Ok(found)
 }
 
 /// Maps a failed program to empty output (no GPU); cancellation stays an error.
-fn told(said: Result<String>) -> Result<String> {
+fn empty_if_failed(said: Result<String>) -> Result<String> {
     match said {
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
         other => Ok(other.unwrap_or_default()),
@@ -124,7 +126,7 @@ fn told(said: Result<String>) -> Result<String> {
 }
 
 /// Parses `9.0`, `90` or `8.6,8.9` into `90` or `86` and `89`.
-fn capabilities(text: &str) -> Vec<String> {
+fn parse_capabilities(text: &str) -> Vec<String> {
     let words = text.split([',', '\n']).map(|word| word.trim().replace('.', ""));
     let number =
         |word: &String| matches!(word.len(), 2..=3) && word.bytes().all(|byte| byte.is_ascii_digit());
@@ -138,7 +140,7 @@ fn capabilities(text: &str) -> Vec<String> {
 /// with it and find no GPU.
 pub(crate) fn driver_stub(home: &Path) -> Option<PathBuf> {
     let mut folders = vec![home.join("lib64/stubs"), home.join("lib/stubs")];
-    folders.extend(targets(home).into_iter().map(|target| target.join("lib/stubs")));
+    folders.extend(target_folders(home).into_iter().map(|target| target.join("lib/stubs")));
     folders.into_iter().map(|folder| folder.join("libcuda.so")).find(|file| file.exists())
 }
 
@@ -149,14 +151,14 @@ mod tests {
     #[test]
     fn the_version_is_that_of_the_compiler() {
         let text = "nvcc: NVIDIA (R) Cuda compiler driver\nBuilt on Wed\nCuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0";
-        assert_eq!(version(text), "nvcc 13.0.88");
-        assert_eq!(version("something else\nmore"), "something else");
+        assert_eq!(nvcc_version(text), "nvcc 13.0.88");
+        assert_eq!(nvcc_version("something else\nmore"), "something else");
     }
 
     #[test]
     fn capabilities_are_read_as_both_programs_tell_them() {
-        assert_eq!(capabilities("12.0\n8.6\n8.6\n"), ["86", "120"]);
-        assert_eq!(capabilities("89,90"), ["89", "90"]);
-        assert_eq!(capabilities("NVIDIA-SMI has failed\n[N/A]"), Vec::<String>::new());
+        assert_eq!(parse_capabilities("12.0\n8.6\n8.6\n"), ["86", "120"]);
+        assert_eq!(parse_capabilities("89,90"), ["89", "90"]);
+        assert_eq!(parse_capabilities("NVIDIA-SMI has failed\n[N/A]"), Vec::<String>::new());
     }
 }

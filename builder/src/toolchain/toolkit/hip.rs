@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::place::{home_of, missing, versioned_folders};
+use super::place::{missing_part, program_home, versioned_folders};
 use crate::environment::BuildEnvironment;
 use crate::error::{BuilderError, Result};
 use crate::plan::backend::ComputeBackend;
-use crate::toolchain::asking::said;
+use crate::toolchain::asking::program_output;
 use crate::toolchain::found::{BuildTool, GpuToolkit};
 
 /// Finds ROCm by its hipcc, and checks that compiler and libraries are installed, too.
-pub(super) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
-    let hipcc = hipcc(env)?;
-    let home = home_of(&hipcc);
+pub(super) async fn find_rocm(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
+    let hipcc = find_hipcc(env)?;
+    let home = program_home(&hipcc);
     let compiler = ["lib/llvm/bin/clang++", "llvm/bin/clang++", "bin/amdclang++"];
     let path = match compiler.iter().find_map(|name| env.find(home.join(name))) {
         Some(path) => path,
@@ -25,20 +25,20 @@ pub(super) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> 
         // In an unknown layout, cmake does the search.
         let folder = home.join("include");
         if folder.join("hip").exists() && !folder.join(header).exists() {
-            return Err(missing(
+            return Err(missing_part(
                 ComputeBackend::Hip,
                 format!("{header} is not in {}", folder.display()),
                 format!("install it: apt install {package} (Debian: lib{package})"),
             ));
         }
     }
-    let text = said(env, &hipcc, &["--version"], "asking for its version", cancel).await?;
+    let text = program_output(env, &hipcc, &["--version"], "asking for its version", cancel).await?;
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
     Ok(GpuToolkit { tool: BuildTool { path, version }, home })
 }
 
 /// hipcc, from environment variables with its folder, in PATH, or in the usual folders.
-pub(crate) fn hipcc(env: &BuildEnvironment) -> Result<PathBuf> {
+pub(crate) fn find_hipcc(env: &BuildEnvironment) -> Result<PathBuf> {
     let usual = env.system.iter().flat_map(|system| {
         let mut folders = vec![system.join("opt/rocm")];
         folders.extend(versioned_folders(&system.join("opt"), "rocm-"));
@@ -50,7 +50,7 @@ pub(crate) fn hipcc(env: &BuildEnvironment) -> Result<PathBuf> {
         || {
             let cure = "install ROCm (Debian: apt install hipcc libhipblas-dev librocblas-dev), or name its folder in \
                         HIP_PATH";
-            missing(ComputeBackend::Hip, "hipcc is not in PATH, HIP_PATH, ROCM_PATH or /opt/rocm", cure)
+            missing_part(ComputeBackend::Hip, "hipcc is not in PATH, HIP_PATH, ROCM_PATH or /opt/rocm", cure)
         },
     )
 }
@@ -62,7 +62,7 @@ async fn configured_clang(
 ) -> Result<PathBuf> {
     let absent = || {
         let what = format!("ROCm in {} has no clang++", home.display());
-        missing(
+        missing_part(
             ComputeBackend::Hip,
             what,
             "install the compiler: apt install rocm-llvm (Debian: hipcc brings its clang)",
@@ -70,7 +70,8 @@ async fn configured_clang(
     };
     let hipconfig =
         env.find(home.join("bin/hipconfig")).or_else(|| env.find("hipconfig")).ok_or_else(absent)?;
-    let folder = said(env, &hipconfig, &["--hipclangpath"], "asking for its compiler", cancel).await?;
+    let folder =
+        program_output(env, &hipconfig, &["--hipclangpath"], "asking for its compiler", cancel).await?;
     env.find(Path::new(folder.trim()).join("clang++")).ok_or_else(absent)
 }
 
@@ -90,11 +91,11 @@ pub(crate) async fn architectures(
         let path = home.join(name);
         let program = env.find(&path).or_else(|| env.find(path.file_name()?));
         let Some(program) = program else { continue };
-        let text = match said(env, &program, &[], "asking for the GPUs", cancel).await {
+        let text = match program_output(env, &program, &[], "asking for the GPUs", cancel).await {
             Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
             other => other.unwrap_or_default(),
         };
-        let found = names(&text);
+        let found = parse_names(&text);
         if !found.is_empty() {
             return Ok(found);
         }
@@ -103,7 +104,7 @@ pub(crate) async fn architectures(
 }
 
 /// Parses one name per line; `gfx000` is the CPU.
-fn names(text: &str) -> Vec<String> {
+fn parse_names(text: &str) -> Vec<String> {
     let lines = text.lines().map(str::trim);
     let mut found: Vec<String> =
         lines.filter(|line| line.starts_with("gfx") && *line != "gfx000").map(str::to_owned).collect();
@@ -118,6 +119,6 @@ mod tests {
 
     #[test]
     fn the_cpu_among_the_agents_is_no_gpu() {
-        assert_eq!(names("gfx000\ngfx1201\ngfx1201\ngfx1100\n"), ["gfx1100", "gfx1201"]);
+        assert_eq!(parse_names("gfx000\ngfx1201\ngfx1201\ngfx1100\n"), ["gfx1100", "gfx1201"]);
     }
 }

@@ -18,17 +18,17 @@ use crate::error::Result;
 use crate::plan::backend::ComputeBackend;
 
 /// Finds and checks the toolkit of a backend; `None` for the CPU.
-pub(crate) async fn find(
+pub(crate) async fn find_toolkit(
     env: &BuildEnvironment,
     backend: ComputeBackend,
     cancel: &CancellationToken,
 ) -> Result<Option<GpuToolkit>> {
     Ok(Some(match backend {
         ComputeBackend::Cpu => return Ok(None),
-        ComputeBackend::Cuda => cuda::find(env, cancel).await?,
-        ComputeBackend::Hip => hip::find(env, cancel).await?,
-        ComputeBackend::Vulkan => vulkan::find(env, cancel).await?,
-        ComputeBackend::Metal => metal::find(env, cancel).await?,
+        ComputeBackend::Cuda => cuda::find_cuda(env, cancel).await?,
+        ComputeBackend::Hip => hip::find_rocm(env, cancel).await?,
+        ComputeBackend::Vulkan => vulkan::find_vulkan(env, cancel).await?,
+        ComputeBackend::Metal => metal::find_metal(env, cancel).await?,
     }))
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::error::BuilderError;
 use crate::plan::backend::ComputeBackend;
 
-pub(super) fn missing(
+pub(super) fn missing_part(
     backend: ComputeBackend,
     missing: impl Into<String>,
     cure: impl Into<String>,
@@ -29,7 +29,7 @@ pub(super) fn versioned_folders(parent: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// Parent of the program's `bin` folder, after resolving links.
-pub(super) fn home_of(program: &Path) -> PathBuf {
+pub(super) fn program_home(program: &Path) -> PathBuf {
     let real = program.canonicalize().unwrap_or_else(|_| program.to_owned());
     real.ancestors().nth(2).unwrap_or(Path::new("/")).to_owned()
 }

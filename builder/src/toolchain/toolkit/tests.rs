@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::plan::{ArchChoice, BackendChoice};
 use crate::toolchain::found::ChosenBackend;
-use crate::toolchain::{BuildTool, choose};
+use crate::toolchain::{BuildTool, choose_backend};
 
 const NVCC: &str =
     "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 13.0, V13.0.88'";
@@ -65,7 +65,7 @@ impl Machine {
     async fn choose(&self, backend: &str, arch: &str) -> Result<ChosenBackend> {
         let wish: BackendChoice = backend.parse()?;
         let arch: ArchChoice = arch.parse()?;
-        choose(&self.env, wish, &arch, &CancellationToken::new()).await
+        choose_backend(&self.env, wish, &arch, &CancellationToken::new()).await
     }
 
     async fn refused(&self, backend: &str, arch: &str) -> String {
@@ -198,7 +198,7 @@ async fn what_is_missing_of_a_toolkit_is_named_with_its_package() {
         let told = machine.refused(backend, "native").await;
         assert!(told.contains(missing) && told.contains(cure), "{told}");
     }
-    if !metal::is_here() {
+    if !metal::is_supported() {
         assert!(machine.refused("metal", "native").await.contains("this is not macOS"));
     }
 

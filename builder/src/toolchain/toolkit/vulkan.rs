@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::place::{home_of, missing};
+use super::place::{missing_part, program_home};
 use crate::environment::BuildEnvironment;
 use crate::error::Result;
 use crate::plan::backend::ComputeBackend;
-use crate::toolchain::asking::said;
+use crate::toolchain::asking::program_output;
 use crate::toolchain::found::{BuildTool, GpuToolkit};
 
 /// PCI vendors whose GPUs outperform the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than
@@ -17,10 +17,10 @@ use crate::toolchain::found::{BuildTool, GpuToolkit};
 const FAST_GPU_VENDORS: [&str; 2] = ["0x1002", "0x10de"];
 
 /// Finds glslc, the headers and the loader.
-pub(crate) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
+pub(crate) async fn find_vulkan(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
     let lack = |what: &str, package: &str| {
         let cure = format!("install it: apt install {package}, or name a Vulkan SDK in VULKAN_SDK");
-        missing(ComputeBackend::Vulkan, what, cure)
+        missing_part(ComputeBackend::Vulkan, what, cure)
     };
     let in_sdk = env.vulkan_sdk.as_ref().and_then(|sdk| env.find(sdk.join("bin").join("glslc")));
     let path = in_sdk.or_else(|| env.find("glslc")).ok_or_else(|| {
@@ -34,10 +34,10 @@ pub(crate) async fn find(env: &BuildEnvironment, cancel: &CancellationToken) -> 
     if !library_folders(env).iter().any(|folder| folder.join("libvulkan.so").exists()) {
         return Err(lack("there is no Vulkan loader to link with (libvulkan.so)", "libvulkan-dev"));
     }
-    let text = said(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let text = program_output(env, &path, &["--version"], "asking for its version", cancel).await?;
     let compiler = text.lines().next().unwrap_or_default().trim();
     let version = format!("{compiler}, headers {}", header_version(&header));
-    let home = env.vulkan_sdk.clone().unwrap_or_else(|| home_of(&path));
+    let home = env.vulkan_sdk.clone().unwrap_or_else(|| program_home(&path));
     Ok(GpuToolkit { tool: BuildTool { path, version }, home })
 }
 

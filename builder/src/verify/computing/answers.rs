@@ -18,10 +18,10 @@ const SINGLE_TOKENS: usize = 6;
 pub(super) type WordProbabilities = Vec<BTreeMap<String, f64>>;
 
 /// Requests all words' probabilities after the prompt, and after each of the single tokens that follow.
-pub(super) async fn ask(door: &ServerAddress) -> TrialOutcome {
+pub(super) async fn request_probabilities(door: &ServerAddress) -> TrialOutcome {
     let mut answers = WordProbabilities::new();
     for length in PROMPT_TOKENS..=PROMPT_TOKENS + SINGLE_TOKENS {
-        let prompt: Vec<usize> = (0..length).map(token_at).collect();
+        let prompt: Vec<usize> = (0..length).map(prompt_token).collect();
         let body = json!({
             "prompt": prompt, "n_predict": 1, "n_probs": WORD_COUNT, "cache_prompt": true, "seed": 1,
             // Older servers report only tokens that pass the samplers; these settings let all likely tokens
@@ -42,7 +42,7 @@ pub(super) async fn ask(door: &ServerAddress) -> TrialOutcome {
 }
 
 /// A pseudo-random word of the sample model.
-const fn token_at(at: usize) -> usize {
+const fn prompt_token(at: usize) -> usize {
     FIRST_WORD_ID + (at * 131 + 17) % WORD_COUNT
 }
 

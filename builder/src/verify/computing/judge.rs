@@ -36,7 +36,7 @@ const MAX_DISTANCE: f64 = 0.5;
 ///
 /// # Errors
 /// Returns the first setting that crashed, exited or differed, with the settings that were right.
-pub(super) fn judge(
+pub(super) fn judge_format(
     kind: WeightKind,
     reference: &WordProbabilities,
     outcomes: Vec<(KernelSetting, TrialOutcome)>,
@@ -94,7 +94,7 @@ fn judge_setting(
         }
     };
     // Four decimal places suffice for readers.
-    let distance = (distance(reference, &answers) * 1e4).round() / 1e4;
+    let distance = (largest_distance(reference, &answers) * 1e4).round() / 1e4;
     if distance > MAX_DISTANCE {
         let much = if distance.is_finite() { format!("{distance:.3}") } else { "beyond measure".to_owned() };
         return Err(format!(
@@ -106,7 +106,7 @@ fn judge_setting(
 }
 
 /// Root mean square of the differences, for the prompt where it is largest. Infinite if words are missing.
-fn distance(reference: &WordProbabilities, answers: &WordProbabilities) -> f64 {
+fn largest_distance(reference: &WordProbabilities, answers: &WordProbabilities) -> f64 {
     if reference.len() != answers.len() {
         return f64::INFINITY;
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn judged(outcomes: &[(KernelSetting, TrialOutcome)]) -> Result<Option<Vec<ComputedTrial>>> {
-        judge(WeightKind::Q4_0, &answers(0.0), outcomes.to_vec())
+        judge_format(WeightKind::Q4_0, &answers(0.0), outcomes.to_vec())
     }
 
     fn good() -> TrialOutcome {

@@ -31,7 +31,7 @@ use super::trial::TrialSettings;
 use crate::error::{BuilderError, Result, io_error};
 use crate::sample_model::{self, SampleModelOptions, WeightKind};
 use answers::WordProbabilities;
-use judge::{TrialOutcome, judge};
+use judge::{TrialOutcome, judge_format};
 use settings::{KernelSetting, KnownFlags};
 
 /// Results of a server for each weight format.
@@ -87,7 +87,7 @@ struct ComputeBench<'a> {
 }
 
 /// Tests all formats. `None`: the server reports no probabilities.
-pub(super) async fn all(
+pub(super) async fn test_all_formats(
     binary: &Path,
     folder: &Path,
     trial: &TrialSettings,
@@ -96,13 +96,13 @@ pub(super) async fn all(
     cancel: &CancellationToken,
 ) -> Result<Option<ComputeResults>> {
     let bench = ComputeBench { binary, folder, trial, unix, cancel };
-    let flags = KnownFlags::of(binary, trial, cancel).await?;
+    let flags = KnownFlags::from_server(binary, trial, cancel).await?;
     let settings = KernelSetting::all(flags, has_gpu);
     let mut computed = ComputeResults::default();
     for kind in WeightKind::ALL.into_iter().filter(|kind| *kind != WeightKind::F32) {
         let Some(reference) = bench.reference(kind).await? else { return Ok(None) };
         let outcomes = bench.outcomes(kind, &settings, flags).await?;
-        match judge(kind, &reference, outcomes)? {
+        match judge_format(kind, &reference, outcomes)? {
             Some(trials) => computed.trials.extend(trials),
             None => computed.unknown.push(kind.name().to_owned()),
         }
@@ -117,7 +117,11 @@ impl ComputeBench<'_> {
         let options = SampleModelOptions { weights: kind, ..SampleModelOptions::default() };
         sample_model::write_twin(&path, &options).map_err(io_error("writing", &path))?;
         let name = format!("twin-{}", kind.name());
-        match self.run(vec![self.attempt(name, "twin.gguf", Vec::new(), Vec::new(), false)]).await?.pop() {
+        match self
+            .run_attempts(vec![self.attempt(name, "twin.gguf", Vec::new(), Vec::new(), false)])
+            .await?
+            .pop()
+        {
             Some(TrialOutcome::Answered(answers)) => Ok(Some(answers)),
             Some(TrialOutcome::NoProbabilities) => Ok(None),
             Some(
@@ -147,7 +151,7 @@ impl ComputeBench<'_> {
             let name = format!("{}-{number}", kind.name());
             self.attempt(name, "form.gguf", setting.flags(flags), setting.variables(), setting.on_gpu())
         });
-        let outcomes = self.run(attempts.collect()).await?;
+        let outcomes = self.run_attempts(attempts.collect()).await?;
         Ok(settings.iter().copied().zip(outcomes).collect())
     }
 
@@ -165,14 +169,14 @@ impl ComputeBench<'_> {
             arguments.extend(["-ngl", "0"].map(str::to_owned));
         }
         arguments.extend(flags.into_iter().map(str::to_owned));
-        let mut trial = TrialSettings { gpu, hide: self.trial.hide || !gpu, ..self.trial.clone() };
+        let mut trial = TrialSettings { gpu, hide_gpus: self.trial.hide_gpus || !gpu, ..self.trial.clone() };
         trial.variables.extend(variables);
         let (binary, folder) = (self.binary.to_owned(), self.folder.to_owned());
         ServerAttempt { binary, folder, name, arguments, trial, unix: self.unix }
     }
 
     /// Runs attempts in parallel; returns their outcomes in the same order.
-    async fn run(&self, attempts: Vec<ServerAttempt>) -> Result<Vec<TrialOutcome>> {
+    async fn run_attempts(&self, attempts: Vec<ServerAttempt>) -> Result<Vec<TrialOutcome>> {
         let mut running = JoinSet::new();
         for (number, attempt) in attempts.into_iter().enumerate() {
             running.spawn(async move { (number, attempt.outcome().await) });
@@ -219,28 +223,28 @@ impl ServerAttempt {
     }
 
     async fn ask(&self, server: &mut TestServer) -> TrialOutcome {
-        let door: ServerAddress = server.door();
+        let door: ServerAddress = server.address();
         let limit = self.trial.timeout;
         let asked = async {
-            let healthy = timeout(limit, checks::health(&door)).await;
+            let healthy = timeout(limit, checks::wait_until_healthy(&door)).await;
             match healthy {
                 Ok(Ok(())) => {}
                 Ok(Err(fault)) => return TrialOutcome::Wrong(fault.to_string()),
                 Err(_) => return TrialOutcome::Late(format!("it was not ready within {limit:?}")),
             }
-            let answers = timeout(limit, answers::ask(&door)).await;
+            let answers = timeout(limit, answers::request_probabilities(&door)).await;
             answers.unwrap_or_else(|_| TrialOutcome::Late(format!("no answer within {limit:?}")))
         };
         let outcome = tokio::select! {
             biased;
             outcome = asked => outcome,
-            () = server.ended() => TrialOutcome::Wrong("the server ended".to_owned()),
+            () = server.wait_for_exit() => TrialOutcome::Wrong("the server ended".to_owned()),
         };
         if !matches!(outcome, TrialOutcome::Wrong(_)) {
             return outcome;
         }
         // Report the exit of a crashed server, not its incomplete answer.
-        match server.end().await {
+        match server.exit_reason().await {
             Some((why, true)) => TrialOutcome::Died(why),
             Some((why, false)) => TrialOutcome::Refused(why),
             None => outcome,

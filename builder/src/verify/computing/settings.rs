@@ -6,7 +6,7 @@ use std::process::Stdio;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::super::server::surroundings;
+use super::super::server::set_environment;
 use super::super::trial::TrialSettings;
 use crate::error::{BuilderError, Result};
 use crate::process::{ChildExit, output};
@@ -42,10 +42,14 @@ pub(super) struct KnownFlags {
 
 impl KnownFlags {
     /// Parses the server's help. A server without one supports no flag.
-    pub(super) async fn of(binary: &Path, trial: &TrialSettings, cancel: &CancellationToken) -> Result<Self> {
+    pub(super) async fn from_server(
+        binary: &Path,
+        trial: &TrialSettings,
+        cancel: &CancellationToken,
+    ) -> Result<Self> {
         let mut command = Command::new(binary);
         command.arg("--help").stdin(Stdio::null());
-        surroundings(&mut command, &TrialSettings { hide: true, ..trial.clone() });
+        set_environment(&mut command, &TrialSettings { hide_gpus: true, ..trial.clone() });
         match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
             Ok(Ok((ChildExit::Cancelled, _))) => Err(BuilderError::Cancelled),
             Ok(Ok((ChildExit::Exited(_), help))) => Ok(Self::in_help(&help)),

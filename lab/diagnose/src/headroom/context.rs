@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use warden_policies::MemoryKind;
 use warden_policies::sample::{SampleEdge, WorkDone};
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_supervisor::SoloSpec;
 
-use super::{HeadroomMeasurement, charged};
+use super::{HeadroomMeasurement, charged_bytes};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 
@@ -27,7 +27,7 @@ impl HeadroomMeasurement {
         let tokens = self.setup.context.checked_sub(less.context).filter(|tokens| *tokens > 0)?;
         let (_, bytes) = less.idle.iter().find(|(own, _)| *own == series)?;
         let whole = self.series.iter().find(|own| own.series == series)?.idle;
-        Some(exact(whole.saturating_sub(*bytes)) / exact(tokens))
+        Some(as_f64(whole.saturating_sub(*bytes)) / as_f64(tokens))
     }
 }
 
@@ -35,7 +35,7 @@ impl HeadroomMeasurement {
 ///
 /// # Errors
 /// The server does not start.
-pub async fn less_context(
+pub async fn measure_smaller_context(
     lab: &Lab,
     spec: &SoloSpec,
     context: u64,
@@ -47,8 +47,8 @@ pub async fn less_context(
     let measured = async {
         let solo = lab.starter.start(&spec).await.map_err(DiagnoseError::Start)?;
         tokio::time::sleep(lab.numbers.settle).await;
-        let idle = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
-        Ok((solo, charged(&idle.sample)))
+        let idle = solo.read_sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+        Ok((solo, charged_bytes(&idle.sample)))
     };
     let (solo, idle) = tokio::select! {
         biased;

@@ -20,18 +20,21 @@ pub struct TextLengths {
 
 impl TextLengths {
     /// Measures a process.
-    pub(super) async fn of(
+    pub(super) async fn measure(
         lab: &Lab,
         solo: &SoloProcess,
         client: &LabClient,
     ) -> Result<Self, LabRequestError> {
-        let counted = client.count(&TextGenerator::sample(), lab.numbers.question_limit).await;
-        Self::counted(counted, solo.props().n_ctx)
+        let counted = client.count_tokens(&TextGenerator::sample(), lab.numbers.question_limit).await;
+        Self::from_count(counted, solo.props().n_ctx)
     }
 
     /// A refusal to count is the same each time and counts as 0. A count that only came too late is an
     /// error: the next one would give another text.
-    fn counted(counted: Result<u32, LabRequestError>, n_ctx: Option<u64>) -> Result<Self, LabRequestError> {
+    fn from_count(
+        counted: Result<u32, LabRequestError>,
+        n_ctx: Option<u64>,
+    ) -> Result<Self, LabRequestError> {
         match counted {
             Ok(tokens) => Ok(Self { tokens, n_ctx }),
             Err(LabRequestError::Refused { .. }) => Ok(Self { tokens: 0, n_ctx }),
@@ -56,17 +59,21 @@ mod tests {
     #[test]
     fn a_count_that_came_too_late_is_no_count_of_zero() {
         let late = Err(LabRequestError::Late(Duration::from_secs(5)));
-        assert_eq!(TextLengths::counted(late, None), Err(LabRequestError::Late(Duration::from_secs(5))));
+        assert_eq!(TextLengths::from_count(late, None), Err(LabRequestError::Late(Duration::from_secs(5))));
         let refused = Err(LabRequestError::Refused { status: 501, message: String::new() });
-        assert_eq!(TextLengths::counted(refused, Some(9)), Ok(TextLengths { tokens: 0, n_ctx: Some(9) }));
+        assert_eq!(TextLengths::from_count(refused, Some(9)), Ok(TextLengths { tokens: 0, n_ctx: Some(9) }));
     }
 
     #[test]
     fn what_is_kept_asks_the_same() {
         let all = warden_policies::defaults();
         let asked = |lengths: TextLengths, slots| -> Vec<_> {
-            let questions =
-                questions::all(&all.diagnose, &all.proof, lengths.facts(slots), SoloProps::default());
+            let questions = questions::all_questions(
+                &all.diagnose,
+                &all.proof,
+                lengths.facts(slots),
+                SoloProps::default(),
+            );
             questions.unwrap().into_iter().map(|question| question.ask).collect()
         };
         let first = TextLengths { tokens: 301, n_ctx: Some(1000) };

@@ -25,7 +25,7 @@ use warden_supervisor::SoloSpec;
 
 pub use self::lengths::TextLengths;
 use self::visit::VisitTasks;
-pub use self::visit::{PublishedRequest, requests};
+pub use self::visit::{PublishedRequest, published_requests};
 use crate::between::{RevisionLine, SearchEvent, ServerFuture};
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
@@ -83,7 +83,7 @@ impl ComparedBuilds {
             };
             let paths = (known.is_none()).then_some(self.paths.as_slice());
             let wanted = VisitTasks { answers: asks, pace: true, longest: true, paths, lengths };
-            let visiting = visit::run(lab, spec, wanted);
+            let visiting = visit::run_visit(lab, spec, wanted);
             let seen = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -97,26 +97,26 @@ impl ComparedBuilds {
                     }
                     rounds.observe(side, visited.visit);
                 }
-                Err(why) => rounds.failed(side, why),
+                Err(why) => rounds.record_failure(side, why),
             }
         }
-        let faces = self.faces(paths);
+        let faces = self.interface_facts(paths);
         let is_wanted = !self.work.workloads.is_empty() && !stop.is_cancelled();
-        let growth = if is_wanted && rounds.are_whole() {
-            Some(BuildGrowth::of(self.search(lab, watch, stop).await?))
+        let growth = if is_wanted && rounds.is_complete() {
+            Some(BuildGrowth::from_conclusion(self.search(lab, watch, stop).await?))
         } else {
             None
         };
-        let mut proof = BuildProof::of(&rounds, faces, growth);
+        let mut proof = BuildProof::from_rounds(&rounds, faces, growth);
         proof.interrupted |= stop.is_cancelled();
         Ok(proof)
     }
 
-    fn faces(&self, routes: BuildRoutes) -> InterfaceComparison {
+    fn interface_facts(&self, routes: BuildRoutes) -> InterfaceComparison {
         let empty = (Vec::new(), Vec::new());
         let flags = self.flags.as_ref().unwrap_or(&empty);
         let routes = routes.old.zip(routes.new).unwrap_or_default();
-        InterfaceComparison::of((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
+        InterfaceComparison::compare((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
     }
 
     /// Searches growth and crashes of both, as the two revisions of a line.
@@ -147,6 +147,6 @@ struct BuildRoutes {
 }
 
 /// The build that a process of the search belongs to.
-pub const fn side(ask: ProcessOrder) -> BuildSide {
+pub const fn build_side(ask: ProcessOrder) -> BuildSide {
     if ask.revision == 0 { BuildSide::Old } else { BuildSide::New }
 }

@@ -36,7 +36,7 @@ const HARD_TEXT: &str =
     "Ça va?  3.14159e-10 kg/m²\n\tfn main() { let x = \"日本語\"; } // 1,234,567 — ﷽ 🦙🏽";
 
 /// All questions.
-pub(super) fn all(
+pub(super) fn all_questions(
     numbers: &Diagnose,
     proof: &Proof,
     facts: ServerLimits,
@@ -46,7 +46,7 @@ pub(super) fn all(
     let (answer, top) = (proof.answer, proof.top);
     let of = |name: &str, kind, ask| ProofQuestion { name: name.to_owned(), ask, kind };
     let native = |name: &str, which, tokens| {
-        let text = words.text(which, facts.fitting(tokens, answer));
+        let text = words.text(which, facts.limit_prompt(tokens, answer));
         let body = json!({
             "prompt": text,
             "n_predict": answer,
@@ -60,10 +60,10 @@ pub(super) fn all(
     let mut all: Vec<ProofQuestion> =
         (1..=4).map(|which| native(&format!("text {which}"), which, numbers.short_prompt)).collect();
     all.push(native("long text", 5, proof.prompt));
-    let mut talk = chat(&words.text(6, numbers.short_prompt), answer, false);
+    let mut talk = chat_request(&words.text(6, numbers.short_prompt), answer, false);
     add_fields(&mut talk, &json!({ "logprobs": true, "top_logprobs": top }));
     all.push(of("chat", QuestionKind::Chat, talk));
-    let mut schema = chat(&words.text(7, numbers.short_prompt), answer, false);
+    let mut schema = chat_request(&words.text(7, numbers.short_prompt), answer, false);
     let object = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
     add_fields(
         &mut schema,
@@ -89,12 +89,13 @@ pub(super) fn all(
     ));
     if props.modalities.is_some_and(|modalities| modalities.vision) {
         let (width, height) = numbers.image;
-        let url = picture::url(width, height).map_err(|error| LabRequestError::Broken(error.to_string()))?;
+        let url = picture::picture_url(width, height)
+            .map_err(|error| LabRequestError::Broken(error.to_string()))?;
         let content = json!([
             { "type": "image_url", "image_url": { "url": url } },
             { "type": "text", "text": "What is in this picture?" },
         ]);
-        let mut seen = chat("", answer, false);
+        let mut seen = chat_request("", answer, false);
         add_fields(
             &mut seen,
             &json!({ "messages": [{ "role": "user", "content": content }], "logprobs": true, "top_logprobs": top }),
@@ -105,7 +106,7 @@ pub(super) fn all(
 }
 
 /// A chat request.
-pub(super) fn chat(text: &str, answer: u64, stream: bool) -> LabRequest {
+pub(super) fn chat_request(text: &str, answer: u64, stream: bool) -> LabRequest {
     let body = json!({
         "messages": [{ "role": "system", "content": "Be brief." }, { "role": "user", "content": text }],
         "max_tokens": answer,
@@ -126,7 +127,7 @@ fn add_fields(ask: &mut LabRequest, more: &Value) {
 
 impl ProofQuestion {
     /// The compared part of an answer.
-    pub(super) fn read(&self, json: &Value) -> BuildReply {
+    pub(super) fn parse_reply(&self, json: &Value) -> BuildReply {
         let request = self.name.clone();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match self.kind {
@@ -142,8 +143,10 @@ impl ProofQuestion {
                 let calls =
                     message["tool_calls"].as_array().map(|calls| Value::from(calls.clone()).to_string());
                 let tokens = choice["logprobs"]["content"].as_array().map_or(&[][..], Vec::as_slice);
-                let tokens =
-                    tokens.iter().map(|token| of(token, "token", "top_logprobs", "logprob")).collect();
+                let tokens = tokens
+                    .iter()
+                    .map(|token| parse_token(token, "token", "top_logprobs", "logprob"))
+                    .collect();
                 BuildReply {
                     request,
                     text: said + &calls.unwrap_or_default(),
@@ -171,7 +174,7 @@ impl ProofQuestion {
 /// b4400, other names.
 fn native_token(token: &Value) -> ReplyToken {
     if token.get("probs").is_some() {
-        let mut old = of(token, "content", "probs", "prob");
+        let mut old = parse_token(token, "content", "probs", "prob");
         // A probability of 0 has no logarithm.
         old.top.retain(|(_, chance)| *chance > 0.0);
         for (_, chance) in &mut old.top {
@@ -179,10 +182,10 @@ fn native_token(token: &Value) -> ReplyToken {
         }
         return old;
     }
-    of(token, "token", "top_logprobs", "logprob")
+    parse_token(token, "token", "top_logprobs", "logprob")
 }
 
-fn of(token: &Value, name: &str, list: &str, number: &str) -> ReplyToken {
+fn parse_token(token: &Value, name: &str, list: &str, number: &str) -> ReplyToken {
     let text = |value: &Value| {
         let own = value.get("tok_str").or_else(|| value.get(name)).or_else(|| value.get("token"));
         own.and_then(Value::as_str).unwrap_or_default().to_owned()
@@ -208,8 +211,10 @@ mod tests {
         let old = json!({ "content": "ab", "completion_probabilities": [
             { "content": "a", "probs": [{ "tok_str": "a", "prob": 0.5 }, { "tok_str": "c", "prob": 0.25 }] },
         ] });
-        let (new, old) =
-            (question(QuestionKind::Native).read(&new), question(QuestionKind::Native).read(&old));
+        let (new, old) = (
+            question(QuestionKind::Native).parse_reply(&new),
+            question(QuestionKind::Native).parse_reply(&old),
+        );
         assert_eq!((new.text.as_str(), new.tokens[0].text.as_str()), ("ab", "a"));
         assert_eq!(new.tokens[0].top, [("a".to_owned(), -0.5), ("c".to_owned(), -1.5)]);
         assert_eq!(old.tokens[0].text, "a");
@@ -222,7 +227,7 @@ mod tests {
             "message": { "reasoning_content": "so ", "content": "yes", "tool_calls": [{ "id": "x" }] },
             "logprobs": { "content": [{ "token": "yes", "logprob": -0.1, "top_logprobs": [{ "token": "yes", "logprob": -0.1 }] }] },
         }] });
-        let reply = question(QuestionKind::Chat).read(&json);
+        let reply = question(QuestionKind::Chat).parse_reply(&json);
         assert_eq!(reply.text, "so yes[{\"id\":\"x\"}]");
         assert_eq!(reply.tokens.len(), 1);
     }

@@ -8,7 +8,7 @@ use crate::client::{LabClient, LabRequest, LabRequestError};
 use crate::lab::Lab;
 
 /// Returns the `paths` that the server has.
-pub(super) async fn of(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<String> {
+pub(super) async fn existing_paths(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<String> {
     let limit = lab.numbers.question_limit;
     let mut known = Vec::new();
     for path in paths {
@@ -17,8 +17,8 @@ pub(super) async fn of(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<S
             !matches!(answer, Err(LabRequestError::Refused { status: 404, .. }))
         };
         // No route can do anything with an empty request.
-        if is_there(client.head(&get, limit).await)
-            || is_there(client.head(&LabRequest::post(path, json!({})), limit).await)
+        if is_there(client.send_head(&get, limit).await)
+            || is_there(client.send_head(&LabRequest::post(path, json!({})), limit).await)
         {
             known.push(path.clone());
         }

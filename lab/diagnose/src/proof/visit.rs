@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use warden_experiment::proof::{BuildMetric, BuildReply, BuildVisit};
 use warden_policies::MemoryKind;
 use warden_policies::sample::{SampleEdge, WorkDone};
-use warden_policies::units::{exact, scale};
+use warden_policies::units::{as_f64, scale_bytes};
 use warden_supervisor::{SoloProcess, SoloReading, SoloSpec};
 
 use super::lengths::TextLengths;
@@ -13,7 +13,7 @@ use super::{questions, routes};
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
-use crate::leg::{stays, told};
+use crate::leg::{failure_text, stuck_crash_text};
 use crate::workload::{ServerLimits, TextGenerator};
 
 /// Tasks for a process.
@@ -41,28 +41,28 @@ pub(crate) struct VisitResult {
 }
 
 /// Runs a process. An inner error is the build's own, in words.
-pub(crate) async fn run(
+pub(crate) async fn run_visit(
     lab: &Lab,
     spec: &SoloSpec,
     wanted: VisitTasks<'_>,
 ) -> Result<Result<VisitResult, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
-        Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
+        Err(failure) => return Ok(Err(format!("it did not start: {}", failure_text(&failure)))),
     };
     let client = LabClient::new(&solo)?;
     let deadline = Instant::now() + lab.numbers.leg_limit;
     let seen = tokio::select! {
         biased;
-        failure = solo.ended() => Err(format!("it ended: {}", told(&failure))),
-        line = solo.until_crash_hang() => Err(stays(&line)),
+        failure = solo.until_end() => Err(format!("it ended: {}", failure_text(&failure))),
+        line = solo.until_crash_hang() => Err(stuck_crash_text(&line)),
         () = tokio::time::sleep_until(deadline) => {
-            Err(format!("it did not answer everything within {}", warden_policies::units::span(lab.numbers.leg_limit)))
+            Err(format!("it did not answer everything within {}", warden_policies::units::format_span(lab.numbers.leg_limit)))
         }
-        seen = all(lab, &solo, &client, wanted) => match seen {
+        seen = run_tasks(lab, &solo, &client, wanted) => match seen {
             Ok(visited) => Ok(visited),
-            Err(error) => Err(match tokio::time::timeout(lab.numbers.noticed, solo.ended()).await {
-                Ok(failure) => format!("it ended: {}", told(&failure)),
+            Err(error) => Err(match tokio::time::timeout(lab.numbers.noticed, solo.until_end()).await {
+                Ok(failure) => format!("it ended: {}", failure_text(&failure)),
                 Err(_) => format!("a request failed: {error}"),
             }),
         },
@@ -72,39 +72,39 @@ pub(crate) async fn run(
     Ok(seen)
 }
 
-async fn all(
+async fn run_tasks(
     lab: &Lab,
     solo: &SoloProcess,
     client: &LabClient,
     wanted: VisitTasks<'_>,
 ) -> Result<VisitResult, LabRequestError> {
     let mut measured = vec![(BuildMetric::Start, solo.ready_after().as_secs_f64())];
-    let reading = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+    let reading = solo.read_sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
     add_memory(&reading, BuildMetric::AtReady, &mut measured);
     let lengths = match wanted.lengths {
         Some(lengths) => lengths,
-        None => TextLengths::of(lab, solo, client).await?,
+        None => TextLengths::measure(lab, solo, client).await?,
     };
     let props = solo.props();
     let facts = lengths.facts(props.slots.unwrap_or(1));
     let mut replies = Vec::new();
     if wanted.answers {
-        for question in questions::all(&lab.numbers, &lab.proof, facts, props)? {
-            replies.push(ask(lab, client, &question).await?);
+        for question in questions::all_questions(&lab.numbers, &lab.proof, facts, props)? {
+            replies.push(ask_question(lab, client, &question).await?);
         }
     }
     if wanted.pace {
-        pace(lab, client, facts, &mut measured).await?;
+        measure_pace(lab, client, facts, &mut measured).await?;
     }
     // A build with less room than the first one gets a shorter prompt.
     let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
-    if wanted.longest && fill(lab, client, ServerLimits { n_ctx: room, ..facts }).await? {
+    if wanted.longest && fill_context(lab, client, ServerLimits { n_ctx: room, ..facts }).await? {
         tokio::time::sleep(lab.numbers.settle).await;
-        let reading = solo.sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
+        let reading = solo.read_sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
         add_memory(&reading, BuildMetric::AtLongest, &mut measured);
     }
     let routes = match wanted.paths {
-        Some(paths) => Some(routes::of(lab, client, paths).await),
+        Some(paths) => Some(routes::existing_paths(lab, client, paths).await),
         None => None,
     };
     Ok(VisitResult { visit: BuildVisit { measured, replies }, routes, lengths })
@@ -115,7 +115,7 @@ async fn all(
 ///
 /// # Errors
 /// Only errors that are not a build's fault.
-pub async fn requests(
+pub async fn published_requests(
     lab: &Lab,
     spec: &SoloSpec,
     questions: &[String],
@@ -123,13 +123,13 @@ pub async fn requests(
 ) -> Result<Result<Vec<PublishedRequest>, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
-        Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
+        Err(failure) => return Ok(Err(format!("it did not start: {}", failure_text(&failure)))),
     };
     let client = LabClient::new(&solo)?;
     let props = solo.props();
     let lengths = match lengths {
         Some(lengths) => Ok(lengths),
-        None => TextLengths::of(lab, &solo, &client).await,
+        None => TextLengths::measure(lab, &solo, &client).await,
     };
     drop(client);
     solo.stop().await;
@@ -137,7 +137,7 @@ pub async fn requests(
         Ok(lengths) => lengths.facts(props.slots.unwrap_or(1)),
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let all = questions::all(&lab.numbers, &lab.proof, facts, props);
+    let all = questions::all_questions(&lab.numbers, &lab.proof, facts, props);
     let asks: Vec<LabRequest> = match all {
         _ if questions.is_empty() => timed_requests(lab, facts, 1).into(),
         Ok(all) => all.into_iter().filter(|one| questions.contains(&one.name)).map(|one| one.ask).collect(),
@@ -156,13 +156,13 @@ pub struct PublishedRequest {
     pub body: serde_json::Value,
 }
 
-async fn ask(
+async fn ask_question(
     lab: &Lab,
     client: &LabClient,
     question: &questions::ProofQuestion,
 ) -> Result<BuildReply, LabRequestError> {
-    match client.json(&question.ask, lab.numbers.request_limit).await {
-        Ok(json) => Ok(question.read(&json)),
+    match client.send_json(&question.ask, lab.numbers.request_limit).await {
+        Ok(json) => Ok(question.parse_reply(&json)),
         Err(LabRequestError::Refused { status, message }) => Ok(BuildReply {
             request: question.name.clone(),
             refused: Some(format!("{message} (status {status})")),
@@ -179,11 +179,11 @@ fn add_memory(
 ) {
     let host = reading.sample.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = reading.sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
-    measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), exact(bytes))));
+    measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), as_f64(bytes))));
 }
 
 /// Times some requests of each kind. A model that generates nothing has no pace.
-async fn pace(
+async fn measure_pace(
     lab: &Lab,
     client: &LabClient,
     facts: ServerLimits,
@@ -222,10 +222,10 @@ async fn pace(
 /// The timed requests: a long prompt with an answer, and a short one.
 fn timed_requests(lab: &Lab, facts: ServerLimits, at: u64) -> [LabRequest; 2] {
     let (words, answer) = (TextGenerator::new(facts.tokens_per_word), lab.proof.answer);
-    let long = facts.fitting(lab.proof.prompt, answer);
+    let long = facts.limit_prompt(lab.proof.prompt, answer);
     [
         completion(&words.text(FIRST_TIMED_SEED + at, long), answer),
-        questions::chat(&words.text(FIRST_TIMED_SEED + at, lab.numbers.short_prompt), 1, true),
+        questions::chat_request(&words.text(FIRST_TIMED_SEED + at, lab.numbers.short_prompt), 1, true),
     ]
 }
 
@@ -246,22 +246,23 @@ fn completion(text: &str, answer: u64) -> LabRequest {
 
 fn per_prompt_token(answer: &LabAnswer) -> Option<f64> {
     let ms = answer.prompt_ms.filter(|ms| *ms > 0.0 && answer.prompt_tokens > 0)?;
-    Some(ms / 1000.0 / exact(answer.prompt_tokens))
+    Some(ms / 1000.0 / as_f64(answer.prompt_tokens))
 }
 
 fn per_token(answer: &LabAnswer) -> Option<f64> {
     // Some builds count the time of the first token as the prompt's.
     let ms = answer.output_ms.filter(|ms| *ms > 0.0 && answer.output_tokens > 1)?;
-    Some(ms / 1000.0 / exact(answer.output_tokens))
+    Some(ms / 1000.0 / as_f64(answer.output_tokens))
 }
 
 /// Evaluates the longest prompt that fits; `true` on success. The number of tokens of a text is known only
 /// to within some percent, so a refused prompt is shortened.
-async fn fill(lab: &Lab, client: &LabClient, facts: ServerLimits) -> Result<bool, LabRequestError> {
+async fn fill_context(lab: &Lab, client: &LabClient, facts: ServerLimits) -> Result<bool, LabRequestError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
-    let tokens = facts.fitting(context.min(lab.numbers.sweep_most), 1);
+    let tokens = facts.limit_prompt(context.min(lab.numbers.sweep_most), 1);
     for share in PROMPT_SHARES {
-        let text = TextGenerator::new(facts.tokens_per_word).text(2 * FIRST_TIMED_SEED, scale(tokens, share));
+        let text =
+            TextGenerator::new(facts.tokens_per_word).text(2 * FIRST_TIMED_SEED, scale_bytes(tokens, share));
         match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
             Ok(_) => return Ok(true),
             Err(LabRequestError::Refused { .. }) => {}

@@ -33,42 +33,42 @@ pub(super) struct ReplacementMaker {
 impl ReplacementMaker {
     /// Replaces a text of a request by one of the same length. JSON stays JSON, because a template may
     /// parse it.
-    pub(super) fn text(&self, text: &str) -> String {
+    pub(super) fn replace_text(&self, text: &str) -> String {
         if text.trim_start().starts_with(['{', '[']) {
-            self.json(text)
+            self.replace_json(text)
         } else {
-            self.words(&without_checksum(text))
+            self.replace_words(&without_checksum(text))
         }
     }
 
     /// Replaces a text that should be JSON; if it is none, the replacement is none either.
-    pub(super) fn json(&self, text: &str) -> String {
-        let Ok(json) = serde_json::from_str::<Value>(text) else { return self.words(text) };
-        let json = self.value(&json);
+    pub(super) fn replace_json(&self, text: &str) -> String {
+        let Ok(json) = serde_json::from_str::<Value>(text) else { return self.replace_words(text) };
+        let json = self.replace_value(&json);
         let lines = || indent_json(&json, text.len().saturating_mul(2));
         let written = if text.contains('\n') { lines() } else { None };
         written.unwrap_or_else(|| json.to_string())
     }
 
     /// Replaces a text by one of the same length. Each piece depends on all before it.
-    pub(super) fn words(&self, text: &str) -> String {
+    pub(super) fn replace_words(&self, text: &str) -> String {
         let letters: Vec<char> = text.chars().collect();
         let mut made = String::with_capacity(text.len());
         let mut before = 0;
         for piece in letters.chunks(PIECE_CHARS) {
             before = self.keys.hash_one((before, piece));
-            self.piece(before, piece, &mut made);
+            self.replace_piece(before, piece, &mut made);
         }
         made
     }
 
-    fn piece(&self, seed: u64, piece: &[char], made: &mut String) {
+    fn replace_piece(&self, seed: u64, piece: &[char], made: &mut String) {
         let own = TextGenerator::new(1.0).text(seed, u64::try_from(piece.len() / 3 + 8).unwrap_or(8));
         let mut own = own.chars();
         for (at, letter) in piece.iter().enumerate() {
             let wide = letter.len_utf8().checked_sub(2).and_then(|size| WIDE_LETTERS.get(size));
             made.push(match wide {
-                Some(all) => pick(all, self.keys.hash_one((seed, at))),
+                Some(all) => pick_letter(all, self.keys.hash_one((seed, at))),
                 None => own.next().unwrap_or(' '),
             });
         }
@@ -76,7 +76,7 @@ impl ReplacementMaker {
 
     /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each depends on all
     /// before it, so that lists keep common beginnings, and no replacement can be guessed by its frequency.
-    pub(super) fn tokens(&self, items: &[Value]) -> Value {
+    pub(super) fn replace_tokens(&self, items: &[Value]) -> Value {
         let mut before = 0;
         let next = |item: &Value| {
             before = self.keys.hash_one((before, item.as_u64()));
@@ -86,38 +86,41 @@ impl ReplacementMaker {
     }
 
     /// Replaces a single token among texts.
-    pub(super) fn token(&self, item: &Value) -> Value {
+    pub(super) fn replace_token(&self, item: &Value) -> Value {
         json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST_TOKEN)
     }
 
     /// Replaces a name by one of about the same length, of letters, digits and `_`.
-    pub(super) fn name(&self, name: &str) -> String {
+    pub(super) fn replace_name(&self, name: &str) -> String {
         let seed = self.keys.hash_one(("name", name));
         let length = name.chars().count().clamp(MIN_NAME_CHARS, MAX_ID_CHARS);
         let words =
             TextGenerator::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
         let own: String = words.chars().take(length - 3).collect();
         // Keeps names distinct whose first words are equal.
-        own + &self.id("abc", seed)
+        own + &self.replace_id("abc", seed)
     }
 
     /// Replaces an identifier by one of the same length. `salt`: a further input of the hash.
-    pub(super) fn id(&self, id: &str, salt: u64) -> String {
+    pub(super) fn replace_id(&self, id: &str, salt: u64) -> String {
         let seed = self.keys.hash_one((id, salt));
         let letters = id.chars().take(MAX_ID_CHARS).enumerate();
         letters
-            .map(|(at, _)| pick("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((seed, at))))
+            .map(|(at, _)| {
+                pick_letter("abcdefghijklmnopqrstuvwxyz0123456789", self.keys.hash_one((seed, at)))
+            })
             .collect()
     }
 
     /// Replaces a value by one of the same shape: as many digits, letters and items.
-    pub(super) fn value(&self, value: &Value) -> Value {
+    pub(super) fn replace_value(&self, value: &Value) -> Value {
         match value {
-            Value::String(text) => Value::String(self.words(text)),
-            Value::Number(number) => self.number(&number.to_string()),
-            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
+            Value::String(text) => Value::String(self.replace_words(text)),
+            Value::Number(number) => self.replace_number(&number.to_string()),
+            Value::Array(items) => items.iter().map(|item| self.replace_value(item)).collect(),
             Value::Object(fields) => {
-                let made = fields.iter().map(|(name, value)| (self.name(name), self.value(value)));
+                let made =
+                    fields.iter().map(|(name, value)| (self.replace_name(name), self.replace_value(value)));
                 Value::Object(made.collect::<Map<_, _>>())
             }
             Value::Bool(_) | Value::Null => value.clone(),
@@ -125,11 +128,11 @@ impl ReplacementMaker {
     }
 
     /// Replaces a number by one with as many digits.
-    pub(super) fn number(&self, number: &str) -> Value {
+    pub(super) fn replace_number(&self, number: &str) -> Value {
         // Keeps the exponent, so that it stays a number.
         let (digits, exponent) = number.split_at(number.find(['e', 'E']).unwrap_or(number.len()));
         let other = |(at, letter): (usize, char)| match letter {
-            '0'..='9' => pick("123456789", self.keys.hash_one((number, at))),
+            '0'..='9' => pick_letter("123456789", self.keys.hash_one((number, at))),
             sign => sign,
         };
         let made: String = digits.chars().enumerate().map(other).collect();
@@ -140,7 +143,7 @@ impl ReplacementMaker {
 /// Indented JSON of at most `most` bytes. Each item of a deep list takes a line with all its blanks, so a
 /// small text could grow a hundredfold.
 fn indent_json(json: &Value, most: usize) -> Option<String> {
-    let mut short = BoundedBuffer { bytes: Vec::new(), most };
+    let mut short = BoundedBuffer { bytes: Vec::new(), max_bytes: most };
     serde_json::to_writer_pretty(&mut short, json).ok()?;
     String::from_utf8(short.bytes).ok()
 }
@@ -148,12 +151,12 @@ fn indent_json(json: &Value, most: usize) -> Option<String> {
 /// A buffer that refuses more than `most` bytes.
 struct BoundedBuffer {
     bytes: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
 }
 
 impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len().saturating_add(bytes.len()) > self.most {
+        if self.bytes.len().saturating_add(bytes.len()) > self.max_bytes {
             return Err(io::Error::other("too long"));
         }
         self.bytes.extend_from_slice(bytes);
@@ -179,7 +182,7 @@ fn without_checksum(text: &str) -> Cow<'_, str> {
 }
 
 /// Picks a letter.
-fn pick(all: &str, seed: u64) -> char {
+fn pick_letter(all: &str, seed: u64) -> char {
     let count = u64::try_from(all.chars().count()).unwrap_or(1).max(1);
     all.chars().nth(usize::try_from(seed % count).unwrap_or(0)).unwrap_or('a')
 }
@@ -192,12 +195,12 @@ mod tests {
     fn texts_that_begin_alike_still_do_and_are_as_long_in_letters_and_bytes() {
         let made = ReplacementMaker::default();
         let long = "a conversation that goes on and on, and is sent whole every time ".repeat(4);
-        let (one, other) = (made.text(&long), made.text(&format!("{long}one more turn")));
+        let (one, other) = (made.replace_text(&long), made.replace_text(&format!("{long}one more turn")));
         assert_eq!(one.len(), long.len());
         assert_eq!(one[..PIECE_CHARS * 4], other[..PIECE_CHARS * 4]);
         assert_ne!(one, long);
         for text in ["Привет, мир", "你好世界", "a😀b", "", " \n\t"] {
-            let other = made.text(text);
+            let other = made.replace_text(text);
             assert_eq!((other.chars().count(), other.len()), (text.chars().count(), text.len()), "{other}");
         }
     }
@@ -205,26 +208,27 @@ mod tests {
     #[test]
     fn json_in_a_text_stays_json_with_the_same_names_everywhere() {
         let made = ReplacementMaker::default();
-        let text = made.text(r#"{"qcity": "Paris", "qdays": [1, 22.5, -3], "sure": true, "qcity2": null}"#);
+        let text =
+            made.replace_text(r#"{"qcity": "Paris", "qdays": [1, 22.5, -3], "sure": true, "qcity2": null}"#);
         let value: Value = serde_json::from_str(&text).unwrap();
-        let city = value[made.name("qcity")].as_str().unwrap();
-        assert_eq!((city.len(), city), (5, made.words("Paris").as_str()));
-        let days = value[made.name("qdays")].as_array().unwrap();
+        let city = value[made.replace_name("qcity")].as_str().unwrap();
+        assert_eq!((city.len(), city), (5, made.replace_words("Paris").as_str()));
+        let days = value[made.replace_name("qdays")].as_array().unwrap();
         assert!(days[0].as_u64().unwrap() < 10 && days[2].as_i64().unwrap() < 0, "{text}");
         assert!((10.0..100.0).contains(&days[1].as_f64().unwrap()), "{text}");
         for gone in ["qcity", "Paris", "qdays"] {
             assert!(!text.contains(gone), "{gone}: {text}");
         }
-        let lines = made.text("{\n  \"qcity\": \"Paris\"\n}");
+        let lines = made.replace_text("{\n  \"qcity\": \"Paris\"\n}");
         assert_eq!(lines.lines().count(), 3, "what is written in lines is written in lines: {lines}");
-        assert_eq!(made.text("{broken").len(), 7);
+        assert_eq!(made.replace_text("{broken").len(), 7);
     }
 
     #[test]
     fn json_in_a_text_stays_about_as_long_however_deep_it_is() {
         let made = ReplacementMaker::default();
         let deep = format!("{}{}1{}\n", "[".repeat(120), "1,".repeat(10_000), "]".repeat(120));
-        let text = made.text(&deep);
+        let text = made.replace_text(&deep);
         assert!(text.len() <= deep.len() * 2, "{} of {}", text.len(), deep.len());
         assert!(serde_json::from_str::<Value>(&text).is_ok());
     }
@@ -232,7 +236,8 @@ mod tests {
     #[test]
     fn what_a_server_evens_out_makes_no_difference() {
         let made = ReplacementMaker::default();
-        let text = |sum: &str| made.text(&format!("{BILLING_PREFIX} cc_version=2.1; cch={sum}; and so on"));
+        let text =
+            |sum: &str| made.replace_text(&format!("{BILLING_PREFIX} cc_version=2.1; cch={sum}; and so on"));
         assert_eq!(text("a5145"), text("00b7f"));
         assert_ne!(text("a5145x"), text("00b7fx"), "another length is none of these");
         for odd in ["", " cch=", " cch=a51", " cch=ф5145;", " cch=aффф"] {
@@ -243,14 +248,15 @@ mod tests {
     #[test]
     fn names_are_told_apart_and_identifiers_keep_their_length() {
         let made = ReplacementMaker::default();
-        let all: std::collections::BTreeSet<String> = (0..5000).map(|n| made.name(&n.to_string())).collect();
+        let all: std::collections::BTreeSet<String> =
+            (0..5000).map(|n| made.replace_name(&n.to_string())).collect();
         assert!(all.len() > 4950, "{}", all.len());
-        assert_eq!(made.name("get_current_weather").len(), 19);
-        let id = made.id("call_0123", 0);
+        assert_eq!(made.replace_name("get_current_weather").len(), 19);
+        let id = made.replace_id("call_0123", 0);
         assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
-        assert_ne!(made.id("call_0124", 0), id);
+        assert_ne!(made.replace_id("call_0124", 0), id);
         for number in ["1e300", "-0.5", "18446744073709551615", "0"] {
-            assert!(made.number(number).is_number(), "{number}");
+            assert!(made.replace_number(number).is_number(), "{number}");
         }
     }
 }

@@ -12,22 +12,22 @@ const MAX_SIDE: u32 = 4096;
 
 /// Width and height of the replacement for a picture in base64.
 pub(super) fn size_for(data: &str) -> (u32, u32) {
-    let (width, height) = size(data).unwrap_or(DEFAULT_SIZE);
+    let (width, height) = picture_size(data).unwrap_or(DEFAULT_SIZE);
     (width.clamp(1, MAX_SIDE), height.clamp(1, MAX_SIDE))
 }
 
 /// Limit of bytes for making a picture: a byte for each pixel, and the overhead of a file.
-pub(super) fn cost((width, height): (u32, u32)) -> usize {
+pub(super) fn picture_cost((width, height): (u32, u32)) -> usize {
     usize::try_from(width * height).unwrap_or(usize::MAX).saturating_add(1024)
 }
 
 /// A PNG file in base64.
-pub(super) fn png((width, height): (u32, u32)) -> String {
-    STANDARD.encode(picture::png(width, height).unwrap_or_default())
+pub(super) fn encode_picture((width, height): (u32, u32)) -> String {
+    STANDARD.encode(picture::make_png(width, height).unwrap_or_default())
 }
 
 /// Seconds of a sound in base64, estimated from its bytes (16,000 samples a second, 16 bits).
-pub(super) fn seconds(data: &str) -> u32 {
+pub(super) fn sound_seconds(data: &str) -> u32 {
     u32::try_from(data.len() / 4 * 3 / 32_000).unwrap_or(1).clamp(1, 60)
 }
 
@@ -37,12 +37,12 @@ pub(super) fn sound_cost(seconds: u32) -> usize {
 }
 
 /// A WAV file in base64.
-pub(super) fn wav(seconds: u32) -> String {
-    STANDARD.encode(sound::wav(seconds))
+pub(super) fn encode_sound(seconds: u32) -> String {
+    STANDARD.encode(sound::make_wav(seconds))
 }
 
 /// Width and height of a picture in base64, from the head of its file: PNG, JPEG, GIF and BMP.
-pub(super) fn size(data: &str) -> Option<(u32, u32)> {
+pub(super) fn picture_size(data: &str) -> Option<(u32, u32)> {
     // In a JPEG a preview may precede the size.
     const ENOUGH: usize = 256 << 10;
     let head = data.get(..data.len().min(ENOUGH) / 4 * 4)?;
@@ -92,10 +92,10 @@ mod tests {
         bmp.extend((-480_i32).to_le_bytes());
         bmp.resize(27, 0);
         for file in [jpeg, gif, bmp] {
-            assert_eq!(size(&STANDARD.encode(file)), Some((640, 480)));
+            assert_eq!(picture_size(&STANDARD.encode(file)), Some((640, 480)));
         }
-        assert_eq!(size(&png((31, 17))), Some((31, 17)));
-        assert_eq!(size("bm90IGFuIGltYWdl"), None);
+        assert_eq!(picture_size(&encode_picture((31, 17))), Some((31, 17)));
+        assert_eq!(picture_size("bm90IGFuIGltYWdl"), None);
         assert_eq!(size_for(""), DEFAULT_SIZE);
     }
 }

@@ -33,9 +33,9 @@ use self::made::ReplacementMaker;
 /// Redacts requests of one run.
 #[derive(Debug, Default)]
 pub struct Redactor {
-    made: ReplacementMaker,
+    maker: ReplacementMaker,
     /// Bytes that the current line may still produce.
-    left: Cell<usize>,
+    bytes_left: Cell<usize>,
 }
 
 /// Limit of bytes that one line produces and has; a request may have 8 MiB, and a picture can be declared
@@ -51,36 +51,36 @@ impl Redactor {
     /// A line for a recording. `None` for a body that is no JSON object and so cannot be redacted, and for
     /// content that cannot be replaced (videos). Also `None` for results that would be too large: a few
     /// bytes may declare a picture, and we would have to make the whole picture.
-    pub fn line(&self, method: &str, path: &str, body: &[u8]) -> Option<String> {
+    pub fn redact_line(&self, method: &str, path: &str, body: &[u8]) -> Option<String> {
         let body: Value = serde_json::from_slice(body).ok()?;
-        let body = self.body(&body)?;
+        let body = self.redact_body(&body)?;
         // A query may name persons.
         let path = path.split('?').next().unwrap_or_default();
         let line = json!({ "method": method, "path": path, "body": body }).to_string();
         (line.len() <= MAX_LINE_BYTES).then_some(line)
     }
 
-    /// A body; `None` as with [`Redactor::line`].
-    pub(crate) fn body(&self, body: &Value) -> Option<Value> {
-        self.left.set(MAX_LINE_BYTES);
-        let body = self.fields(body.as_object()?);
-        (self.left.get() > 0).then_some(body)
+    /// A body; `None` as with [`Redactor::redact_line`].
+    pub(crate) fn redact_body(&self, body: &Value) -> Option<Value> {
+        self.bytes_left.set(MAX_LINE_BYTES);
+        let body = self.redact_fields(body.as_object()?);
+        (self.bytes_left.get() > 0).then_some(body)
     }
 
-    fn fields(&self, fields: &Map<String, Value>) -> Value {
+    fn redact_fields(&self, fields: &Map<String, Value>) -> Value {
         let is = |kind: &str| fields.get("type").and_then(Value::as_str) == Some(kind);
         let mut kept = Map::new();
         for (name, value) in fields {
             let other = match (name.as_str(), value) {
                 // Arguments of a tool: any object.
-                ("input", _) if is("tool_use") => Some(self.made.value(value)),
-                ("schema", _) => Some(self.made.schema(value)),
+                ("input", _) if is("tool_use") => Some(self.maker.replace_value(value)),
+                ("schema", _) => Some(self.maker.replace_schema(value)),
                 // In `response_format` it has a name and a schema; next to a prompt it is a schema.
                 ("json_schema", Value::Object(inner)) if !is("json_schema") => {
-                    Some(self.made.schema(&Value::Object(inner.clone())))
+                    Some(self.maker.replace_schema(&Value::Object(inner.clone())))
                 }
-                ("json_schema", Value::Object(inner)) => Some(self.fields(inner)),
-                _ => self.field(name, value),
+                ("json_schema", Value::Object(inner)) => Some(self.redact_fields(inner)),
+                _ => self.redact_field(name, value),
             };
             if let Some(other) = other {
                 kept.insert(name.clone(), other);
@@ -89,75 +89,81 @@ impl Redactor {
         Value::Object(kept)
     }
 
-    fn field(&self, name: &str, value: &Value) -> Option<Value> {
+    fn redact_field(&self, name: &str, value: &Value) -> Option<Value> {
         match (name, value) {
             _ if UNREPLACEABLE_FIELDS.contains(&name) => {
-                self.pay(usize::MAX);
+                self.take_budget(usize::MAX);
                 None
             }
-            ("image_url", _) => Some(self.image(value)),
-            ("source", Value::Object(source)) => self.source(source),
-            ("input_audio", Value::Object(sound)) => Some(self.audio(sound)),
-            ("lora", Value::Array(all)) => Some(all.iter().map(adapter).collect()),
-            ("tools", Value::Array(all)) => Some(all.iter().map(|tool| self.tool(tool)).collect()),
+            ("image_url", _) => Some(self.replace_image(value)),
+            ("source", Value::Object(source)) => self.replace_source(source),
+            ("input_audio", Value::Object(sound)) => Some(self.replace_audio(sound)),
+            ("lora", Value::Array(all)) => Some(all.iter().map(adapter_numbers).collect()),
+            ("tools", Value::Array(all)) => Some(all.iter().map(|tool| self.redact_tool(tool)).collect()),
             (_, Value::Bool(_) | Value::Number(_)) if KEPT_FIELDS.contains(&name) => Some(value.clone()),
             (_, Value::String(text)) if WORD_FIELDS.contains(&name) => {
                 let known = KEPT_WORDS.contains(&text.as_str());
-                let other = || REQUIRED_FIELDS.contains(&name).then(|| json!(self.made.name(text)));
+                let other = || REQUIRED_FIELDS.contains(&name).then(|| json!(self.maker.replace_name(text)));
                 if known { Some(value.clone()) } else { other() }
             }
-            ("name", Value::String(text)) => Some(json!(self.made.name(text))),
-            (_, Value::String(text)) if ID_FIELDS.contains(&name) => Some(json!(self.made.id(text, 0))),
-            (_, Value::Number(number)) if ID_FIELDS.contains(&name) => {
-                Some(self.made.number(&number.to_string()))
+            ("name", Value::String(text)) => Some(json!(self.maker.replace_name(text))),
+            (_, Value::String(text)) if ID_FIELDS.contains(&name) => {
+                Some(json!(self.maker.replace_id(text, 0)))
             }
-            ("arguments", Value::String(text)) => Some(self.paid(self.made.json(text))),
-            ("arguments", _) => Some(self.made.value(value)),
-            _ if TEXT_FIELDS.contains(&name) => Some(self.inside(value)),
+            (_, Value::Number(number)) if ID_FIELDS.contains(&name) => {
+                Some(self.maker.replace_number(&number.to_string()))
+            }
+            ("arguments", Value::String(text)) => Some(self.within_budget(self.maker.replace_json(text))),
+            ("arguments", _) => Some(self.maker.replace_value(value)),
+            _ if TEXT_FIELDS.contains(&name) => Some(self.redact_content(value)),
             (_, Value::Array(_) | Value::Object(_)) if NESTED_FIELDS.contains(&name) => {
-                Some(self.inside(value))
+                Some(self.redact_content(value))
             }
             _ => None,
         }
     }
 
     /// Redacts a text, a list of texts or parts, or an object.
-    fn inside(&self, value: &Value) -> Value {
+    fn redact_content(&self, value: &Value) -> Value {
         match value {
-            Value::String(text) => self.paid(self.made.text(text)),
+            Value::String(text) => self.within_budget(self.maker.replace_text(text)),
             Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_number) => {
-                self.made.tokens(items)
+                self.maker.replace_tokens(items)
             }
-            Value::Array(items) => items.iter().map(|item| self.inside(item)).collect(),
-            Value::Object(fields) => self.fields(fields),
+            Value::Array(items) => items.iter().map(|item| self.redact_content(item)).collect(),
+            Value::Object(fields) => self.redact_fields(fields),
             // A token among texts.
-            Value::Number(_) => self.made.token(value),
+            Value::Number(_) => self.maker.replace_token(value),
             Value::Bool(_) | Value::Null => value.clone(),
         }
     }
 
     /// Takes `bytes` from the limit of the line; `false` if they exceed it.
-    fn pay(&self, bytes: usize) -> bool {
-        let left = self.left.get().saturating_sub(bytes);
-        self.left.set(left);
+    fn take_budget(&self, bytes: usize) -> bool {
+        let left = self.bytes_left.get().saturating_sub(bytes);
+        self.bytes_left.set(left);
         left > 0
     }
 
     /// A made text within the limit.
-    fn paid(&self, text: String) -> Value {
-        if self.pay(text.len()) { Value::String(text) } else { Value::Null }
+    fn within_budget(&self, text: String) -> Value {
+        if self.take_budget(text.len()) { Value::String(text) } else { Value::Null }
     }
 
     /// Redacts a tool. Names in it may become longer.
-    fn tool(&self, tool: &Value) -> Value {
-        if self.pay(tool.to_string().len().saturating_mul(2)) { self.made.tool(tool) } else { Value::Null }
+    fn redact_tool(&self, tool: &Value) -> Value {
+        if self.take_budget(tool.to_string().len().saturating_mul(2)) {
+            self.maker.replace_tool(tool)
+        } else {
+            Value::Null
+        }
     }
 
     /// Replaces a picture, in the same form.
-    fn image(&self, value: &Value) -> Value {
+    fn replace_image(&self, value: &Value) -> Value {
         let own = |url: &str| {
             let data = url.split_once(";base64,").map_or(url, |(_, data)| data);
-            json!(format!("data:image/png;base64,{}", self.picture(data)))
+            json!(format!("data:image/png;base64,{}", self.replace_picture(data)))
         };
         match value {
             Value::String(url) => own(url),
@@ -169,33 +175,37 @@ impl Redactor {
     }
 
     /// Replaces a picture in Anthropic's form; servers do not read documents.
-    fn source(&self, source: &Map<String, Value>) -> Option<Value> {
+    fn replace_source(&self, source: &Map<String, Value>) -> Option<Value> {
         let text = |name: &str| source.get(name).and_then(Value::as_str);
         let is_picture =
             text("type") == Some("url") || text("media_type").is_none_or(|kind| kind.starts_with("image/"));
         is_picture.then(|| {
-            let data = self.picture(text("data").unwrap_or_default());
+            let data = self.replace_picture(text("data").unwrap_or_default());
             json!({ "type": "base64", "media_type": "image/png", "data": data })
         })
     }
 
     /// Replaces a picture in base64.
-    fn picture(&self, data: &str) -> String {
+    fn replace_picture(&self, data: &str) -> String {
         let size = media::size_for(data);
-        if self.pay(media::cost(size)) { media::png(size) } else { String::new() }
+        if self.take_budget(media::picture_cost(size)) { media::encode_picture(size) } else { String::new() }
     }
 
     /// Replaces a sound.
-    fn audio(&self, sound: &Map<String, Value>) -> Value {
+    fn replace_audio(&self, sound: &Map<String, Value>) -> Value {
         let data = sound.get("data").or_else(|| sound.get("url")).and_then(Value::as_str);
-        let seconds = media::seconds(data.unwrap_or_default());
-        let data = if self.pay(media::sound_cost(seconds)) { media::wav(seconds) } else { String::new() };
+        let seconds = media::sound_seconds(data.unwrap_or_default());
+        let data = if self.take_budget(media::sound_cost(seconds)) {
+            media::encode_sound(seconds)
+        } else {
+            String::new()
+        };
         json!({ "data": data, "format": "wav" })
     }
 }
 
 /// Keeps the numbers of an adapter.
-fn adapter(one: &Value) -> Value {
+fn adapter_numbers(one: &Value) -> Value {
     let fields = one.as_object().into_iter().flatten();
     let kept = fields.filter(|(name, value)| ADAPTER_FIELDS.contains(&name.as_str()) && value.is_number());
     Value::Object(kept.map(|(name, value)| (name.clone(), value.clone())).collect())

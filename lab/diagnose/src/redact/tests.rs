@@ -3,13 +3,14 @@
 use super::*;
 
 fn redacted(body: &Value) -> Value {
-    let line = Redactor::new().line("POST", "/v1/chat/completions?who=me", body.to_string().as_bytes());
+    let line =
+        Redactor::new().redact_line("POST", "/v1/chat/completions?who=me", body.to_string().as_bytes());
     serde_json::from_str(&line.unwrap()).unwrap()
 }
 
 #[test]
 fn nothing_that_was_said_is_left_and_all_that_decides_is() {
-    let picture = format!("data:image/png;base64,{}", media::png((31, 17)));
+    let picture = format!("data:image/png;base64,{}", media::encode_picture((31, 17)));
     let body = json!({
         "model": "secret-model", "user": "secret-user", "metadata": { "secret": 1 }, "max_tokens": 32, "stream": true,
         "stop": ["secret"], "secret": 7, "tool_choice": "secret", "stream_options": { "include_usage": true },
@@ -34,7 +35,7 @@ fn nothing_that_was_said_is_left_and_all_that_decides_is() {
     let length = "a secret as long as this one".len();
     assert_eq!(kept["messages"][0]["content"].as_str().unwrap().len(), length);
     let url = kept["messages"][1]["content"][1]["image_url"]["url"].as_str().unwrap().to_owned();
-    assert_eq!(media::size(url.split_once(";base64,").unwrap().1), Some((31, 17)));
+    assert_eq!(media::picture_size(url.split_once(";base64,").unwrap().1), Some((31, 17)));
     assert_eq!(kept["tools"].as_array().unwrap().len(), 1);
 }
 
@@ -45,7 +46,7 @@ fn the_same_text_becomes_the_same_other_text_and_each_run_makes_another() {
     let line = redacted(&body);
     assert_eq!(line["body"]["prompt"], line["body"]["input"][0]);
     assert_ne!(line["body"]["prompt"], body["prompt"]);
-    let other = Redactor::new().line("POST", "/a", body.to_string().as_bytes()).unwrap();
+    let other = Redactor::new().redact_line("POST", "/a", body.to_string().as_bytes()).unwrap();
     assert!(!other.contains(line["body"]["prompt"].as_str().unwrap()));
 }
 
@@ -65,12 +66,12 @@ fn tokens_become_others_that_hang_on_those_before_them() {
 fn a_request_that_would_make_more_than_anybody_sends_is_not_recorded() {
     let part = json!({ "type": "input_audio", "input_audio": { "data": "" } });
     let body = json!({ "messages": [{ "role": "user", "content": vec![part; 100_000] }] }).to_string();
-    assert_eq!(Redactor::new().line("POST", "/a", body.as_bytes()), None);
+    assert_eq!(Redactor::new().redact_line("POST", "/a", body.as_bytes()), None);
     let huge = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAEAAAABAA";
     let part = json!({ "type": "image_url", "image_url": { "url": huge } });
     let body = json!({ "messages": [{ "role": "user", "content": vec![part; 5000] }] }).to_string();
-    assert_eq!(Redactor::new().line("POST", "/a", body.as_bytes()), None);
-    assert!(Redactor::new().line("POST", "/a", b"{}").is_some());
+    assert_eq!(Redactor::new().redact_line("POST", "/a", body.as_bytes()), None);
+    assert!(Redactor::new().redact_line("POST", "/a", b"{}").is_some());
 }
 
 #[test]
@@ -78,7 +79,7 @@ fn a_line_is_never_much_longer_than_its_request() {
     let deep = format!("{}{}1{}\n", "[".repeat(120), "1,".repeat(50_000), "]".repeat(120));
     for body in [json!({ "prompt": deep }), json!({ "messages": [{ "role": "user", "content": deep }] })] {
         let body = body.to_string();
-        let line = Redactor::new().line("POST", "/a", body.as_bytes()).unwrap();
+        let line = Redactor::new().redact_line("POST", "/a", body.as_bytes()).unwrap();
         assert!(line.len() < body.len() * 2 + 200, "{} of {}", line.len(), body.len());
     }
 }
@@ -98,7 +99,7 @@ fn numbers_that_name_somebody_are_made_up_and_those_of_adapters_are_kept() {
 
 #[test]
 fn what_is_no_object_is_not_recorded_and_neither_is_what_nobody_can_make() {
-    let line = |body: &str| Redactor::new().line("POST", "/a", body.as_bytes());
+    let line = |body: &str| Redactor::new().redact_line("POST", "/a", body.as_bytes());
     assert_eq!((line("[1]"), line("text")), (None, None));
     let video = r#"{"messages": [{"role": "user", "content": [{"type": "input_video", "input_video": {"data": ""}}]}]}"#;
     let prompt = r#"{"prompt": {"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}}"#;
@@ -145,7 +146,7 @@ fn calls_of_tools_keep_what_a_server_insists_on_and_names_that_belong_together()
 
 #[test]
 fn messages_of_anthropic_keep_their_pictures_and_their_tools() {
-    let picture = media::png((31, 17));
+    let picture = media::encode_picture((31, 17));
     let source = json!({ "type": "base64", "media_type": "image/jpeg", "data": picture });
     let input = json!({ "secret_city": "secret", "more": { "secret": [true, null, 3] } });
     let body = without_secrets(&json!({
@@ -166,7 +167,10 @@ fn messages_of_anthropic_keep_their_pictures_and_their_tools() {
     }));
     let said = &body["messages"];
     assert_eq!(said[0]["content"][0]["source"]["media_type"], "image/png");
-    assert_eq!(media::size(said[0]["content"][0]["source"]["data"].as_str().unwrap()), Some((31, 17)));
+    assert_eq!(
+        media::picture_size(said[0]["content"][0]["source"]["data"].as_str().unwrap()),
+        Some((31, 17))
+    );
     assert_eq!(said[1]["content"][0]["thinking"].as_str().unwrap().len(), 8);
     let call = &said[1]["content"][1];
     assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &body["tools"][0]["name"]));

@@ -52,18 +52,18 @@ const NESTED_KEYWORDS: [&str; 9] = [
 
 impl ReplacementMaker {
     /// Redacts a tool: of a chat, of a response, or of Anthropic's messages.
-    pub(super) fn tool(&self, tool: &Value) -> Value {
+    pub(super) fn replace_tool(&self, tool: &Value) -> Value {
         let Value::Object(fields) = tool else { return Value::Null };
         let mut made = Map::new();
         for (name, value) in fields {
             let other = match (name.as_str(), value) {
                 // A tool built into another server could not be called here, so its type is replaced.
                 ("type", Value::String(kind)) if kind == "function" || kind == "custom" => value.clone(),
-                ("type", Value::String(kind)) => json!(self.name(kind)),
-                ("name", Value::String(name)) => json!(self.name(name)),
-                ("description", Value::String(text)) => json!(self.words(text)),
-                ("parameters" | "input_schema", schema) => self.schema(schema),
-                ("function", function) => self.tool(function),
+                ("type", Value::String(kind)) => json!(self.replace_name(kind)),
+                ("name", Value::String(name)) => json!(self.replace_name(name)),
+                ("description", Value::String(text)) => json!(self.replace_words(text)),
+                ("parameters" | "input_schema", schema) => self.replace_schema(schema),
+                ("function", function) => self.replace_tool(function),
                 ("strict", Value::Bool(_)) => value.clone(),
                 _ => continue,
             };
@@ -72,10 +72,10 @@ impl ReplacementMaker {
         Value::Object(made)
     }
 
-    pub(super) fn schema(&self, schema: &Value) -> Value {
+    pub(super) fn replace_schema(&self, schema: &Value) -> Value {
         let fields = match schema {
             Value::Object(fields) => fields,
-            Value::Array(all) => return all.iter().map(|one| self.schema(one)).collect(),
+            Value::Array(all) => return all.iter().map(|one| self.replace_schema(one)).collect(),
             Value::Bool(_) => return schema.clone(),
             Value::String(_) | Value::Number(_) | Value::Null => return Value::Null,
         };
@@ -94,20 +94,23 @@ impl ReplacementMaker {
             ("type", Value::String(_)) => is_type(value).then(|| value.clone()),
             ("type", Value::Array(all)) => Some(all.iter().filter(|one| is_type(one)).cloned().collect()),
             ("format", Value::String(text)) => SCHEMA_FORMATS.contains(&text.as_str()).then(|| value.clone()),
-            ("title" | "description" | "$comment", Value::String(text)) => Some(json!(self.words(text))),
-            ("required", Value::Array(all)) => {
-                Some(all.iter().filter_map(Value::as_str).map(|name| json!(self.name(name))).collect())
+            ("title" | "description" | "$comment", Value::String(text)) => {
+                Some(json!(self.replace_words(text)))
             }
-            ("enum", Value::Array(all)) => Some(all.iter().map(|one| self.value(one)).collect()),
-            ("const" | "default" | "examples", _) => Some(self.value(value)),
-            ("$ref", Value::String(place)) => self.place(place).map(Value::String),
+            ("required", Value::Array(all)) => Some(
+                all.iter().filter_map(Value::as_str).map(|name| json!(self.replace_name(name))).collect(),
+            ),
+            ("enum", Value::Array(all)) => Some(all.iter().map(|one| self.replace_value(one)).collect()),
+            ("const" | "default" | "examples", _) => Some(self.replace_value(value)),
+            ("$ref", Value::String(place)) => self.reference(place).map(Value::String),
             (_, Value::Number(_) | Value::Bool(_)) if KEPT_KEYWORDS.contains(&name) => Some(value.clone()),
             (_, Value::Object(all)) if NAMED_KEYWORDS.contains(&name) => {
-                let other = all.iter().map(|(name, schema)| (self.name(name), self.schema(schema)));
+                let other =
+                    all.iter().map(|(name, schema)| (self.replace_name(name), self.replace_schema(schema)));
                 Some(Value::Object(other.collect()))
             }
             (_, Value::Object(_) | Value::Array(_) | Value::Bool(_)) if NESTED_KEYWORDS.contains(&name) => {
-                Some(self.schema(value))
+                Some(self.replace_schema(value))
             }
             // A pattern reveals content, and a replaced one would be invalid.
             _ => None,
@@ -116,7 +119,7 @@ impl ReplacementMaker {
 
     /// Redacts a reference within the schema: a segment after a keyword with names is a name. References
     /// elsewhere are dropped.
-    fn place(&self, place: &str) -> Option<String> {
+    fn reference(&self, place: &str) -> Option<String> {
         let mut made = String::from("#");
         let mut is_name = false;
         for part in place.strip_prefix('#')?.split('/').skip(1) {
@@ -125,7 +128,7 @@ impl ReplacementMaker {
                 || NESTED_KEYWORDS.contains(&part)
                 || part.parse::<u16>().is_ok();
             match (is_name, known) {
-                (true, _) => made.push_str(&self.name(part)),
+                (true, _) => made.push_str(&self.replace_name(part)),
                 (false, true) => made.push_str(part),
                 (false, false) => return None,
             }
@@ -152,19 +155,19 @@ mod tests {
             },
             "$defs": { "items": { "type": "string", "format": "date" } }, "x-secret": "secret",
         });
-        let other = made.schema(&schema);
+        let other = made.replace_schema(&schema);
         let text = other.to_string();
         for gone in ["secret", "qcity", "qunit", "qwhen", "123456", "987654"] {
             assert!(!text.contains(gone), "{gone}: {text}");
         }
-        let (city, items) = (made.name("qcity"), made.name("items"));
+        let (city, items) = (made.replace_name("qcity"), made.replace_name("items"));
         assert_eq!(other["required"], json!([city]));
         assert_eq!(other["properties"][&city]["type"], json!(["string", "null"]));
         assert_eq!(other["properties"][&city]["minLength"], 1);
-        assert_eq!(other["properties"][made.name("qwhen")]["$ref"], format!("#/$defs/{items}"));
+        assert_eq!(other["properties"][made.replace_name("qwhen")]["$ref"], format!("#/$defs/{items}"));
         assert_eq!(other["$defs"][&items], json!({ "type": "string", "format": "date" }));
-        assert_eq!(other["properties"][made.name("qunit")]["enum"].as_array().unwrap().len(), 3);
-        assert_eq!(other["properties"][made.name("type")]["anyOf"][1], json!({ "type": "integer" }));
+        assert_eq!(other["properties"][made.replace_name("qunit")]["enum"].as_array().unwrap().len(), 3);
+        assert_eq!(other["properties"][made.replace_name("type")]["anyOf"][1], json!({ "type": "integer" }));
         assert_eq!(other["additionalProperties"], json!(false));
     }
 }

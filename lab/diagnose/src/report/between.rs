@@ -8,8 +8,8 @@ use warden_experiment::between::{
 use warden_experiment::proof::{MetricRatio, ProofRuling};
 use warden_policies::{MemoryKind, phrases};
 
-use super::crash::runs;
-use super::proof::{change, name as metric_name, shown};
+use super::crash::runs_text;
+use super::proof::{change_text, metric_name, metric_value};
 
 /// A revision as shown to people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,13 +49,13 @@ const WHOLE_SLOWDOWN: f64 = 0.75;
 const TABLE_HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
 
 impl RevisionLabel {
-    fn short(&self) -> &str {
+    fn short_commit(&self) -> &str {
         self.commit.get(..SHORT_DIGITS).unwrap_or(&self.commit)
     }
 
     /// `b9602 (1593d5684, 2026-08-22)`
-    fn named(&self) -> String {
-        format!("{} ({}, {})", self.label, self.short(), self.date)
+    fn full_label(&self) -> String {
+        format!("{} ({}, {})", self.label, self.short_commit(), self.date)
     }
 }
 
@@ -63,9 +63,10 @@ impl BetweenReport {
     /// The findings, a line each.
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
-        let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
+        let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom_text);
         let did = if found.ill_is_newer == Some(false) { "ended" } else { "brought" };
-        let name = |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), RevisionLabel::named);
+        let name =
+            |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), RevisionLabel::full_label);
         let bounds = found.bounds.map(|(healthy, ill)| (healthy.min(ill), healthy.max(ill)));
         let mut lines = vec![match &found.outcome {
             RevisionOutcome::Found { revision } => {
@@ -102,7 +103,7 @@ impl BetweenReport {
                     .to_owned()
             }
             RevisionOutcome::Alike { sure } => small_difference_text(&found.differences)
-                .unwrap_or_else(|| alike(found.aim, *sure).to_owned()),
+                .unwrap_or_else(|| no_difference_text(found.aim, *sure).to_owned()),
             RevisionOutcome::NotAgain => {
                 "the crash did not come again, so nobody can see where it came from".to_owned()
             }
@@ -136,8 +137,8 @@ impl BetweenReport {
             }),
             _ => {}
         }
-        lines.extend(found.ratios.iter().map(speed));
-        lines.extend(found.differences.iter().take(MAX_NAMED).map(apart));
+        lines.extend(found.ratios.iter().map(speed_text));
+        lines.extend(found.differences.iter().take(MAX_NAMED).map(distance_text));
         lines
     }
 
@@ -146,7 +147,7 @@ impl BetweenReport {
         let judged = || self.conclusion.judged.iter();
         let third = |one: &&JudgedRevision| one.answers.as_ref().is_some_and(RevisionAnswers::is_third);
         if let Some(third) = judged().find(third) {
-            let name = self.line.get(third.revision).map(RevisionLabel::named)?;
+            let name = self.line.get(third.revision).map(RevisionLabel::full_label)?;
             return Some(format!(
                 "more than one revision changed answers, because {name} answers neither as the older end nor as the newer one; this is the \
                  first that differs from the older end"
@@ -167,7 +168,7 @@ impl BetweenReport {
     }
 
     /// Different answers of the ends; the first row is the head.
-    pub fn said(&self) -> Vec<Vec<String>> {
+    pub fn answer_rows(&self) -> Vec<Vec<String>> {
         let cut = |text: &str| {
             let short: String = text.chars().take(MAX_ANSWER_CHARS).collect();
             if short.len() < text.len() { format!("{short}…") } else { short }
@@ -188,7 +189,7 @@ impl BetweenReport {
             let text = |of: fn(&RevisionLabel) -> &str| revision.map_or("?", of).to_owned();
             vec![
                 text(|one| &one.label),
-                text(RevisionLabel::short),
+                text(RevisionLabel::short_commit),
                 text(|one| &one.date),
                 judgement_text(one),
                 (one.legs + one.runs.len()).to_string(),
@@ -200,7 +201,7 @@ impl BetweenReport {
 }
 
 /// `growth of host memory under same-image`
-pub(super) fn symptom(symptom: &RevisionSymptom) -> String {
+pub(super) fn symptom_text(symptom: &RevisionSymptom) -> String {
     match symptom {
         RevisionSymptom::Growth { track, .. } => {
             let memory = match track.series {
@@ -235,7 +236,7 @@ fn small_difference_text(differences: &[EndsDifference]) -> Option<String> {
 }
 
 /// Describes ends that do not differ.
-const fn alike(aim: RevisionAim, sure: bool) -> &'static str {
+const fn no_difference_text(aim: RevisionAim, sure: bool) -> &'static str {
     match (aim, sure) {
         (RevisionAim::Answers, true) => "both ends answer the same, so there is nothing to look for",
         (RevisionAim::Answers, false) => {
@@ -247,19 +248,19 @@ const fn alike(aim: RevisionAim, sure: bool) -> &'static str {
 }
 
 /// `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)), worse`
-fn speed(ratio: &MetricRatio) -> String {
-    let (older, newer) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
+fn speed_text(ratio: &MetricRatio) -> String {
+    let (older, newer) = (metric_value(ratio.metric, ratio.old), metric_value(ratio.metric, ratio.new));
     let ruling = match ratio.ruling {
         ProofRuling::Worse => ", slower",
         ProofRuling::Better => ", faster",
         ProofRuling::Same | ProofRuling::Unknown => "",
     };
     let name = metric_name(ratio.metric);
-    format!("{name}: {older} at the older end, {newer} at the newer one ({}){ruling}", change(ratio))
+    format!("{name}: {older} at the older end, {newer} at the newer one ({}){ruling}", change_text(ratio))
 }
 
 /// `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`
-fn apart(one: &EndsDifference) -> String {
+fn distance_text(one: &EndsDifference) -> String {
     let request = &one.request;
     match one.distance {
         Some(distance) if one.of > 0 => {
@@ -286,17 +287,17 @@ fn judgement_text(judged: &JudgedRevision) -> String {
         return format!("{stands}: {}", answers_text(said));
     }
     if !judged.runs.is_empty() {
-        return format!("{stands}: {}", runs(&judged.runs));
+        return format!("{stands}: {}", runs_text(&judged.runs));
     }
     match judged.judgement.as_ref().and_then(|found| found.with) {
-        Some(rate) => format!("{stands}: {} a request", phrases::grows(rate)),
+        Some(rate) => format!("{stands}: {} a request", phrases::growth_phrase(rate)),
         None => stands.to_owned(),
     }
 }
 
 /// `350.1 t/s, 97 % of the slowdown`
 fn pace_text(pace: &RevisionPace) -> String {
-    let seconds = shown(pace.metric, pace.seconds);
+    let seconds = metric_value(pace.metric, pace.seconds);
     // A revision faster than the faster end has no share.
     let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
     pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
@@ -503,7 +504,7 @@ mod tests {
             without(of(RevisionOutcome::Alike { sure: true }, &[])),
             without(of(RevisionOutcome::Alike { sure: false }, &[])),
         ];
-        let said: Vec<String> = all[0].said().into_iter().map(|row| row.join(" | ")).collect();
+        let said: Vec<String> = all[0].answer_rows().into_iter().map(|row| row.join(" | ")).collect();
         insta::assert_snapshot!(told(&all) + &said.join("\n"));
     }
 }

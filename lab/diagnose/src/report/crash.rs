@@ -8,7 +8,7 @@ use warden_experiment::survive::{SurvivalConclusion, SurvivalOutcome, SurvivalTr
 use warden_experiment::{LegFinding, Workload};
 
 use super::cure::{CommandChanges, TrialSwitch, UntriedSwitch, explained, left_out, names};
-use super::table::name;
+use super::table::leg_name;
 
 /// Result of the trials against the crash of one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,18 +28,18 @@ pub struct SurvivalReport {
 }
 
 /// Describes the crash in a sentence.
-pub(super) fn crashed(leg: &LegFinding, crash: &WorkloadCrash) -> String {
+pub(super) fn crash_text(leg: &LegFinding, crash: &WorkloadCrash) -> String {
     format!(
         "the server crashed under {} at request {}, {}: {}",
-        name(leg),
+        leg_name(leg),
         crash.at_request,
-        short(crash),
+        repeat_text(crash),
         crash.why
     )
 }
 
 /// Repetition of the crash, in a few words.
-pub(super) fn short(crash: &WorkloadCrash) -> String {
+pub(super) fn repeat_text(crash: &WorkloadCrash) -> String {
     let died = crash.runs.iter().filter(|run| run.died).count();
     match (crash.again, crash.runs.len()) {
         (CrashRecurrence::Always, all) => format!("every time ({died} of {all} further runs)"),
@@ -51,11 +51,11 @@ pub(super) fn short(crash: &WorkloadCrash) -> String {
 }
 
 /// Everything known about the crash, a line each; the last ones are the server's own.
-pub(super) fn lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String> {
-    let of = name(leg);
-    let mut lines = vec![crashed(leg, crash)];
+pub(super) fn crash_lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String> {
+    let of = leg_name(leg);
+    let mut lines = vec![crash_text(leg, crash)];
     if !crash.runs.is_empty() {
-        lines.push(format!("{of}: the same in fresh processes: {}", runs(&crash.runs)));
+        lines.push(format!("{of}: the same in fresh processes: {}", runs_text(&crash.runs)));
     }
     if !crash.lines.is_empty() {
         lines.push(format!("{of}: the last lines of the server:"));
@@ -65,7 +65,7 @@ pub(super) fn lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String> {
 }
 
 /// Describes runs: `died at request 22, 22 and 21; survived 184`.
-pub(super) fn runs(runs: &[CrashRun]) -> String {
+pub(super) fn runs_text(runs: &[CrashRun]) -> String {
     let list = |died: bool| {
         let all: Vec<String> =
             runs.iter().filter(|run| run.died == died).map(|run| run.requests.to_string()).collect();
@@ -96,7 +96,7 @@ impl SurvivalReport {
         if !found.without.is_empty() {
             rows.push(vec![
                 "(none)".to_owned(),
-                runs(&found.without),
+                runs_text(&found.without),
                 String::new(),
                 String::new(),
                 speed(found.tokens_per_second),
@@ -113,9 +113,9 @@ impl SurvivalReport {
                 }
                 _ => rows.push(vec![
                     name,
-                    runs(&trial.runs),
-                    does(trial).to_owned(),
-                    memory(trial),
+                    runs_text(&trial.runs),
+                    effect_text(trial).to_owned(),
+                    memory_text(trial),
                     speed(trial.tokens_per_second),
                 ]),
             }
@@ -146,14 +146,18 @@ impl SurvivalReport {
         }
         let cured = found.trials.iter().find(|trial| !found.cure.is_empty() && trial.switches == found.cure);
         if let Some(trial) = cured {
-            lines.push(format!("without it: {}; with it: {}", runs(&found.without), runs(&trial.runs)));
+            lines.push(format!(
+                "without it: {}; with it: {}",
+                runs_text(&found.without),
+                runs_text(&trial.runs)
+            ));
             if let Some(doubt) = found.doubt {
                 lines.push(format!(
                     "were the switch without effect, as much would be seen in {:.1} of 100 searches at most",
                     (doubt * 100.0).max(0.1)
                 ));
             }
-            let memory = memory(trial);
+            let memory = memory_text(trial);
             if !memory.is_empty() {
                 lines.push(format!("the memory of a process that survives: {memory}"));
             }
@@ -173,16 +177,16 @@ impl SurvivalReport {
                 "the search ended before its turn".to_owned()
             }
         };
-        left_out(&self.switches, &self.not_tried, self.tried(), &why)
+        left_out(&self.switches, &self.not_tried, self.tried_switches(), &why)
     }
 
-    fn tried(&self) -> impl Iterator<Item = &[usize]> {
+    fn tried_switches(&self) -> impl Iterator<Item = &[usize]> {
         self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
     /// Explanations of the tried switches, a line each.
-    pub fn explained(&self) -> Vec<String> {
-        explained(&self.switches, self.tried())
+    pub fn explanations(&self) -> Vec<String> {
+        explained(&self.switches, self.tried_switches())
     }
 
     /// Their names, quoted.
@@ -191,7 +195,7 @@ impl SurvivalReport {
     }
 }
 
-fn does(trial: &SurvivalTrial) -> &'static str {
+fn effect_text(trial: &SurvivalTrial) -> &'static str {
     match trial.does {
         SwitchEffect::Stops => "stops it",
         SwitchEffect::Nothing => "nothing",
@@ -199,7 +203,7 @@ fn does(trial: &SurvivalTrial) -> &'static str {
     }
 }
 
-fn memory(trial: &SurvivalTrial) -> String {
+fn memory_text(trial: &SurvivalTrial) -> String {
     let all = trial.memory.iter().map(|(series, verdict)| format!("{series} {}", verdict.as_str()));
     all.collect::<Vec<_>>().join(", ")
 }
@@ -212,10 +216,10 @@ mod tests {
     fn runs_are_told_with_the_request_at_which_each_died() {
         let run = |requests, died| CrashRun { requests, died };
         assert_eq!(
-            runs(&[run(22, true), run(21, true), run(184, false)]),
+            runs_text(&[run(22, true), run(21, true), run(184, false)]),
             "died at request 22 and 21; survived 184"
         );
-        assert_eq!(runs(&[run(3, true)]), "died at request 3");
-        assert_eq!(runs(&[run(9, false), run(8, false), run(7, false)]), "survived 9, 8 and 7");
+        assert_eq!(runs_text(&[run(3, true)]), "died at request 3");
+        assert_eq!(runs_text(&[run(9, false), run(8, false), run(7, false)]), "survived 9, 8 and 7");
     }
 }

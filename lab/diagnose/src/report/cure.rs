@@ -6,10 +6,10 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 use warden_experiment::bisect::{CureConclusion, CureOutcome, SwitchCost, TrialReport, WorkloadMemory};
 use warden_experiment::sequential::{SwitchEffect, SwitchJudgement};
-use warden_policies::phrases::grows;
+use warden_policies::phrases::growth_phrase;
 use warden_supervisor::ServerCommand;
 
-use crate::shell::quoted;
+use crate::shell::quote_word;
 
 /// Result of a bisection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,15 +56,15 @@ impl CommandChanges {
     }
 
     /// A shell command line, with `…` for the existing command.
-    pub fn line(&self) -> String {
+    pub fn command_line(&self) -> String {
         let mut words: Vec<String> = Vec::new();
         if !self.env_remove.is_empty() {
             words.push("env".to_owned());
-            words.extend(self.env_remove.iter().flat_map(|name| ["-u".to_owned(), quoted(name)]));
+            words.extend(self.env_remove.iter().flat_map(|name| ["-u".to_owned(), quote_word(name)]));
         }
-        words.extend(self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value))));
+        words.extend(self.env.iter().map(|(name, value)| format!("{name}={}", quote_word(value))));
         words.extend(["llama-server".to_owned(), "…".to_owned()]);
-        words.extend(self.args.iter().map(|word| quoted(word)));
+        words.extend(self.args.iter().map(|word| quote_word(word)));
         words.join(" ")
     }
 }
@@ -117,7 +117,7 @@ impl CureReport {
                     growth_text(found.with),
                     remaining_text(found),
                     found.does.as_str().to_owned(),
-                    first(speed(&trial.cost)),
+                    first(speed_change_text(&trial.cost)),
                 ]);
             }
         }
@@ -164,7 +164,7 @@ impl CureReport {
                     growth_text(found.with)
                 ));
             }
-            lines.push(format!("its cost: {}", cost(&trial.cost)));
+            lines.push(format!("its cost: {}", cost_text(&trial.cost)));
         }
         if conclusion.cure.len() > 1 {
             for (track, set) in
@@ -200,16 +200,16 @@ impl CureReport {
                 "the search ended before its turn".to_owned()
             }
         };
-        left_out(&self.switches, &self.not_tried, self.tried(), &why)
+        left_out(&self.switches, &self.not_tried, self.tried_switches(), &why)
     }
 
-    fn tried(&self) -> impl Iterator<Item = &[usize]> {
+    fn tried_switches(&self) -> impl Iterator<Item = &[usize]> {
         self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
     /// Explanations of the tried switches, a line each.
-    pub fn explained(&self) -> Vec<String> {
-        explained(&self.switches, self.tried())
+    pub fn explanations(&self) -> Vec<String> {
+        explained(&self.switches, self.tried_switches())
     }
 
     /// The trial of exactly these switches.
@@ -275,19 +275,19 @@ pub(super) fn left_out<'a>(
 }
 
 fn growth_text(bytes: Option<f64>) -> String {
-    bytes.map_or_else(|| "?".to_owned(), grows)
+    bytes.map_or_else(|| "?".to_owned(), growth_phrase)
 }
 
 fn remaining_text(found: &SwitchJudgement) -> String {
     found.share.map_or_else(|| "?".to_owned(), |share| format!("{:.0} %", (share.value * 100.0).max(0.0)))
 }
 
-fn speed(cost: &SwitchCost) -> String {
+fn speed_change_text(cost: &SwitchCost) -> String {
     cost.tokens_per_second.map_or_else(String::new, |rate| format!("{:+.1} %", rate.change() * 100.0))
 }
 
 /// Describes the cost of a set of switches.
-pub(crate) fn cost(cost: &SwitchCost) -> String {
+pub(crate) fn cost_text(cost: &SwitchCost) -> String {
     let rate = cost.tokens_per_second.map(|rate| {
         format!(
             "tokens per second {:+.1} % ({:.1} without it, {:.1} with it)",
@@ -318,7 +318,7 @@ mod tests {
             args: words(args),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             env_remove: words(away),
-            ..ServerCommand::bare("llama-server".into())
+            ..ServerCommand::from_binary("llama-server".into())
         }
     }
 
@@ -331,7 +331,7 @@ mod tests {
             &["X", "Y"],
         );
         let added = CommandChanges::between(&old, &new);
-        assert_eq!(added.line(), r#"env -u Y B='2 3' llama-server … --flag "it's" --last 1"#);
+        assert_eq!(added.command_line(), r#"env -u Y B='2 3' llama-server … --flag "it's" --last 1"#);
         assert_eq!(CommandChanges::between(&old, &old), CommandChanges::default());
     }
 }

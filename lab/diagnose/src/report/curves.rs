@@ -6,31 +6,31 @@ use warden_pages::plot::{
     PlotMark, PlotMarkKind,
 };
 use warden_policies::recycle::MemoryBudget;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::{BackendSample, ByteSize, MemoryKind, phrases, secrets};
 
-use super::table::name;
+use super::table::leg_name;
 use super::{DiagnoseReport, LegReport};
 
 /// The plot of one memory of a leg.
-pub(super) fn plot(report: &DiagnoseReport, leg: &LegReport, found: &SeriesFinding) -> LinePlot {
+pub(super) fn memory_plot(report: &DiagnoseReport, leg: &LegReport, found: &SeriesFinding) -> LinePlot {
     let series = found.series;
     let budget = report.budgets.iter().find(|one| one.series == series).map(|one| one.budget);
     LinePlot {
-        title: format!("{} under {}", warden_pages::words::memory(series), name(&leg.finding)),
-        curves: curves(&leg.readings, series),
+        title: format!("{} under {}", warden_pages::words::memory_name(series), leg_name(&leg.finding)),
+        curves: reading_curves(&leg.readings, series),
         laws: law_line(leg, found).into_iter().collect(),
-        limits: limits(budget.unwrap_or_default()),
+        limits: budget_limits(budget.unwrap_or_default()),
         areas: declared_area(leg, found).into_iter().collect(),
-        marks: marks(leg, found),
+        marks: event_marks(leg, found),
         ..LinePlot::default()
     }
 }
 
-fn curves(readings: &[LegReading], series: MemoryKind) -> Vec<PlotCurve> {
+fn reading_curves(readings: &[LegReading], series: MemoryKind) -> Vec<PlotCurve> {
     let levels = |of: &dyn Fn(&BackendSample) -> Option<u64>| -> Vec<PlotLevel> {
         let level = |reading: &LegReading| {
-            Some(PlotLevel::exact(exact(reading.sample.work.requests), exact(of(&reading.sample)?)))
+            Some(PlotLevel::exact(as_f64(reading.sample.work.requests), as_f64(of(&reading.sample)?)))
         };
         readings.iter().filter_map(level).collect()
     };
@@ -48,18 +48,18 @@ fn curves(readings: &[LegReading], series: MemoryKind) -> Vec<PlotCurve> {
 
 fn law_line(leg: &LegReport, found: &SeriesFinding) -> Option<PlotLaw> {
     let slope = found.per_request?;
-    let line = FittedLine::through(found.series, &leg.readings, slope)?;
+    let line = FittedLine::through_readings(found.series, &leg.readings, slope)?;
     let level = |x: f64| {
-        let at = line.at(x);
+        let at = line.value_at(x);
         PlotLevel { x, low: at.low, value: at.value, high: at.high }
     };
     // The band is narrowest in the middle.
     let levels = vec![level(line.from), level(f64::midpoint(line.from, line.to)), level(line.to)];
-    Some(PlotLaw { name: format!("the law: {}", phrases::slope(&slope)), levels })
+    Some(PlotLaw { name: format!("the law: {}", phrases::slope_phrase(&slope)), levels })
 }
 
-fn limits(budget: MemoryBudget) -> Vec<PlotLimit> {
-    let limit = |kind, bytes: Option<u64>| Some(PlotLimit::new(kind, exact(bytes?)));
+fn budget_limits(budget: MemoryBudget) -> Vec<PlotLimit> {
+    let limit = |kind, bytes: Option<u64>| Some(PlotLimit::new(kind, as_f64(bytes?)));
     [limit(PlotLimitKind::Soft, budget.soft), limit(PlotLimitKind::Hard, budget.hard)]
         .into_iter()
         .flatten()
@@ -69,9 +69,9 @@ fn limits(budget: MemoryBudget) -> Vec<PlotLimit> {
 /// Declared caches that are not measured, drawn above the first reading.
 fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
     let most = leg.readings.iter().map(|reading| reading.allowed).max().filter(|most| *most > 0)?;
-    let foot = exact(found.first);
+    let foot = as_f64(found.first);
     let level = |reading: &LegReading| {
-        PlotLevel::between(exact(reading.sample.work.requests), foot, foot + exact(reading.allowed))
+        PlotLevel::between(as_f64(reading.sample.work.requests), foot, foot + as_f64(reading.allowed))
     };
     (found.series == MemoryKind::Host).then(|| PlotArea {
         kind: AreaKind::Declared,
@@ -81,11 +81,11 @@ fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
 }
 
 /// Events of a leg that concern this memory.
-fn marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
+fn event_marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
     let mut marks = Vec::new();
     // The last words of a server may quote a key.
     let mut mark = |requests: u64, kind, why: String| {
-        marks.push(PlotMark { x: exact(requests), kind, why: secrets::text(&why) });
+        marks.push(PlotMark { x: as_f64(requests), kind, why: secrets::redact_text(&why) });
     };
     if let Some(first) = leg.readings.first() {
         let why =
@@ -123,7 +123,7 @@ fn marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
     // A crash during a request lies one request beyond the last reading, where the plot has ended.
     let end = leg.readings.last().map_or(0, |reading| reading.sample.work.requests);
     for mark in &mut marks {
-        mark.x = mark.x.min(exact(end));
+        mark.x = mark.x.min(as_f64(end));
     }
     marks
 }

@@ -15,13 +15,13 @@ const FAILURES_MARK: &str = " requests in a row failed: ";
 
 impl DiagnoseReport {
     /// A copy of the report for other readers.
-    pub(super) fn discreet(&self) -> Self {
+    pub(super) fn without_quotations(&self) -> Self {
         let mut report = self.clone();
         for refused in report.legs.iter_mut().filter_map(|leg| leg.refused.as_mut()) {
-            refused.why = secrets::text(&refused.why);
+            refused.why = secrets::redact_text(&refused.why);
         }
         for one in &mut report.skipped {
-            one.why = secrets::text(&one.why);
+            one.why = secrets::redact_text(&one.why);
         }
         // The last words of a server may quote a key.
         for finding in report.legs.iter_mut().map(|leg| &mut leg.finding) {
@@ -30,47 +30,47 @@ impl DiagnoseReport {
             | LegEnd::Failed { why }
             | LegEnd::OutOfMemory { why } = &mut finding.ended
             {
-                *why = secrets::text(why);
+                *why = secrets::redact_text(why);
             }
             if let Some(crash) = &mut finding.crash {
-                crash.why = secrets::text(&crash.why);
-                crash.lines.iter_mut().for_each(|line| *line = secrets::text(line));
+                crash.why = secrets::redact_text(&crash.why);
+                crash.lines.iter_mut().for_each(|line| *line = secrets::redact_text(line));
             }
         }
         let mut replayed = false;
         for leg in report.legs.iter_mut().filter(|leg| leg.finding.workload == Workload::Replay) {
             replayed = true;
             if let Some(refused) = &mut leg.refused {
-                refused.why = beginning(&refused.why);
+                refused.why = without_quotation(&refused.why);
             }
             if let LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } =
                 &mut leg.finding.ended
             {
-                *why = beginning(why);
+                *why = without_quotation(why);
             }
             if let Some(crash) = &mut leg.finding.crash {
-                crash.why = beginning(&crash.why);
+                crash.why = without_quotation(&crash.why);
                 crash.lines.clear();
             }
         }
         for one in report.skipped.iter_mut().filter(|one| one.workload == Workload::Replay) {
-            one.why = beginning(&one.why);
+            one.why = without_quotation(&one.why);
         }
         let conclusion = report.cure.as_mut().map(|cure| &mut cure.conclusion);
         if let Some(conclusion) = conclusion.filter(|_| replayed) {
             for why in conclusion.trials.iter_mut().filter_map(|trial| trial.crashed.as_mut()) {
-                *why = beginning(why);
+                *why = without_quotation(why);
             }
             if let CureOutcome::BaselineFailed { why } = &mut conclusion.outcome {
-                *why = beginning(why);
+                *why = without_quotation(why);
             }
         }
         for one in report.survival.iter_mut().filter(|one| one.workload == Workload::Replay) {
             for why in one.conclusion.trials.iter_mut().filter_map(|trial| trial.failed.as_mut()) {
-                *why = beginning(why);
+                *why = without_quotation(why);
             }
             if let survive::SurvivalOutcome::BaselineFailed { why } = &mut one.conclusion.outcome {
-                *why = beginning(why);
+                *why = without_quotation(why);
             }
         }
         report
@@ -78,7 +78,7 @@ impl DiagnoseReport {
 }
 
 /// The status, and the text before a possible quotation.
-fn beginning(why: &str) -> String {
+fn without_quotation(why: &str) -> String {
     let is_status = |end: &str| end.strip_suffix(')').is_some_and(|number| number.parse::<u16>().is_ok());
     let (said, status) = match why.rsplit_once(" (status ") {
         Some((said, end)) if is_status(end) => (said, format!(" (status {end}")),
@@ -114,8 +114,8 @@ mod tests {
             ("no such tool \"secret\" (status secret)", "no such tool"),
             ("no images (status 500)", "no images (status 500)"),
         ] {
-            assert_eq!(beginning(why), kept);
+            assert_eq!(without_quotation(why), kept);
         }
-        assert_eq!(beginning(&"ф".repeat(500)).chars().count(), MAX_KEPT_CHARS);
+        assert_eq!(without_quotation(&"ф".repeat(500)).chars().count(), MAX_KEPT_CHARS);
     }
 }

@@ -17,7 +17,7 @@ use warden_policies::defaults::Diagnose;
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::secrets;
 
-use super::reproduce::{ScriptEnvironment, ScriptRequests, requests, script, visiting};
+use super::reproduce::{ScriptEnvironment, ScriptRequests, growth_script, request_script, workload_requests};
 use super::{DiagnoseReport, LegReport};
 use crate::proof::PublishedRequest;
 use crate::replay::RequestRecording;
@@ -63,7 +63,7 @@ pub(super) enum ScriptSubject<'a> {
 
 /// A foreign file in a folder that a report, with or without its script, would replace; `None` if there is
 /// none.
-pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
+pub fn foreign_file_in(path: &Path, with_script: bool) -> Option<PathBuf> {
     let ours = |file: &Path| {
         let text = std::fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         text.is_ok_and(|text| text.contains("llama-warden") || text.contains("\"warden\""))
@@ -84,10 +84,10 @@ impl DiagnoseReport {
     pub fn write_folder(&self, path: &Path, folder: &ReportFolder<'_>) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         remove_script(path)?;
-        let told = self.discreet();
+        let told = self.without_quotations();
         let leg = self.worst();
         let all = match leg {
-            Some(leg) => requests(leg.finding.workload, folder, leg.finding.crash.as_ref()),
+            Some(leg) => workload_requests(leg.finding.workload, folder, leg.finding.crash.as_ref()),
             None => ScriptRequests::from(folder.visit),
         };
         let showing = match leg {
@@ -96,7 +96,7 @@ impl DiagnoseReport {
             None => ScriptSubject::Requests,
         };
         let is_shown = !matches!(showing, ScriptSubject::Nothing);
-        if let Some(file) = foreign_in(path, is_shown) {
+        if let Some(file) = foreign_file_in(path, is_shown) {
             return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
         }
         if is_shown {
@@ -107,14 +107,14 @@ impl DiagnoseReport {
             }
             let setting = ScriptEnvironment { removed: folder.removed, directory: folder.directory };
             let text = match leg {
-                Some(leg) => script(&self.about, &leg.finding, &all, &setting),
-                None => visiting(&self.about, self.between.as_ref(), &all, &setting),
+                Some(leg) => growth_script(&self.about, &leg.finding, &all, &setting),
+                None => request_script(&self.about, self.between.as_ref(), &all, &setting),
             };
             std::fs::write(path.join(SCRIPT_FILE), text)?;
         }
-        std::fs::write(path.join("report.md"), told.markdown(showing))?;
+        std::fs::write(path.join("report.md"), told.to_markdown(showing))?;
         std::fs::write(path.join("report.html"), self.html())?;
-        let shown = serde_json::to_value(&told).map(secrets::json);
+        let shown = serde_json::to_value(&told).map(secrets::redact_json);
         let mut json =
             shown.and_then(|shown| serde_json::to_string_pretty(&shown)).map_err(io::Error::other)?;
         json.push('\n');

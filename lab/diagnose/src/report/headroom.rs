@@ -58,7 +58,7 @@ impl HeadroomReport {
             let half = curve.truncated_at(tokens / 2);
             let from = half.as_ref().and_then(|half| half.points().last().copied());
             if let (Some(half), Some((from, _))) = (half, from) {
-                let (predicted, measured) = (half.at(tokens, 1), curve.at(tokens, 1));
+                let (predicted, measured) = (half.bytes_at(tokens, 1), curve.bytes_at(tokens, 1));
                 report.foretold.push(PromptPrediction {
                     series: series.series,
                     from,
@@ -72,12 +72,12 @@ impl HeadroomReport {
     }
 
     /// Returns true if the configuration can run out of a memory, or did.
-    pub fn short(&self) -> bool {
+    pub fn can_run_out(&self) -> bool {
         self.touched.broke.is_some() || self.verdicts.iter().any(|verdict| verdict.fits() == Some(false))
     }
 
     /// Figures to start with for the next process of the same build, model and arguments.
-    pub fn learnt(&self) -> ExperimentNeeds {
+    pub fn learned_prices(&self) -> ExperimentNeeds {
         ExperimentNeeds {
             prices: self.verdicts.iter().map(|verdict| verdict.price).collect(),
             worst: self.verdicts.iter().map(|verdict| (verdict.series, verdict.worst)).collect(),
@@ -126,8 +126,11 @@ impl HeadroomReport {
         };
         lines.extend(self.verdicts.iter().filter_map(context));
         if let Some(broke) = &self.touched.broke {
-            let times =
-                if broke.together > 1 { format!("{} prompts of ", broke.together) } else { String::new() };
+            let times = if broke.concurrent > 1 {
+                format!("{} prompts of ", broke.concurrent)
+            } else {
+                String::new()
+            };
             lines.push(format!(
                 "the server did not bear {times}{} tokens: {}; what is said beyond the length before it is foretold",
                 grouped(broke.tokens),

@@ -7,21 +7,21 @@ use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ByteSize, phrases};
 
 use super::summary::{OverallResult, headline};
-use super::table::{name, rows, verdict};
+use super::table::{leg_name, table_rows, verdict_cell};
 use super::{CureReport, DiagnoseReport, LegReport, UntriedSwitch};
 use super::{curves, table};
 
-pub(super) fn page(report: &DiagnoseReport) -> String {
+pub(super) fn report_page(report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = report.legs.iter().map(|leg| &leg.finding).collect();
     let mut html = Html::new();
     html.element("h1", &[], "llama-warden diagnose");
-    let outlook = OverallResult::of(report);
+    let outlook = OverallResult::from_report(report);
     html.element("p", &[("class", &format_args!("lead {}", outlook.tone().class()))], outlook.sentence());
     html.list(headline(report));
     setup_facts(report, &mut html);
     if !findings.is_empty() || !report.skipped.is_empty() {
         html.element("h2", &[], "What was measured");
-        table(&mut html, &rows(&findings, &report.skipped));
+        write_table(&mut html, &table_rows(&findings, &report.skipped));
         html.list(report.notes());
         verdict_meanings(&findings, &mut html);
     }
@@ -34,23 +34,23 @@ pub(super) fn page(report: &DiagnoseReport) -> String {
     for one in &report.survival {
         html.element("h2", &[], format_args!("What stops the crash under {}", one.workload));
         html.list(one.sentences());
-        table(&mut html, &one.rows());
-        html.list(one.explained());
+        write_table(&mut html, &one.rows());
+        html.list(one.explanations());
         write_untried(&mut html, &one.left_out());
     }
     if let Some(between) = &report.between {
         html.element("h2", &[], "Which revision");
         html.list(between.sentences());
-        table(&mut html, &between.rows());
-        let said = between.said();
+        write_table(&mut html, &between.rows());
+        let said = between.answer_rows();
         if said.len() > 1 {
             html.element("h2", &[], "What the ends answer");
-            table(&mut html, &said);
+            write_table(&mut html, &said);
         }
     }
     if let Some(headroom) = &report.headroom {
         html.element("h2", &[], "The largest prompts");
-        table(&mut html, &headroom.rows());
+        write_table(&mut html, &headroom.rows());
         html.list(headroom.sentences());
     }
     if !report.attribution.is_empty() {
@@ -79,13 +79,13 @@ fn verdict_meanings(findings: &[&LegFinding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
     let found = words::ALL_VERDICTS
         .into_iter()
-        .filter(|verdict| all().any(|series| table::verdict(series) == verdict.as_str()));
+        .filter(|verdict| all().any(|series| table::verdict_cell(series) == verdict.as_str()));
     let found: Vec<GrowthVerdict> = found.collect();
     if found.is_empty() {
         return;
     }
     html.element("h3", &[], "What the words mean");
-    let verdicts = found.into_iter().map(|verdict| (verdict.as_str(), words::verdict(verdict)));
+    let verdicts = found.into_iter().map(|verdict| (verdict.as_str(), words::explain_verdict(verdict)));
     html.terms(
         verdicts.chain(words::PLOT_TERMS.into_iter().filter(|(word, _)| ["law", "declared"].contains(word))),
     );
@@ -96,8 +96,8 @@ fn write_comparison(cure: &CureReport, html: &mut Html) {
     html.list(cure.sentences());
     let rows = cure.rows();
     if rows.len() > 1 {
-        table(html, &rows);
-        html.list(cure.explained());
+        write_table(html, &rows);
+        html.list(cure.explanations());
     }
     write_untried(html, &cure.left_out());
 }
@@ -112,7 +112,7 @@ fn write_untried(html: &mut Html, left_out: &[UntriedSwitch]) {
 }
 
 /// A table; the first row is the head.
-fn table(html: &mut Html, rows: &[Vec<String>]) {
+fn write_table(html: &mut Html, rows: &[Vec<String>]) {
     let Some((head, body)) = rows.split_first() else { return };
     html.within("div", &[("class", &"scroll"), ("tabindex", &0)], |scroll| {
         scroll.within("table", &[], |table| {
@@ -130,7 +130,7 @@ fn table(html: &mut Html, rows: &[Vec<String>]) {
                             // The last cell of a short row spans the remaining columns.
                             let last = column + 1 == row.len();
                             let wide = if last { head.len().saturating_sub(column).max(1) } else { 1 };
-                            cell(cells, value, wide);
+                            write_cell(cells, value, wide);
                         }
                     });
                 }
@@ -139,7 +139,7 @@ fn table(html: &mut Html, rows: &[Vec<String>]) {
     });
 }
 
-fn cell(row: &mut Html, value: &str, wide: usize) {
+fn write_cell(row: &mut Html, value: &str, wide: usize) {
     let known = words::ALL_VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
     let says: warden_pages::html::HtmlAttributes<'_> =
         if wide > 1 { &[("colspan", &wide), ("class", &"says")] } else { &[] };
@@ -153,13 +153,13 @@ fn cell(row: &mut Html, value: &str, wide: usize) {
 
 fn write_plots(report: &DiagnoseReport, leg: &LegReport, html: &mut Html) {
     let finding = &leg.finding;
-    html.element("h2", &[], name(finding));
+    html.element("h2", &[], leg_name(finding));
     html.element(
         "p",
         &[],
         format_args!(
             "{}; {} requests, {} images, {} prompt tokens evaluated, {} tokens generated",
-            finding.workload.what(),
+            finding.workload.description(),
             finding.requests,
             finding.work.images,
             finding.work.prompt_tokens,
@@ -167,15 +167,16 @@ fn write_plots(report: &DiagnoseReport, leg: &LegReport, html: &mut Html) {
         ),
     );
     for found in &finding.series {
-        html.raw(&curves::plot(report, leg, found).figure(&caption(found)));
+        html.raw(&curves::memory_plot(report, leg, found).figure(&plot_caption(found)));
     }
 }
 
-fn caption(found: &SeriesFinding) -> Html {
+fn plot_caption(found: &SeriesFinding) -> Html {
     let mut words = Html::new();
-    words.text(format_args!("{}: ", words::memory(found.series)));
-    words.raw(&badge(words::verdict_tone(found.verdict), verdict(found)));
-    let slope = found.per_request.map_or_else(String::new, |slope| format!(", {}", phrases::slope(&slope)));
+    words.text(format_args!("{}: ", words::memory_name(found.series)));
+    words.raw(&badge(words::verdict_tone(found.verdict), verdict_cell(found)));
+    let slope =
+        found.per_request.map_or_else(String::new, |slope| format!(", {}", phrases::slope_phrase(&slope)));
     words.text(format_args!("{slope}, from {} to {}", ByteSize(found.first), ByteSize(found.last)));
     words
 }

@@ -4,20 +4,20 @@ use std::fmt::Write as _;
 
 use warden_experiment::LegFinding;
 use warden_policies::phrases;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use super::folder::ScriptSubject;
 use super::summary::{OverallResult, headline};
-use super::table::{MIB, name, rows};
+use super::table::{MIB, leg_name, table_rows};
 use super::{
     BetweenReport, CureReport, DiagnoseReport, HeadroomReport, LegReport, SurvivalReport, UntriedSwitch,
 };
 
 impl DiagnoseReport {
     /// The report as Markdown. `shows`: subject of the script next to it. Writing to a `String` cannot fail.
-    pub(super) fn markdown(&self, shows: ScriptSubject<'_>) -> String {
+    pub(super) fn to_markdown(&self, shows: ScriptSubject<'_>) -> String {
         let mut text = String::new();
-        let head = match OverallResult::of(self) {
+        let head = match OverallResult::from_report(self) {
             OverallResult::Crashes => "A crash of llama-server",
             OverallResult::Leaks => "Memory of llama-server grows",
             OverallResult::Suspected => "Memory of llama-server may grow",
@@ -31,8 +31,8 @@ impl DiagnoseReport {
         let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
         let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));
         write_list(&mut text, &headline(self));
-        self.versions(&mut text);
-        self.measured(&mut text);
+        self.write_versions(&mut text);
+        self.write_measurements(&mut text);
         if let Some(cure) = &self.cure {
             write_comparison(&mut text, cure);
         }
@@ -55,7 +55,7 @@ impl DiagnoseReport {
         text
     }
 
-    fn versions(&self, text: &mut String) {
+    fn write_versions(&self, text: &mut String) {
         let about = &self.about;
         let _ = writeln!(text, "\n## Versions\n\n| what | which |\n|---|---|");
         let devices =
@@ -70,19 +70,22 @@ impl DiagnoseReport {
         let under = about.under.iter().map(|tool| ("run under".to_owned(), tool.clone()));
         for (name, value) in own.chain(under).chain(about.system.iter().cloned()).chain(devices) {
             if !value.is_empty() {
-                let _ = writeln!(text, "| {name} | {} |", cell(&value));
+                let _ = writeln!(text, "| {name} | {} |", escape_cell(&value));
             }
         }
         let _ = writeln!(text, "\n```\n{}\n```", about.command_line());
     }
 
-    fn measured(&self, text: &mut String) {
+    fn write_measurements(&self, text: &mut String) {
         let findings: Vec<&LegFinding> = self.legs.iter().map(|leg| &leg.finding).collect();
         if findings.is_empty() && self.skipped.is_empty() {
             return;
         }
-        let _ =
-            writeln!(text, "\n## What was measured\n\n{}", markdown_table(&rows(&findings, &self.skipped)));
+        let _ = writeln!(
+            text,
+            "\n## What was measured\n\n{}",
+            markdown_table(&table_rows(&findings, &self.skipped))
+        );
         if !findings.is_empty() {
             let _ = writeln!(
                 text,
@@ -97,13 +100,13 @@ impl DiagnoseReport {
                 let _ = writeln!(
                     text,
                     "- {} {}: {}, {} over {} requests, from {:.0} to {:.0} MiB",
-                    name(finding),
+                    leg_name(finding),
                     found.series,
                     if found.is_too_short() { "too few readings" } else { found.verdict.as_str() },
-                    phrases::slope(slope),
+                    phrases::slope_phrase(slope),
                     finding.requests,
-                    exact(found.first) / MIB,
-                    exact(found.last) / MIB
+                    as_f64(found.first) / MIB,
+                    as_f64(found.last) / MIB
                 );
             }
         }
@@ -151,7 +154,7 @@ fn write_comparison(text: &mut String, cure: &CureReport) {
     if rows.len() > 1 {
         let _ = writeln!(text, "\n{}", markdown_table(&rows));
     }
-    write_list(text, &cure.explained());
+    write_list(text, &cure.explanations());
     write_untried(text, &cure.left_out());
 }
 
@@ -159,7 +162,7 @@ fn write_survival(text: &mut String, one: &SurvivalReport) {
     let _ = writeln!(text, "\n## What stops the crash under {}\n", one.workload);
     write_list(text, &one.sentences());
     let _ = writeln!(text, "\n{}", markdown_table(&one.rows()));
-    write_list(text, &one.explained());
+    write_list(text, &one.explanations());
     write_untried(text, &one.left_out());
 }
 
@@ -174,7 +177,7 @@ fn write_revisions(text: &mut String, between: &BetweenReport) {
     let _ = writeln!(text, "\n## Which revision\n\n- Of {}", between.repository);
     write_list(text, &between.sentences());
     let _ = writeln!(text, "\n{}", markdown_table(&between.rows()));
-    let said = between.said();
+    let said = between.answer_rows();
     if said.len() > 1 {
         let _ = writeln!(text, "### What the ends answer\n\n{}", markdown_table(&said));
     }
@@ -196,7 +199,8 @@ fn markdown_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();
     for (at, row) in rows.iter().enumerate() {
-        let cells = (0..columns).map(|column| row.get(column).map_or(String::new(), |text| cell(text)));
+        let cells =
+            (0..columns).map(|column| row.get(column).map_or(String::new(), |text| escape_cell(text)));
         let _ = writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | "));
         if at == 0 {
             let _ = writeln!(text, "|{}", "---|".repeat(columns));
@@ -205,6 +209,6 @@ fn markdown_table(rows: &[Vec<String>]) -> String {
     text
 }
 
-fn cell(text: &str) -> String {
+fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -26,13 +26,13 @@ use warden_supervisor::{DeviceView, ServerCommand};
 pub use self::between::{BetweenReport, RevisionLabel};
 pub use self::crash::SurvivalReport;
 pub use self::cure::{CommandChanges, CureReport, TrialSwitch, UntriedSwitch};
-pub use self::folder::{ReportFolder, foreign_in};
+pub use self::folder::{ReportFolder, foreign_file_in};
 pub use self::headroom::{HeadroomReport, PromptPrediction};
 pub use self::proof::ProofReport;
-pub use self::table::{notes, refusal, rows};
+pub use self::table::{leg_notes, refusal_note, table_rows};
 use crate::experiment::{ExperimentOutcome, SkippedWorkload};
 use crate::leg::RefusedRequests;
-use crate::shell::quoted;
+use crate::shell::quote_word;
 
 /// Setup of the experiment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,21 +89,21 @@ impl ExperimentSetup {
     #[must_use]
     pub fn with_command(mut self, command: &ServerCommand) -> Self {
         // A model without a name is named by its address.
-        self.model = secrets::addresses(&self.model);
+        self.model = secrets::redact_addresses(&self.model);
         self.binary = command.binary.display().to_string();
         if !command.wrapper.is_empty() {
             self = self.with_tool(&command.wrapper);
         }
-        self.args = secrets::arguments(&command.args);
-        self.env = command.env.iter().map(|(name, value)| secrets::variable(name, value)).collect();
+        self.args = secrets::redact_arguments(&command.args);
+        self.env = command.env.iter().map(|(name, value)| secrets::redact_variable(name, value)).collect();
         self
     }
 
     /// Adds a tool that the command ran under, without its secrets.
     #[must_use]
     pub fn with_tool(mut self, words: &[String]) -> Self {
-        let words = secrets::tool(words);
-        let all = self.under.take().into_iter().chain(words.iter().map(|word| quoted(word)));
+        let words = secrets::redact_tool(words);
+        let all = self.under.take().into_iter().chain(words.iter().map(|word| quote_word(word)));
         self.under = Some(all.collect::<Vec<_>>().join(" "));
         self
     }
@@ -118,16 +118,19 @@ impl ExperimentSetup {
                 && !other.into_iter().any(|known| known == name)
         };
         let own = variables.iter().filter(|(name, _)| counts(name));
-        self.inherited = own.map(|(name, value)| secrets::variable(name, value)).collect();
+        self.inherited = own.map(|(name, value)| secrets::redact_variable(name, value)).collect();
         self.inherited.sort();
         self
     }
 
     /// The command line as typed.
     pub(crate) fn command_line(&self) -> String {
-        let env =
-            self.inherited.iter().chain(&self.env).map(|(name, value)| format!("{name}={}", quoted(value)));
-        let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quoted(word));
+        let env = self
+            .inherited
+            .iter()
+            .chain(&self.env)
+            .map(|(name, value)| format!("{name}={}", quote_word(value)));
+        let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quote_word(word));
         env.chain(self.under.clone()).chain(words).collect::<Vec<_>>().join(" ")
     }
 }
@@ -239,11 +242,12 @@ impl DiagnoseReport {
     /// Notes on the table, a line each.
     pub fn notes(&self) -> Vec<String> {
         let findings: Vec<&LegFinding> = self.legs.iter().map(|leg| &leg.finding).collect();
-        let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
+        let refused =
+            self.legs.iter().filter_map(|leg| Some(refusal_note(&leg.finding, leg.refused.as_ref()?)));
         let unknown = self.vram_unknown().map(|why| format!("VRAM is not known: {why}"));
-        let all = notes(&findings).into_iter().chain(refused).chain(unknown);
+        let all = leg_notes(&findings).into_iter().chain(refused).chain(unknown);
         // The errors of a server may quote a key.
-        all.map(|note| secrets::text(&note)).collect()
+        all.map(|note| secrets::redact_text(&note)).collect()
     }
 
     /// Why VRAM of a leg is unknown, if it should be known.
@@ -253,7 +257,7 @@ impl DiagnoseReport {
 
     /// A self-contained page: no script, no font, no network.
     pub fn html(&self) -> String {
-        html::page(&self.discreet())
+        html::report_page(&self.without_quotations())
     }
 }
 

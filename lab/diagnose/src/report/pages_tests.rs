@@ -32,7 +32,7 @@ fn cells(rows: &[Vec<String>]) -> String {
 fn told(outcome: &ExperimentOutcome) -> String {
     let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let report = DiagnoseReport::new(ExperimentSetup::default(), outcome);
-    cells(&rows(&findings, &outcome.skipped)) + "\n" + &lines(report.notes())
+    cells(&table_rows(&findings, &outcome.skipped)) + "\n" + &lines(report.notes())
 }
 
 fn of(legs: Vec<LegResult>) -> ExperimentOutcome {
@@ -82,7 +82,7 @@ fn what_keeps_a_leg_from_being_judged_is_told() {
 #[test]
 fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     let report = DiagnoseReport { attribution: vec!["host grows, called in f".to_owned()], ..report() };
-    insta::assert_snapshot!(report.markdown(ScriptSubject::Leg(report.legs.last().unwrap())));
+    insta::assert_snapshot!(report.to_markdown(ScriptSubject::Leg(report.legs.last().unwrap())));
 }
 
 /// A page as text: a line for each piece of text, and a placeholder for each plot.
@@ -121,7 +121,7 @@ fn a_script_says_what_it_shows_and_how_it_is_run() {
 #[test]
 fn the_report_of_no_leak_says_how_far_was_looked() {
     let report = DiagnoseReport::new(report().about, &of(vec![leg(Workload::LongText, 0)]));
-    insta::assert_snapshot!(report.markdown(ScriptSubject::Nothing));
+    insta::assert_snapshot!(report.to_markdown(ScriptSubject::Nothing));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_crash_is_told_with_what_stops_it() {
     let others = others.map(|outcome| lines(survival(outcome, &[]).sentences())).concat();
     let text = told(&outcome) + "\n" + &cells(&stopped.rows()) + &lines(stopped.sentences()) + &others;
     let report = DiagnoseReport { survival: vec![stopped], ..DiagnoseReport::new(report().about, &outcome) };
-    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(ScriptSubject::Nothing));
+    insta::assert_snapshot!(text + "\n---\n" + &report.to_markdown(ScriptSubject::Nothing));
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
     let touched = HeadroomMeasurement {
         setup,
         series: vec![of(MemoryKind::Host, 1000, None, 100), of(vram, 3000, Some(400 * MIB), 65_536)],
-        broke: Some(PromptFailure { tokens: 4096, together: 2, why: "the server ended".to_owned() }),
+        broke: Some(PromptFailure { tokens: 4096, concurrent: 2, why: "the server ended".to_owned() }),
         interrupted: true,
         less_context: None::<SmallerContext>,
     };
@@ -253,7 +253,7 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
     let text = cells(&headroom.rows()) + "\n" + &lines(headroom.sentences());
     let empty = DiagnoseReport::new(report().about, &of_nothing());
     let report = DiagnoseReport { headroom: Some(headroom), ..empty };
-    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(ScriptSubject::Nothing));
+    insta::assert_snapshot!(text + "\n---\n" + &report.to_markdown(ScriptSubject::Nothing));
 }
 
 fn of_nothing() -> ExperimentOutcome {
@@ -276,7 +276,7 @@ fn what_keeps_an_experiment_from_being_run_is_told() {
         RequiredCapability::Any,
     ]
     .map(|kind| {
-        let why = kind.missing().to_owned();
+        let why = kind.missing_text().to_owned();
         DiagnoseError::CannotDo { workload: Workload::Replay, why, kind }
     });
     let errors = [

@@ -5,10 +5,10 @@ use warden_experiment::between::RevisionOutcome;
 use warden_experiment::proof::{
     AnswerComparison, BuildGrowth, BuildMetric, BuildProof, BuildSide, MetricRatio, ProofRuling,
 };
-use warden_policies::units::scale;
+use warden_policies::units::scale_bytes;
 use warden_policies::{ByteSize, MemoryKind, phrases};
 
-use super::between::symptom;
+use super::between::symptom_text;
 
 /// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,7 +35,8 @@ const MAX_LISTED: usize = 12;
 impl ProofReport {
     /// The report of a proof of these programs.
     pub fn new(old: String, new: String, proof: BuildProof) -> Self {
-        let (verdict, reasons, notes) = (proof.verdict(), reasons(&proof), notes(&proof));
+        let (verdict, reasons, notes) =
+            (proof.verdict(), rejection_reasons(&proof), difference_notes(&proof));
         Self { old, new, verdict, reasons, notes, proof }
     }
 
@@ -60,11 +61,13 @@ impl ProofReport {
         let proof = &self.proof;
         let mut parts = Vec::new();
         if proof.answers.asked > 0 {
-            parts.push(format!("answers {}", answers(&proof.answers)));
+            parts.push(format!("answers {}", answers_text(&proof.answers)));
         }
-        let told = |ratio: &MetricRatio| format!("{} {}", name(ratio.metric), change(ratio));
+        let told = |ratio: &MetricRatio| format!("{} {}", metric_name(ratio.metric), change_text(ratio));
         parts.extend(proof.ratios.iter().map(told));
-        parts.extend(proof.growth.as_ref().map(|growth| format!("growth and crashes: {}", grown(growth))));
+        parts.extend(
+            proof.growth.as_ref().map(|growth| format!("growth and crashes: {}", growth_difference(growth))),
+        );
         parts.join("; ")
     }
 
@@ -77,11 +80,17 @@ impl ProofReport {
         let none = || "–".to_owned();
         let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         if proof.answers.asked > 0 {
-            rows.push(row("answers", none(), none(), answers(&proof.answers), proof.answers.ruling));
+            rows.push(row("answers", none(), none(), answers_text(&proof.answers), proof.answers.ruling));
         }
         rows.extend(proof.ratios.iter().map(|ratio| {
-            let shown = |value| shown(ratio.metric, value);
-            row(&name(ratio.metric), shown(ratio.old), shown(ratio.new), change(ratio), ratio.ruling)
+            let shown = |value| metric_value(ratio.metric, value);
+            row(
+                &metric_name(ratio.metric),
+                shown(ratio.old),
+                shown(ratio.new),
+                change_text(ratio),
+                ratio.ruling,
+            )
         }));
         let faces = &proof.faces;
         let moved = |gone: &[String], new: &[String]| format!("{} gone, {} new", gone.len(), new.len());
@@ -94,14 +103,14 @@ impl ProofReport {
             rows.push(row("flags and routes", none(), none(), change, faces.ruling()));
         }
         if let Some(growth) = &proof.growth {
-            rows.push(row("growth, crashes", none(), none(), grown(growth), growth.ruling));
+            rows.push(row("growth, crashes", none(), none(), growth_difference(growth), growth.ruling));
         }
         rows
     }
 }
 
 /// Why a build may not replace another.
-fn reasons(proof: &BuildProof) -> Vec<String> {
+fn rejection_reasons(proof: &BuildProof) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(fault) = &proof.fault {
         let side = match fault.side {
@@ -111,7 +120,7 @@ fn reasons(proof: &BuildProof) -> Vec<String> {
         all.push(format!("the {side} build: {}", fault.why));
     }
     if proof.answers.ruling == ProofRuling::Worse {
-        all.push(format!("answers: {}", answers(&proof.answers)));
+        all.push(format!("answers: {}", answers_text(&proof.answers)));
         all.extend(proof.answers.differences.iter().map(|one| match (&one.refused, one.distance) {
             (Some(why), _) if one.of > 0 => format!("“{}”: refused by one of them: {why}", one.request),
             (Some(why), _) => {
@@ -126,8 +135,8 @@ fn reasons(proof: &BuildProof) -> Vec<String> {
         }));
     }
     for ratio in proof.ratios.iter().filter(|ratio| ratio.ruling == ProofRuling::Worse) {
-        let (old, new) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
-        all.push(format!("{}: {old} before, {new} now ({})", name(ratio.metric), change(ratio)));
+        let (old, new) = (metric_value(ratio.metric, ratio.old), metric_value(ratio.metric, ratio.new));
+        all.push(format!("{}: {old} before, {new} now ({})", metric_name(ratio.metric), change_text(ratio)));
     }
     let faces = &proof.faces;
     if !faces.flags_missed.is_empty() {
@@ -137,13 +146,13 @@ fn reasons(proof: &BuildProof) -> Vec<String> {
         all.push(format!("routes that it does not have: {}", list_names(&faces.routes_gone)));
     }
     if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == ProofRuling::Worse) {
-        all.push(grown(growth));
+        all.push(growth_difference(growth));
     }
     all
 }
 
 /// Differences that do not count against a build.
-fn notes(proof: &BuildProof) -> Vec<String> {
+fn difference_notes(proof: &BuildProof) -> Vec<String> {
     let faces = &proof.faces;
     let mut all = Vec::new();
     let lists = [
@@ -161,7 +170,7 @@ fn notes(proof: &BuildProof) -> Vec<String> {
         .ratios
         .iter()
         .filter(|ratio| ratio.ruling == ProofRuling::Unknown && !proof.interrupted)
-        .map(|ratio| name(ratio.metric))
+        .map(|ratio| metric_name(ratio.metric))
         .collect();
     if !unknown.is_empty() {
         all.push(format!(
@@ -170,13 +179,13 @@ fn notes(proof: &BuildProof) -> Vec<String> {
         ));
     }
     if let Some(growth) = proof.growth.as_ref().filter(|growth| growth.ruling == ProofRuling::Better) {
-        all.push(grown(growth));
+        all.push(growth_difference(growth));
     }
     all
 }
 
 /// `9 of 11 equal, 97 % of the tokens, at most 0.02 nats apart`
-fn answers(answers: &AnswerComparison) -> String {
+fn answers_text(answers: &AnswerComparison) -> String {
     let mut text = format!("{} of {} equal", answers.equal, answers.asked);
     if answers.equal < answers.asked
         && let Some(agreement) = answers.agreement
@@ -195,15 +204,16 @@ fn answers(answers: &AnswerComparison) -> String {
     text
 }
 
-fn grown(growth: &BuildGrowth) -> String {
+fn growth_difference(growth: &BuildGrowth) -> String {
     let found = &growth.conclusion;
-    let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
+    let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom_text);
     match &found.outcome {
         RevisionOutcome::Found { .. } if found.ill_is_newer == Some(false) => format!("it ends {what}"),
         RevisionOutcome::Found { .. } => {
             let rate =
                 found.judged.iter().rev().find_map(|one| one.judgement.as_ref().and_then(|one| one.without));
-            let rate = rate.map_or_else(String::new, |rate| format!(", {} a request", phrases::grows(rate)));
+            let rate =
+                rate.map_or_else(String::new, |rate| format!(", {} a request", phrases::growth_phrase(rate)));
             format!("it brings {what}{rate}")
         }
         RevisionOutcome::Interrupted if found.ill_is_newer == Some(false) => {
@@ -219,7 +229,7 @@ fn grown(growth: &BuildGrowth) -> String {
     }
 }
 
-pub(super) fn name(metric: BuildMetric) -> String {
+pub(super) fn metric_name(metric: BuildMetric) -> String {
     let memory = |kind| match kind {
         MemoryKind::Host => "host memory".to_owned(),
         MemoryKind::Vram(gpu) => format!("GPU {}", gpu.0),
@@ -234,17 +244,17 @@ pub(super) fn name(metric: BuildMetric) -> String {
     }
 }
 
-pub(super) fn shown(metric: BuildMetric, value: f64) -> String {
+pub(super) fn metric_value(metric: BuildMetric, value: f64) -> String {
     match metric {
         BuildMetric::Start | BuildMetric::FirstToken if value < 1.0 => format!("{:.1} ms", value * 1000.0),
         BuildMetric::Start | BuildMetric::FirstToken => format!("{value:.2} s"),
         BuildMetric::Prefill | BuildMetric::Decode => format!("{:.1} t/s", 1.0 / value),
-        BuildMetric::AtReady(_) | BuildMetric::AtLongest(_) => ByteSize(scale(1, value)).to_string(),
+        BuildMetric::AtReady(_) | BuildMetric::AtLongest(_) => ByteSize(scale_bytes(1, value)).to_string(),
     }
 }
 
 /// A change in percent: `+4.0 % (+1.0 to +7.1)`; of tokens per second where those are shown.
-pub(super) fn change(ratio: &MetricRatio) -> String {
+pub(super) fn change_text(ratio: &MetricRatio) -> String {
     let Some(interval) = ratio.ratio else {
         let none = |value: f64| value <= 0.0;
         let told = match (none(ratio.old), none(ratio.new)) {
@@ -319,7 +329,7 @@ mod tests {
                 routes_gone: vec!["/infill".to_owned()],
                 routes_new: Vec::new(),
             },
-            growth: Some(BuildGrowth::of(RevisionConclusion {
+            growth: Some(BuildGrowth::from_conclusion(RevisionConclusion {
                 outcome: RevisionOutcome::NeitherIll { short: false, suspected: false },
                 aim: RevisionAim::Growth,
                 symptom: None,

@@ -8,14 +8,14 @@ use warden_experiment::crash::WorkloadCrash;
 use warden_experiment::{LegFinding, Workload};
 
 use super::folder::ReportFolder;
-use super::setup::{arguments, exports, files, is_name};
-use super::table::name;
+use super::setup::{arguments, export_lines, file_variables, is_variable_name};
+use super::table::leg_name;
 use super::{BetweenReport, ExperimentSetup};
 use crate::client::LabAnswer;
 use crate::proof::PublishedRequest;
 use crate::redact::Redactor;
 use crate::replay::RequestRecording;
-use crate::shell::quoted;
+use crate::shell::quote_word;
 use crate::workload::{ServerLimits, TextGenerator, WorkloadScript};
 
 /// Limit of the steps that the script repeats.
@@ -43,7 +43,7 @@ pub(crate) struct ScriptRequest {
 pub(crate) struct ScriptRequests {
     pub(crate) bodies: Vec<ScriptRequest>,
     /// Number of concurrent requests.
-    together: usize,
+    concurrent: usize,
     /// A remark about the requests.
     note: Option<String>,
 }
@@ -59,13 +59,13 @@ pub(crate) struct ScriptEnvironment<'a> {
 
 /// The requests of a workload, with made-up answers where requests depend on answers. For a `crash`: all
 /// requests that led to it, in their order.
-pub(crate) fn requests(
+pub(crate) fn workload_requests(
     workload: Workload,
     folder: &ReportFolder<'_>,
     crash: Option<&WorkloadCrash>,
 ) -> ScriptRequests {
     if workload == Workload::Replay {
-        return folder.replay.map(replayed).unwrap_or_default();
+        return folder.replay.map(recorded_requests).unwrap_or_default();
     }
     let ReportFolder { numbers, slots, n_ctx, tokens_per_word, .. } = *folder;
     let Ok(mut script) =
@@ -81,8 +81,8 @@ pub(crate) fn requests(
         // A conversation includes earlier answers; here they are words of ours, of the same length.
         let text = TextGenerator::new(tokens_per_word)
             .text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
-        script.answered(&vec![Some(LabAnswer { text, ..LabAnswer::default() }); asks.len()]);
-        all.together = all.together.max(asks.len());
+        script.take_answers(&vec![Some(LabAnswer { text, ..LabAnswer::default() }); asks.len()]);
+        all.concurrent = all.concurrent.max(asks.len());
         // The first request is a warm-up and left out; a conversation needs its beginning.
         if step == 0 && led.is_none() && workload != Workload::Conversation {
             continue;
@@ -101,18 +101,18 @@ pub(crate) fn requests(
         }
     }
     if led.is_none() {
-        all.bodies.truncate(MAX_STEPS * all.together.max(1));
+        all.bodies.truncate(MAX_STEPS * all.concurrent.max(1));
     }
     all
 }
 
 /// The beginning of a recording, redacted in any case.
-fn replayed(recording: &RequestRecording) -> ScriptRequests {
+fn recorded_requests(recording: &RequestRecording) -> ScriptRequests {
     let redactor = Redactor::new();
     let mut left = MAX_REPLAYED_BYTES;
-    let mut all = ScriptRequests { together: 1, ..ScriptRequests::default() };
+    let mut all = ScriptRequests { concurrent: 1, ..ScriptRequests::default() };
     for ask in recording.asks().iter().take(MAX_REPLAYED) {
-        let body = ask.body.as_ref().and_then(|body| redactor.body(body)).map(|body| body.to_string());
+        let body = ask.body.as_ref().and_then(|body| redactor.redact_body(body)).map(|body| body.to_string());
         let Some(body) = body else { continue };
         let Some(rest) = left.checked_sub(body.len()) else { break };
         left = rest;
@@ -130,7 +130,7 @@ impl From<&[PublishedRequest]> for ScriptRequests {
     fn from(all: &[PublishedRequest]) -> Self {
         let body =
             |one: &PublishedRequest| ScriptRequest { path: one.path.clone(), body: one.body.to_string() };
-        Self { bodies: all.iter().map(body).collect(), together: 1, note: None }
+        Self { bodies: all.iter().map(body).collect(), concurrent: 1, note: None }
     }
 }
 
@@ -158,7 +158,7 @@ fn insert_marks(body: &mut Value, is_conversation: bool) {
 }
 
 /// The script. `finding`: the result to reproduce.
-pub(crate) fn script(
+pub(crate) fn growth_script(
     about: &ExperimentSetup,
     finding: &LegFinding,
     requests: &ScriptRequests,
@@ -190,14 +190,14 @@ pub(crate) fn script(
     let more = if finding.control { " --cache-ram 0" } else { "" };
     let text = SCRIPT_TEMPLATE
         .replace("@WHAT@", what)
-        .replace("@WORKLOAD@", &name(finding))
+        .replace("@WORKLOAD@", &leg_name(finding))
         .replace("@REQUESTS@", &most.max(1).to_string());
     let shown: String = shown.chain(died).chain(note).chain(under).collect();
     fill_template(&text, about, more, requests, setting).replacen(RESULT_MARK, &shown, 1)
 }
 
 /// The script that shows the answers to some requests, and their speed.
-pub(crate) fn visiting(
+pub(crate) fn request_script(
     about: &ExperimentSetup,
     between: Option<&BetweenReport>,
     requests: &ScriptRequests,
@@ -229,17 +229,18 @@ fn fill_template(
     requests: &ScriptRequests,
     setting: &ScriptEnvironment<'_>,
 ) -> String {
-    let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
+    let unset =
+        setting.removed.iter().filter(|name| is_variable_name(name)).map(|name| format!("unset {name}\n"));
     let paths = requests.bodies.iter().enumerate();
-    let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
+    let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quote_word(&request.path)));
     let args = arguments(about, setting.directory) + more;
     let binary = Path::new(&about.binary);
     let has_folder = binary.components().count() > 1;
     let binary = if has_folder { setting.directory.join(binary) } else { binary.to_owned() };
-    text.replace("@TOGETHER@", &requests.together.max(1).to_string())
-        .replace("@BINARY@", &quoted(&binary.to_string_lossy()))
-        .replace("@FILES@", &files(about, setting.directory))
-        .replace("@EXPORTS@", &exports(about, setting.directory))
+    text.replace("@TOGETHER@", &requests.concurrent.max(1).to_string())
+        .replace("@BINARY@", &quote_word(&binary.to_string_lossy()))
+        .replace("@FILES@", &file_variables(about, setting.directory))
+        .replace("@EXPORTS@", &export_lines(about, setting.directory))
         .replace("@UNSET@", &unset.collect::<String>())
         .replace("@ARGS@", &args)
         .replace("@BODIES@", &requests.bodies.len().to_string())
@@ -284,8 +285,8 @@ mod tests {
             replay: None,
             visit: &[],
         };
-        let all = requests(Workload::Conversation, &folder, None);
-        assert_eq!(all.together, 3);
+        let all = workload_requests(Workload::Conversation, &folder, None);
+        assert_eq!(all.concurrent, 3);
         assert!(all.bodies.len() > 6 && all.bodies.len().is_multiple_of(3), "{}", all.bodies.len());
         for request in &all.bodies {
             let body: Value = serde_json::from_str(&request.body).unwrap();
@@ -324,8 +325,12 @@ mod tests {
         let between = BetweenReport { repository: String::new(), line: vec![revision; 2], conclusion };
         let sent = [PublishedRequest { path: "/completion".to_owned(), body: Value::Null }];
         let setting = ScriptEnvironment { removed: &[], directory: Path::new("/") };
-        let text =
-            visiting(&ExperimentSetup::default(), Some(&between), &ScriptRequests::from(&sent[..]), &setting);
+        let text = request_script(
+            &ExperimentSetup::default(),
+            Some(&between),
+            &ScriptRequests::from(&sent[..]),
+            &setting,
+        );
         assert!(text.contains(&format!("{subject}\n")), "{text}");
         assert_eq!(text.matches("0) path=").count(), 1, "{text}");
     }
@@ -334,7 +339,7 @@ mod tests {
     fn a_recording_is_sent_on_without_what_it_says() {
         let line = r#"{"path": "/completion?key=1", "body": {"prompt": "a secret", "n_predict": 2}}"#;
         let lines = format!("{line}\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n");
-        let all = replayed(&RequestRecording::parse(&lines).unwrap());
+        let all = recorded_requests(&RequestRecording::parse(&lines).unwrap());
         assert!(!all.bodies[0].body.contains("secret") && all.bodies[0].path == "/completion", "{all:?}");
         assert_eq!(all.note.as_deref(), Some("1 of 2 requests of a recording."));
     }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::ExperimentSetup;
-use crate::shell::quoted;
+use crate::shell::quote_word;
 use warden_policies::secrets::is_hidden;
 
 /// A file whose path differs on the machine of the script's user.
@@ -46,7 +46,7 @@ enum FileOption {
 
 impl ScriptFile {
     /// The option that llama-server uses: a flag takes precedence over a variable.
-    fn source(&self, about: &ExperimentSetup, directory: &Path) -> Option<FileOption> {
+    fn find_option(&self, about: &ExperimentSetup, directory: &Path) -> Option<FileOption> {
         let flag = |flags: &[&str]| {
             let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
             about.args.get(at + 1)
@@ -66,7 +66,7 @@ impl ScriptFile {
     }
 
     /// The script's variable with the final path.
-    fn value(&self) -> String {
+    fn variable_reference(&self) -> String {
         format!("\"${}\"", self.name.to_lowercase())
     }
 }
@@ -80,34 +80,35 @@ pub(super) fn arguments(about: &ExperimentSetup, directory: &Path) -> String {
         if is_hidden(word) || SECRET_FLAGS.contains(&before) {
             words.pop();
         } else if let Some(file) = SCRIPT_FILES.iter().find(|file| file.flags.contains(&before)) {
-            words.push(file.value());
+            words.push(file.variable_reference());
         } else {
-            words.push(quoted(&whole(word, before, directory)));
+            words.push(quote_word(&absolute_path(word, before, directory)));
         }
         before = word;
     }
-    for file in
-        SCRIPT_FILES.iter().filter(|file| matches!(file.source(about, directory), Some(FileOption::Secret)))
+    for file in SCRIPT_FILES
+        .iter()
+        .filter(|file| matches!(file.find_option(about, directory), Some(FileOption::Secret)))
     {
-        words.extend([file.flags[0].to_owned(), file.value()]);
+        words.extend([file.flags[0].to_owned(), file.variable_reference()]);
     }
     words.join(" ")
 }
 
 /// The absolute path, if the word is a file.
-fn whole(word: &str, before: &str, directory: &Path) -> String {
+fn absolute_path(word: &str, before: &str, directory: &Path) -> String {
     let path = directory.join(word);
     let is_file = before.starts_with('-') && !word.starts_with('-') && path.is_file();
     if is_file { path.to_string_lossy().into_owned() } else { word.to_owned() }
 }
 
 /// Shell variables for the files that lie elsewhere on another machine.
-pub(super) fn files(about: &ExperimentSetup, directory: &Path) -> String {
+pub(super) fn file_variables(about: &ExperimentSetup, directory: &Path) -> String {
     let line = |file: &ScriptFile| {
         let (name, theirs) = (file.name.to_lowercase(), file.name);
-        Some(match file.source(about, directory)? {
+        Some(match file.find_option(about, directory)? {
             FileOption::Flag(path) | FileOption::Variable(path) => {
-                let path = quoted(&path.to_string_lossy());
+                let path = quote_word(&path.to_string_lossy());
                 format!("{name}={path}\n[ -z \"${{{theirs}:-}}\" ] || {name}=${theirs}\n")
             }
             FileOption::Secret => {
@@ -119,17 +120,18 @@ pub(super) fn files(about: &ExperimentSetup, directory: &Path) -> String {
 }
 
 /// Variables that were set for the server or inherited, except secrets.
-pub(super) fn exports(about: &ExperimentSetup, directory: &Path) -> String {
+pub(super) fn export_lines(about: &ExperimentSetup, directory: &Path) -> String {
     let given = |name: &str| {
         let is_it = |file: &&ScriptFile| {
-            file.variable == name && matches!(file.source(about, directory), Some(FileOption::Variable(_)))
+            file.variable == name
+                && matches!(file.find_option(about, directory), Some(FileOption::Variable(_)))
         };
-        SCRIPT_FILES.iter().find(is_it).map(ScriptFile::value)
+        SCRIPT_FILES.iter().find(is_it).map(ScriptFile::variable_reference)
     };
-    let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_name(name));
+    let all = || about.inherited.iter().chain(&about.env).filter(|(name, _)| is_variable_name(name));
     let (hidden, told): (Vec<_>, Vec<_>) = all().partition(|(_, value)| is_hidden(value));
     let line = |(name, value): &&(String, String)| {
-        format!("export {name}={}\n", given(name).unwrap_or_else(|| quoted(value)))
+        format!("export {name}={}\n", given(name).unwrap_or_else(|| quote_word(value)))
     };
     let mut lines: Vec<String> = told.iter().map(line).collect();
     lines.extend(hidden.iter().map(|(name, _)| format!("# {name} was set, too: it looks like a secret.\n")));
@@ -137,7 +139,7 @@ pub(super) fn exports(about: &ExperimentSetup, directory: &Path) -> String {
 }
 
 /// Returns true if it can be the name of a shell variable.
-pub(super) fn is_name(name: &str) -> bool {
+pub(super) fn is_variable_name(name: &str) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)
 }
@@ -152,7 +154,7 @@ mod tests {
     fn about(args: &[&str], env: &[(&str, &str)]) -> ExperimentSetup {
         let args = args.iter().map(|&word| word.to_owned()).collect();
         let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let command = ServerCommand { args, env, ..ServerCommand::bare("x".into()) };
+        let command = ServerCommand { args, env, ..ServerCommand::from_binary("x".into()) };
         ExperimentSetup::default().with_command(&command)
     }
 
@@ -161,9 +163,14 @@ mod tests {
         let about = about(&["-m", "/a b/m.gguf", "--api-key", "hush", "-c", "4096"], &[]);
         let here = Path::new(HERE);
         assert_eq!(arguments(&about, here), "-m \"$model\" -c 4096");
-        let files = files(&about, here);
+        let files = file_variables(&about, here);
         assert!(files.starts_with("model='/a b/m.gguf'\n") && files.contains("model=$MODEL"), "{files}");
-        assert!(is_name("GGML_X1") && !is_name("1X") && !is_name("A B") && !is_name(""));
+        assert!(
+            is_variable_name("GGML_X1")
+                && !is_variable_name("1X")
+                && !is_variable_name("A B")
+                && !is_variable_name("")
+        );
     }
 
     #[test]
@@ -172,17 +179,17 @@ mod tests {
         let env = [("LLAMA_ARG_MODEL", "m.gguf"), ("LLAMA_ARG_MMPROJ", "/p.gguf")];
         let plain = about(&["-c", "4096"], &env);
         assert_eq!(
-            files(&plain, here),
+            file_variables(&plain, here),
             "model=/here/m.gguf\n[ -z \"${MODEL:-}\" ] || model=$MODEL\nmmproj=/p.gguf\n[ -z \"${MMPROJ:-}\" ] || \
              mmproj=$MMPROJ\n"
         );
         assert_eq!(
-            exports(&plain, here),
+            export_lines(&plain, here),
             "export LLAMA_ARG_MODEL=\"$model\"\nexport LLAMA_ARG_MMPROJ=\"$mmproj\"\n"
         );
         let both = about(&["-m", "/n.gguf"], &env);
-        assert!(files(&both, here).starts_with("model=/n.gguf\n"));
-        assert!(exports(&both, here).starts_with("export LLAMA_ARG_MODEL=m.gguf\n"));
+        assert!(file_variables(&both, here).starts_with("model=/n.gguf\n"));
+        assert!(export_lines(&both, here).starts_with("export LLAMA_ARG_MODEL=m.gguf\n"));
     }
 
     #[test]
@@ -191,13 +198,13 @@ mod tests {
         let secret = "https://u:pw@host/m.gguf?sig=1";
         for about in [about(&["-mu", secret], &[]), about(&[], &[("LLAMA_ARG_MODEL_URL", secret)])] {
             assert_eq!(arguments(&about, here), "-m \"$model\"");
-            assert!(files(&about, here).starts_with("model=${MODEL:?name the file"));
-            let all = format!("{about:?}{}{}", exports(&about, here), about.command_line());
+            assert!(file_variables(&about, here).starts_with("model=${MODEL:?name the file"));
+            let all = format!("{about:?}{}{}", export_lines(&about, here), about.command_line());
             assert!(!all.contains("pw") && !all.contains("sig"), "{all}");
         }
         let open = about(&["-mu", "https://host/m.gguf"], &[]);
         assert_eq!(
-            (arguments(&open, here).as_str(), files(&open, here).as_str()),
+            (arguments(&open, here).as_str(), file_variables(&open, here).as_str()),
             ("-mu https://host/m.gguf", "")
         );
     }
@@ -208,7 +215,7 @@ mod tests {
         let own = ServerCommand {
             env: vec![pair("MALLOC_ARENA_MAX", "2"), pair("HF_TOKEN", "hush")],
             env_remove: vec!["CUDA_GONE".to_owned()],
-            ..ServerCommand::bare("x".into())
+            ..ServerCommand::from_binary("x".into())
         };
         let all = [
             pair("LLAMA_ARG_N_PARALLEL", "3"),
@@ -221,7 +228,7 @@ mod tests {
         ];
         let about = ExperimentSetup::default().with_command(&own).with_inherited(&all, &own);
         assert_eq!(
-            exports(&about, Path::new(HERE)),
+            export_lines(&about, Path::new(HERE)),
             "export GGML_CUDA_FORCE='a b'\nexport LLAMA_ARG_N_PARALLEL=3\nexport MALLOC_ARENA_MAX=2\n# LLAMA_API_KEY was \
              set, too: it looks like a secret.\n# HF_TOKEN was set, too: it looks like a secret.\n"
         );

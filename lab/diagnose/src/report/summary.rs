@@ -4,10 +4,10 @@ use warden_experiment::between::RevisionAim;
 use warden_experiment::{LegEnd, LegFinding, SeriesFinding};
 use warden_pages::BadgeTone;
 use warden_policies::growth::GrowthVerdict;
-use warden_policies::phrases::grows;
+use warden_policies::phrases::growth_phrase;
 
-use super::crash::crashed;
-use super::table::name;
+use super::crash::crash_text;
+use super::table::leg_name;
 use super::{BetweenReport, DiagnoseReport, HeadroomReport};
 
 /// Overall result of an experiment.
@@ -34,7 +34,7 @@ pub(super) enum OverallResult {
 }
 
 impl OverallResult {
-    pub(super) fn of(report: &DiagnoseReport) -> Self {
+    pub(super) fn from_report(report: &DiagnoseReport) -> Self {
         let all = || report.legs.iter().flat_map(|leg| &leg.finding.series);
         match all().map(|found| found.verdict).max() {
             _ if report.legs.iter().any(|leg| leg.finding.crash.is_some()) => Self::Crashes,
@@ -45,8 +45,8 @@ impl OverallResult {
                 Some(RevisionAim::Answers) => Self::Otherwise,
                 _ => Self::NotRun,
             },
-            _ if all().any(tells) && report.vram_unknown().is_some() => Self::CleanHost,
-            _ if all().any(tells) => Self::Clean,
+            _ if all().any(has_verdict) && report.vram_unknown().is_some() => Self::CleanHost,
+            _ if all().any(has_verdict) => Self::Clean,
             _ => Self::TooFew,
         }
     }
@@ -77,7 +77,7 @@ impl OverallResult {
 }
 
 /// Returns true if there were enough readings for a verdict.
-fn tells(found: &SeriesFinding) -> bool {
+fn has_verdict(found: &SeriesFinding) -> bool {
     found.verdict.is_known() && !found.is_too_short()
 }
 
@@ -89,29 +89,31 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     });
     let findings = || report.legs.iter().map(|leg| &leg.finding);
     let crashes: Vec<String> =
-        findings().filter_map(|finding| Some(crashed(finding, finding.crash.as_ref()?))).collect();
+        findings().filter_map(|finding| Some(crash_text(finding, finding.crash.as_ref()?))).collect();
     for finding in findings() {
         for found in finding.series.iter().filter(|found| found.verdict.grows()) {
-            let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| grows(slope.value));
+            let rate = found.per_request.map_or_else(|| "?".to_owned(), |slope| growth_phrase(slope.value));
             let sure = match found.verdict {
                 GrowthVerdict::Leaking => "without a sign of an end",
                 _ => "which may be a leak: a longer run tells",
             };
-            lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, name(finding)));
+            lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, leg_name(finding)));
         }
     }
-    if matches!(OverallResult::of(report), OverallResult::Slower | OverallResult::Otherwise) {
+    if matches!(OverallResult::from_report(report), OverallResult::Slower | OverallResult::Otherwise) {
         lines.extend(report.between.iter().flat_map(BetweenReport::sentences));
     } else if lines.is_empty() {
-        lines.extend(quiet(report));
+        lines.extend(extent_text(report));
     }
     lines.extend(tool);
     lines.splice(0..0, crashes);
     for finding in findings() {
         match &finding.ended {
-            LegEnd::Failed { why } => lines.push(format!("the server failed under {}: {why}", name(finding))),
+            LegEnd::Failed { why } => {
+                lines.push(format!("the server failed under {}: {why}", leg_name(finding)))
+            }
             LegEnd::Killed { why } => {
-                lines.push(format!("somebody else ended the server under {}: {why}", name(finding)));
+                lines.push(format!("somebody else ended the server under {}: {why}", leg_name(finding)));
             }
             _ => {}
         }
@@ -119,7 +121,7 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     if report.interrupted {
         lines.push("it was interrupted: what is beneath is what was known by then".to_owned());
     }
-    let short = |headroom: &&HeadroomReport| headroom.short();
+    let short = |headroom: &&HeadroomReport| headroom.can_run_out();
     for verdict in report.headroom.iter().filter(short).flat_map(|headroom| &headroom.verdicts) {
         if verdict.fits() == Some(false) {
             lines.push(format!("{}: {}", verdict.series, verdict.sentence()));
@@ -129,10 +131,14 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
 }
 
 /// Without a finding: the extent of the search.
-fn quiet(report: &DiagnoseReport) -> Option<String> {
-    let names = |all: &[&LegFinding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
-    let (told, short): (Vec<&LegFinding>, Vec<&LegFinding>) =
-        report.legs.iter().map(|leg| &leg.finding).partition(|finding| finding.series.iter().any(tells));
+fn extent_text(report: &DiagnoseReport) -> Option<String> {
+    let names =
+        |all: &[&LegFinding]| all.iter().map(|finding| leg_name(finding)).collect::<Vec<_>>().join(", ");
+    let (told, short): (Vec<&LegFinding>, Vec<&LegFinding>) = report
+        .legs
+        .iter()
+        .map(|leg| &leg.finding)
+        .partition(|finding| finding.series.iter().any(has_verdict));
     let unknown = report.vram_unknown();
     let nothing = if unknown.is_some() { "nothing leaks in host memory" } else { "nothing leaks" };
     let unknown = unknown.map_or_else(String::new, |why| format!("; VRAM is not known: {why}"));

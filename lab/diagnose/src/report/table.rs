@@ -3,14 +3,14 @@
 use warden_experiment::{GrowthEnd, LegEnd, LegFinding, SeriesFinding};
 use warden_policies::MemoryKind;
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, IntervalEstimate};
-use warden_policies::phrases::grows;
+use warden_policies::phrases::growth_phrase;
 use warden_policies::units;
 
-use super::crash::{lines as told, short};
+use super::crash::{crash_lines as told, repeat_text};
 use crate::experiment::SkippedWorkload;
 use crate::leg::RefusedRequests;
 
-pub(super) const MIB: f64 = units::exact(units::MIB);
+pub(super) const MIB: f64 = units::as_f64(units::MIB);
 
 pub(super) const TABLE_HEAD: [&str; 9] = [
     "WORKLOAD",
@@ -25,30 +25,30 @@ pub(super) const TABLE_HEAD: [&str; 9] = [
 ];
 
 /// The cells; the first row is the head.
-pub fn rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<String>> {
+pub fn table_rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<String>> {
     let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
     for leg in legs {
         if leg.series.is_empty() && leg.crash.is_none() {
-            rows.push(vec![name(leg), leg.requests.to_string(), ended(&leg.ended)]);
+            rows.push(vec![leg_name(leg), leg.requests.to_string(), end_note(&leg.ended)]);
         }
         for (index, found) in leg.series.iter().enumerate() {
             let first = |text: String| if index == 0 { text } else { String::new() };
             rows.push(vec![
-                first(name(leg)),
+                first(leg_name(leg)),
                 first(leg.requests.to_string()),
                 found.series.to_string(),
                 found.per_request.as_ref().map_or_else(|| "?".to_owned(), per_request),
                 per_token(found, found.per_prompt_token),
                 per_token(found, found.per_output_token),
-                settles(found.settles),
-                verdict(found).to_owned(),
-                blame(found),
+                settles_cell(found.settles),
+                verdict_cell(found).to_owned(),
+                blame_cell(found),
             ]);
         }
         if let Some(crash) = &leg.crash {
             let first = |text: String| if leg.series.is_empty() { text } else { String::new() };
-            let said = format!("crashed at request {}, {}", crash.at_request, short(crash));
-            rows.push(vec![first(name(leg)), first(leg.requests.to_string()), said]);
+            let said = format!("crashed at request {}, {}", crash.at_request, repeat_text(crash));
+            rows.push(vec![first(leg_name(leg)), first(leg.requests.to_string()), said]);
         }
     }
     for one in skipped {
@@ -58,19 +58,19 @@ pub fn rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<String
 }
 
 /// The workload, and whether the leg ran without the prompt cache.
-pub(super) fn name(leg: &LegFinding) -> String {
+pub(super) fn leg_name(leg: &LegFinding) -> String {
     if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
 }
 
 /// Growth for a request: `+4.42 MiB`; `0` within its uncertainty of zero.
 fn per_request(slope: &IntervalEstimate) -> String {
-    if is_none(slope) {
+    if is_zero_slope(slope) {
         return "0".to_owned();
     }
-    grows(slope.value)
+    growth_phrase(slope.value)
 }
 
-fn is_none(slope: &IntervalEstimate) -> bool {
+fn is_zero_slope(slope: &IntervalEstimate) -> bool {
     slope.low <= 0.0 && slope.high >= 0.0
 }
 
@@ -79,18 +79,18 @@ fn per_token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     match bytes {
         None => "-".to_owned(),
         Some(_) if matches!(found.settles, GrowthEnd::Yes { .. }) => "0".to_owned(),
-        Some(_) if found.per_request.as_ref().is_some_and(is_none) => "0".to_owned(),
+        Some(_) if found.per_request.as_ref().is_some_and(is_zero_slope) => "0".to_owned(),
         Some(bytes) if bytes.abs() >= 1024.0 => format!("{:+.1} KiB", bytes / 1024.0),
         Some(bytes) => format!("{bytes:+.0} B"),
     }
 }
 
 /// The verdict, or `?` after too few readings.
-pub(super) fn verdict(found: &SeriesFinding) -> &'static str {
+pub(super) fn verdict_cell(found: &SeriesFinding) -> &'static str {
     if found.is_too_short() && !found.verdict.grows() { "?" } else { found.verdict.as_str() }
 }
 
-fn settles(settles: GrowthEnd) -> String {
+fn settles_cell(settles: GrowthEnd) -> String {
     match settles {
         GrowthEnd::Yes { at_request: 0..=1 } => "yes".to_owned(),
         GrowthEnd::Yes { at_request } => format!("after {at_request}"),
@@ -99,7 +99,7 @@ fn settles(settles: GrowthEnd) -> String {
     }
 }
 
-fn blame(found: &SeriesFinding) -> String {
+fn blame_cell(found: &SeriesFinding) -> String {
     match &found.blame {
         Some(GrowthBlame::Pays { unit, bytes_per_unit, .. }) => {
             let amount = match *bytes_per_unit {
@@ -114,7 +114,7 @@ fn blame(found: &SeriesFinding) -> String {
 }
 
 /// Describes an unusual end of a leg.
-fn ended(ended: &LegEnd) -> String {
+fn end_note(ended: &LegEnd) -> String {
     match ended {
         // A crash has a section of its own.
         LegEnd::Complete | LegEnd::Early | LegEnd::Crashed { .. } => String::new(),
@@ -127,13 +127,13 @@ fn ended(ended: &LegEnd) -> String {
 }
 
 /// Notes on the legs, a line each.
-pub fn notes(legs: &[&LegFinding]) -> Vec<String> {
+pub fn leg_notes(legs: &[&LegFinding]) -> Vec<String> {
     let mut lines = Vec::new();
     for leg in legs {
         lines.extend(leg.crash.iter().flat_map(|crash| told(leg, crash)));
-        let said = ended(&leg.ended);
+        let said = end_note(&leg.ended);
         if !said.is_empty() {
-            lines.push(format!("{}: {said}", name(leg)));
+            lines.push(format!("{}: {said}", leg_name(leg)));
         }
         for found in &leg.series {
             // A leg that crashed cannot be run longer.
@@ -142,7 +142,7 @@ pub fn notes(legs: &[&LegFinding]) -> Vec<String> {
                 lines.push(format!(
                     "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a request, {:.0} KiB each \
                      (correlation {:.2})",
-                    name(leg),
+                    leg_name(leg),
                     found.series,
                     follows.per_request,
                     follows.bytes_each / 1024.0,
@@ -150,9 +150,9 @@ pub fn notes(legs: &[&LegFinding]) -> Vec<String> {
                 ));
             }
             lines.extend(
-                note(found, leg.enough)
+                series_note(found, leg.enough)
                     .filter(|_| !cut)
-                    .map(|note| format!("{} {}: {note}", name(leg), found.series)),
+                    .map(|note| format!("{} {}: {note}", leg_name(leg), found.series)),
             );
         }
     }
@@ -160,15 +160,15 @@ pub fn notes(legs: &[&LegFinding]) -> Vec<String> {
 }
 
 /// Describes refused requests of a leg.
-pub fn refusal(leg: &LegFinding, refused: &RefusedRequests) -> String {
+pub fn refusal_note(leg: &LegFinding, refused: &RefusedRequests) -> String {
     let RefusedRequests { requests, why } = refused;
     format!(
         "{}: the server refused {requests} of its requests, and they are not counted; the last: {why}",
-        name(leg)
+        leg_name(leg)
     )
 }
 
-fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
+fn series_note(found: &SeriesFinding, enough: u64) -> Option<String> {
     if found.is_too_short() {
         return Some(format!("too few readings for a verdict: give `--requests {enough}` or more"));
     }
@@ -235,11 +235,14 @@ mod tests {
         };
         assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
         let short = SeriesFinding { verdict: GrowthVerdict::Warming, per_request: None, ..found(1.0) };
-        assert!(note(&short, 64).is_some_and(|note| note.contains("give `--requests 64`")));
-        assert_eq!((verdict(&short), verdict(&SeriesFinding { sees: f64::MAX, ..found(1.0) })), ("?", "?"));
-        assert_eq!(verdict(&found(1.0)), "steady");
+        assert!(series_note(&short, 64).is_some_and(|note| note.contains("give `--requests 64`")));
+        assert_eq!(
+            (verdict_cell(&short), verdict_cell(&SeriesFinding { sees: f64::MAX, ..found(1.0) })),
+            ("?", "?")
+        );
+        assert_eq!(verdict_cell(&found(1.0)), "steady");
         let cache = SeriesFinding { verdict: GrowthVerdict::Bounded, ..found(1.0) };
-        assert!(note(&cache, 64).is_some_and(|note| note.contains("`--cache-ram 512`")));
+        assert!(series_note(&cache, 64).is_some_and(|note| note.contains("`--cache-ram 512`")));
         assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn report() -> DiagnoseReport {
     let command = ServerCommand {
         args: ["-m", "a b.gguf", "--api-key", "hush"].map(str::to_owned).to_vec(),
         env: vec![("HF_TOKEN".to_owned(), "hush".to_owned()), ("A".to_owned(), "1".to_owned())],
-        ..ServerCommand::bare("/opt/llama-server".into())
+        ..ServerCommand::from_binary("/opt/llama-server".into())
     };
     DiagnoseReport::new(
         ExperimentSetup { model: "m".to_owned(), ..ExperimentSetup::default() }.with_command(&command),
@@ -185,16 +185,20 @@ fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened()
     }
     assert!(!page.contains("hush"));
     // The page explains the verdicts of the table, and no others.
-    assert!(page.contains(warden_pages::words::verdict(GrowthVerdict::Leaking).split(',').next().unwrap()));
+    assert!(
+        page.contains(
+            warden_pages::words::explain_verdict(GrowthVerdict::Leaking).split(',').next().unwrap()
+        )
+    );
     assert!(page.contains("<dt>steady</dt>") && !page.contains("<dt>suspected</dt>"));
 }
 
 #[test]
 fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     let slow = leg(Workload::ShortText, 300 * 1024);
-    let notes = notes(&[&slow.finding]);
+    let notes = leg_notes(&[&slow.finding]);
     assert!(notes[0].contains("--requests"), "{notes:?}");
-    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, GrowthVerdict::Suspected);
+    assert_eq!(slow.finding.series_of(MemoryKind::Host).unwrap().verdict, GrowthVerdict::Suspected);
 }
 
 /// A leg with too few readings.
@@ -239,7 +243,7 @@ fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
             "nothing leaks in host memory under the workloads below; VRAM is not known: no driver",
         ),
     ] {
-        for text in [report.markdown(ScriptSubject::Nothing), report.html()] {
+        for text in [report.to_markdown(ScriptSubject::Nothing), report.html()] {
             assert!(text.contains(told), "{told}: {text}");
             assert_eq!(
                 text.contains("No leak was found."),
@@ -300,7 +304,7 @@ fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
         attribution: vec!["host grows, called in <f>".to_owned()],
         ..report()
     };
-    let (text, page) = (report.markdown(ScriptSubject::Nothing), report.html());
+    let (text, page) = (report.to_markdown(ScriptSubject::Nothing), report.html());
     for part in [
         "## With and without",
         "### Not tried",
@@ -415,7 +419,7 @@ fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
     report.about = report.about.with_tool(&["env", "A_KEY=hush", "valgrind"].map(str::to_owned));
     assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
     let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
-    let text = report.markdown(ScriptSubject::Nothing);
+    let text = report.to_markdown(ScriptSubject::Nothing);
     assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
     assert!(text.contains(told) && text.contains("| run under |"), "{text}");
     assert!(report.html().contains(&warden_pages::escape(told)));
@@ -431,6 +435,6 @@ fn what_a_server_may_keep_is_that_of_a_leg_with_its_cache() {
     report.legs[0].may_keep = vec!["a prompt cache".to_owned()];
     report.legs[1].finding.control = true;
     report.legs[1].may_keep = vec!["nothing much".to_owned()];
-    let text = report.markdown(ScriptSubject::Nothing);
+    let text = report.to_markdown(ScriptSubject::Nothing);
     assert!(text.contains("on purpose: a prompt cache") && !text.contains("nothing much"), "{text}");
 }

@@ -37,7 +37,7 @@ pub(crate) struct ServerLimits {
 
 impl ServerLimits {
     /// At most `tokens` for a prompt, so that it fits with its answer.
-    pub(crate) fn fitting(self, tokens: u64, answer: u64) -> u64 {
+    pub(crate) fn limit_prompt(self, tokens: u64, answer: u64) -> u64 {
         let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE_TOKENS));
         room.map_or(tokens, |room| tokens.min(room.max(1)))
     }
@@ -76,7 +76,7 @@ impl WorkloadScript {
         let mut sizes = sizes.to_vec();
         // The largest first.
         sizes.sort_by_key(|(width, height)| std::cmp::Reverse(u64::from(*width) * u64::from(*height)));
-        let pictures = sizes.iter().map(|(width, height)| picture::url(*width, *height));
+        let pictures = sizes.iter().map(|(width, height)| picture::picture_url(*width, *height));
         let slots = facts.slots.clamp(1, numbers.conversations.max(1));
         let conversations = match workload {
             Workload::Conversation => {
@@ -92,7 +92,8 @@ impl WorkloadScript {
             step: 0,
             conversations,
             pictures: pictures.collect::<Result<_, DiagnoseError>>()?,
-            clip: (workload == Workload::Audio).then(|| STANDARD.encode(sound::wav(numbers.audio_seconds))),
+            clip: (workload == Workload::Audio)
+                .then(|| STANDARD.encode(sound::make_wav(numbers.audio_seconds))),
             recording,
             numbers: numbers.clone(),
         })
@@ -104,12 +105,12 @@ impl WorkloadScript {
         self.step += 1;
         let numbers = &self.numbers;
         let one = match self.workload {
-            Workload::ShortText => self.chat(0, numbers.short_prompt, numbers.answer),
-            Workload::LongText => self.chat(0, numbers.long_prompt, numbers.answer),
-            Workload::DistinctPrompts => self.chat(step + 1, numbers.distinct_prompt, numbers.answer),
+            Workload::ShortText => self.chat_request(0, numbers.short_prompt, numbers.answer),
+            Workload::LongText => self.chat_request(0, numbers.long_prompt, numbers.answer),
+            Workload::DistinctPrompts => self.chat_request(step + 1, numbers.distinct_prompt, numbers.answer),
             Workload::OutputLengths => {
                 let tokens = largest_first(&numbers.answers, step, &mut self.order).unwrap_or(numbers.answer);
-                self.chat(0, numbers.short_prompt, tokens)
+                self.chat_request(0, numbers.short_prompt, tokens)
             }
             Workload::PrefillSweep => {
                 let context = self.facts.n_ctx.unwrap_or(numbers.long_prompt);
@@ -117,41 +118,45 @@ impl WorkloadScript {
                 let sizes: Vec<u64> = numbers
                     .sweep
                     .iter()
-                    .map(|share| warden_policies::units::scale(most, *share).max(numbers.short_prompt))
+                    .map(|share| warden_policies::units::scale_bytes(most, *share).max(numbers.short_prompt))
                     .collect();
                 let tokens = largest_first(&sizes, step, &mut self.order).unwrap_or(most);
-                self.chat(step + 1, tokens, 1)
+                self.chat_request(step + 1, tokens, 1)
             }
-            Workload::SameImage | Workload::ImageSizes => self.picture(step),
-            Workload::Audio => self.audio(step),
+            Workload::SameImage | Workload::ImageSizes => self.picture_request(step),
+            Workload::Audio => self.audio_request(step),
             Workload::Embeddings => {
                 let sizes = [8, 4, 2, 1].map(|part| numbers.distinct_prompt / 2 / part);
                 let tokens = largest_first(&sizes, step, &mut self.order).unwrap_or(numbers.short_prompt);
-                let input = self.words.text(step + 1, self.facts.fitting(tokens, 0));
+                let input = self.words.text(step + 1, self.facts.limit_prompt(tokens, 0));
                 LabRequest::post("/v1/embeddings", json!({ "input": input }))
             }
-            Workload::Conversation => return self.turns(),
+            Workload::Conversation => return self.conversation_requests(),
             Workload::Replay => {
-                return self.recording.iter().filter_map(|recording| recording.at(step).cloned()).collect();
+                return self
+                    .recording
+                    .iter()
+                    .filter_map(|recording| recording.request_at(step).cloned())
+                    .collect();
             }
         };
         vec![one]
     }
 
     /// Takes the answers of the last step, in the order of the requests.
-    pub(crate) fn answered(&mut self, answers: &[Option<LabAnswer>]) {
+    pub(crate) fn take_answers(&mut self, answers: &[Option<LabAnswer>]) {
         for (conversation, answer) in self.conversations.iter_mut().zip(answers) {
-            conversation.answered(answer.as_ref());
+            conversation.add_answer(answer.as_ref());
         }
     }
 
     /// A question with the text number `which`.
-    fn chat(&self, which: u64, tokens: u64, answer: u64) -> LabRequest {
-        let text = self.words.text(which, self.facts.fitting(tokens, answer));
-        LabRequest::post(CHAT_PATH, body(&json!([{ "role": "user", "content": text }]), answer))
+    fn chat_request(&self, which: u64, tokens: u64, answer: u64) -> LabRequest {
+        let text = self.words.text(which, self.facts.limit_prompt(tokens, answer));
+        LabRequest::post(CHAT_PATH, chat_body(&json!([{ "role": "user", "content": text }]), answer))
     }
 
-    fn picture(&mut self, step: u64) -> LabRequest {
+    fn picture_request(&mut self, step: u64) -> LabRequest {
         let which: Vec<usize> = (0..self.pictures.len()).collect();
         let picture = match step {
             0 => 0,
@@ -165,27 +170,27 @@ impl WorkloadScript {
             { "type": "image_url", "image_url": { "url": url } },
             { "type": "text", "text": "What is in this picture?" },
         ]);
-        let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.image_answer);
+        let body = chat_body(&json!([{ "role": "user", "content": content }]), self.numbers.image_answer);
         LabRequest { images: 1, ..LabRequest::post(CHAT_PATH, body) }
     }
 
-    fn audio(&self, step: u64) -> LabRequest {
+    fn audio_request(&self, step: u64) -> LabRequest {
         let text = self.words.text(step + 1, self.numbers.short_prompt / 4);
         let data = self.clip.clone().unwrap_or_default();
         let content = json!([
             { "type": "text", "text": text },
             { "type": "input_audio", "input_audio": { "data": data, "format": "wav" } },
         ]);
-        let body = body(&json!([{ "role": "user", "content": content }]), self.numbers.answer);
+        let body = chat_body(&json!([{ "role": "user", "content": content }]), self.numbers.answer);
         LabRequest { audio: 1, ..LabRequest::post(CHAT_PATH, body) }
     }
 
-    fn turns(&mut self) -> Vec<LabRequest> {
+    fn conversation_requests(&mut self) -> Vec<LabRequest> {
         let (numbers, words) = (&self.numbers, self.words);
         let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE_TOKENS));
         let next = |conversation: &mut GrowingConversation| {
-            let messages = conversation.turn(words, numbers, room);
-            LabRequest::post(CHAT_PATH, body(&messages, numbers.answer))
+            let messages = conversation.next_turn(words, numbers, room);
+            LabRequest::post(CHAT_PATH, chat_body(&messages, numbers.answer))
         };
         self.conversations.iter_mut().map(next).collect()
     }
@@ -194,7 +199,7 @@ impl WorkloadScript {
 const CHAT_PATH: &str = "/v1/chat/completions";
 
 /// A streamed chat whose answer has exactly `answer` tokens.
-fn body(messages: &Value, answer: u64) -> Value {
+fn chat_body(messages: &Value, answer: u64) -> Value {
     json!({
         "messages": messages,
         "max_tokens": answer,

@@ -7,12 +7,12 @@ use warden_policies::world::SplitMix;
 use crate::error::DiagnoseError;
 
 /// A picture of this size as a `data:` URL.
-pub(crate) fn url(width: u32, height: u32) -> Result<String, DiagnoseError> {
-    Ok(format!("data:image/png;base64,{}", STANDARD.encode(png(width, height)?)))
+pub(crate) fn picture_url(width: u32, height: u32) -> Result<String, DiagnoseError> {
+    Ok(format!("data:image/png;base64,{}", STANDARD.encode(make_png(width, height)?)))
 }
 
 /// A PNG of this size, identical at every call.
-pub(crate) fn png(width: u32, height: u32) -> Result<Vec<u8>, DiagnoseError> {
+pub(crate) fn make_png(width: u32, height: u32) -> Result<Vec<u8>, DiagnoseError> {
     let mut file = Vec::new();
     let failed =
         |error: png::EncodingError| DiagnoseError::Own { what: "encoding a picture", why: error.to_string() };
@@ -32,7 +32,7 @@ fn pixels(width: u32, height: u32) -> Vec<u8> {
     let discs: Vec<(u32, u32, u32, [u8; 3])> = (0..6)
         .map(|_| {
             let radius = draw(width.min(height) / 4) + 4;
-            let colour = [0, 0, 0].map(|_: u8| byte(draw(256)));
+            let colour = [0, 0, 0].map(|_: u8| to_byte(draw(256)));
             (draw(width), draw(height), radius, colour)
         })
         .collect();
@@ -43,14 +43,15 @@ fn pixels(width: u32, height: u32) -> Vec<u8> {
                 let far = u64::from(x.abs_diff(*cx)).pow(2) + u64::from(y.abs_diff(*cy)).pow(2);
                 far <= u64::from(*radius).pow(2)
             };
-            let sky = [byte(x * 255 / width.max(1)), byte(y * 255 / height.max(1)), byte((x + y) % 256)];
+            let sky =
+                [to_byte(x * 255 / width.max(1)), to_byte(y * 255 / height.max(1)), to_byte((x + y) % 256)];
             rows.extend(discs.iter().rev().find(inside).map_or(sky, |disc| disc.3));
         }
     }
     rows
 }
 
-fn byte(value: u32) -> u8 {
+fn to_byte(value: u32) -> u8 {
     u8::try_from(value.min(255)).unwrap_or(u8::MAX)
 }
 
@@ -60,11 +61,11 @@ mod tests {
 
     #[test]
     fn a_picture_is_a_png_of_its_size_and_every_size_is_another_picture() {
-        let file = png(64, 48).unwrap();
+        let file = make_png(64, 48).unwrap();
         let decoder = png::Decoder::new(std::io::Cursor::new(&file));
         let reader = decoder.read_info().unwrap();
         assert_eq!((reader.info().width, reader.info().height), (64, 48));
-        assert_eq!(file, png(64, 48).unwrap());
+        assert_eq!(file, make_png(64, 48).unwrap());
         assert_ne!(pixels(64, 48)[..48], pixels(48, 64)[..48]);
     }
 }

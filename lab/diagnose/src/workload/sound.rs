@@ -4,7 +4,7 @@
 const SAMPLE_RATE: u32 = 16_000;
 
 /// A WAV file of this length: one channel, 16 bits (RIFF, PCM format 1).
-pub(crate) fn wav(seconds: u32) -> Vec<u8> {
+pub(crate) fn make_wav(seconds: u32) -> Vec<u8> {
     let samples = SAMPLE_RATE * seconds.max(1);
     let data = samples * 2;
     let mut file = Vec::new();
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn a_clip_says_its_own_length() {
-        let file = wav(2);
+        let file = make_wav(2);
         assert_eq!((&file[..4], &file[8..12]), (&b"RIFF"[..], &b"WAVE"[..]));
         assert_eq!(file.len(), 44 + 2 * 2 * 16_000);
         assert_eq!(u32::from_le_bytes([file[4], file[5], file[6], file[7]]) as usize, file.len() - 8);

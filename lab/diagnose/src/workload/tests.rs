@@ -81,12 +81,12 @@ fn conversations_grow_on_each_slot_and_begin_anew() {
         assert_eq!(said.len(), 3, "each says something of its own");
         lengths.push(asks[0].body.as_ref().unwrap()["messages"].as_array().unwrap().len());
         let answer = LabAnswer { text: "so".to_owned(), ..LabAnswer::default() };
-        all.answered(&vec![Some(answer); 3]);
+        all.take_answers(&vec![Some(answer); 3]);
     }
     assert_eq!(lengths[..3], [1, 3, 5]);
     assert!(lengths.iter().filter(|length| **length == 1).count() >= 2, "{lengths:?}");
     // A failed turn ends its conversation.
-    all.answered(&[None, None, None]);
+    all.take_answers(&[None, None, None]);
     let next = all.next();
     assert_eq!(next[0].body.as_ref().unwrap()["messages"].as_array().unwrap().len(), 1);
 }

@@ -32,17 +32,17 @@ impl TextGenerator {
 
     /// A text whose tokens the server counts.
     pub(crate) fn sample() -> String {
-        words(u64::MAX, u64::from(SAMPLE_WORDS))
+        make_text(u64::MAX, u64::from(SAMPLE_WORDS))
     }
 
     /// The text number `which`, of about `tokens` tokens; texts of different numbers differ from the first
     /// word on.
     pub(crate) fn text(self, which: u64, tokens: u64) -> String {
-        words(which, warden_policies::units::scale(tokens, self.per_token).max(1))
+        make_text(which, warden_policies::units::scale_bytes(tokens, self.per_token).max(1))
     }
 }
 
-fn words(which: u64, count: u64) -> String {
+fn make_text(which: u64, count: u64) -> String {
     let mut random = SplitMix::new(which);
     let mut text = String::new();
     for n in 0..count {

@@ -47,7 +47,7 @@ impl RevisionSymptom {
     /// Finds the symptom that one end has, and returns whether that is the newer end. Crashes come before
     /// growth, because a process that dies does not leak for long. A crash that did not recur does not
     /// count.
-    pub(super) fn between(
+    pub(super) fn find_between(
         newer: &[LegFinding],
         older: &[LegFinding],
         share: f64,
@@ -255,6 +255,6 @@ pub struct RevisionConclusion {
 /// Returns a memory's growth per request; memories that do not leak count with their small growth.
 fn growth_of(found: &[LegFinding], track: WorkloadMemory, control: bool) -> f64 {
     let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
-    let rate = own.and_then(|one| one.of(track.series)).and_then(|series| series.per_request);
+    let rate = own.and_then(|one| one.series_of(track.series)).and_then(|series| series.per_request);
     rate.map_or(0.0, |rate| rate.value.max(0.0))
 }

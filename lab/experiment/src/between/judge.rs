@@ -13,7 +13,7 @@ pub(super) trait SymptomJudge: Debug + Send {
     fn next(&self) -> Option<ProcessOrder>;
 
     /// Adds the result of a process.
-    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply;
+    fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply;
 
     /// Opens a revision, or judges it at once from its processes as an end. `again` accepts only new
     /// processes.
@@ -36,7 +36,7 @@ pub(super) enum JudgeReply {
     /// An end has the symptom; `is_newer`: the newer end has it.
     Differ { symptom: RevisionSymptom, is_newer: bool },
     /// The open revision is judged.
-    Stands(Box<JudgedRevision>),
+    Judged(Box<JudgedRevision>),
     /// The search is over.
     Over(RevisionOutcome),
 }

@@ -178,21 +178,21 @@ impl RevisionSearch {
             ProcessResult::Cannot(why) if self.symptom.is_none() => {
                 JudgeReply::Over(RevisionOutcome::EndFailed { newer: ask.revision == self.places.last, why })
             }
-            seen => self.judge.take(ask, seen),
+            seen => self.judge.add_result(ask, seen),
         };
-        self.hear(heard);
+        self.handle_reply(heard);
     }
 
-    fn hear(&mut self, heard: JudgeReply) {
+    fn handle_reply(&mut self, heard: JudgeReply) {
         match heard {
             JudgeReply::More => {}
             JudgeReply::Over(outcome) => self.over = Some(outcome),
             JudgeReply::Differ { symptom, is_newer } => {
-                self.places.differ(is_newer);
+                self.places.set_ill_end(is_newer);
                 self.symptom = Some(symptom);
                 self.begin(self.places.healthy());
             }
-            JudgeReply::Stands(judged) => {
+            JudgeReply::Judged(judged) => {
                 let (revision, standing) = (judged.revision, judged.standing.clone());
                 let again = self.again.is_some();
                 self.judged.push(JudgedRevision { again, ..*judged });
@@ -207,7 +207,7 @@ impl RevisionSearch {
 
     fn begin(&mut self, revision: usize) {
         let heard = self.judge.begin(revision, self.again.is_some());
-        self.hear(heard);
+        self.handle_reply(heard);
     }
 
     /// Returns true if both ends are known and only the older one has the symptom.
@@ -227,7 +227,7 @@ impl RevisionSearch {
     }
 
     /// Returns the number of revisions that may still be the cause, once the ends differ.
-    pub fn left(&self) -> Option<usize> {
+    pub fn candidates_left(&self) -> Option<usize> {
         let (healthy, ill) = self.places.bounds()?;
         Some(healthy.abs_diff(ill))
     }

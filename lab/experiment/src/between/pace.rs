@@ -93,7 +93,7 @@ impl TimedRevision {
     /// Returns the next process of a round. The first round begins with the revision, because its build may
     /// take an hour and would separate the two ends. Later rounds run it between the ends, so that a
     /// machine that slows down treats all revisions alike.
-    fn turn(&self) -> usize {
+    fn next_process(&self) -> usize {
         let order = match self.rounds.len() {
             0 => [OWN, GOOD, BAD],
             round if round.is_multiple_of(2) => [GOOD, OWN, BAD],
@@ -112,7 +112,7 @@ struct ProcessScatter {
 
 impl ProcessScatter {
     /// Adds values whose variance is `times` that of one process.
-    fn with(mut self, values: &[f64], times: f64) -> Self {
+    fn with_values(mut self, values: &[f64], times: f64) -> Self {
         let (_, variance, freedom) = mean_and_variance(values);
         self.squares += variance * freedom / times;
         self.freedom += freedom;
@@ -168,12 +168,12 @@ impl SymptomJudge for PaceJudge {
         let open = self.open.as_ref()?;
         Some(ProcessOrder::visit(
             RevisionAim::Slowdown,
-            [known.good, open.revision, known.bad][open.turn()],
+            [known.good, open.revision, known.bad][open.next_process()],
             false,
         ))
     }
 
-    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
+    fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
         let visit = match seen {
             ProcessResult::Visit(visit) => Ok(visit),
             ProcessResult::Cannot(why) => Err(why),
@@ -185,11 +185,11 @@ impl SymptomJudge for PaceJudge {
             }
             return self.look_at_ends();
         };
-        let seconds =
-            visit.and_then(|visit| visit.of(known.metric).ok_or_else(|| "it could not be timed".to_owned()));
-        let turn = open.turn();
+        let seconds = visit
+            .and_then(|visit| visit.value_of(known.metric).ok_or_else(|| "it could not be timed".to_owned()));
+        let turn = open.next_process();
         match seconds {
-            Err(why) if turn == OWN => return self.close(RevisionStanding::Unknown { why }),
+            Err(why) if turn == OWN => return self.close_revision(RevisionStanding::Unknown { why }),
             Err(why) if self.failed + 1 >= self.failures_most => {
                 let newer = known.good == self.last;
                 return JudgeReply::Over(match turn {
@@ -212,12 +212,12 @@ impl SymptomJudge for PaceJudge {
         let [Some(good), Some(own), Some(bad)] = open.taken else { return JudgeReply::More };
         open.rounds.push([good, own, bad]);
         open.taken = [None; 3];
-        self.look()
+        self.judge_open()
     }
 
     fn begin(&mut self, revision: usize, again: bool) -> JudgeReply {
         if let Some(known) = self.known.as_ref().filter(|known| known.good == revision && !again) {
-            return JudgeReply::Stands(Box::new(known.judge_end(false)));
+            return JudgeReply::Judged(Box::new(known.judge_end(false)));
         }
         self.open = Some(TimedRevision { revision, rounds: Vec::new(), taken: [None; 3], processes: 0 });
         JudgeReply::More
@@ -283,19 +283,19 @@ impl PaceJudge {
             worse.max_by(|one, other| low(one).total_cmp(&low(other))).map(|ratio| ratio.metric)
         };
         if let Some(metric) = worst(&slower) {
-            return self.differ(metric, true);
+            return self.record_difference(metric, true);
         }
         let is_sure = slower.iter().chain(&faster).all(|ratio| ratio.ruling != ProofRuling::Unknown);
         if !is_sure && rounds < self.rounds_most() {
             return JudgeReply::More;
         }
         if let Some(metric) = worst(&faster) {
-            return self.differ(metric, false);
+            return self.record_difference(metric, false);
         }
         JudgeReply::Over(if slower.is_empty() {
             let why = "neither its prompts nor its tokens could be timed".to_owned();
             let is_timed =
-                |visit: &BuildVisit| PACE_METRICS.into_iter().any(|metric| visit.of(metric).is_some());
+                |visit: &BuildVisit| PACE_METRICS.into_iter().any(|metric| visit.value_of(metric).is_some());
             RevisionOutcome::EndFailed { newer: self.older.iter().any(is_timed), why }
         } else {
             RevisionOutcome::Alike { sure: is_sure }
@@ -310,7 +310,7 @@ impl PaceJudge {
         let single = ProofPolicy { rounds_least: rounds, rounds_most: rounds, ..policy.clone() };
         let compare = |metric: BuildMetric| {
             let rounds = proof::pairs(metric, one, other);
-            let mut calm = proof::ratio(&policy, metric, &self.calm(&rounds))?;
+            let mut calm = proof::ratio(&policy, metric, &self.undisturbed_rounds(&rounds))?;
             // In a few rounds, processes that are fast or slow by chance look disturbed, and the rest
             // scatters too little. Therefore all rounds must show the slowdown as well, as if this were the
             // only look.
@@ -324,7 +324,7 @@ impl PaceJudge {
     }
 
     /// Returns the undisturbed rounds of the ends.
-    fn calm(&self, rounds: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    fn undisturbed_rounds(&self, rounds: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let all = log_ratios(rounds);
         let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
         let mut distances: Vec<f64> = all.iter().map(|log| (log - middle).abs()).collect();
@@ -333,35 +333,35 @@ impl PaceJudge {
         undisturbed(rounds, &all, deviation.max(self.proof.least_noise))
     }
 
-    fn differ(&mut self, metric: BuildMetric, is_newer: bool) -> JudgeReply {
+    fn record_difference(&mut self, metric: BuildMetric, is_newer: bool) -> JudgeReply {
         let (good, bad) = if is_newer { (0, self.last) } else { (self.last, 0) };
         let (fast, slow) = if is_newer { (&self.older, &self.newer) } else { (&self.newer, &self.older) };
-        let rounds = self.calm(&proof::pairs(metric, fast, slow));
+        let rounds = self.undisturbed_rounds(&proof::pairs(metric, fast, slow));
         let spans = log_ratios(&rounds);
         // The difference of two processes has twice the variance of one.
-        self.scatter = self.scatter.with(&spans, 2.0);
+        self.scatter = self.scatter.with_values(&spans, 2.0);
         let (good_seconds, bad_seconds) = rounds.into_iter().unzip();
         self.known = Some(EndsDiffer { metric, good, bad, good_seconds, bad_seconds, spans });
         JudgeReply::Differ { symptom: RevisionSymptom::Slowdown { metric }, is_newer }
     }
 
     /// Tests after each round on which side of the limit the revision is.
-    fn look(&mut self) -> JudgeReply {
+    fn judge_open(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= ROUNDS_LEAST) else {
             return JudgeReply::More;
         };
-        let (rounds, test, chance) = (open.rounds.len(), self.test(open), self.chance());
+        let (rounds, test, chance) = (open.rounds.len(), self.test_revision(open), self.error_rate());
         let away = test.mean / test.error;
-        let standing = if student::tail(-away, test.scatter.freedom) <= chance {
+        let standing = if student::upper_tail(-away, test.scatter.freedom) <= chance {
             RevisionStanding::Healthy
-        } else if student::tail(away, test.scatter.freedom) <= chance {
+        } else if student::upper_tail(away, test.scatter.freedom) <= chance {
             RevisionStanding::Ill
         } else if rounds >= self.rounds_most() {
             RevisionStanding::Unknown { why: format!("{rounds} rounds do not tell to which end it belongs") }
         } else {
             return JudgeReply::More;
         };
-        self.close(standing)
+        self.close_revision(standing)
     }
 
     fn rounds_most(&self) -> usize {
@@ -369,33 +369,33 @@ impl PaceJudge {
     }
 
     /// Error rate per look at each revision.
-    fn chance(&self) -> f64 {
+    fn error_rate(&self) -> f64 {
         self.proof.false_worse / count_as_f64(self.rounds_most() - ROUNDS_LEAST + 1) / self.steps
     }
 
-    fn test(&self, open: &TimedRevision) -> PaceTest {
+    fn test_revision(&self, open: &TimedRevision) -> PaceTest {
         let least = self.proof.least_noise;
         let values = |rounds: &[PaceRound], share: f64| -> Vec<f64> {
-            rounds.iter().map(|round| beyond(round, share)).collect()
+            rounds.iter().map(|round| distance_from_share(round, share)).collect()
         };
         let deviation = (self.scatter.variance() * distance_variance(MIDDLE_SHARE)).sqrt().max(least);
         let kept = undisturbed(&open.rounds, &values(&open.rounds, MIDDLE_SHARE), deviation);
         let spans: Vec<f64> = kept.iter().map(|[good, _, bad]| (bad / good).ln()).collect();
         let scatter = self
             .scatter
-            .with(&values(&kept, MIDDLE_SHARE), distance_variance(MIDDLE_SHARE))
-            .with(&spans, 2.0);
+            .with_values(&values(&kept, MIDDLE_SHARE), distance_variance(MIDDLE_SHARE))
+            .with_values(&spans, 2.0);
         let (mean, own, freedom) = mean_and_variance(&values(&kept, ILL_SHARE));
         let variance = own.max(scatter.variance() * distance_variance(ILL_SHARE)).max(least.powi(2));
         PaceTest { mean, error: (variance / (freedom + 1.0)).sqrt(), spans, scatter }
     }
 
-    fn close(&mut self, standing: RevisionStanding) -> JudgeReply {
+    fn close_revision(&mut self, standing: RevisionStanding) -> JudgeReply {
         let Some(open) = self.open.take() else { return JudgeReply::More };
-        let (test, chance) = (self.test(&open), self.chance());
+        let (test, chance) = (self.test_revision(&open), self.error_rate());
         let judged = JudgedRevision::new(open.revision, standing, open.processes);
         let Some(known) = self.known.as_mut().filter(|_| !open.rounds.is_empty()) else {
-            return JudgeReply::Stands(Box::new(judged));
+            return JudgeReply::Judged(Box::new(judged));
         };
         known.spans.extend(test.spans);
         let span = mean_and_variance(&known.spans).0;
@@ -406,18 +406,18 @@ impl PaceJudge {
         let (rounds, seconds) = (all.len(), stats::median(&mut all).unwrap_or(0.0));
         self.scatter = test.scatter;
         let pace = Some(RevisionPace { metric: known.metric, rounds, seconds, share });
-        JudgeReply::Stands(Box::new(JudgedRevision { pace, ..judged }))
+        JudgeReply::Judged(Box::new(JudgedRevision { pace, ..judged }))
     }
 }
 
 /// Logarithmic distance of a round's revision from this share of the way between the faster and the slower
 /// end.
-fn beyond(round: &PaceRound, share: f64) -> f64 {
+fn distance_from_share(round: &PaceRound, share: f64) -> f64 {
     let [good, own, bad] = round.map(f64::ln);
     own - (1.0 - share) * good - share * bad
 }
 
-/// Variance of [`beyond`] relative to the variance of one process.
+/// Variance of [`distance_from_share`] relative to the variance of one process.
 fn distance_variance(share: f64) -> f64 {
     1.0 + (1.0 - share).powi(2) + share.powi(2)
 }

@@ -30,7 +30,7 @@ impl KnownRevisions {
     }
 
     /// Records which end has the symptom.
-    pub(super) fn differ(&mut self, is_newer: bool) {
+    pub(super) fn set_ill_end(&mut self, is_newer: bool) {
         self.ill = if is_newer { self.last } else { 0 };
         self.set(self.ill, RevisionStanding::Ill);
     }

@@ -114,17 +114,17 @@ impl SymptomJudge for RepliesJudge {
         self.open.as_ref().map(|open| ProcessOrder::visit(RevisionAim::Answers, open.revision, false))
     }
 
-    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
+    fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
         let replies = match seen {
             ProcessResult::Visit(visit) => visit.replies,
-            ProcessResult::Cannot(why) => return self.close(RevisionStanding::Unknown { why }),
+            ProcessResult::Cannot(why) => return self.close_revision(RevisionStanding::Unknown { why }),
             ProcessResult::Findings(_) => {
-                return self.close(RevisionStanding::Unknown { why: "it was not asked".to_owned() });
+                return self.close_revision(RevisionStanding::Unknown { why: "it was not asked".to_owned() });
             }
         };
         if let Some(open) = &mut self.open {
             open.asked.push(replies);
-            return self.look();
+            return self.judge_open();
         }
         if ask.revision == self.last { &mut self.newer } else { &mut self.older }.push(replies);
         self.look_at_ends()
@@ -135,7 +135,7 @@ impl SymptomJudge for RepliesJudge {
             let answers =
                 Some(RevisionAnswers { as_older: self.telling.len(), ..RevisionAnswers::default() });
             let judged = JudgedRevision::new(0, RevisionStanding::Healthy, self.older.len());
-            return JudgeReply::Stands(Box::new(JudgedRevision { answers, ..judged }));
+            return JudgeReply::Judged(Box::new(JudgedRevision { answers, ..judged }));
         }
         let least = match (self.is_quiet, again) {
             (true, false) => 1,
@@ -150,11 +150,13 @@ impl SymptomJudge for RepliesJudge {
         if self.telling.is_empty() {
             // List differences too small to count, unless an end answers differently each time.
             let is_alike = matches!(conclusion.outcome, RevisionOutcome::Alike { sure: true });
-            let near = self.requests().filter(|_| is_alike).filter_map(|request| self.near(request));
+            let near =
+                self.requests().filter(|_| is_alike).filter_map(|request| self.small_difference(request));
             conclusion.differences = near.collect();
             return;
         }
-        conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(&one.request)).collect();
+        conclusion.differences =
+            self.telling.iter().filter_map(|one| self.ends_difference(&one.request)).collect();
         let answers = Some(RevisionAnswers { as_newer: self.telling.len(), ..RevisionAnswers::default() });
         let judged = JudgedRevision::new(self.last, RevisionStanding::Ill, self.newer.len());
         conclusion.judged.push(JudgedRevision { answers, ..judged });
@@ -183,10 +185,12 @@ impl RepliesJudge {
         if !self.is_quiet && asked < ROUNDS_IF_UNSTEADY {
             return JudgeReply::More;
         }
-        let telling = self.requests().filter_map(|request| self.telling(request)).collect();
+        let telling = self.requests().filter_map(|request| self.distinguishing_question(request)).collect();
         self.telling = telling;
         if self.telling.is_empty() {
-            return JudgeReply::Over(self.silent().unwrap_or(RevisionOutcome::Alike { sure: self.is_quiet }));
+            return JudgeReply::Over(
+                self.silent_end().unwrap_or(RevisionOutcome::Alike { sure: self.is_quiet }),
+            );
         }
         let requests = self.telling.iter().map(|one| one.request.clone()).collect();
         JudgeReply::Differ { symptom: RevisionSymptom::Answers { requests }, is_newer: true }
@@ -200,7 +204,7 @@ impl RepliesJudge {
     }
 
     /// Returns the failure of an end that refuses everything, so that there is nothing to compare.
-    fn silent(&self) -> Option<RevisionOutcome> {
+    fn silent_end(&self) -> Option<RevisionOutcome> {
         let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
         let refused = |reply: &BuildReply| reply.refused.clone();
         let is_asked =
@@ -216,24 +220,24 @@ impl RepliesJudge {
     }
 
     /// Returns the difference between the ends' first answers, however small.
-    fn near(&self, request: &str) -> Option<EndsDifference> {
+    fn small_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
-        let differs = proof::differ(Strictness::Equal, 0.0, older, newer);
-        differs.then(|| self.otherwise(request)).flatten()
+        let differs = proof::answers_differ(Strictness::Equal, 0.0, older, newer);
+        differs.then(|| self.ends_difference(request)).flatten()
     }
 
     /// Returns true if each end repeats its answer to the last byte.
     fn is_quiet_at(&self, request: &str) -> bool {
         [&self.older, &self.newer].into_iter().all(|end| {
-            pairs(&all(end, request)).all(|(one, other)| {
+            pairs(&replies_to(end, request)).all(|(one, other)| {
                 one.text == other.text && one.vector == other.vector && one.refused == other.refused
             })
         })
     }
 
     /// Returns the question if each end answers consistently and the two differ.
-    fn telling(&self, request: &str) -> Option<DistinguishingQuestion> {
-        let (older, newer) = (all(&self.older, request), all(&self.newer, request));
+    fn distinguishing_question(&self, request: &str) -> Option<DistinguishingQuestion> {
+        let (older, newer) = (replies_to(&self.older, request), replies_to(&self.newer, request));
         let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
         let noise = own().iter().filter_map(|(one, other)| proof::distance(one, other)).fold(0.0, f64::max);
         let limit = self.proof.distance.max(2.0 * noise);
@@ -246,16 +250,16 @@ impl RepliesJudge {
     }
 
     fn differ(&self, question: &DistinguishingQuestion, one: &BuildReply, other: &BuildReply) -> bool {
-        proof::differ(self.proof.answers, question.limit, one, other)
+        proof::answers_differ(self.proof.answers, question.limit, one, other)
     }
 
     /// Returns each end's first answer.
     fn first_of_both(&self, request: &str) -> Option<(&BuildReply, &BuildReply)> {
-        let first = |end| all(end, request).first().copied();
+        let first = |end| replies_to(end, request).first().copied();
         Some((first(&self.older)?, first(&self.newer)?))
     }
 
-    fn otherwise(&self, request: &str) -> Option<EndsDifference> {
+    fn ends_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
         let difference = proof::difference(older, newer);
         let said = |reply: &BuildReply| match &reply.refused {
@@ -274,12 +278,12 @@ impl RepliesJudge {
     }
 
     /// Counts a revision's answers so far.
-    fn said(&self, open: &AskedRevision) -> RevisionAnswers {
+    fn count_answers(&self, open: &AskedRevision) -> RevisionAnswers {
         let mut said = RevisionAnswers::default();
         for question in &self.telling {
-            let own = all(&open.asked, &question.request);
+            let own = replies_to(&open.asked, &question.request);
             let is_as = |end: &[Vec<BuildReply>], one: &BuildReply| {
-                all(end, &question.request).iter().any(|other| !self.differ(question, other, one))
+                replies_to(end, &question.request).iter().any(|other| !self.differ(question, other, one))
             };
             let older = own.iter().filter(|one| is_as(&self.older, one)).count();
             if own.len() < open.asked.len() {
@@ -299,11 +303,11 @@ impl RepliesJudge {
     }
 
     /// Judges the open revision by all its answers.
-    fn look(&mut self) -> JudgeReply {
+    fn judge_open(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
             return JudgeReply::More;
         };
-        let said = self.said(open);
+        let said = self.count_answers(open);
         let standing = if said.as_newer > 0 || !said.otherwise.is_empty() {
             RevisionStanding::Ill
         } else if !said.missing.is_empty() {
@@ -321,19 +325,19 @@ impl RepliesJudge {
                 why: format!("now it answers as the older end, now otherwise: “{names}”"),
             }
         };
-        self.close(standing)
+        self.close_revision(standing)
     }
 
-    fn close(&mut self, standing: RevisionStanding) -> JudgeReply {
+    fn close_revision(&mut self, standing: RevisionStanding) -> JudgeReply {
         let Some(open) = self.open.take() else { return JudgeReply::More };
-        let answers = (!open.asked.is_empty()).then(|| self.said(&open));
+        let answers = (!open.asked.is_empty()).then(|| self.count_answers(&open));
         let judged = JudgedRevision::new(open.revision, standing, open.asked.len());
-        JudgeReply::Stands(Box::new(JudgedRevision { answers, ..judged }))
+        JudgeReply::Judged(Box::new(JudgedRevision { answers, ..judged }))
     }
 }
 
 /// Returns all answers to one request.
-fn all<'a>(asked: &'a [Vec<BuildReply>], request: &str) -> Vec<&'a BuildReply> {
+fn replies_to<'a>(asked: &'a [Vec<BuildReply>], request: &str) -> Vec<&'a BuildReply> {
     asked.iter().filter_map(|replies| replies.iter().find(|reply| reply.request == request)).collect()
 }
 

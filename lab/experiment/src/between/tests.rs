@@ -121,7 +121,7 @@ impl History {
             while ask.is_end && again == CrashRecurrence::Undecided {
                 let died = self.dies(chance);
                 runs.push(CrashRun { requests: died.unwrap_or(184), died: died.is_some() });
-                again = crash::again(&warden_policies::defaults().diagnose.crash, &runs);
+                again = crash::judge_recurrence(&warden_policies::defaults().diagnose.crash, &runs);
             }
             found.crash =
                 Some(WorkloadCrash { at_request: at, why: String::new(), lines: Vec::new(), runs, again });
@@ -260,12 +260,12 @@ fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
     let mut history = History::new(11, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (64, 50, Vec::new());
     let mut search = RevisionSearch::new(rules(), RevisionAim::Growth, history.last);
-    assert_eq!((search.interrupt().outcome, search.left()), (RevisionOutcome::Interrupted, None));
+    assert_eq!((search.interrupt().outcome, search.candidates_left()), (RevisionOutcome::Interrupted, None));
     let mut before = usize::MAX;
     while let RevisionStep::Run(ask) = search.next() {
         let seen = history.process(ask);
         search.observe(ask, seen);
-        if let Some(left) = search.left() {
+        if let Some(left) = search.candidates_left() {
             assert!(left <= before && left >= 1);
             before = left;
         }

@@ -30,17 +30,17 @@ impl RevisionProcesses {
         });
         match (symptom, died) {
             (RevisionSymptom::Crash { .. }, died) => {
-                let run = found.iter().find_map(LegFinding::survived);
+                let run = found.iter().find_map(LegFinding::as_crash_run);
                 let run = run.ok_or_else(|| died.unwrap_or_else(|| "its work was cut short".to_owned()))?;
                 self.runs.push(run);
             }
             (_, Some(why)) => return Err(why),
-            (_, None) => self.legs.push(TrialLeg::of(&found)),
+            (_, None) => self.legs.push(TrialLeg::from_findings(&found)),
         }
         Ok(())
     }
 
-    fn are_none(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.legs.is_empty() && self.runs.is_empty()
     }
 
@@ -99,7 +99,7 @@ impl SymptomJudge for WorkJudge {
         })
     }
 
-    fn take(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
+    fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
         let Some(symptom) = self.symptom.clone() else {
             let found = findings(seen).unwrap_or_default();
             if self.newer.is_none() {
@@ -107,7 +107,7 @@ impl SymptomJudge for WorkJudge {
                 return JudgeReply::More;
             }
             self.older = found;
-            return self.diagnose();
+            return self.find_symptom();
         };
         if ask.revision == self.ill {
             match self.baseline.add(&symptom, seen) {
@@ -117,7 +117,7 @@ impl SymptomJudge for WorkJudge {
                 }
                 Err(_) => self.failed += 1,
             }
-            return self.look();
+            return self.judge_open();
         }
         self.add_open(&symptom, seen)
     }
@@ -173,16 +173,16 @@ impl WorkJudge {
     }
 
     /// Finds the symptom once both ends are known.
-    fn diagnose(&mut self) -> JudgeReply {
+    fn find_symptom(&mut self) -> JudgeReply {
         let (symptom, is_newer) =
-            match RevisionSymptom::between(self.newer(), &self.older, self.cure.stops_share) {
+            match RevisionSymptom::find_between(self.newer(), &self.older, self.cure.stops_share) {
                 Ok(found) => found,
                 Err(outcome) => return JudgeReply::Over(outcome),
             };
         let found = symptom.findings(if is_newer { self.newer() } else { &self.older });
         self.ill = if is_newer { self.last } else { 0 };
         if matches!(symptom, RevisionSymptom::Growth { .. }) {
-            self.baseline.legs.push(TrialLeg::of(&found));
+            self.baseline.legs.push(TrialLeg::from_findings(&found));
         } else {
             // Excludes the crash that started the search: it is no repetition.
             let crash = found.into_iter().find_map(|one| one.crash);
@@ -198,7 +198,7 @@ impl WorkJudge {
             // Nothing can be judged before the scatter between processes is known.
             return true;
         }
-        let waits = self.open.as_ref().is_some_and(|(_, own)| !own.are_none());
+        let waits = self.open.as_ref().is_some_and(|(_, own)| !own.is_empty());
         waits && self.since > 0 || is_growth && self.since >= self.cure.baseline_every
     }
 
@@ -206,14 +206,14 @@ impl WorkJudge {
     fn add_open(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> JudgeReply {
         self.since += 1;
         match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {
-            Some(Err(why)) => self.close(RevisionStanding::Unknown { why }),
-            _ => self.look(),
+            Some(Err(why)) => self.close_revision(RevisionStanding::Unknown { why }),
+            _ => self.judge_open(),
         }
     }
 
     /// Judges the open revision by all its processes.
-    fn look(&mut self) -> JudgeReply {
-        let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.are_none()) else {
+    fn judge_open(&mut self) -> JudgeReply {
+        let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.is_empty()) else {
             return JudgeReply::More;
         };
         let (does, is_over) = match self.judgement(own) {
@@ -230,7 +230,7 @@ impl WorkJudge {
             }
         };
         let processes = own.legs.len() + own.runs.len();
-        self.close(match does {
+        self.close_revision(match does {
             SwitchEffect::Stops => RevisionStanding::Healthy,
             SwitchEffect::Halves | SwitchEffect::Nothing => RevisionStanding::Ill,
             SwitchEffect::Undecided if !is_over => return JudgeReply::More,
@@ -250,9 +250,9 @@ impl WorkJudge {
         (!own.legs.is_empty()).then(judged)
     }
 
-    fn close(&mut self, standing: RevisionStanding) -> JudgeReply {
+    fn close_revision(&mut self, standing: RevisionStanding) -> JudgeReply {
         let Some((revision, own)) = self.open.take() else { return JudgeReply::More };
-        JudgeReply::Stands(Box::new(self.judged(revision, standing, &own)))
+        JudgeReply::Judged(Box::new(self.judged(revision, standing, &own)))
     }
 
     fn judged(&self, revision: usize, standing: RevisionStanding, own: &RevisionProcesses) -> JudgedRevision {

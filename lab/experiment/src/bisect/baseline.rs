@@ -7,7 +7,7 @@ use warden_policies::growth::GrowthVerdict;
 impl CurePlanner {
     /// Returns true if the first leg leaves a question open. A suspected memory may be a second leak next
     /// to a certain one, and a cure has to stop both.
-    pub(super) fn unclear(&self) -> bool {
+    pub(super) fn baseline_is_unclear(&self) -> bool {
         let all = || self.baseline.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
         let leaks = all().any(GrowthVerdict::leaks);
         // Too few readings will be too few again; a second leg helps only if nothing leaks for certain.

@@ -51,7 +51,7 @@ pub struct CureConclusion {
 }
 
 impl CurePlanner {
-    pub(super) fn over(&mut self, cure: Vec<usize>) -> CurePhase {
+    pub(super) fn finish_with(&mut self, cure: Vec<usize>) -> CurePhase {
         self.cure = cure;
         let stopped = self.stopped();
         CurePhase::Over(if stopped.is_empty() {

@@ -14,7 +14,7 @@ impl CurePlanner {
                     (true, _) => CurePhase::Over(self.nothing_found()),
                     (false, 0) => CurePhase::Over(CureOutcome::NotCured),
                     (false, _) => {
-                        self.begin(vec![0]);
+                        self.begin_trial(vec![0]);
                         CurePhase::Alone
                     }
                 };
@@ -29,22 +29,22 @@ impl CurePlanner {
 
     fn after_one(&mut self) -> CurePhase {
         let best = self.best_alone();
-        let dear = |trial: &SwitchTrial| trial.cost(&self.baseline).is_dear(self.policy.dear);
+        let dear = |trial: &SwitchTrial| trial.cost(&self.baseline).exceeds(self.policy.dear);
         let enough = best.is_some_and(|trial| !dear(&self.trials[trial]));
         // In this phase each switch has one trial, so the number of trials is the index of the next switch.
         let next = self.trials.len();
         if next < self.switches && !enough {
-            self.begin(vec![next]);
+            self.begin_trial(vec![next]);
             return CurePhase::Alone;
         }
         if let Some(best) = best {
-            return self.over(self.trials[best].arm.switches.clone());
+            return self.finish_with(self.trials[best].arm.switches.clone());
         }
-        let all = self.compatible();
+        let all = self.compatible_switches();
         if all.len() < 2 {
             return self.fall_back_to_single();
         }
-        self.begin(all);
+        self.begin_trial(all);
         CurePhase::Together
     }
 
@@ -60,7 +60,7 @@ impl CurePlanner {
         }
         // Once unstoppable memories are excluded, one switch may suffice.
         if let Some(best) = self.best_alone() {
-            return self.over(self.trials[best].arm.switches.clone());
+            return self.finish_with(self.trials[best].arm.switches.clone());
         }
         self.after_set(1, Vec::new())
     }
@@ -69,14 +69,14 @@ impl CurePlanner {
         if size > 1
             && let Some(trial) = self.trials.last().filter(|trial| trial.stops_all(&self.targets))
         {
-            return self.over(trial.arm.switches.clone());
+            return self.finish_with(trial.arm.switches.clone());
         }
         let mut size = size;
         while self.sets < self.policy.sets_most {
             while let Some(set) = queue.pop() {
                 if !self.fails(&set) {
                     self.sets += 1;
-                    self.begin(set);
+                    self.begin_trial(set);
                     return CurePhase::Sets(size, queue);
                 }
             }
@@ -90,7 +90,7 @@ impl CurePlanner {
         let good = self.trials.iter().find(|trial| trial.stops_all(&self.targets));
         match good.map(|trial| trial.arm.switches.clone()) {
             Some(good) => {
-                let queue = self.spare(&good);
+                let queue = self.removal_queue(&good);
                 self.after_reduction(good, queue)
             }
             None => self.fall_back_to_single(),
@@ -109,10 +109,10 @@ impl CurePlanner {
             if less.is_empty() || less.len() == good.len() || self.fails(&less) {
                 continue;
             }
-            self.begin(less);
+            self.begin_trial(less);
             return CurePhase::Reduce(good, queue);
         }
-        self.over(good)
+        self.finish_with(good)
     }
 
     /// Returns the trial of the cheapest switch that alone stops all targets.
@@ -120,7 +120,7 @@ impl CurePlanner {
         let does = |trial: &&(usize, &SwitchTrial)| {
             trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
         };
-        let price = |trial: &SwitchTrial| trial.cost(&self.baseline).lost();
+        let price = |trial: &SwitchTrial| trial.cost(&self.baseline).lost_share();
         let all: Vec<(usize, &SwitchTrial)> = self.trials.iter().enumerate().collect();
         let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
         // Among switches with nearly equal cost the order decides, not timing noise.
@@ -132,7 +132,7 @@ impl CurePlanner {
     fn fall_back_to_single(&mut self) -> CurePhase {
         let mut chosen: Vec<usize> = Vec::new();
         for track in self.leaking.clone() {
-            let stops = |one: &usize| self.alone(*one).is_some_and(|trial| trial.stops(track));
+            let stops = |one: &usize| self.single_trial(*one).is_some_and(|trial| trial.stops(track));
             if chosen.iter().any(stops) {
                 continue;
             }
@@ -143,6 +143,6 @@ impl CurePlanner {
         }
         // Report only what was seen to work: one switch, because the combination was not tried.
         chosen.truncate(1);
-        self.over(chosen)
+        self.finish_with(chosen)
     }
 }

@@ -5,7 +5,7 @@ use crate::sequential::SwitchEffect;
 use crate::trial::{SwitchTrial, WorkloadMemory};
 
 impl CurePlanner {
-    pub(super) fn alone(&self, switch: usize) -> Option<&SwitchTrial> {
+    pub(super) fn single_trial(&self, switch: usize) -> Option<&SwitchTrial> {
         self.trials.iter().find(|trial| trial.arm.switches == [switch])
     }
 
@@ -14,19 +14,20 @@ impl CurePlanner {
     }
 
     pub(super) fn usable(&self, switch: usize) -> bool {
-        self.alone(switch).is_none_or(|trial| trial.crashed.is_none())
+        self.single_trial(switch).is_none_or(|trial| trial.crashed.is_none())
     }
 
     /// Returns the largest share of a memory's growth that a switch may stop, by its trial alone.
     pub(super) fn largest_effect(&self, switch: usize, track: WorkloadMemory) -> f64 {
-        let share = self.alone(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
+        let share =
+            self.single_trial(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
         share.map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
     }
 
     /// Returns the growth that a switch probably stops, summed over all targets.
-    pub(super) fn merit(&self, switch: usize) -> f64 {
+    pub(super) fn expected_effect(&self, switch: usize) -> f64 {
         let share = |track: &WorkloadMemory| {
-            self.alone(switch).and_then(|trial| trial.judgement(*track)).and_then(|found| found.share)
+            self.single_trial(switch).and_then(|trial| trial.judgement(*track)).and_then(|found| found.share)
         };
         let gone =
             |track: &WorkloadMemory| share(track).map_or(0.0, |share| (1.0 - share.value).clamp(0.0, 1.0));
@@ -34,9 +35,9 @@ impl CurePlanner {
     }
 
     /// Returns a maximal compatible set, the most effective switches first.
-    pub(super) fn compatible(&self) -> Vec<usize> {
+    pub(super) fn compatible_switches(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
-        order.sort_by(|a, b| self.merit(*b).total_cmp(&self.merit(*a)));
+        order.sort_by(|a, b| self.expected_effect(*b).total_cmp(&self.expected_effect(*a)));
         let mut all: Vec<usize> = Vec::new();
         for one in order {
             if all.iter().all(|other| !self.clash(one, *other)) {
@@ -62,7 +63,7 @@ impl CurePlanner {
         let mut found = Vec::new();
         let mut chosen = Vec::new();
         self.choose(&usable, size, &mut chosen, &mut found);
-        let merit = |set: &Vec<usize>| set.iter().map(|one| self.merit(*one)).sum::<f64>();
+        let merit = |set: &Vec<usize>| set.iter().map(|one| self.expected_effect(*one)).sum::<f64>();
         // The sort is stable and the list is read from the end: among equals, earlier switches are tried
         // first.
         found.reverse();
@@ -101,15 +102,15 @@ impl CurePlanner {
 
     /// Returns the switches to remove from a working set, first try last: all without an effect of their
     /// own, then each one.
-    pub(super) fn spare(&self, good: &[usize]) -> Vec<Vec<usize>> {
+    pub(super) fn removal_queue(&self, good: &[usize]) -> Vec<Vec<usize>> {
         let useless = |one: &usize| {
             let does = |track: &WorkloadMemory| {
-                self.alone(*one).and_then(|trial| trial.judgement(*track)).map(|found| found.does)
+                self.single_trial(*one).and_then(|trial| trial.judgement(*track)).map(|found| found.does)
             };
             self.targets.iter().all(|track| does(track) == Some(SwitchEffect::Nothing))
         };
         let mut order = good.to_vec();
-        order.sort_by(|a, b| self.merit(*b).total_cmp(&self.merit(*a)));
+        order.sort_by(|a, b| self.expected_effect(*b).total_cmp(&self.expected_effect(*a)));
         let mut queue: Vec<Vec<usize>> = order.iter().map(|one| vec![*one]).collect();
         queue.push(good.iter().copied().filter(|one| useless(one)).collect());
         queue

@@ -1,7 +1,7 @@
 //! Continues a curve beyond the measurements: as a line, or as a pool that keeps every outgrown buffer.
 
-use super::{numbers, slopes};
-use warden_policies::units::exact;
+use super::{headroom_config, slopes};
+use warden_policies::units::as_f64;
 
 /// Least lengths above one micro-batch; two free parameters fit fewer lengths always.
 const MIN_HOARD_POINTS: usize = 5;
@@ -10,30 +10,32 @@ const HOARD_ERROR_RATIO: f64 = 4.0;
 
 /// Returns the tokens in all buffers of a pool after a prompt. Each micro-batch requests a buffer for all
 /// tokens so far; a large enough buffer is reused, and an outgrown one is kept.
-pub(super) fn hoarded(tokens: u64, ubatch: u64) -> f64 {
-    let look_ahead = numbers().look_ahead;
+pub(super) fn hoarded_tokens(tokens: u64, ubatch: u64) -> f64 {
+    let look_ahead = headroom_config().look_ahead;
     let (mut held, mut largest, mut seen) = (0.0, 0.0, 0);
     while seen < tokens {
         seen = tokens.min(seen + ubatch.max(1));
-        if exact(seen) > largest {
-            largest = exact(seen) * look_ahead;
+        if as_f64(seen) > largest {
+            largest = as_f64(seen) * look_ahead;
             held += largest;
         }
     }
     held
 }
 
-/// Returns the continuation: bytes per token, and per token of [`hoarded`]. `None` without a point.
-pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
+/// Returns the continuation: bytes per token, and per token of [`hoarded_tokens`]. `None` without a point.
+pub(super) fn continuation(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
     let last = *points.last()?;
     let above: Vec<(u64, f64)> = points.iter().copied().filter(|(tokens, _)| *tokens > ubatch).collect();
     // Differences from the last point: hoarded tokens, tokens, bytes.
-    let end = hoarded(last.0, ubatch);
+    let end = hoarded_tokens(last.0, ubatch);
     let rows: Vec<(f64, f64, f64)> = above
         .iter()
         .rev()
         .skip(1)
-        .map(|(tokens, bytes)| (end - hoarded(*tokens, ubatch), exact(last.0 - tokens), last.1 - bytes))
+        .map(|(tokens, bytes)| {
+            (end - hoarded_tokens(*tokens, ubatch), as_f64(last.0 - tokens), last.1 - bytes)
+        })
         .collect();
     if rows.len() + 1 >= MIN_HOARD_POINTS
         && let Some(hoards) = fit_hoarding_pool(&rows)
@@ -43,7 +45,7 @@ pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
     let upper: Vec<(u64, f64)> = points.iter().copied().filter(|(tokens, _)| *tokens >= last.0 / 2).collect();
     let mut slopes = slopes(if upper.len() > 1 { &upper } else { points }, 0);
     slopes.sort_by(f64::total_cmp);
-    let slope = slopes.get(slopes.len() / 2).copied().unwrap_or_else(|| last.1 / exact(last.0.max(1)));
+    let slope = slopes.get(slopes.len() / 2).copied().unwrap_or_else(|| last.1 / as_f64(last.0.max(1)));
     Some((slope, 0.0))
 }
 

@@ -106,20 +106,20 @@ pub(super) fn judge(
         let difference = compare(reply, &other);
         let itself = again.and_then(|again| of(again, &reply.request)).map(|again| compare(reply, &again));
         let moved = itself.as_ref().is_some_and(|itself| !itself.is_none);
-        if let Some(noise) = itself.and_then(|itself| itself.told.distance) {
+        if let Some(noise) = itself.and_then(|itself| itself.difference.distance) {
             answers.noise = Some(answers.noise.unwrap_or(0.0).max(noise));
         }
-        shared += difference.told.shared;
-        tokens += difference.told.of;
-        if let Some(distance) = difference.told.distance {
+        shared += difference.difference.shared;
+        tokens += difference.difference.of;
+        if let Some(distance) = difference.difference.distance {
             answers.distance = Some(answers.distance.unwrap_or(0.0).max(distance));
         }
         if difference.is_none {
             answers.equal += 1;
-        } else if moved && difference.told.refused.is_none() {
+        } else if moved && difference.difference.refused.is_none() {
             answers.unsteady += 1;
         } else {
-            answers.differences.push(difference.told);
+            answers.differences.push(difference.difference);
         }
     }
     if tokens > 0 {
@@ -154,10 +154,15 @@ impl AnswerComparison {
 
 /// Returns true if the difference counts, with `limit` nats as no difference. Unlike in a proof, an answer
 /// in place of a refusal counts, too.
-pub(crate) fn differ(strictness: Strictness, limit: f64, one: &BuildReply, other: &BuildReply) -> bool {
+pub(crate) fn answers_differ(
+    strictness: Strictness,
+    limit: f64,
+    one: &BuildReply,
+    other: &BuildReply,
+) -> bool {
     let compared = compare(one, other);
-    let is_far = || compared.told.distance.map_or(!compared.is_none, |distance| distance > limit);
-    let is_refused = compared.told.refused.is_some() && !compared.is_none;
+    let is_far = || compared.difference.distance.map_or(!compared.is_none, |distance| distance > limit);
+    let is_refused = compared.difference.refused.is_some() && !compared.is_none;
     is_refused
         || match strictness {
             Strictness::Any => false,
@@ -168,17 +173,17 @@ pub(crate) fn differ(strictness: Strictness, limit: f64, one: &BuildReply, other
 
 /// Returns the distance of two answers, if it can be measured.
 pub(crate) fn distance(one: &BuildReply, other: &BuildReply) -> Option<f64> {
-    compare(one, other).told.distance
+    compare(one, other).difference.distance
 }
 
 /// Describes the difference of two answers.
 pub(crate) fn difference(one: &BuildReply, other: &BuildReply) -> AnswerDifference {
-    compare(one, other).told
+    compare(one, other).difference
 }
 
 struct ComparedReplies {
     is_none: bool,
-    told: AnswerDifference,
+    difference: AnswerDifference,
 }
 
 fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
@@ -188,7 +193,7 @@ fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
         let is_none = old.refused.is_some() && new.refused.is_some();
         let told =
             AnswerDifference { request, shared: 0, of, distance: None, refused: Some(refused.clone()) };
-        return ComparedReplies { is_none, told };
+        return ComparedReplies { is_none, difference: told };
     }
     if !old.vector.is_empty() || !new.vector.is_empty() {
         let told = AnswerDifference {
@@ -198,14 +203,14 @@ fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
             distance: angle(&old.vector, &new.vector),
             refused: None,
         };
-        return ComparedReplies { is_none: old.vector == new.vector, told };
+        return ComparedReplies { is_none: old.vector == new.vector, difference: told };
     }
     let pairs = || old.tokens.iter().zip(&new.tokens);
     let shared = pairs().take_while(|(one, other)| one.text == other.text).count();
     // The first differing token was chosen after the same text.
     let read_alike = pairs().take(shared + 1);
     let distance = read_alike
-        .filter_map(|(one, other)| apart(&one.top, &other.top))
+        .filter_map(|(one, other)| prediction_distance(&one.top, &other.top))
         .fold(None, |most: Option<f64>, distance| Some(most.unwrap_or(0.0).max(distance)));
     let is_none = old.text == new.text;
     // All tokens of the shorter answer are equal but the texts differ: the answer was cut short or lost.
@@ -213,7 +218,7 @@ fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
     let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
     let distance = distance.filter(|_| !is_cut);
     let told = AnswerDifference { request, shared, of: old.tokens.len(), distance, refused: None };
-    ComparedReplies { is_none, told }
+    ComparedReplies { is_none, difference: told }
 }
 
 /// Angle between two vectors; `None` if their dimensions differ.
@@ -226,7 +231,7 @@ fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
 
 /// Distance of two predictions over the tokens of the first, weighted by its probabilities. A token missing
 /// from the second counts as less likely than all listed there.
-fn apart(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
+fn prediction_distance(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
     let named = || other.iter().filter(|(_, new)| new.is_finite());
     let least = named().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);
     if !least.is_finite() {

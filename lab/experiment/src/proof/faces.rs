@@ -21,7 +21,7 @@ pub struct InterfaceComparison {
 
 impl InterfaceComparison {
     /// Compares flags and routes of (old, new), in any order. `used` lists the flags of the command.
-    pub fn of(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
+    pub fn compare(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
         let without = |these: &[String], those: &[String]| -> Vec<String> {
             let mut rest: Vec<String> = these.iter().filter(|one| !those.contains(one)).cloned().collect();
             rest.sort();

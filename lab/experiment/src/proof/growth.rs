@@ -22,7 +22,7 @@ impl BuildGrowth {
     }
 
     /// Evaluates a search whose older end is the old build.
-    pub fn of(conclusion: RevisionConclusion) -> Self {
+    pub fn from_conclusion(conclusion: RevisionConclusion) -> Self {
         let old_alone = conclusion.ill_is_newer == Some(false);
         let ruling = match &conclusion.outcome {
             // Seen once or judged twice: either shows that the new build is not worse.

@@ -22,11 +22,11 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use self::answers::{AnswerComparison, AnswerDifference, BuildReply, ReplyToken};
-pub(super) use self::answers::{differ, difference, distance};
+pub(super) use self::answers::{answers_differ, difference, distance};
 pub use self::faces::InterfaceComparison;
 pub use self::growth::BuildGrowth;
 pub use self::ratio::MetricRatio;
-pub(super) use self::ratio::{of_pairs as ratio, pairs};
+pub(super) use self::ratio::{compare_pairs as ratio, pairs};
 use warden_policies::sample::MemoryKind;
 
 /// Settings of a proof. `defaults.toml`, section `[proof]`, gives the reasons.
@@ -61,7 +61,7 @@ pub struct BuildVisit {
 
 impl BuildVisit {
     /// Returns a metric, if it could be measured.
-    pub(super) fn of(&self, metric: BuildMetric) -> Option<f64> {
+    pub(super) fn value_of(&self, metric: BuildMetric) -> Option<f64> {
         let own = self.measured.iter().find(|(own, _)| *own == metric);
         own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
     }
@@ -167,12 +167,12 @@ impl ProofRounds {
     }
 
     /// Records that a build failed; ends the measurements.
-    pub fn failed(&mut self, side: BuildSide, why: String) {
+    pub fn record_failure(&mut self, side: BuildSide, why: String) {
         self.fault = Some(BuildFailure { side, why });
     }
 
     /// Returns true if all measurements are done and no build failed.
-    pub fn are_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.fault.is_none() && self.next() == BuildProofStep::Done
     }
 
@@ -183,7 +183,7 @@ impl ProofRounds {
 
     /// Compares all metrics.
     pub fn ratios(&self) -> Vec<MetricRatio> {
-        ratio::all(&self.policy, &self.old, &self.new)
+        ratio::compare_all(&self.policy, &self.old, &self.new)
     }
 
     fn is_decided(&self) -> bool {
@@ -227,7 +227,11 @@ pub struct BuildProof {
 
 impl BuildProof {
     /// Builds the result from finished rounds.
-    pub fn of(rounds: &ProofRounds, faces: InterfaceComparison, growth: Option<BuildGrowth>) -> Self {
+    pub fn from_rounds(
+        rounds: &ProofRounds,
+        faces: InterfaceComparison,
+        growth: Option<BuildGrowth>,
+    ) -> Self {
         Self {
             answers: rounds.answers(),
             ratios: rounds.ratios(),
@@ -235,7 +239,7 @@ impl BuildProof {
             growth,
             fault: rounds.fault.clone(),
             rounds: rounds.count(),
-            interrupted: rounds.fault.is_none() && !rounds.are_whole(),
+            interrupted: rounds.fault.is_none() && !rounds.is_complete(),
         }
     }
 

@@ -25,7 +25,7 @@ use super::super::student;
 use super::{BuildMetric, BuildVisit, ProofPolicy, ProofRuling};
 use warden_policies::growth::{IntervalEstimate, stats};
 use warden_policies::sample::MemoryKind;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 /// Chance that a marginally slower build passes as equal: one of twenty.
 const MISSED_WORSE_CHANCE: f64 = 0.05;
@@ -52,7 +52,7 @@ pub struct MetricRatio {
 }
 
 /// Compares all metrics that both builds have, and memory that either holds.
-pub(super) fn all(policy: &ProofPolicy, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<MetricRatio> {
+pub(super) fn compare_all(policy: &ProofPolicy, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<MetricRatio> {
     let mut metrics: Vec<BuildMetric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
@@ -71,20 +71,22 @@ fn compare_metric(
 ) -> Option<MetricRatio> {
     let pairs = pairs(metric, old, new);
     let rounds = old.len().min(new.len());
-    if let Some(told) = (pairs.len() < rounds).then(|| alone(policy, metric, old, new)).flatten() {
+    if let Some(told) =
+        (pairs.len() < rounds).then(|| compare_partial_memory(policy, metric, old, new)).flatten()
+    {
         return Some(told);
     }
-    of_pairs(policy, metric, &pairs)
+    compare_pairs(policy, metric, &pairs)
 }
 
 /// Returns the values of both processes in each round that measured both.
 pub(crate) fn pairs(metric: BuildMetric, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<(f64, f64)> {
     let both = old.iter().zip(new);
-    both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect()
+    both.filter_map(|(old, new)| Some((old.value_of(metric)?, new.value_of(metric)?))).collect()
 }
 
 /// Compares one metric over these rounds; `None` without rounds.
-pub(crate) fn of_pairs(
+pub(crate) fn compare_pairs(
     policy: &ProofPolicy,
     metric: BuildMetric,
     pairs: &[(f64, f64)],
@@ -97,7 +99,7 @@ pub(crate) fn of_pairs(
         median(pairs.iter().map(|pair| pair.1).collect()),
     );
     let logs: Vec<f64> = pairs.iter().map(|(old, new)| (new / old).ln()).collect();
-    let judged = judge(policy, &logs, limit(policy, metric, before));
+    let judged = judge(policy, &logs, allowed_increase(policy, metric, before));
     let (ratio, ruling) =
         judged.map_or((None, ProofRuling::Unknown), |(ratio, ruling)| (Some(ratio), ruling));
     Some(MetricRatio { metric, old: before, new: after, ratio, ruling })
@@ -109,22 +111,24 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Compares memory that a build does not hold in all rounds. Counts only rounds in which memory was read of
 /// both, because a refused prompt says nothing.
-fn alone(
+fn compare_partial_memory(
     policy: &ProofPolicy,
     metric: BuildMetric,
     old: &[BuildVisit],
     new: &[BuildVisit],
 ) -> Option<MetricRatio> {
     let held = |visit: &BuildVisit| match metric {
-        BuildMetric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, BuildMetric::AtReady(_))),
+        BuildMetric::AtReady(kind) => {
+            held_bytes(visit, kind, |metric| matches!(metric, BuildMetric::AtReady(_)))
+        }
         BuildMetric::AtLongest(kind) => {
-            held(visit, kind, |metric| matches!(metric, BuildMetric::AtLongest(_)))
+            held_bytes(visit, kind, |metric| matches!(metric, BuildMetric::AtLongest(_)))
         }
         _ => None,
     };
     let pairs: Vec<(f64, f64)> =
         old.iter().zip(new).filter_map(|(old, new)| Some((held(old)?, held(new)?))).collect();
-    let slack = |bytes: f64| bytes * (1.0 + policy.more_memory) + exact(policy.memory_slack.0);
+    let slack = |bytes: f64| bytes * (1.0 + policy.more_memory) + as_f64(policy.memory_slack.0);
     let more = pairs.iter().filter(|(old, new)| *new > slack(*old)).count();
     let less = pairs.iter().filter(|(old, new)| *old > slack(*new)).count();
     let most = |count: usize| count >= policy.rounds_least && 4 * count >= 3 * pairs.len();
@@ -146,7 +150,7 @@ fn alone(
 }
 
 /// Returns the bytes of this memory; 0 if others were read and this one was not among them.
-fn held(visit: &BuildVisit, kind: MemoryKind, is_read: fn(BuildMetric) -> bool) -> Option<f64> {
+fn held_bytes(visit: &BuildVisit, kind: MemoryKind, is_read: fn(BuildMetric) -> bool) -> Option<f64> {
     let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
     read.peek()?;
     let own = read
@@ -155,14 +159,14 @@ fn held(visit: &BuildVisit, kind: MemoryKind, is_read: fn(BuildMetric) -> bool) 
 }
 
 /// Returns the allowed increase of the new build, as a share of `old`.
-fn limit(policy: &ProofPolicy, metric: BuildMetric, old: f64) -> f64 {
+fn allowed_increase(policy: &ProofPolicy, metric: BuildMetric, old: f64) -> f64 {
     let beside = |slack: f64| slack / old.max(f64::MIN_POSITIVE);
     match metric {
         BuildMetric::Start => SLOWER_START_SHARE + beside(START_SLACK.as_secs_f64()),
         BuildMetric::Prefill | BuildMetric::Decode => policy.slower,
         BuildMetric::FirstToken => policy.slower + beside(FIRST_TOKEN_SLACK.as_secs_f64()),
         BuildMetric::AtReady(_) | BuildMetric::AtLongest(_) => {
-            policy.more_memory + beside(exact(policy.memory_slack.0))
+            policy.more_memory + beside(as_f64(policy.memory_slack.0))
         }
     }
 }
@@ -177,8 +181,8 @@ fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(IntervalEsti
     let looks = policy.rounds_most.saturating_sub(policy.rounds_least) + 1;
     let looks = f64::from(u32::try_from(looks).unwrap_or(u32::MAX));
     let (wrong, missed) = (policy.false_worse / looks, MISSED_WORSE_CHANCE / looks);
-    let above = |at: f64| student::tail((mean - at) / error, freedom);
-    let below = |at: f64| student::tail((at - mean) / error, freedom);
+    let above = |at: f64| student::upper_tail((mean - at) / error, freedom);
+    let below = |at: f64| student::upper_tail((at - mean) / error, freedom);
     let edge = (1.0 + limit).ln();
     let enough = logs.len() >= policy.rounds_least;
     let ruling = if !enough {

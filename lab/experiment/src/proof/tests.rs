@@ -266,7 +266,7 @@ fn embeddings_are_compared_by_their_angle() {
 fn a_flag_in_use_and_a_route_that_are_gone_are_worse_and_others_are_told() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let faces = |used: &str, routes: &str| {
-        InterfaceComparison::of(
+        InterfaceComparison::compare(
             (&words("--a --b -c"), &words("--b --d")),
             (&words("/x /y"), &words(routes)),
             &words(used),
@@ -286,14 +286,14 @@ fn a_flag_in_use_and_a_route_that_are_gone_are_worse_and_others_are_told() {
 fn a_new_build_that_fails_is_worse_and_an_old_one_that_fails_proves_nothing() {
     let verdict = |side| {
         let mut rounds = ProofRounds::new(&policy());
-        rounds.failed(side, "it did not start".to_owned());
+        rounds.record_failure(side, "it did not start".to_owned());
         assert_eq!(rounds.next(), BuildProofStep::Done);
-        BuildProof::of(&rounds, InterfaceComparison::default(), None).verdict()
+        BuildProof::from_rounds(&rounds, InterfaceComparison::default(), None).verdict()
     };
     assert_eq!(verdict(BuildSide::New), ProofRuling::Worse);
     assert_eq!(verdict(BuildSide::Old), ProofRuling::Unknown);
     assert_eq!(
-        BuildProof::of(&ProofRounds::new(&policy()), InterfaceComparison::default(), None).verdict(),
+        BuildProof::from_rounds(&ProofRounds::new(&policy()), InterfaceComparison::default(), None).verdict(),
         ProofRuling::Unknown
     );
     // Interrupted after the first round: unknown yet if the old build repeats itself.
@@ -304,7 +304,10 @@ fn a_new_build_that_fails_is_worse_and_an_old_one_that_fails_proves_nothing() {
     };
     rounds.observe(BuildSide::Old, text("a"));
     rounds.observe(BuildSide::New, text("b"));
-    assert_eq!(BuildProof::of(&rounds, InterfaceComparison::default(), None).verdict(), ProofRuling::Unknown);
+    assert_eq!(
+        BuildProof::from_rounds(&rounds, InterfaceComparison::default(), None).verdict(),
+        ProofRuling::Unknown
+    );
 }
 
 #[test]
@@ -324,7 +327,7 @@ fn what_ends_a_leak_is_better_and_what_brings_one_is_worse() {
             differences: Vec::new(),
             legs: 0,
         };
-        BuildGrowth::of(conclusion).ruling
+        BuildGrowth::from_conclusion(conclusion).ruling
     };
     let found = || RevisionOutcome::Found { revision: 1 };
     let fails = |newer| RevisionOutcome::EndFailed { newer, why: String::new() };

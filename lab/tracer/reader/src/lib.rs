@@ -30,8 +30,8 @@ use std::path::{Path, PathBuf};
 
 pub use layout::AllocationKind;
 pub use modules::ProcessModules;
-pub use places::{AllocationPlace, TracedMemory, places};
-pub use preload::{PreloadObstacle, obstacle};
+pub use places::{AllocationPlace, TracedMemory, group_by_place};
+pub use preload::{PreloadObstacle, preload_obstacle};
 pub use snapshot::{CallSite, TraceError, TraceLosses, TraceSnapshot};
 pub use symbols::{CallFrame, SymbolTables};
 

@@ -24,7 +24,7 @@ pub struct ProcessModules {
 
 impl ProcessModules {
     /// Reads the mappings of a running process; unreadable ones are missing.
-    pub fn of(pid: u32) -> Self {
+    pub fn read(pid: u32) -> Self {
         let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
         let regions = maps.into_iter().flatten().filter_map(|map| match map.pathname {
             MMapPath::Path(path) if map.perms.contains(MMPermissions::EXECUTE) => {
@@ -46,7 +46,7 @@ impl ProcessModules {
     }
 
     /// Our path of a file that the process knows under this path.
-    pub(crate) fn readable(&self, path: &Path) -> PathBuf {
+    pub(crate) fn readable_path(&self, path: &Path) -> PathBuf {
         let inside = self.root.as_deref().map(|root| root.join(path.strip_prefix("/").unwrap_or(path)));
         inside.filter(|inside| inside.exists()).unwrap_or_else(|| path.to_owned())
     }
@@ -68,10 +68,10 @@ mod tests {
 
     #[test]
     fn this_very_function_is_in_this_very_program() {
-        let modules = ProcessModules::of(std::process::id());
+        let modules = ProcessModules::read(std::process::id());
         let address = this_very_function_is_in_this_very_program as fn() as usize as u64;
         let (path, _) = modules.find(address).unwrap();
         assert_eq!(path, std::env::current_exe().unwrap());
-        assert!(modules.readable(path).exists());
+        assert!(modules.readable_path(path).exists());
     }
 }

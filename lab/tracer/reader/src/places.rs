@@ -24,7 +24,7 @@ pub enum TracedMemory {
 
 impl TracedMemory {
     /// Memory used by allocations of this kind.
-    pub const fn of(kind: AllocationKind) -> Self {
+    pub const fn from_kind(kind: AllocationKind) -> Self {
         match kind {
             AllocationKind::Heap | AllocationKind::Mapped | AllocationKind::Pinned => Self::Host,
             AllocationKind::Device | AllocationKind::Pool | AllocationKind::DeviceMapped => Self::Device,
@@ -65,7 +65,7 @@ type PlaceKey<'a> = (TracedMemory, &'a str, Option<&'a str>, String);
 
 /// Sums the sites of a snapshot by place, sorted by growth since `before`. Without `before`, everything
 /// counts as growth.
-pub fn places(
+pub fn group_by_place(
     before: Option<&TraceSnapshot>,
     now: &TraceSnapshot,
     modules: &ProcessModules,
@@ -84,14 +84,14 @@ pub fn places(
             .map(|address| symbols.frame(modules, *address))
             .skip_while(|frame| frame.module.starts_with(TRACER_MODULE))
             .collect();
-        let caller = chain.iter().find(|frame| is_telling(frame)).or(chain.first());
+        let caller = chain.iter().find(|frame| identifies_requester(frame)).or(chain.first());
         let module = caller.map(|frame| frame.module.clone()).unwrap_or_default();
         let called_in = caller.map_or_else(|| "unknown".to_owned(), ToString::to_string);
         let was = earlier.get(&site.number);
         let more_bytes = site.live_bytes.saturating_sub(was.map_or(0, |was| was.live_bytes));
         let more_count = site.live_count - was.map_or(0.0, |was| was.live_count);
         let churned = site.total_bytes.saturating_sub(was.map_or(0, |was| was.total_bytes));
-        let memory = TracedMemory::of(site.kind);
+        let memory = TracedMemory::from_kind(site.kind);
         let within = outer.map(|outer| outer.function);
         let (place, largest) =
             found.entry((memory, site.function, within, called_in.clone())).or_insert_with(|| {
@@ -147,7 +147,7 @@ const WRAPPER_NAMES: [&str; 13] = [
 ];
 
 /// Returns true if a frame identifies the requester: it has a name, and is no container or allocator.
-fn is_telling(frame: &CallFrame) -> bool {
+fn identifies_requester(frame: &CallFrame) -> bool {
     let Some(function) = &frame.function else { return false };
     let library =
         ["libc.so", "libstdc++", "libgcc_s", "ld-linux"].iter().any(|start| frame.module.starts_with(start));
@@ -205,7 +205,8 @@ mod tests {
             same_place,
             site(2, AllocationKind::Device, "cudaMalloc", 5000),
         ]);
-        let found = places(Some(&before), &now, &ProcessModules::default(), &mut SymbolTables::default());
+        let found =
+            group_by_place(Some(&before), &now, &ProcessModules::default(), &mut SymbolTables::default());
         let told: Vec<_> =
             found.iter().map(|place| (place.memory, place.live_bytes, place.more_bytes)).collect();
         assert_eq!(told, [(TracedMemory::Device, 5000, 5000), (TracedMemory::Host, 1150, 150)]);
@@ -219,7 +220,7 @@ mod tests {
             addresses: Vec::new(),
             ..site(4, AllocationKind::Heap, "malloc", 700)
         };
-        let found = places(
+        let found = group_by_place(
             None,
             &snapshot(vec![graph, inner]),
             &ProcessModules::default(),
@@ -241,9 +242,13 @@ mod tests {
             module: module.into(),
             offset: 0,
         };
-        assert!(!is_telling(&frame("std::vector::push_back", "llama-server")));
-        assert!(!is_telling(&frame("operator new", "libstdc++.so.6")));
-        assert!(!is_telling(&CallFrame { function: None, module: "libcuda.so.1".into(), offset: 1 }));
-        assert!(is_telling(&frame("llama_decode", "llama-server")));
+        assert!(!identifies_requester(&frame("std::vector::push_back", "llama-server")));
+        assert!(!identifies_requester(&frame("operator new", "libstdc++.so.6")));
+        assert!(!identifies_requester(&CallFrame {
+            function: None,
+            module: "libcuda.so.1".into(),
+            offset: 1
+        }));
+        assert!(identifies_requester(&frame("llama_decode", "llama-server")));
     }
 }

@@ -27,7 +27,7 @@ impl fmt::Display for PreloadObstacle {
 
 /// The obstacle, if any; `None` also for files without this information: scripts, and programs for other
 /// processors.
-pub fn obstacle(program: &Path) -> Option<PreloadObstacle> {
+pub fn preload_obstacle(program: &Path) -> Option<PreloadObstacle> {
     let cache = ReadCache::new(File::open(program).ok()?);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
     let (endian, data) = (file.endian(), file.data());
@@ -49,8 +49,8 @@ mod tests {
 
     #[test]
     fn this_program_can_be_traced_and_what_is_no_program_says_nothing() {
-        assert_eq!(obstacle(&std::env::current_exe().unwrap()), None);
-        assert_eq!(obstacle(Path::new("/etc/passwd")), None);
-        assert_eq!(obstacle(Path::new("/nowhere")), None);
+        assert_eq!(preload_obstacle(&std::env::current_exe().unwrap()), None);
+        assert_eq!(preload_obstacle(Path::new("/etc/passwd")), None);
+        assert_eq!(preload_obstacle(Path::new("/nowhere")), None);
     }
 }

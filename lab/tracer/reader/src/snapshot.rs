@@ -8,7 +8,7 @@ use procfs::process::{MMapPath, Process};
 
 use crate::layout::{
     AllocationKind, BUSY_HASH, COUNT_UNIT, FILE_BYTES, HEADER_BYTES, MAGIC, MAX_FRAMES, MAX_SITES,
-    RECORD_BYTES, VERSION, function, header, record,
+    RECORD_BYTES, VERSION, function_by_number, header, record,
 };
 
 /// Errors of reading a snapshot.
@@ -92,7 +92,7 @@ impl TraceSnapshot {
             return Err(TraceError::Foreign { path: path.to_owned() });
         }
         let bytes = fs::read(path).map_err(unreadable)?;
-        Self::of(&bytes).ok_or_else(|| TraceError::Foreign { path: path.to_owned() })
+        Self::parse(&bytes).ok_or_else(|| TraceError::Foreign { path: path.to_owned() })
     }
 
     /// Snapshots of all running processes that publish in a folder, the one with most allocations first: a
@@ -134,7 +134,7 @@ impl TraceSnapshot {
         self.sites.iter().filter(|site| kinds.contains(&site.kind))
     }
 
-    fn of(bytes: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |offset: usize| Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?));
         let half = |offset: usize| Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?));
         if bytes.len() != FILE_BYTES || word(header::MAGIC)? != MAGIC || half(header::VERSION)? != VERSION {
@@ -148,7 +148,7 @@ impl TraceSnapshot {
             if word(at + record::HASH)? <= BUSY_HASH {
                 return None;
             }
-            let (function, kind) = function(half(at + record::FUNCTION)?)?;
+            let (function, kind) = function_by_number(half(at + record::FUNCTION)?)?;
             let frames = (half(at + record::FRAME_COUNT)? as usize).min(MAX_FRAMES);
             let signed = |offset: usize| Some(word(at + offset)?.cast_signed());
             #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        let read = TraceSnapshot::of(&file()).unwrap();
+        let read = TraceSnapshot::parse(&file()).unwrap();
         assert_eq!((read.pid, read.exe.as_path(), read.sites.len()), (7, Path::new("/a/b"), 1));
         assert!(read.own_heap);
         let site = &read.sites[0];
@@ -248,14 +248,14 @@ mod tests {
 
     #[test]
     fn what_is_no_trace_is_none_and_nothing_in_it_leads_out_of_it() {
-        assert_eq!(TraceSnapshot::of(b""), None);
-        assert_eq!(TraceSnapshot::of(&vec![0; FILE_BYTES]), None);
-        assert_eq!(TraceSnapshot::of(&file()[..FILE_BYTES - 1]), None);
+        assert_eq!(TraceSnapshot::parse(b""), None);
+        assert_eq!(TraceSnapshot::parse(&vec![0; FILE_BYTES]), None);
+        assert_eq!(TraceSnapshot::parse(&file()[..FILE_BYTES - 1]), None);
         let mut bytes = file();
         bytes[header::EXE_BYTES..header::EXE_BYTES + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
         let at = HEADER_BYTES + 5 * RECORD_BYTES + record::FRAME_COUNT;
         bytes[at..at + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
-        let read = TraceSnapshot::of(&bytes).unwrap();
+        let read = TraceSnapshot::parse(&bytes).unwrap();
         assert_eq!(read.sites[0].addresses.len(), MAX_FRAMES);
     }
 }

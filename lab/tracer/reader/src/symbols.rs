@@ -83,7 +83,7 @@ impl SymbolTables {
         let Some((path, offset)) = modules.find(address.saturating_sub(1)) else {
             return CallFrame { function: None, module: "unknown".to_owned(), offset: address };
         };
-        let readable = || modules.readable(path);
+        let readable = || modules.readable_path(path);
         let table = self.tables.entry(path.to_owned()).or_insert_with(|| SymbolTable::read(&readable()));
         let function = table.as_ref().and_then(|table| table.name(offset)).map(readable_name);
         let module = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_function_of_this_program_is_found_by_an_address_within_it() {
         let here = a_function_of_this_program_is_found_by_an_address_within_it as fn() as usize as u64;
-        let frame = SymbolTables::default().frame(&ProcessModules::of(std::process::id()), here + 8);
+        let frame = SymbolTables::default().frame(&ProcessModules::read(std::process::id()), here + 8);
         let function = frame.function.clone().unwrap();
         assert!(function.ends_with("a_function_of_this_program_is_found_by_an_address_within_it"), "{frame}");
     }

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::judgement::{FileEdit, JudgementReason, PatchStatus, TreeEdits};
 use crate::revision::SourceRevision;
 use crate::set::SetDiff;
-use crate::set::diff::{FileDiff, build_number, parse};
+use crate::set::diff::{FileDiff, parse_build_number, parse_diff};
 use crate::tree::{OverlayTree, SourceTree};
 
 /// Result of placing a diff.
@@ -26,7 +26,7 @@ pub(super) struct PlacedDiff {
 /// # Errors
 ///
 /// Fails if an existing file of the tree cannot be read.
-pub(super) fn place(diff: &SetDiff, tree: &dyn SourceTree) -> Result<PlacedDiff> {
+pub(super) fn place_diff(diff: &SetDiff, tree: &dyn SourceTree) -> Result<PlacedDiff> {
     let reason = |status, file: Option<&str>, line, text: String| JudgementReason {
         status,
         part: format!("diff `{}`", diff.file),
@@ -46,7 +46,7 @@ pub(super) fn place(diff: &SetDiff, tree: &dyn SourceTree) -> Result<PlacedDiff>
         }
         RangeMatch::Unknown(why) => reasons.push(reason(PatchStatus::Unverified, None, None, why)),
     }
-    let files = match parse(&diff.content) {
+    let files = match parse_diff(&diff.content) {
         Ok(files) => files,
         Err(why) => {
             return Ok(PlacedDiff {
@@ -179,8 +179,8 @@ fn in_range(diff: &SetDiff, revision: &SourceRevision) -> RangeMatch {
             "it is for {span}, and this tree does not say which build it is"
         ));
     };
-    let first = diff.first.as_deref().and_then(build_number).unwrap_or(0);
-    let last = diff.last.as_deref().and_then(build_number).unwrap_or(u32::MAX);
+    let first = diff.first.as_deref().and_then(parse_build_number).unwrap_or(0);
+    let last = diff.last.as_deref().and_then(parse_build_number).unwrap_or(u32::MAX);
     if (first..=last).contains(&number) {
         RangeMatch::Inside
     } else {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::set::diff::validate;
+use crate::set::diff::validate_diff;
 
 struct Files(BTreeMap<&'static str, &'static [u8]>, SourceRevision);
 
@@ -36,14 +36,14 @@ const CHANGE: &str = "--- a/x.txt\n+++ b/x.txt\n@@ -2,3 +2,3 @@\n two\n-three\n+
 const NUMBERS: &[u8] = b"one\ntwo\nthree\nfour\nfive\n";
 
 fn refusal(content: &str, files: &[(&'static str, &'static [u8])]) -> String {
-    let placed = place(&diff(content), &tree(files)).unwrap();
+    let placed = place_diff(&diff(content), &tree(files)).unwrap();
     assert!(placed.edits.is_none(), "{placed:?}");
     assert_eq!(placed.reasons[0].status, PatchStatus::Refused);
     placed.reasons[0].to_string()
 }
 
 fn placed(content: &str, files: &[(&'static str, &'static [u8])]) -> Vec<FileEdit> {
-    let placed = place(&diff(content), &tree(files)).unwrap();
+    let placed = place_diff(&diff(content), &tree(files)).unwrap();
     assert!(placed.reasons.is_empty(), "{placed:?}");
     placed.edits.unwrap().0
 }
@@ -92,7 +92,7 @@ fn git_diffs_create_and_change_several_files() {
 fn crlf_and_bytes_that_are_no_text_are_kept() {
     let content = b"--- a/x\n+++ b/x\n@@ -1,2 +1,3 @@\n \xff\r\n+new\r\n end\n\\ No newline at end of file\n";
     let diff = SetDiff { content: content.to_vec(), ..diff("") };
-    let placed = place(&diff, &tree(&[("x", b"\xff\r\nend")])).unwrap();
+    let placed = place_diff(&diff, &tree(&[("x", b"\xff\r\nend")])).unwrap();
     assert_eq!(placed.edits.unwrap().0[0].after, b"\xff\r\nnew\r\nend");
 }
 
@@ -115,7 +115,7 @@ fn what_a_diff_may_not_do_is_said() {
         ("--- a/x.txt\n+++ b/x.txt\n@@ -1 +1 @@\n-one\n+1\nnoise\n@@ -2 +2 @@\n-two\n+2\n", "hunk"),
         ("--- a/x.txt\n+++ b/x.txt\n@@ -1,9 +1 @@\n-one\n+1\n", "cannot be read"),
     ] {
-        let text = validate(&diff(content)).unwrap_err();
+        let text = validate_diff(&diff(content)).unwrap_err();
         assert!(text.contains(word), "{content:?}: {text}");
         assert!(refusal(content, &[("x.txt", NUMBERS)]).contains(word));
     }
@@ -125,7 +125,7 @@ fn what_a_diff_may_not_do_is_said() {
 fn outside_of_its_range_it_is_not_applicable_and_with_an_unknown_revision_unverified() {
     let ask = |diff: &SetDiff, commit: Option<&str>, build_number| {
         let revision = SourceRevision { commit: commit.map(str::to_owned), build_number };
-        let placed = place(diff, &Files([("x.txt", NUMBERS)].into(), revision)).unwrap();
+        let placed = place_diff(diff, &Files([("x.txt", NUMBERS)].into(), revision)).unwrap();
         (placed.reasons.first().map(|reason| reason.status), placed.edits.is_some())
     };
     let builds = diff(CHANGE);
@@ -150,8 +150,10 @@ fn a_range_that_makes_no_sense_is_said_on_load() {
         last: Some(last.into()),
         ..diff(CHANGE)
     };
-    assert!(validate(&of("b9", "b8")).unwrap_err().contains("empty"));
-    assert!(validate(&of("x", "b8")).unwrap_err().contains("`x`"));
-    assert!(validate(&SetDiff { commits: vec!["zz".into()], ..diff(CHANGE) }).unwrap_err().contains("`zz`"));
-    validate(&diff(CHANGE)).unwrap();
+    assert!(validate_diff(&of("b9", "b8")).unwrap_err().contains("empty"));
+    assert!(validate_diff(&of("x", "b8")).unwrap_err().contains("`x`"));
+    assert!(
+        validate_diff(&SetDiff { commits: vec!["zz".into()], ..diff(CHANGE) }).unwrap_err().contains("`zz`")
+    );
+    validate_diff(&diff(CHANGE)).unwrap();
 }

@@ -14,7 +14,7 @@ use crate::revision::SourceRevision;
 use crate::scan::{CodeContainer, ContainerKind};
 use crate::set::PatchSet;
 use crate::set::SetCatalogue;
-use crate::set::fingerprints::learn;
+use crate::set::fingerprints::add_versions;
 use crate::set::{CodePattern, ProbeConsequence};
 use crate::tree::SourceTree;
 
@@ -164,7 +164,7 @@ fn unlearned() -> PatchSet {
 fn set() -> PatchSet {
     let mut set = unlearned();
     let seen = fingerprint(&set, &tree(RUN, WHEEL)).unwrap();
-    set.fingerprints = learn(&set.fingerprints, &seen, "b1", "abc", "wheels");
+    set.fingerprints = add_versions(&set.fingerprints, &seen, "b1", "abc", "wheels");
     set
 }
 

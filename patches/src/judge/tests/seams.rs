@@ -103,12 +103,15 @@ fn what_is_learned_is_known_keeps_its_place_and_is_learned_once() {
     let changed = tree(&RUN.replace("w->turn(i)", "w->roll(i)"), WHEEL);
     assert_eq!(judge(&set, &changed).unwrap().status, PatchStatus::Unverified);
     let seen = fingerprint(&set, &changed).unwrap();
-    let more = learn(&set.fingerprints, &seen, "b2", "def", "wheels");
-    assert_eq!(more.of("run").iter().map(|known| known.label.as_str()).collect::<Vec<_>>(), ["b1", "b2"]);
-    assert_eq!(more.of("wheel").len(), 1);
-    assert_eq!(learn(&more, &seen, "b3", "ghi", "wheels"), more);
+    let more = add_versions(&set.fingerprints, &seen, "b2", "def", "wheels");
+    assert_eq!(
+        more.versions("run").iter().map(|known| known.label.as_str()).collect::<Vec<_>>(),
+        ["b1", "b2"]
+    );
+    assert_eq!(more.versions("wheel").len(), 1);
+    assert_eq!(add_versions(&more, &seen, "b3", "ghi", "wheels"), more);
     let text = more.to_json().unwrap();
-    assert_eq!(crate::set::load::known::parse("x", text.as_bytes(), &set.seams).unwrap(), more);
+    assert_eq!(crate::set::load::known::parse_fingerprints("x", text.as_bytes(), &set.seams).unwrap(), more);
     set.fingerprints = more;
     assert_eq!(judge(&set, &changed).unwrap().status, PatchStatus::Verified);
 }

@@ -40,7 +40,7 @@ fn set(insert: &str) -> PatchSet {
             _ => None,
         })
     };
-    load::set("mine", "mine", SetOrigin::Folder("/mine".into()), &read).unwrap()
+    load::load_set("mine", "mine", SetOrigin::Folder("/mine".into()), &read).unwrap()
 }
 
 #[test]
@@ -50,8 +50,8 @@ fn a_record_counts_for_the_set_and_the_code_that_it_was_shown_for() {
     assert!(judged.can_be_proved());
     let mut proofs = ProofRecords::default();
     assert_eq!(proofs.find(&own, &judged), Err(ProofObstacle::None));
-    proofs.add(SetProof::of(&own, &judged, "x".into(), at.into()));
-    proofs.add(SetProof::of(&own, &judged, "x".into(), at.into()));
+    proofs.add(SetProof::new(&own, &judged, "x".into(), at.into()));
+    proofs.add(SetProof::new(&own, &judged, "x".into(), at.into()));
     assert_eq!(proofs.all.len(), 1, "the same again takes the place of the older one");
     let again = ProofRecords::parse(&proofs.to_toml().unwrap()).unwrap();
     assert_eq!(again, proofs);
@@ -85,7 +85,7 @@ fn what_is_refused_or_damaged_is_never_taken_for_shown() {
     let own = set("count(n);");
     let judged = judge(&own, &tree("n += 1;")).unwrap();
     let mut proofs = ProofRecords::default();
-    proofs.add(SetProof::of(&own, &judged, "x".into(), "t".into()));
+    proofs.add(SetProof::new(&own, &judged, "x".into(), "t".into()));
     // The anchor occurs twice: a record cannot compensate for that.
     let mut refused = judge(&own, &tree("if (n) { return n; }")).unwrap();
     assert!(!refused.can_be_proved());

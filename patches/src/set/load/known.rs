@@ -6,7 +6,7 @@ use crate::set::SetSeam;
 use crate::set::fingerprints::{ABSENT_HASH, FINGERPRINTS_SCHEMA, SeamFingerprints};
 
 /// Parses a `fingerprints.json`; `file` is its name in errors.
-pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> Result<SeamFingerprints> {
+pub(crate) fn parse_fingerprints(file: &str, text: &[u8], seams: &[SetSeam]) -> Result<SeamFingerprints> {
     let fault = |line: Option<usize>, key: String, why: String| PatchError::Set {
         file: file.to_owned(),
         line,

@@ -6,7 +6,7 @@ mod position;
 #[cfg(test)]
 mod tests;
 
-use position::{PathStep, TomlDocument, newlines};
+use position::{PathStep, TomlDocument, count_newlines};
 
 use super::fingerprints::SeamFingerprints;
 use super::{PatchSet, SetDocument, SetOrigin};
@@ -24,7 +24,7 @@ const SET_SCHEMA: u32 = 1;
 type DocumentFault = (Vec<PathStep>, String);
 
 /// Loads a set. `folder` is its folder's name, `shown` the folder's name in errors, `read` returns its files.
-pub(crate) fn set(
+pub(crate) fn load_set(
     folder: &str,
     shown: &str,
     origin: SetOrigin,
@@ -40,7 +40,7 @@ pub(crate) fn set(
     let text = read(SET_FILE)?.ok_or_else(|| missing(SET_FILE))?;
     let text = String::from_utf8(text).map_err(|error| PatchError::Set {
         file: name(SET_FILE),
-        line: Some(1 + newlines(error.as_bytes(), error.utf8_error().valid_up_to())),
+        line: Some(1 + count_newlines(error.as_bytes(), error.utf8_error().valid_up_to())),
         key: String::new(),
         why: "this is not UTF-8".to_owned(),
     })?;
@@ -63,16 +63,16 @@ pub(crate) fn set(
         fingerprints: SeamFingerprints::default(),
         origin,
     };
-    let fault = |(path, why): DocumentFault| document.fault(&path, why);
+    let fault = |(path, why): DocumentFault| document.value_error(&path, why);
     if stated.schema != SET_SCHEMA {
         let why = format!("this is schema {}, known is {SET_SCHEMA}", stated.schema);
         return Err(fault((vec![PathStep::Key("schema")], why)));
     }
-    check::set(&set, folder).map_err(fault)?;
+    check::check_set(&set, folder).map_err(fault)?;
     let content = |key: &'static str, number: usize, file: &str| {
         read(file)?.ok_or_else(|| {
             let path = vec![PathStep::Key(key), PathStep::Item(number), PathStep::Key("file")];
-            document.fault(&path, format!("there is no file {file} beside this one"))
+            document.value_error(&path, format!("there is no file {file} beside this one"))
         })
     };
     for (number, sidecar) in set.sidecars.iter_mut().enumerate() {
@@ -80,23 +80,23 @@ pub(crate) fn set(
     }
     for (number, diff) in set.diffs.iter_mut().enumerate() {
         diff.content = content("diff", number, &diff.file)?;
-        super::diff::validate(diff).map_err(|why| {
-            document.fault(&[PathStep::Key("diff"), PathStep::Item(number), PathStep::Key("file")], why)
+        super::diff::validate_diff(diff).map_err(|why| {
+            document.value_error(&[PathStep::Key("diff"), PathStep::Item(number), PathStep::Key("file")], why)
         })?;
     }
     if let Some(conformance) = &mut set.conformance {
         let content = |key: &'static str, file: &str| {
             read(file)?.ok_or_else(|| {
                 let path = [PathStep::Key("conformance"), PathStep::Key(key)];
-                document.fault(&path, format!("there is no file {file} in the set's folder"))
+                document.value_error(&path, format!("there is no file {file} in the set's folder"))
             })
         };
         conformance.before_text = content("before", &conformance.before)?;
         conformance.program_text = content("program", &conformance.program)?;
     }
-    set.digest = digest(&set, &text);
+    set.digest = set_digest(&set, &text);
     set.fingerprints = match read(FINGERPRINTS_FILE)? {
-        Some(text) => known::parse(&name(FINGERPRINTS_FILE), &text, &set.seams)?,
+        Some(text) => known::parse_fingerprints(&name(FINGERPRINTS_FILE), &text, &set.seams)?,
         None if set.seams.is_empty() => SeamFingerprints::default(),
         None => return Err(missing(FINGERPRINTS_FILE)),
     };
@@ -105,11 +105,11 @@ pub(crate) fn set(
 
 /// Hash over all files of a set except the known versions of upstream's code: these record reviews, and do
 /// not change the set's effect.
-fn digest(set: &PatchSet, text: &str) -> String {
+fn set_digest(set: &PatchSet, text: &str) -> String {
     let mut parts: Vec<&[u8]> = vec![text.as_bytes()];
     parts.extend(set.sidecars.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));
     parts.extend(set.diffs.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));
     let own = set.conformance.iter();
     parts.extend(own.flat_map(|one| [one.before_text.as_slice(), &one.program_text]));
-    crate::series::digest(&parts)
+    crate::series::hash_parts(&parts)
 }

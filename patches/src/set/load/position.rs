@@ -31,7 +31,7 @@ impl<'a> TomlDocument<'a> {
             Ok(root) => Ok(Self { file, text, root: root.into_inner() }),
             Err(error) => Err(PatchError::Set {
                 file: file.to_owned(),
-                line: error.span().map(|span| line(text, span.start)),
+                line: error.span().map(|span| line_number(text, span.start)),
                 key: String::new(),
                 why: error.message().to_owned(),
             }),
@@ -44,15 +44,15 @@ impl<'a> TomlDocument<'a> {
             let span = error.span().unwrap_or(0..0);
             PatchError::Set {
                 file: self.file.to_owned(),
-                line: Some(line(self.text, span.start)),
+                line: Some(line_number(self.text, span.start)),
                 key: self.key_at(&span),
-                why: super::super::one_line(error.message()),
+                why: super::super::join_lines(error.message()),
             }
         })
     }
 
     /// The error for an invalid value. For a missing key, the error is at the enclosing table.
-    pub(super) fn fault(&self, path: &[PathStep], why: String) -> PatchError {
+    pub(super) fn value_error(&self, path: &[PathStep], why: String) -> PatchError {
         let mut key = String::new();
         let mut start = None;
         let mut table = Some(&self.root);
@@ -64,14 +64,14 @@ impl<'a> TomlDocument<'a> {
                         key.push('.');
                     }
                     key.push_str(name);
-                    table.and_then(|table| entry(table, name))
+                    table.and_then(|table| find_entry(table, name))
                 }
                 PathStep::Item(number) => {
                     let next = value
                         .and_then(DeValue::as_array)
                         .and_then(|array| array.get(*number))
                         .map(|item| (item.span().start, item.get_ref()));
-                    key.push_str(&label(*number, next.map(|(_, value)| value)));
+                    key.push_str(&item_label(*number, next.map(|(_, value)| value)));
                     next
                 }
             };
@@ -81,7 +81,7 @@ impl<'a> TomlDocument<'a> {
         }
         PatchError::Set {
             file: self.file.to_owned(),
-            line: start.map(|start| line(self.text, start)),
+            line: start.map(|start| line_number(self.text, start)),
             key,
             why,
         }
@@ -95,7 +95,7 @@ impl<'a> TomlDocument<'a> {
     }
 }
 
-fn entry<'t, 'a>(table: &'t DeTable<'a>, name: &str) -> Option<(usize, &'t DeValue<'a>)> {
+fn find_entry<'t, 'a>(table: &'t DeTable<'a>, name: &str) -> Option<(usize, &'t DeValue<'a>)> {
     table
         .iter()
         .find(|(key, _)| key.get_ref().as_ref() == name)
@@ -103,7 +103,7 @@ fn entry<'t, 'a>(table: &'t DeTable<'a>, name: &str) -> Option<(usize, &'t DeVal
 }
 
 /// Label of an array item: its id if it has one, else its number from 1.
-fn label(number: usize, value: Option<&DeValue<'_>>) -> String {
+fn item_label(number: usize, value: Option<&DeValue<'_>>) -> String {
     let id = value
         .and_then(DeValue::as_table)
         .and_then(|table| ["id", "name"].into_iter().find_map(|key| table.get(key)?.get_ref().as_str()));
@@ -115,12 +115,14 @@ fn label(number: usize, value: Option<&DeValue<'_>>) -> String {
 
 fn table_key(table: &DeTable<'_>, span: &Range<usize>, path: &mut String) {
     for (key, value) in table {
-        if holds(&key.span(), span) || reach(value).is_some_and(|reach| holds(&reach, span)) {
+        if contains_range(&key.span(), span)
+            || value_range(value).is_some_and(|reach| contains_range(&reach, span))
+        {
             if !path.is_empty() {
                 path.push('.');
             }
             path.push_str(key.get_ref());
-            if !holds(&key.span(), span) {
+            if !contains_range(&key.span(), span) {
                 value_key(value.get_ref(), span, path);
             }
             return;
@@ -132,23 +134,25 @@ fn value_key(value: &DeValue<'_>, span: &Range<usize>, path: &mut String) {
     if let Some(table) = value.as_table() {
         table_key(table, span, path);
     } else if let Some(array) = value.as_array() {
-        let item =
-            array.iter().enumerate().find(|(_, item)| reach(item).is_some_and(|reach| holds(&reach, span)));
+        let item = array
+            .iter()
+            .enumerate()
+            .find(|(_, item)| value_range(item).is_some_and(|reach| contains_range(&reach, span)));
         if let Some((number, item)) = item {
-            path.push_str(&label(number, Some(item.get_ref())));
+            path.push_str(&item_label(number, Some(item.get_ref())));
             value_key(item.get_ref(), span, path);
         }
     }
 }
 
 /// The range from a value's first to its last byte; the span of a `[[table]]` itself is its head only.
-fn reach(value: &Spanned<DeValue<'_>>) -> Option<Range<usize>> {
+fn value_range(value: &Spanned<DeValue<'_>>) -> Option<Range<usize>> {
     let own = value.span();
     let inner: Vec<Range<usize>> = match value.get_ref() {
         DeValue::Table(table) => {
-            table.iter().filter_map(|(key, value)| Some(key.span().start..reach(value)?.end)).collect()
+            table.iter().filter_map(|(key, value)| Some(key.span().start..value_range(value)?.end)).collect()
         }
-        DeValue::Array(array) => array.iter().filter_map(reach).collect(),
+        DeValue::Array(array) => array.iter().filter_map(value_range).collect(),
         _ => Vec::new(),
     };
     let start = inner.iter().map(|range| range.start).chain([own.start]).min()?;
@@ -156,16 +160,16 @@ fn reach(value: &Spanned<DeValue<'_>>) -> Option<Range<usize>> {
     Some(start..end)
 }
 
-fn holds(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+fn contains_range(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
 /// Line number, from 1.
-fn line(text: &str, at: usize) -> usize {
-    1 + newlines(text.as_bytes(), at)
+fn line_number(text: &str, at: usize) -> usize {
+    1 + count_newlines(text.as_bytes(), at)
 }
 
 /// Number of lines that end before this offset.
-pub(super) fn newlines(text: &[u8], end: usize) -> usize {
+pub(super) fn count_newlines(text: &[u8], end: usize) -> usize {
     text.iter().take(end).filter(|byte| **byte == b'\n').count()
 }

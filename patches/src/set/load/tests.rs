@@ -105,7 +105,7 @@ fn a_sound_set_is_read_whole() {
     assert_eq!(set.fix("cure").unwrap().variables[0].kind, VariableKind::Integer);
     assert_eq!(
         set.fingerprints
-            .of("run")
+            .versions("run")
             .iter()
             .map(|known: &KnownVersion| known.label.as_str())
             .collect::<Vec<_>>(),

@@ -34,7 +34,7 @@ pub struct TraceRequest {
     /// Index of its model.
     pub model: usize,
     /// Duration of its answer.
-    pub takes: Duration,
+    pub duration: Duration,
 }
 
 /// Requests for several models that share one memory.

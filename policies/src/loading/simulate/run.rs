@@ -206,7 +206,7 @@ impl TraceRun<'_> {
             let request = self.trace.requests[number];
             self.waits.push(now.saturating_sub(request.at));
             self.sights[model].in_flight += 1;
-            self.events.push(Reverse((now + request.takes, TraceEvent::Done(model))));
+            self.events.push(Reverse((now + request.duration, TraceEvent::Done(model))));
         }
         self.count();
     }
@@ -238,12 +238,12 @@ impl<'a> OwnRule<'a> {
     fn new(trace: &'a RequestTrace, numbers: &LoadingConfig) -> Self {
         let mut loading = LoadingState::new(numbers.clone());
         loading.set_capacity(MemoryAmounts { host: u64::MAX, gpus: vec![trace.memory] });
-        let name = |model: &TraceModel| ModelId { name: ModelName::new(&model.name), life: 0 };
+        let name = |model: &TraceModel| ModelId { name: ModelName::new(&model.name), incarnation: 0 };
         let names: Vec<ModelId> = trace.models.iter().map(name).collect();
         for (who, model) in names.iter().zip(&trace.models) {
             let needs =
                 MemoryNeeds { gpu: vec![(NeedPurpose::Weights, model.bytes)], ..MemoryNeeds::default() };
-            loading.set(who, LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() });
+            loading.set_spec(who, LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() });
         }
         Self { loading, models: &trace.models, names }
     }
@@ -253,7 +253,7 @@ impl LoadingRule for OwnRule<'_> {
     fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder> {
         for (who, sight) in self.names.iter().zip(sights) {
             if sight.here == ModelPlace::Out && sight.waiting > 0 {
-                self.loading.wants(who, false);
+                self.loading.enqueue(who, false);
             }
         }
         let names = &self.names;
@@ -264,34 +264,34 @@ impl LoadingRule for OwnRule<'_> {
             };
             let rests = sight.waiting == 0 && sight.in_flight == 0;
             ModelActivity {
-                asked: sight.asked,
+                requests: sight.asked,
                 waiting: sight.waiting,
                 in_flight: sight.in_flight,
                 idle_for: if rests { now.saturating_sub(sight.used) } else { Duration::ZERO },
                 conversations: Duration::ZERO,
             }
         };
-        let orders = self.loading.next(now, None, seen);
+        let orders = self.loading.next_orders(now, None, seen);
         let order = |order: LoaderOrder| match order {
             LoaderOrder::Load { model, .. } => Some(ModelOrder::Load(number(&model)?)),
             LoaderOrder::Unload { model, .. } => Some(ModelOrder::Unload(number(&model)?)),
             // Models of a trace hoard nothing and have no guests.
-            LoaderOrder::GiveBack { .. }
-            | LoaderOrder::Call { .. }
-            | LoaderOrder::Stay { .. }
-            | LoaderOrder::Anew { .. } => None,
+            LoaderOrder::Reclaim { .. }
+            | LoaderOrder::CallCompanion { .. }
+            | LoaderOrder::Renew { .. }
+            | LoaderOrder::Restart { .. } => None,
         };
         orders.into_iter().filter_map(order).collect()
     }
 
     fn note_loaded(&mut self, model: usize, now: Duration) {
         let who = &self.names[model];
-        self.loading.loaded(who, now);
+        self.loading.record_loaded(who, now);
         let held = MemoryAmounts { host: 0, gpus: vec![self.models[model].bytes] };
-        self.loading.read(who, ModelReading { held, ..ModelReading::default() });
+        self.loading.record_reading(who, ModelReading { held, ..ModelReading::default() });
     }
 
     fn note_gone(&mut self, model: usize) {
-        self.loading.gone(&self.names[model]);
+        self.loading.record_gone(&self.names[model]);
     }
 }

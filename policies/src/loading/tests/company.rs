@@ -4,21 +4,21 @@ use super::*;
 
 /// A model with companions.
 fn with(gib: u64, others: &[&str]) -> LoadSpec {
-    LoadSpec { with: others.iter().map(ModelName::new).collect(), ..model(gib) }
+    LoadSpec { companions: others.iter().map(ModelName::new).collect(), ..model(gib) }
 }
 
 /// Loads a model, and then the companions that it calls.
 fn load_with(all: &mut LoadingState, of: &str, company: &[&str]) {
-    all.wants(&name(of), true);
+    all.enqueue(&name(of), true);
     let mut told = vec![format!("+{of}")];
     told.extend(company.iter().map(|one| format!("!{one}")));
     assert_eq!(orders(all, 0, &[]), told);
     for one in company {
-        all.wants(&name(one), false);
+        all.enqueue(&name(one), false);
         assert_eq!(orders(all, 1, &[]), [format!("+{one}")]);
     }
     for one in company.iter().chain([&of]) {
-        all.loaded(&name(one), secs(10));
+        all.record_loaded(&name(one), secs(10));
     }
 }
 
@@ -28,13 +28,13 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     let mut all = loading(&[24], &models);
     load_with(&mut all, "a", &["b"]);
     assert_eq!(all.held_companions(|_| ModelActivity::default()), [name("b")]);
-    all.wants(&name("c"), true);
+    all.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
-    all.loaded(&name("c"), secs(210));
+    all.record_loaded(&name("c"), secs(210));
     // Twelve of 24 GiB: unloading c and b would do, but b stays with a.
-    all.wants(&name("d"), true);
+    all.enqueue(&name("d"), true);
     assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
-    all.gone(&name("a"));
+    all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 401, &[]), ["+d"]);
     assert_eq!(all.held_companions(|_| ModelActivity::default()), [], "nobody is there whom it came with");
 }
@@ -44,15 +44,15 @@ fn a_model_waits_until_there_is_room_for_its_company_too_and_that_room_is_nobody
     let models = [("a", with(10, &["b"])), ("b", model(6)), ("c", model(6)), ("x", model(10))];
     let mut all = loading(&[24], &models);
     load(&mut all, &["x"]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-x"], "a alone would fit");
-    all.wants(&name("c"), true);
+    all.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 101, &[]), ["+c"], "8 of 24 are left by both");
-    all.gone(&name("x"));
+    all.record_gone(&name("x"));
     assert_eq!(orders(&mut all, 102, &[]), ["+a", "!b"]);
-    all.wants(&name("x"), true);
+    all.enqueue(&name("x"), true);
     assert_eq!(orders(&mut all, 103, &[]), [""; 0], "the rest is b's, which has not asked yet");
-    all.wants(&name("b"), false);
+    all.enqueue(&name("b"), false);
     assert_eq!(orders(&mut all, 104, &[]), ["+b"]);
 }
 
@@ -61,24 +61,24 @@ fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
     // Together they are too large.
     let mut all = loading(&[24], &[("a", with(20, &["b"])), ("b", model(10)), ("c", model(4))]);
     load_with(&mut all, "a", &[]);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"], "somebody asks for b itself");
-    all.gone(&name("a"));
+    all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 101, &[]), ["+b"]);
 
     // Pinned, next to another one that leaves no room for its companion.
     let pinned = LoadSpec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("p", pinned), ("a", with(10, &["b"])), ("b", model(10))]);
     load(&mut all, &["p"]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
 
     // The companion was called, and ends.
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("c", model(12))]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
-    all.loaded(&name("a"), secs(1));
-    all.wants(&name("c"), true);
+    all.record_loaded(&name("a"), secs(1));
+    all.enqueue(&name("c"), true);
     let busy = [("a", IN_USE)];
     assert_eq!(orders(&mut all, 2, &busy), [""; 0], "a has its turn, and b its room");
     assert_eq!(orders(&mut all, 5, &busy), ["+c"], "b does not come");
@@ -89,14 +89,14 @@ fn company_may_be_mutual_has_company_and_excludes_whom_it_excludes() {
     let models = [("a", with(4, &["b"])), ("b", with(4, &["c", "a"])), ("c", model(4)), ("d", model(14))];
     let mut all = loading(&[24], &models);
     load_with(&mut all, "b", &["a", "c"]);
-    all.wants(&name("d"), true);
+    all.enqueue(&name("d"), true);
     let told = orders(&mut all, 100, &[]);
     assert_eq!(told, ["-a", "-b"], "c alone is not enough, and neither stays without the other");
 
     let alone = LoadSpec { never_with: vec![ModelName::new("b")], ..with(4, &["b"]) };
     let mut all = loading(&[24], &[("a", alone), ("b", model(4))]);
     load_with(&mut all, "a", &[]);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"]);
 }
 
@@ -105,13 +105,13 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     // The model that would call it holds more than the book said.
     let mut all =
         loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("w", model(4)), ("v", model(4))]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
-    all.loaded(&name("a"), secs(1));
-    all.gone(&name("b"));
+    all.record_loaded(&name("a"), secs(1));
+    all.record_gone(&name("b"));
     let held = MemoryAmounts { host: 0, gpus: vec![16 * GIB] };
-    all.read(&name("a"), ModelReading { held, ..ModelReading::default() });
-    all.wants(&name("b"), true);
+    all.record_reading(&name("a"), ModelReading { held, ..ModelReading::default() });
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"], "b is asked for, and nobody else has its room");
 
     // A pinned model holds its companion: its room is unavailable, and a smaller model is served.
@@ -119,13 +119,13 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     let mut all =
         loading(&[24], &[("a", pinned), ("b", model(8)), ("y", model(5)), ("w", model(10)), ("x", model(5))]);
     load_with(&mut all, "a", &["b"]);
-    all.wants(&name("y"), true);
+    all.enqueue(&name("y"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+y"]);
-    all.loaded(&name("y"), secs(101));
-    all.wants(&name("w"), true);
-    all.wants(&name("x"), true);
+    all.record_loaded(&name("y"), secs(101));
+    all.enqueue(&name("w"), true);
+    all.enqueue(&name("x"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["-y"], "for x");
-    assert_eq!(all.hopeless().iter().map(|(who, _)| who.clone()).collect::<Vec<_>>(), [name("w")]);
+    assert_eq!(all.hopeless_models().iter().map(|(who, _)| who.clone()).collect::<Vec<_>>(), [name("w")]);
 
     // Memory of another program is no room for companions either.
     let mut all = loading(
@@ -133,13 +133,13 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
         &[("p", LoadSpec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))],
     );
     load(&mut all, &["p"]);
-    all.read(
+    all.record_reading(
         &name("p"),
         ModelReading { held: MemoryAmounts { host: 0, gpus: vec![GIB] }, ..ModelReading::default() },
     );
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
-    assert_eq!(words(all.next(secs(100), Some(&gpus(&[20])), idle)), ["+a"], "alone");
+    assert_eq!(words(all.next_orders(secs(100), Some(&gpus(&[20])), idle)), ["+a"], "alone");
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     // Both are requested at the same time, and a third one is loaded.
     let mut all = loading(&[24], &[("x", model(6)), ("a", with(10, &["b"])), ("b", model(6))]);
     load(&mut all, &["x"]);
-    all.wants(&name("a"), true);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("a"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a", "+b"]);
 
     // A model excluded by a pinned one is not loaded, and none is unloaded for it.
@@ -156,22 +156,22 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     let mut all =
         loading(&[24], &[("p", excludes), ("x", model(8)), ("a", with(8, &["b"])), ("b", model(8))]);
     load(&mut all, &["p", "x"]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+a"]);
 
     // A companion that is being unloaded is loaded again.
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(6))]);
     load_with(&mut all, "a", &["b"]);
-    all.leaves(&name("a"));
-    all.leaves(&name("b"));
-    all.gone(&name("a"));
-    all.wants(&name("a"), true);
+    all.record_leaving(&name("a"));
+    all.record_leaving(&name("b"));
+    all.record_gone(&name("a"));
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
-    all.loaded(&name("a"), secs(110));
-    all.gone(&name("b"));
+    all.record_loaded(&name("a"), secs(110));
+    all.record_gone(&name("b"));
     assert!(all.has_waiters(), "b is to come");
     assert_eq!(orders(&mut all, 111, &[]), ["!b"]);
-    all.wants(&name("b"), false);
+    all.enqueue(&name("b"), false);
     assert_eq!(orders(&mut all, 112, &[]), ["+b"]);
 }
 
@@ -179,8 +179,8 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
 fn company_that_is_there_stays_for_the_one_that_comes_to_it() {
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(4)), ("c", model(12))]);
     load(&mut all, &["b", "c"]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 500, &[]), ["-c"], "b is worth less, and would have to come again");
-    all.gone(&name("c"));
+    all.record_gone(&name("c"));
     assert_eq!(orders(&mut all, 501, &[]), ["+a"]);
 }

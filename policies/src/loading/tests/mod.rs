@@ -18,7 +18,7 @@ fn secs(seconds: u64) -> Duration {
 }
 
 fn name(name: &str) -> ModelId {
-    ModelId { name: ModelName::new(name), life: 0 }
+    ModelId { name: ModelName::new(name), incarnation: 0 }
 }
 
 fn numbers() -> LoadingConfig {
@@ -47,7 +47,7 @@ fn loading(room: &[u64], models: &[(&str, LoadSpec)]) -> LoadingState {
     let mut all = LoadingState::new(numbers());
     all.set_capacity(gpus(room));
     for (of, spec) in models {
-        all.set(&name(of), spec.clone());
+        all.set_spec(&name(of), spec.clone());
     }
     all
 }
@@ -59,7 +59,7 @@ fn orders(all: &mut LoadingState, now: u64, seen: &[(&str, ModelActivity)]) -> V
         let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
         known.map_or(ModelActivity { idle_for: secs(1000), ..ModelActivity::default() }, |(_, seen)| *seen)
     };
-    words(all.next(secs(now), None, of))
+    words(all.next_orders(secs(now), None, of))
 }
 
 fn words(told: Vec<LoaderOrder>) -> Vec<String> {
@@ -67,10 +67,10 @@ fn words(told: Vec<LoaderOrder>) -> Vec<String> {
         .map(|order| match order {
             LoaderOrder::Load { model, .. } => format!("+{}", model.name),
             LoaderOrder::Unload { model, .. } => format!("-{}", model.name),
-            LoaderOrder::GiveBack { model } => format!("?{}", model.name),
-            LoaderOrder::Call { model } => format!("!{}", model.name),
-            LoaderOrder::Stay { model, .. } => format!("={}", model.name),
-            LoaderOrder::Anew { model, .. } => format!("~{}", model.name),
+            LoaderOrder::Reclaim { model } => format!("?{}", model.name),
+            LoaderOrder::CallCompanion { model } => format!("!{}", model.name),
+            LoaderOrder::Renew { model, .. } => format!("={}", model.name),
+            LoaderOrder::Restart { model, .. } => format!("~{}", model.name),
         })
         .collect()
 }
@@ -78,9 +78,9 @@ fn words(told: Vec<LoaderOrder>) -> Vec<String> {
 /// Loads models one after another, each for ten seconds from its minute on.
 fn load(all: &mut LoadingState, models: &[&str]) {
     for (minute, of) in (0..).zip(models) {
-        all.wants(&name(of), true);
+        all.enqueue(&name(of), true);
         assert_eq!(orders(all, minute * 60, &[]), [format!("+{of}")]);
-        all.loaded(&name(of), secs(minute * 60 + 10));
+        all.record_loaded(&name(of), secs(minute * 60 + 10));
     }
 }
 
@@ -92,25 +92,25 @@ fn holds(gib: u64) -> ModelReading {
 fn load_read(all: &mut LoadingState, models: &[(&str, u64)]) {
     load(all, &models.iter().map(|(of, _)| *of).collect::<Vec<_>>());
     for (of, gib) in models {
-        all.read(&name(of), holds(*gib));
+        all.record_reading(&name(of), holds(*gib));
     }
 }
 
 /// `x` leaves the place that `a` needs, which is renewed with 20 GiB at 200 s.
 fn waits_for_who_leaves(all: &mut LoadingState) {
-    all.leaves(&name("x"));
-    all.set(&name("a"), model(20));
-    all.remade(&name("a"), secs(200));
+    all.record_leaving(&name("x"));
+    all.set_spec(&name("a"), model(20));
+    all.request_renewal(&name("a"), secs(200));
 }
 
 /// Changes a model's settings and requests its renewal.
 fn remake(all: &mut LoadingState, of: &str, spec: LoadSpec) {
-    all.set(&name(of), spec);
-    all.remade(&name(of), Duration::ZERO);
+    all.set_spec(&name(of), spec);
+    all.request_renewal(&name(of), Duration::ZERO);
 }
 
 const IN_USE: ModelActivity = ModelActivity {
-    asked: 1,
+    requests: 1,
     waiting: 0,
     in_flight: 1,
     idle_for: Duration::ZERO,
@@ -121,15 +121,15 @@ const IN_USE: ModelActivity = ModelActivity {
 fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
-    all.wants(&name("c"), true);
+    all.enqueue(&name("c"), true);
     let told = orders(
         &mut all,
         200,
-        &[("b", ModelActivity { asked: 5, idle_for: secs(3), ..ModelActivity::default() })],
+        &[("b", ModelActivity { requests: 5, idle_for: secs(3), ..ModelActivity::default() })],
     );
     assert_eq!(told, ["-a"], "b was asked a moment ago");
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "it is on its way");
-    all.gone(&name("a"));
+    all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 202, &[]), ["+c"]);
 }
 
@@ -137,8 +137,8 @@ fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
 fn who_has_long_conversations_stays_where_that_is_the_only_difference() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
-    all.wants(&name("c"), true);
-    let idle = ModelActivity { asked: 5, idle_for: secs(100), ..ModelActivity::default() };
+    all.enqueue(&name("c"), true);
+    let idle = ModelActivity { requests: 5, idle_for: secs(100), ..ModelActivity::default() };
     let talks = ModelActivity { conversations: secs(20), ..idle };
     assert_eq!(orders(&mut all, 300, &[("a", talks), ("b", idle)]), ["-b"]);
 }
@@ -148,11 +148,11 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
     load(&mut all, &["a", "b", "c"]);
     let held = |gib: u64| MemoryAmounts { host: 0, gpus: vec![gib * GIB] };
-    all.read(&name("c"), ModelReading { held: held(19), leaks: true, ..ModelReading::default() });
+    all.record_reading(&name("c"), ModelReading { held: held(19), leaks: true, ..ModelReading::default() });
     let busy = [("a", 3), ("b", 2), ("c", 1)].map(|(of, idle)| {
-        (of, ModelActivity { asked: 50, idle_for: secs(idle), ..ModelActivity::default() })
+        (of, ModelActivity { requests: 50, idle_for: secs(idle), ..ModelActivity::default() })
     });
-    all.wants(&name("d"), true);
+    all.enqueue(&name("d"), true);
     assert_eq!(orders(&mut all, 300, &busy), ["-c"], "its next start is a cure, and it is enough alone");
 }
 
@@ -161,11 +161,11 @@ fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
     let pinned = LoadSpec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("a", pinned), ("b", model(10)), ("c", model(20))]);
     load(&mut all, &["a", "b"]);
-    all.wants(&name("c"), true);
+    all.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
     let needed = MemoryAmounts { host: 0, ..gpus(&[20]) };
     let why = LoadRefusal::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
-    assert_eq!(all.hopeless(), [(name("c"), why)]);
+    assert_eq!(all.hopeless_models(), [(name("c"), why)]);
 }
 
 #[test]
@@ -175,28 +175,28 @@ fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
     let mut all = loading(&[40], &[("a", pinned()), ("b", model(20)), ("c", model(20)), ("rival", rival)]);
     load(&mut all, &["a", "b"]);
     for wish in ["c", "rival"] {
-        all.wants(&name(wish), true);
+        all.enqueue(&name(wish), true);
     }
-    assert_eq!(all.hopeless(), [(name("rival"), LoadRefusal::Excluded(vec![ModelName::new("a")]))]);
+    assert_eq!(all.hopeless_models(), [(name("rival"), LoadRefusal::Excluded(vec![ModelName::new("a")]))]);
     all.numbers.max_loaded = 1;
     let count = LoadRefusal::Count { pinned: vec![ModelName::new("a")], most: 1 };
-    assert_eq!(all.hopeless()[0], (name("c"), count), "b leaves, and a does not");
+    assert_eq!(all.hopeless_models()[0], (name("c"), count), "b leaves, and a does not");
     // An operator drains the model.
-    all.leaves(&name("a"));
-    assert_eq!(all.hopeless(), []);
+    all.record_leaving(&name("a"));
+    assert_eq!(all.hopeless_models(), []);
 }
 
 #[test]
 fn one_that_is_in_use_has_its_turn() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     // The load took ten seconds, so the model keeps its turn for thirty; without use it may be unloaded.
     assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
     assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 11, &[]), ["-a"]);
 }
 
@@ -206,11 +206,11 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
     let mut all = loading(&[24], &models);
     load(&mut all, &["a"]);
     for of in ["big", "middle", "small"] {
-        all.wants(&name(of), true);
+        all.enqueue(&name(of), true);
     }
     // `a` must be unloaded for the big one, next to which 4 GiB are free.
     assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
-    all.gone(&name("a"));
+    all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 101, &[]), ["+big"]);
     assert_eq!(orders(&mut all, 102, &[("big", IN_USE), ("small", IN_USE)]), [""; 0]);
 }
@@ -218,18 +218,18 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
 #[test]
 fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut LoadingState, gib: u64| {
-        all.next(secs(1), Some(&free(gib)), |_| ModelActivity::default()).len()
+        all.next_orders(secs(1), Some(&free(gib)), |_| ModelActivity::default()).len()
     };
     // Another program has 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
-    all.loaded(&name("a"), secs(9));
+    all.record_loaded(&name("a"), secs(9));
     let held = MemoryAmounts { host: 0, gpus: vec![9 * GIB] };
-    all.read(&name("a"), ModelReading { held, ..ModelReading::default() });
+    all.record_reading(&name("a"), ModelReading { held, ..ModelReading::default() });
     // The model needs less than expected: 18 - 9 are free and unclaimed.
     assert_eq!(next(&mut all, 9), 1);
 }
@@ -237,7 +237,7 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
 #[test]
 fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
     let mut all = loading(&[24], &[("huge", model(30))]);
-    all.wants(&name("huge"), true);
+    all.enqueue(&name("huge"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+huge"]);
 }
 
@@ -245,14 +245,14 @@ fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
 fn for_one_that_is_too_large_all_others_leave_and_nobody_comes_in_between() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("huge", model(30))]);
     load(&mut all, &["a", "b"]);
-    all.wants(&name("huge"), true);
+    all.enqueue(&name("huge"), true);
     assert_eq!(orders(&mut all, 500, &[]), ["-a", "-b"]);
-    all.gone(&name("a"));
-    all.wants(&name("a"), true);
+    all.record_gone(&name("a"));
+    all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 501, &[]), [""; 0]);
-    all.gone(&name("b"));
+    all.record_gone(&name("b"));
     assert_eq!(orders(&mut all, 502, &[]), ["+huge"]);
-    all.loaded(&name("huge"), secs(510));
+    all.record_loaded(&name("huge"), secs(510));
     assert_eq!(orders(&mut all, 600, &[]), ["-huge"], "a waits");
 }
 
@@ -260,7 +260,7 @@ fn for_one_that_is_too_large_all_others_leave_and_nobody_comes_in_between() {
 fn nobody_leaves_for_one_whom_nobody_waits_for() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.wants(&name("b"), false);
+    all.enqueue(&name("b"), false);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
     let waits = ("b", ModelActivity { waiting: 1, ..ModelActivity::default() });
     assert_eq!(orders(&mut all, 501, &[waits]), ["-a"]);
@@ -270,10 +270,10 @@ fn nobody_leaves_for_one_whom_nobody_waits_for() {
 fn who_leaves_by_itself_makes_room_without_anybody_else() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
-    all.leaves(&name("b"));
-    all.wants(&name("c"), true);
+    all.record_leaving(&name("b"));
+    all.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0], "it is awaited");
-    all.gone(&name("b"));
+    all.record_gone(&name("b"));
     assert_eq!(orders(&mut all, 501, &[]), ["+c"]);
 }
 
@@ -281,18 +281,18 @@ fn who_leaves_by_itself_makes_room_without_anybody_else() {
 fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(12))]);
     load(&mut all, &["a"]);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+b"]);
     assert_eq!(all.owed()[&name("b")].gpus, [12 * GIB]);
-    all.short(&name("b"), secs(100));
-    all.gone(&name("b"));
-    all.wants(&name("b"), true);
+    all.raise_needs(&name("b"), secs(100));
+    all.record_gone(&name("b"));
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 101, &[]), ["-a"], "15 and 10 are more than there is");
-    all.gone(&name("a"));
+    all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
     assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
-    all.loaded(&name("b"), secs(110));
-    all.read(
+    all.record_loaded(&name("b"), secs(110));
+    all.record_reading(
         &name("b"),
         ModelReading { held: MemoryAmounts { host: 0, gpus: vec![13 * GIB] }, ..ModelReading::default() },
     );
@@ -306,11 +306,11 @@ fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
     models.push(("big", model(20)));
     let mut all = loading(&[24], &models);
     load(&mut all, &["a", "b", "c", "d"]);
-    all.wants(&name("big"), true);
+    all.enqueue(&name("big"), true);
     // Turns end one after another, and each unloaded model would be followed by the next.
     let busy = ["a", "b", "c", "d", "e"].map(|of| (of, IN_USE));
     assert_eq!(orders(&mut all, 205, &busy), [""; 0], "d has its turn until 220");
-    all.wants(&name("e"), true);
+    all.enqueue(&name("e"), true);
     assert_eq!(orders(&mut all, 210, &busy), [""; 0], "nobody leaves for e");
     let gone = orders(&mut all, 221, &busy);
     assert_eq!(gone, ["-a", "-b", "-c", "-d"], "big had come before");
@@ -323,18 +323,18 @@ fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
     let mut all = loading(&[24], &models);
     all.numbers.max_loaded = 2;
     load(&mut all, &["a", "b"]);
-    all.wants(&name("c"), true);
+    all.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 300, &[]), ["-a"]);
-    all.wants(&name("alone"), true);
+    all.enqueue(&name("alone"), true);
     assert_eq!(orders(&mut all, 301, &[]), ["-b"]);
-    all.gone(&name("a"));
+    all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 302, &[]), ["+c"]);
-    all.gone(&name("b"));
+    all.record_gone(&name("b"));
     assert_eq!(orders(&mut all, 303, &[]), ["+alone"]);
-    all.loaded(&name("c"), secs(304));
-    all.loaded(&name("alone"), secs(304));
-    all.wants(&name("a"), true);
-    let busy = ModelActivity { asked: 9, idle_for: secs(1), ..ModelActivity::default() };
+    all.record_loaded(&name("c"), secs(304));
+    all.record_loaded(&name("alone"), secs(304));
+    all.enqueue(&name("a"), true);
+    let busy = ModelActivity { requests: 9, idle_for: secs(1), ..ModelActivity::default() };
     assert_eq!(orders(&mut all, 400, &[("alone", busy)]), ["-alone"], "though c would be missed less");
 }
 
@@ -369,17 +369,17 @@ proptest! {
             }
             for (of, gib, _) in reloads.iter().filter(|(_, _, at)| *at == now) {
                 let of = name(&names[of % names.len()]);
-                all.set(&of, model(*gib));
-                all.remade(&of, secs(now));
+                all.set_spec(&of, model(*gib));
+                all.request_renewal(&of, secs(now));
             }
             for index in 0..names.len() {
                 let of = name(&names[index]);
                 if leaves[index] && until[index] <= now {
-                    all.gone(&of);
+                    all.record_gone(&of);
                     (leaves[index], ready[index]) = (false, None);
                 }
                 if ready[index] == Some(now) {
-                    all.loaded(&of, secs(now));
+                    all.record_loaded(&of, secs(now));
                 }
                 let serves = ready[index].is_some_and(|at| at <= now) && !leaves[index];
                 if serves && until[index] <= now && !waiting[index].is_empty() {
@@ -387,26 +387,26 @@ proptest! {
                     until[index] = now + SERVICE;
                 }
                 if !waiting[index].is_empty() && ready[index].is_none() {
-                    all.wants(&of, true);
+                    all.enqueue(&of, true);
                 }
             }
             let seen = |of: &ModelId| {
                 let index = names.iter().position(|known| known == of.name.as_str()).unwrap();
                 ModelActivity {
-                    asked: asked[index],
+                    requests: asked[index],
                     waiting: waiting[index].len(),
                     in_flight: u32::from(until[index] > now),
                     idle_for: secs(now.saturating_sub(until[index])),
                     conversations: Duration::ZERO,
                 }
             };
-            for order in all.next(secs(now), None, seen) {
+            for order in all.next_orders(secs(now), None, seen) {
                 let index = |of: &ModelId| names.iter().position(|known| known == of.name.as_str()).unwrap();
                 match order {
                     LoaderOrder::Load { model, .. } => ready[index(&model)] = Some(now + LOAD),
-                    LoaderOrder::Unload { model, .. } | LoaderOrder::Anew { model, .. } => leaves[index(&model)] = true,
-                    LoaderOrder::Stay { .. } => {}
-                    LoaderOrder::GiveBack { .. } | LoaderOrder::Call { .. } => unreachable!("nobody hoards or has company"),
+                    LoaderOrder::Unload { model, .. } | LoaderOrder::Restart { model, .. } => leaves[index(&model)] = true,
+                    LoaderOrder::Renew { .. } => {}
+                    LoaderOrder::Reclaim { .. } | LoaderOrder::CallCompanion { .. } => unreachable!("nobody hoards or has company"),
                 }
             }
             let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));

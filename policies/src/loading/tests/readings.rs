@@ -7,20 +7,20 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     let mut all = loading(&[24], &[("a", model(6)), ("b", model(8)), ("c", model(8))]);
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut LoadingState, gib: u64| {
-        all.next(secs(1), Some(&free(gib)), |_| ModelActivity {
+        all.next_orders(secs(1), Some(&free(gib)), |_| ModelActivity {
             idle_for: secs(900),
             ..ModelActivity::default()
         })
     };
-    all.wants(&name("a"), true);
+    all.enqueue(&name("a"), true);
     next(&mut all, 24);
-    all.loaded(&name("a"), secs(1));
+    all.record_loaded(&name("a"), secs(1));
     let held = MemoryAmounts { host: 0, gpus: vec![6 * GIB] };
-    all.read(&name("a"), ModelReading { held, ..ModelReading::default() });
-    all.wants(&name("b"), true);
+    all.record_reading(&name("a"), ModelReading { held, ..ModelReading::default() });
+    all.enqueue(&name("b"), true);
     next(&mut all, 18);
     // Half loaded: of the 14 free GiB, 4 are still its own.
-    all.wants(&name("c"), true);
+    all.enqueue(&name("c"), true);
     let told = next(&mut all, 14);
     assert_eq!(told, [LoaderOrder::Load { model: name("c"), places: vec![vec![0]] }]);
     // Another program takes c's promised memory: during the start no model is unloaded for it.
@@ -32,14 +32,16 @@ fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     let free = MemoryAmounts { host: 1 << 40, gpus: vec![4 * GIB] };
     load(&mut all, &["a"]);
-    all.read(
+    all.record_reading(
         &name("a"),
         ModelReading { held: MemoryAmounts::none(), gpus_unknown: true, ..ModelReading::default() },
     );
-    all.wants(&name("b"), true);
-    let told = all
-        .next(secs(500), Some(&free), |_| ModelActivity { idle_for: secs(900), ..ModelActivity::default() });
-    assert_eq!(told, [LoaderOrder::Unload { model: name("a"), makes_room_for: name("b") }]);
+    all.enqueue(&name("b"), true);
+    let told = all.next_orders(secs(500), Some(&free), |_| ModelActivity {
+        idle_for: secs(900),
+        ..ModelActivity::default()
+    });
+    assert_eq!(told, [LoaderOrder::Unload { model: name("a"), replaced_by: name("b") }]);
 }
 
 #[test]
@@ -48,17 +50,17 @@ fn needs_are_never_raised_above_what_can_be_and_come_down_again() {
     let mut all = loading(&[24], &[("kept", pinned), ("b", model(14))]);
     load(&mut all, &["kept"]);
     for round in 0..6 {
-        all.wants(&name("b"), true);
+        all.enqueue(&name("b"), true);
         assert_eq!(orders(&mut all, 100 + round, &[]), ["+b"], "round {round}");
-        all.short(&name("b"), secs(100 + round));
-        all.gone(&name("b"));
+        all.raise_needs(&name("b"), secs(100 + round));
+        all.record_gone(&name("b"));
     }
     assert!(all.models[&name("b")].raised < 1.4);
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 1000, &[]), ["+b"]);
     assert_eq!(all.models[&name("b")].promised.gpus, [14 * GIB], "that was long ago");
-    all.loaded(&name("b"), secs(1001));
-    all.short(&name("b"), secs(1002));
+    all.record_loaded(&name("b"), secs(1001));
+    all.raise_needs(&name("b"), secs(1002));
     assert!(all.models[&name("b")].raised < 1.01, "what it serves with is enough");
 }
 
@@ -74,7 +76,7 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
     let mut all = loading(&[], &[("a", LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() })]);
     load(&mut all, &["a"]);
     let read = |all: &mut LoadingState, gib: u64| {
-        all.read(
+        all.record_reading(
             &name("a"),
             ModelReading {
                 held: MemoryAmounts { host: gib * GIB, gpus: Vec::new() },
@@ -99,20 +101,20 @@ fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
     let mut all = LoadingState::new(numbers());
     all.set_capacity(MemoryAmounts { host: 32 * GIB, gpus: Vec::new() });
     for of in ["a", "b"] {
-        all.set(&name(of), mapped(20));
+        all.set_spec(&name(of), mapped(20));
     }
     let free = MemoryAmounts { host: 31 * GIB, gpus: Vec::new() };
-    let next = |all: &mut LoadingState| all.next(secs(1), Some(&free), |_| ModelActivity::default());
-    all.wants(&name("a"), true);
+    let next = |all: &mut LoadingState| all.next_orders(secs(1), Some(&free), |_| ModelActivity::default());
+    all.enqueue(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
-    all.loaded(&name("a"), secs(1));
-    all.read(
+    all.record_loaded(&name("a"), secs(1));
+    all.record_reading(
         &name("a"),
         ModelReading { held: MemoryAmounts { host: GIB, gpus: Vec::new() }, ..ModelReading::default() },
     );
-    all.wants(&name("b"), true);
+    all.enqueue(&name("b"), true);
     let told = next(&mut all);
-    assert_eq!(told, [LoaderOrder::Unload { model: name("a"), makes_room_for: name("b") }]);
+    assert_eq!(told, [LoaderOrder::Unload { model: name("a"), replaced_by: name("b") }]);
 }
 
 #[test]
@@ -120,25 +122,25 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     let held = |gib: u64, leaks| ModelReading {
         held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] },
         leaks,
-        can_give: true,
+        can_reclaim: true,
         ..ModelReading::default()
     };
     let begin = |reading: ModelReading| {
         let mut all = loading(&[24], &[("a", model(10)), ("b", model(8)), ("c", model(5))]);
-        all.wants(&name("a"), true);
-        all.wants(&name("b"), true);
+        all.enqueue(&name("a"), true);
+        all.enqueue(&name("b"), true);
         let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
-        assert_eq!(all.next(secs(0), Some(&gpus(&[24])), idle).len(), 2);
+        assert_eq!(all.next_orders(secs(0), Some(&gpus(&[24])), idle).len(), 2);
         for of in ["a", "b"] {
-            all.loaded(&name(of), secs(10));
-            all.read(&name(of), held(if of == "a" { 10 } else { 8 }, false));
+            all.record_loaded(&name(of), secs(10));
+            all.record_reading(&name(of), held(if of == "a" { 10 } else { 8 }, false));
         }
-        all.read(&name("a"), reading);
-        all.wants(&name("c"), true);
+        all.record_reading(&name("a"), reading);
+        all.enqueue(&name("c"), true);
         all
     };
     let at = |all: &mut LoadingState, now, free| {
-        words(all.next(Duration::from_millis(now), Some(&gpus(&[free])), |_| ModelActivity {
+        words(all.next_orders(Duration::from_millis(now), Some(&gpus(&[free])), |_| ModelActivity {
             idle_for: secs(1000),
             ..ModelActivity::default()
         }))
@@ -147,7 +149,7 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     let mut all = begin(held(13, true));
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
     assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
-    all.read(&name("a"), held(10, true));
+    all.record_reading(&name("a"), held(10, true));
     all.reclaim_ended(&name("a"));
     assert_eq!(at(&mut all, 300_200, 6), ["+c"], "nobody had to leave");
 
@@ -161,10 +163,10 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     assert_eq!(at(&mut all, 302_900, 3), [""; 0]);
     assert_eq!(at(&mut all, 303_000, 3), ["-a"], "no answer is waited for that long");
 
-    let mut all = begin(ModelReading { can_give: false, ..held(13, true) });
+    let mut all = begin(ModelReading { can_reclaim: false, ..held(13, true) });
     assert_eq!(at(&mut all, 300_000, 3), ["-a"], "its build cannot be asked");
     let mut all = begin(held(12, true));
-    all.set(&name("c"), model(7));
+    all.set_spec(&name("c"), model(7));
     assert_eq!(at(&mut all, 300_000, 3), ["-a"], "what it can give is not enough");
 }
 
@@ -178,32 +180,40 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     let models =
         [("large", model(14)), ("old", model(8)), ("new", model(8)), ("small", model(2)), ("more", model(2))];
     let mut all = loading(&[26], &models);
-    all.wants(&name("old"), true);
-    all.next(secs(0), Some(&gpus(&[26])), idle);
-    all.loaded(&name("old"), secs(1));
-    all.read(&name("old"), held(8));
-    all.wants(&name("large"), true);
-    assert_eq!(words(all.next(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
+    all.enqueue(&name("old"), true);
+    all.next_orders(secs(0), Some(&gpus(&[26])), idle);
+    all.record_loaded(&name("old"), secs(1));
+    all.record_reading(&name("old"), held(8));
+    all.enqueue(&name("large"), true);
+    assert_eq!(words(all.next_orders(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
     // The model has taken 10 of its 14.
-    all.wants(&name("new"), true);
-    assert_eq!(words(all.next(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
-    all.gone(&name("old"));
-    assert_eq!(words(all.next(secs(4), Some(&gpus(&[16])), idle)), ["+new"], "16 are free, and 4 are owed");
+    all.enqueue(&name("new"), true);
+    assert_eq!(words(all.next_orders(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
+    all.record_gone(&name("old"));
+    assert_eq!(
+        words(all.next_orders(secs(4), Some(&gpus(&[16])), idle)),
+        ["+new"],
+        "16 are free, and 4 are owed"
+    );
 
     // Memory taken by a serving model is not attributed to another one.
     let mut all = loading(&[40], &models);
-    all.wants(&name("large"), true);
-    all.wants(&name("old"), true);
-    assert_eq!(words(all.next(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
-    all.loaded(&name("old"), secs(1));
-    all.read(&name("old"), held(8));
+    all.enqueue(&name("large"), true);
+    all.enqueue(&name("old"), true);
+    assert_eq!(words(all.next_orders(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
+    all.record_loaded(&name("old"), secs(1));
+    all.record_reading(&name("old"), held(8));
     // Of 40 another program has 14: 26 less 8 of the one and 2 of the other.
-    all.wants(&name("small"), true);
-    all.wants(&name("more"), true);
-    assert_eq!(words(all.next(secs(2), Some(&gpus(&[16])), idle)), ["+small", "+more"], "12 of 16 are owed");
-    all.set(&name("x"), model(1));
-    all.wants(&name("x"), false);
-    assert_eq!(words(all.next(secs(3), Some(&gpus(&[16])), idle)), [""; 0]);
+    all.enqueue(&name("small"), true);
+    all.enqueue(&name("more"), true);
+    assert_eq!(
+        words(all.next_orders(secs(2), Some(&gpus(&[16])), idle)),
+        ["+small", "+more"],
+        "12 of 16 are owed"
+    );
+    all.set_spec(&name("x"), model(1));
+    all.enqueue(&name("x"), false);
+    assert_eq!(words(all.next_orders(secs(3), Some(&gpus(&[16])), idle)), [""; 0]);
 }
 
 #[test]
@@ -212,21 +222,21 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     let mut all = loading(&[64], &[("a", model(10)), ("b", model(40)), ("c", model(12))]);
     load(&mut all, &["a"]);
-    all.read(&name("a"), holds(10));
-    all.wants(&name("b"), true);
-    assert_eq!(words(all.next(secs(100), Some(&all_of(54)), idle)), ["+b"]);
-    all.wants(&name("c"), true);
-    all.loaded(&name("b"), secs(110));
+    all.record_reading(&name("a"), holds(10));
+    all.enqueue(&name("b"), true);
+    assert_eq!(words(all.next_orders(secs(100), Some(&all_of(54)), idle)), ["+b"]);
+    all.enqueue(&name("c"), true);
+    all.record_loaded(&name("b"), secs(110));
     // It has its 40 GiB, as free memory shows; the owner of each part is unknown yet.
-    assert_eq!(words(all.next(secs(110), Some(&all_of(14)), idle)), ["+c"]);
-    all.read(&name("b"), holds(40));
-    all.loaded(&name("c"), secs(115));
-    all.gone(&name("c"));
-    all.wants(&name("c"), true);
-    assert_eq!(words(all.next(secs(116), Some(&all_of(14)), idle)), ["+c"]);
-    all.loaded(&name("c"), secs(117));
+    assert_eq!(words(all.next_orders(secs(110), Some(&all_of(14)), idle)), ["+c"]);
+    all.record_reading(&name("b"), holds(40));
+    all.record_loaded(&name("c"), secs(115));
+    all.record_gone(&name("c"));
+    all.enqueue(&name("c"), true);
+    assert_eq!(words(all.next_orders(secs(116), Some(&all_of(14)), idle)), ["+c"]);
+    all.record_loaded(&name("c"), secs(117));
     // Without a reading it counts with its promise after a while, and when unloaded it returns that much.
-    assert_eq!(words(all.next(secs(130), Some(&all_of(2)), idle)), [""; 0]);
+    assert_eq!(words(all.next_orders(secs(130), Some(&all_of(2)), idle)), [""; 0]);
     assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
 }
 
@@ -237,7 +247,7 @@ fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
     waits_for_who_leaves(&mut all);
     assert_eq!(orders(&mut all, 200, &[]), [""; 0], "it has 14 of the 24 still");
     assert!(all.has_waiters());
-    all.gone(&name("x"));
+    all.record_gone(&name("x"));
     assert_eq!(orders(&mut all, 205, &[]), ["=a"]);
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
     load(&mut all, &["a", "x"]);
@@ -252,8 +262,8 @@ fn each_of_many_processes_has_its_own_place() {
     load(&mut all, &["a"]);
     let before = all.models[&name("a")].places.clone();
     remake(&mut all, "a", LoadSpec { replicas: 12, ..model(21) });
-    let Some(LoaderOrder::Stay { places, .. }) =
-        all.next(secs(100), None, |_| ModelActivity::default()).pop()
+    let Some(LoaderOrder::Renew { places, .. }) =
+        all.next_orders(secs(100), None, |_| ModelActivity::default()).pop()
     else {
         panic!()
     };
@@ -265,14 +275,14 @@ fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
-    all.wants(&name("a"), true);
-    assert_eq!(words(all.next(secs(0), Some(&free(80)), idle)), ["+a"]);
+    all.enqueue(&name("a"), true);
+    assert_eq!(words(all.next_orders(secs(0), Some(&free(80)), idle)), ["+a"]);
     // It has 30 of its 40 by now.
-    all.wants(&name("b"), true);
-    assert_eq!(words(all.next(secs(5), Some(&free(50)), idle)), ["+b"]);
-    all.loaded(&name("a"), secs(6));
-    all.read(&name("a"), holds(40));
+    all.enqueue(&name("b"), true);
+    assert_eq!(words(all.next_orders(secs(5), Some(&free(50)), idle)), ["+b"]);
+    all.record_loaded(&name("a"), secs(6));
+    all.record_reading(&name("a"), holds(40));
     // b has 15 of its 20: 80 - 40 - 15 are free, 20 are left.
-    all.wants(&name("c"), true);
-    assert_eq!(words(all.next(secs(7), Some(&free(25)), idle)), ["+c"]);
+    all.enqueue(&name("c"), true);
+    assert_eq!(words(all.next_orders(secs(7), Some(&free(25)), idle)), ["+c"]);
 }

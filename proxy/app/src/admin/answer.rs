@@ -143,7 +143,7 @@ pub(crate) struct ModelBudget {
     pub(crate) vram_hard: Option<MemoryLimit>,
 }
 
-pub(crate) fn budgets(models: &[SharedSpec]) -> BudgetsByModel {
+pub(crate) fn budgets_by_model(models: &[SharedSpec]) -> BudgetsByModel {
     let budget = |model: &SharedSpec| ModelBudget {
         soft: model.recycle.host_soft,
         hard: model.recycle.host_hard,
@@ -187,7 +187,7 @@ pub(crate) struct AdminState {
     pub(crate) fleet: Fleet,
     pub(crate) metrics: Arc<MetricsRegistry>,
     /// Budgets and commands of the configuration in force.
-    pub(crate) told: watch::Receiver<AdminConfig>,
+    pub(crate) config: watch::Receiver<AdminConfig>,
     /// Gauges of the gateway.
     pub(crate) gauges: Arc<GatewayGauges>,
     /// Control of the gateway, with the usage of API keys.
@@ -196,7 +196,7 @@ pub(crate) struct AdminState {
     /// Requests in flight, and those that ended last.
     pub(crate) requests: RequestRegistry,
     /// The caller's name for events and the ledger.
-    pub(crate) by: Arc<str>,
+    pub(crate) caller: Arc<str>,
     pub(crate) instance: Arc<InstanceInfo>,
     /// State shared by all viewers of the page.
     pub(crate) page: Arc<PageHub>,
@@ -225,93 +225,94 @@ impl AdminState {
         query: Option<&str>,
         headers: &HeaderMap,
     ) -> Response<AdminBody> {
-        match route::route(method, path, query) {
-            Ok(AdminRoute::Status) => json(StatusCode::OK, &self.status()),
+        match route::parse_route(method, path, query) {
+            Ok(AdminRoute::Status) => json_response(StatusCode::OK, &self.status()),
             Ok(AdminRoute::Metrics) => {
                 let text = self.metrics_text(true);
                 if wants_open_metrics(headers) {
                     make_response(
                         StatusCode::OK,
                         "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                        full(text),
+                        full_body(text),
                     )
                 } else {
                     make_response(
                         StatusCode::OK,
                         "text/plain; version=0.0.4; charset=utf-8",
-                        full(to_plain_text(&text)),
+                        full_body(to_plain_text(&text)),
                     )
                 }
             }
             Ok(AdminRoute::Events { follow }) => {
                 let tail = self.fleet.events();
-                lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), line)
+                stream_lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), redacted_line)
             }
             Ok(AdminRoute::Series(query)) => self.series(query.as_deref()).await,
             Ok(AdminRoute::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
                 Some(tail) => {
-                    let line = if reveal { as_it_is } else { line };
-                    lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone(), line)
+                    let line = if reveal { raw_line } else { redacted_line };
+                    stream_lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone(), line)
                 }
-                None => self.unknown(&model),
+                None => self.unknown_model(&model),
             },
             Ok(AdminRoute::Restart(model)) => match self.fleet.restart(&model).await {
-                Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
+                Ok(entries) => json_response(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
             Ok(AdminRoute::Drain(model)) => match self.fleet.drain(&model).await {
-                Ok(()) => json(StatusCode::OK, &serde_json::json!({ "drained": model })),
+                Ok(()) => json_response(StatusCode::OK, &serde_json::json!({ "drained": model })),
                 Err(error) => control_error(&error),
             },
-            Ok(AdminRoute::Leave { undo }) => self.leave(undo),
+            Ok(AdminRoute::DrainInstance { undo }) => self.drain_instance(undo),
             Ok(AdminRoute::Reclaim(model)) => match self.fleet.reclaim(&model).await {
-                Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
+                Ok(entries) => json_response(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
-            Ok(AdminRoute::Pin(model, pinned)) => match self.fleet.pin(&model, pinned, &self.by).await {
-                Ok(pin) => json(StatusCode::OK, &pin),
+            Ok(AdminRoute::Pin(model, pinned)) => match self.fleet.pin(&model, pinned, &self.caller).await {
+                Ok(pin) => json_response(StatusCode::OK, &pin),
                 Err(error) => control_error(&error),
             },
             Ok(AdminRoute::Canary(model, order)) => self.canary(&model, order).await,
             Ok(AdminRoute::Requests(filter)) => self.requests_answer(filter),
             Ok(AdminRoute::Request(id)) => self.request_answer(&id),
             Ok(AdminRoute::CancelRequest { id, number }) => self.cancel_answer(&id, number),
-            Ok(AdminRoute::Upgrade(Err(problem))) => error(StatusCode::BAD_REQUEST, &problem),
+            Ok(AdminRoute::Upgrade(Err(problem))) => error_response(StatusCode::BAD_REQUEST, &problem),
             Ok(AdminRoute::Upgrade(Ok((to, wait)))) => {
-                match self.upgrades.give(to, wait, self.by.clone()).await {
-                    Ok(upgraded) => json(StatusCode::OK, &upgraded),
+                match self.upgrades.send(to, wait, self.caller.clone()).await {
+                    Ok(upgraded) => json_response(StatusCode::OK, &upgraded),
                     Err(OrderError::UnderWay) => {
-                        error(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
+                        error_response(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
                     }
-                    Err(OrderError::Failed(why)) => error(
+                    Err(OrderError::Failed(why)) => error_response(
                         StatusCode::CONFLICT,
                         &format!("no upgrade, everything goes on as before: {why}"),
                     ),
                 }
             }
             Ok(AdminRoute::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
-                Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
-                Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+                Ok(released) => json_response(StatusCode::OK, &serde_json::json!({ "released": released })),
+                Err(unknown) => error_response(StatusCode::NOT_FOUND, &unknown.to_string()),
             },
-            Err(RouteError::NotFound) => error(
+            Err(RouteError::NotFound) => error_response(
                 StatusCode::NOT_FOUND,
                 &format!("there is no route {path}: the routes are {ROUTE_LIST}"),
             ),
-            Err(RouteError::Method(wanted)) => {
-                error(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is for {wanted}, not for {method}"))
-            }
+            Err(RouteError::Method(wanted)) => error_response(
+                StatusCode::METHOD_NOT_ALLOWED,
+                &format!("{path} is for {wanted}, not for {method}"),
+            ),
         }
     }
 
     /// All metrics in the `OpenMetrics` format. Key names may identify people, so `of_keys` decides whether
     /// metrics of keys are included; without them, the metric for endpoint pickers is.
     pub(crate) fn metrics_text(&self, of_keys: bool) -> String {
-        let budgets = self.told.borrow().budgets.clone();
+        let budgets = self.config.borrow().budgets.clone();
         let keys = if of_keys { self.gateway.key_counts() } else { Vec::new() };
         let view = self.fleet.view();
-        let facts = self.facts_of(&view);
-        let line = Some(agent::line(&facts, self.probe.horizon.as_secs_f64()));
-        let contexts = facts::contexts(&view, &self.requests.held());
+        let facts = self.facts_from_view(&view);
+        let line = Some(agent::agent_answer(&facts, self.probe.horizon.as_secs_f64()));
+        let contexts = facts::context_use(&view, &self.requests.context_holdings());
         self.metrics.note_pool(PoolSnapshot {
             facts,
             contexts,
@@ -319,60 +320,61 @@ impl AdminState {
             vllm: self.probe.vllm,
             pickers: !of_keys,
         });
-        self.metrics.set_lost_lines(self.access.lost(), crate::logging::lost());
+        self.metrics.set_lost_lines(self.access.lost(), crate::logging::lost_lines());
         self.metrics.note_state(&self.fleet.state_writer().view());
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }
 
     /// Current facts for balancers that spread requests over several instances.
     pub(crate) fn facts(&self) -> InstanceFacts {
-        self.facts_of(&self.fleet.view())
+        self.facts_from_view(&self.fleet.view())
     }
 
-    fn facts_of(&self, view: &FleetView) -> InstanceFacts {
+    fn facts_from_view(&self, view: &FleetView) -> InstanceFacts {
         let draining = self.gauges.draining.load(Ordering::Relaxed);
         let full = self.gauges.connections.load(Ordering::Relaxed) >= self.connections;
-        facts::facts(view, draining, full)
+        facts::pool_facts(view, draining, full)
     }
 
     /// `POST /drain`: announces to probes and balancers that this instance leaves, or, with `undo`, that it
     /// stays. Requests in flight continue.
-    fn leave(&self, undo: bool) -> Response<AdminBody> {
+    fn drain_instance(&self, undo: bool) -> Response<AdminBody> {
         let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
         let changed = match changed {
             Ok(changed) => changed,
-            Err(ending) => return error(StatusCode::CONFLICT, &ending.to_string()),
+            Err(ending) => return error_response(StatusCode::CONFLICT, &ending.to_string()),
         };
         if changed {
-            self.fleet.note_asked(None, if undo { "stay" } else { "drain" }, &self.by);
+            self.fleet.log_operator_action(None, if undo { "stay" } else { "drain" }, &self.caller);
         }
         let left = DrainReport { draining: !undo, in_flight: self.leaving.in_flight() };
-        json(StatusCode::OK, &left)
+        json_response(StatusCode::OK, &left)
     }
 
     /// A copy that acts in the name of `by`.
     pub(crate) fn with_caller(&self, by: &str) -> Self {
-        Self { by: by.into(), ..self.clone() }
+        Self { caller: by.into(), ..self.clone() }
     }
 
     fn status(&self) -> AdminStatus {
-        let mut status = self.seen();
+        let mut status = self.status_without_processes();
         let binaries = status.binaries.take().unwrap_or_default();
         status.binaries = Some(with_running_binaries(binaries, &status.fleet));
         status
     }
 
     /// The status without looking at any process.
-    pub(crate) fn seen(&self) -> AdminStatus {
+    pub(crate) fn status_without_processes(&self) -> AdminStatus {
         let instance = InstanceInfo { memory_anon: own_memory(), ..(*self.instance).clone() };
-        let told = self.told.borrow().clone();
+        let told = self.config.borrow().clone();
         let fleet = (*self.fleet.view()).clone();
         let advice = advice::advise_fleet(&told.servers, &fleet);
         let advice =
             advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
         let binaries = Some(told.binaries);
         let access_log = self.access.view();
-        let shown = told.servers.iter().map(|(model, server)| (model.clone(), server.shown.clone()));
+        let shown =
+            told.servers.iter().map(|(model, server)| (model.clone(), server.displayed_mitigations.clone()));
         AdminStatus {
             instance,
             budgets: told.budgets,
@@ -386,10 +388,10 @@ impl AdminState {
         }
     }
 
-    fn unknown(&self, model: &str) -> Response<AdminBody> {
+    fn unknown_model(&self, model: &str) -> Response<AdminBody> {
         match self.fleet.resolve(Some(model)) {
-            Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
-            Ok(_) => error(StatusCode::NOT_FOUND, &format!("there are no logs of `{model}`")),
+            Err(unknown) => error_response(StatusCode::NOT_FOUND, &unknown.to_string()),
+            Ok(_) => error_response(StatusCode::NOT_FOUND, &format!("there are no logs of `{model}`")),
         }
     }
 }
@@ -411,8 +413,8 @@ fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> Bi
     binaries
 }
 
-pub(crate) fn error(status: StatusCode, message: &str) -> Response<AdminBody> {
-    json(status, &serde_json::json!({ "error": message }))
+pub(crate) fn error_response(status: StatusCode, message: &str) -> Response<AdminBody> {
+    json_response(status, &serde_json::json!({ "error": message }))
 }
 
 /// Returns true if the client accepts `OpenMetrics`. Prometheus names the formats that it reads; a client
@@ -442,22 +444,24 @@ fn control_error(failure: &ControlError) -> Response<AdminBody> {
         ControlError::StartFailed { failure, .. } => failure.lines.clone(),
         _ => Vec::new(),
     };
-    json(status, &serde_json::json!({ "error": failure.to_string(), "lines": lines }))
+    json_response(status, &serde_json::json!({ "error": failure.to_string(), "lines": lines }))
 }
 
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<AdminBody> {
+pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> Response<AdminBody> {
     // The last words of a process may quote a key, and operators share these answers.
     match serde_json::to_value(value) {
-        Ok(value) => make_response(status, "application/json", full(format!("{}\n", secrets::json(value)))),
+        Ok(value) => {
+            make_response(status, "application/json", full_body(format!("{}\n", secrets::redact_json(value))))
+        }
         Err(problem) => make_response(
             StatusCode::INTERNAL_SERVER_ERROR,
             "text/plain",
-            full(format!("cannot write the answer: {problem}\n")),
+            full_body(format!("cannot write the answer: {problem}\n")),
         ),
     }
 }
 
-fn full(text: String) -> AdminBody {
+fn full_body(text: String) -> AdminBody {
     Full::new(Bytes::from(text)).boxed_unsync()
 }
 
@@ -472,7 +476,7 @@ fn make_response(status: StatusCode, kind: &'static str, body: AdminBody) -> Res
 type LineEncoder<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
 
 /// JSON lines: the kept items, then new ones until the client leaves or `stop` fires.
-fn lines<T>(
+fn stream_lines<T>(
     kept: Vec<T>,
     more: Option<Receiver<T>>,
     stop: CancellationToken,
@@ -484,12 +488,12 @@ where
     let kept = stream::iter(kept).map(move |item| line(&item));
     let body = match more {
         None => StreamBody::new(kept).boxed_unsync(),
-        Some(receiver) => StreamBody::new(kept.chain(following(receiver, stop, line))).boxed_unsync(),
+        Some(receiver) => StreamBody::new(kept.chain(follow_receiver(receiver, stop, line))).boxed_unsync(),
     };
     make_response(StatusCode::OK, "application/jsonl", body)
 }
 
-fn following<T>(
+fn follow_receiver<T>(
     receiver: Receiver<T>,
     stop: CancellationToken,
     line: LineEncoder<T>,
@@ -506,7 +510,7 @@ where
             Ok(item) => Some((line(&item), (receiver, stop))),
             // A slow reader gets the number of items that it missed, so that it delays no other reader.
             Err(RecvError::Lagged(missed)) => {
-                Some((as_it_is(&serde_json::json!({ "missed": missed })), (receiver, stop)))
+                Some((raw_line(&serde_json::json!({ "missed": missed })), (receiver, stop)))
             }
             Err(RecvError::Closed) => None,
         }
@@ -514,16 +518,16 @@ where
 }
 
 /// A JSON line with secrets hidden.
-fn line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
+fn redacted_line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     match serde_json::to_value(item) {
-        Ok(value) => as_it_is(&secrets::json(value)),
+        Ok(value) => raw_line(&secrets::redact_json(value)),
         Err(_) => Ok(Frame::data(Bytes::new())),
     }
 }
 
 /// A JSON line with nothing hidden, for clients that asked to see secrets.
 #[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
-fn as_it_is<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
+fn raw_line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     let text = serde_json::to_string(item).map(|text| format!("{text}\n")).unwrap_or_default();
     Ok(Frame::data(Bytes::from(text)))
 }

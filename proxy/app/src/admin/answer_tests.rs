@@ -7,7 +7,7 @@ use super::*;
 /// An admin with a fleet without models; the directory has its ledger.
 pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let (nursery, handle) = nursery::channel();
+    let (nursery, handle) = nursery::nursery_channel();
     drop(nursery);
     let fleet = Fleet::start(config(dir.path()), handle).await.unwrap();
     let instance = InstanceInfo {
@@ -23,7 +23,7 @@ pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
     let admin = AdminState {
         fleet,
         metrics: Arc::new(MetricsRegistry::new()),
-        told: watch::channel(AdminConfig::default()).1,
+        config: watch::channel(AdminConfig::default()).1,
         leaving: Arc::new(LeaveControl::new(gauges.clone())),
         probe: Arc::new(warden_policies::defaults().probe.clone()),
         connections: 8,
@@ -31,7 +31,7 @@ pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
         gateway: GatewayControl::default(),
         access: AccessLog::none(),
         requests: RequestRegistry::default(),
-        by: "a test".into(),
+        caller: "a test".into(),
         instance: Arc::new(instance),
         page: Arc::default(),
         captures: CaptureStore::default(),
@@ -137,7 +137,7 @@ async fn a_wrong_route_lists_the_right_ones_and_a_wrong_method_names_the_right_o
 async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
     let (sender, receiver) = tokio::sync::broadcast::channel(2);
     let stop = CancellationToken::new();
-    let mut body = lines(vec![1, 2], Some(receiver), stop.clone(), line).into_body();
+    let mut body = stream_lines(vec![1, 2], Some(receiver), stop.clone(), redacted_line).into_body();
     let mut next = async || {
         let frame = body.frame().await?.unwrap();
         Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
@@ -160,11 +160,11 @@ async fn a_tail_is_the_kept_lines_then_the_new_ones_and_ends_when_we_end() {
 async fn without_follow_the_tail_ends() {
     let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
     let text = async |how: LineEncoder<&'static str>| {
-        let body = lines(vec!["a", secret], None, CancellationToken::new(), how).into_body();
+        let body = stream_lines(vec!["a", secret], None, CancellationToken::new(), how).into_body();
         String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
     };
-    assert_eq!(text(line).await, "\"a\"\n\"***\"\n");
-    assert_eq!(text(as_it_is).await, format!("\"a\"\n\"{secret}\"\n"));
+    assert_eq!(text(redacted_line).await, "\"a\"\n\"***\"\n");
+    assert_eq!(text(raw_line).await, format!("\"a\"\n\"{secret}\"\n"));
 }
 
 #[tokio::test]

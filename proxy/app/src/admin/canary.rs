@@ -9,7 +9,7 @@ use warden_policies::defaults::parse_duration;
 use warden_policies::{canary, defaults};
 use warden_supervisor::{CanaryError, CanarySpec};
 
-use super::answer::{AdminBody, AdminState, error, json};
+use super::answer::{AdminBody, AdminState, error_response, json_response};
 use super::query::QueryPairs;
 use super::route::TaskRequest;
 use crate::config::machine::HostMachine;
@@ -49,8 +49,8 @@ const QUERY_NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slo
 
 impl CanaryRequest {
     /// Reads the query of a `POST`.
-    pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
-        let mut given = QueryPairs::read(query)?;
+    pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
+        let mut given = QueryPairs::strict(query)?;
         let mut take = |name: &str| given.take(name);
         let choice = match (take("build"), take("binary")) {
             (Some(id), None) if !id.is_empty() => BinaryChoice::Build(id),
@@ -84,17 +84,18 @@ impl CanaryRequest {
         };
         let time = take("for").map(duration).transpose()?;
         let slower = number("slower", take("slower"))?;
-        match given.left() {
+        match given.unknown_name() {
             Some(name) => Err(format!("`{name}` says nothing here: the names are {QUERY_NAMES}")),
             None => Ok(Self { choice, share, requests, time, slower }),
         }
     }
 
     /// Finds the llama-server, and runs it once to check that it is one.
-    async fn spec(self, tries: &CanarySettings) -> Result<CanarySpec, String> {
-        let look = |id: Option<&str>| store::find(&tries.data, id);
+    async fn resolve_spec(self, tries: &CanarySettings) -> Result<CanarySpec, String> {
+        let look = |id: Option<&str>| store::find_build(&tries.data, id);
         let machine = HostMachine::read();
-        let found = binary::tried(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
+        let found =
+            binary::check_binary(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
         let mut numbers = tries.numbers;
         numbers.requests = self.requests.unwrap_or(numbers.requests);
         numbers.time = self.time.unwrap_or(numbers.time);
@@ -110,27 +111,27 @@ impl AdminState {
         let done = match order {
             TaskRequest::Show => self.fleet.canary_view(model),
             TaskRequest::Stop => self.fleet.stop_canary(model).await,
-            TaskRequest::Start(Err(why)) => return error(StatusCode::BAD_REQUEST, &why),
+            TaskRequest::Start(Err(why)) => return error_response(StatusCode::BAD_REQUEST, &why),
             TaskRequest::Start(Ok(wish)) => {
                 // Checked before any program is run for the model.
                 if let Err(unknown) = self.fleet.resolve(Some(model)) {
-                    return error(StatusCode::NOT_FOUND, &unknown.to_string());
+                    return error_response(StatusCode::NOT_FOUND, &unknown.to_string());
                 }
-                let tries = self.told.borrow().tries.clone();
-                match wish.spec(&tries).await {
+                let tries = self.config.borrow().tries.clone();
+                match wish.resolve_spec(&tries).await {
                     Ok(spec) => self.fleet.start_canary(model, spec).await,
-                    Err(why) => return error(StatusCode::BAD_REQUEST, &why),
+                    Err(why) => return error_response(StatusCode::BAD_REQUEST, &why),
                 }
             }
         };
         match done {
-            Ok(view) => json(StatusCode::OK, &view),
-            Err(failure) => error(status(&failure), &failure.to_string()),
+            Ok(view) => json_response(StatusCode::OK, &view),
+            Err(failure) => error_response(status_code(&failure), &failure.to_string()),
         }
     }
 }
 
-fn status(failure: &CanaryError) -> StatusCode {
+fn status_code(failure: &CanaryError) -> StatusCode {
     match failure {
         CanaryError::Unknown(_) | CanaryError::None(_) => StatusCode::NOT_FOUND,
         CanaryError::NoBinary { .. } | CanaryError::NotABinary(_) | CanaryError::Share { .. } => {
@@ -150,7 +151,8 @@ mod tests {
 
     #[test]
     fn a_query_says_which_build_and_which_traffic() {
-        let wish = CanaryRequest::of(Some("build=ab12&share=0.25&requests=10&for=90m&slower=0.5")).unwrap();
+        let wish =
+            CanaryRequest::from_query(Some("build=ab12&share=0.25&requests=10&for=90m&slower=0.5")).unwrap();
         assert_eq!(
             wish,
             CanaryRequest {
@@ -161,7 +163,7 @@ mod tests {
                 slower: Some(0.5),
             }
         );
-        let by_path = CanaryRequest::of(Some("binary=%2Fopt%2Fa%20b")).unwrap();
+        let by_path = CanaryRequest::from_query(Some("binary=%2Fopt%2Fa%20b")).unwrap();
         assert_eq!(by_path.choice, BinaryChoice::Path("/opt/a b".into()));
     }
 
@@ -179,8 +181,8 @@ mod tests {
             "build=a&slower=NaN",
             "build=a&shares=0.1",
         ];
-        let told =
-            wrong.map(|query| format!("{query}\n    {}\n", CanaryRequest::of(Some(query)).unwrap_err()));
+        let told = wrong
+            .map(|query| format!("{query}\n    {}\n", CanaryRequest::from_query(Some(query)).unwrap_err()));
         insta::assert_snapshot!(told.concat());
     }
 }

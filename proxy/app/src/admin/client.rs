@@ -43,7 +43,7 @@ pub(crate) struct AdminClient {
 /// Finds the instance to talk to. The order: the named socket, the only instance known to the state
 /// directory, the only instance with a pointer in one of `places` (it may keep its state elsewhere).
 /// `address` selects one of several instances.
-pub(crate) fn find(
+pub(crate) fn find_instance(
     named: Option<PathBuf>,
     state: &Path,
     places: &[PathBuf],
@@ -52,19 +52,19 @@ pub(crate) fn find(
     if let Some(socket) = named {
         return Ok(AdminClient::new(socket));
     }
-    choose_instance(&instance::nearest(state, places), address)
+    choose_instance(&instance::nearest_instances(state, places), address)
 }
 
 fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<AdminClient, CommandError> {
     if let Some(meant) = found.iter().find(|one| Some(one.instance.address.as_str()) == address) {
-        return Ok(AdminClient::of(meant));
+        return Ok(AdminClient::from_located(meant));
     }
     match found {
         [] => Err(CommandError::hinted(
             "no llama-warden is running here",
             "start one with `llama-warden serve`, or name its socket with --admin-socket",
         )),
-        [only] => Ok(AdminClient::of(only)),
+        [only] => Ok(AdminClient::from_located(only)),
         several => {
             let listed = several.iter().map(|LocatedInstance { instance: one, .. }| {
                 format!("\n  pid {} on http://{}: --admin-socket {}", one.pid, one.address, one.admin_socket)
@@ -85,7 +85,7 @@ impl AdminClient {
     }
 
     /// A client of an instance that was found.
-    pub(crate) fn of(found: &LocatedInstance) -> Self {
+    pub(crate) fn from_located(found: &LocatedInstance) -> Self {
         Self { socket: PathBuf::from(&found.instance.admin_socket), owner: Some(found.owner) }
     }
 
@@ -132,7 +132,7 @@ impl AdminClient {
             // Root manages services of other users. Their sockets lie in folders that root gave them.
             None => {
                 let folder = self.socket.parent().filter(|_| own == ROOT);
-                folder.is_some_and(|folder| trusted_path::owner(folder).is_ok_and(|owner| owner == peer))
+                folder.is_some_and(|folder| trusted_path::path_owner(folder).is_ok_and(|owner| owner == peer))
             }
         }
     }
@@ -160,13 +160,13 @@ impl AdminClient {
         segments: &[&str],
         query: &[(&str, String)],
     ) -> Result<T, CommandError> {
-        let body = self.send(method, segments, query).await?.whole().await?;
-        serde_json::from_slice(&body).map_err(|problem| unreadable(&problem))
+        let body = self.send(method, segments, query).await?.read_all().await?;
+        serde_json::from_slice(&body).map_err(|problem| unreadable_answer(&problem))
     }
 
     /// Sends a `GET` and reads the whole answer as text.
     pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, CommandError> {
-        let body = self.send(Method::GET, segments, &[]).await?.whole().await?;
+        let body = self.send(Method::GET, segments, &[]).await?.read_all().await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
@@ -192,7 +192,7 @@ impl AdminClient {
                 each(line.trim_end(), serde_json::from_str(&line).ok())?;
             }
             if rest.len() > LARGEST_ANSWER {
-                return Err(unreadable(&"a line of it does not end"));
+                return Err(unreadable_answer(&"a line of it does not end"));
             }
         }
         Ok(())
@@ -204,7 +204,7 @@ impl AdminClient {
         segments: &[&str],
         query: &[(&str, String)],
     ) -> Result<ClientAnswer, CommandError> {
-        let url = url(segments, query)?;
+        let url = request_url(segments, query)?;
         let target =
             url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
         let broken = |problem: &dyn std::fmt::Display| {
@@ -223,7 +223,7 @@ impl AdminClient {
         let response = sender.send_request(request).await.map_err(|problem| broken(&problem))?;
         let answer = ClientAnswer { response, _sender: sender, _tasks: tasks };
         let status = answer.response.status();
-        if status.is_success() { Ok(answer) } else { Err(answer.refusal(status).await) }
+        if status.is_success() { Ok(answer) } else { Err(answer.read_refusal(status).await) }
     }
 }
 
@@ -236,14 +236,14 @@ struct ClientAnswer {
 }
 
 impl ClientAnswer {
-    async fn whole(self) -> Result<Bytes, CommandError> {
+    async fn read_all(self) -> Result<Bytes, CommandError> {
         let body = Limited::new(self.response.into_body(), LARGEST_ANSWER).collect().await;
-        body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable(&problem))
+        body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable_answer(&problem))
     }
 
     /// The error that the instance answered with.
-    async fn refusal(self, status: StatusCode) -> CommandError {
-        let body = self.whole().await.unwrap_or_default();
+    async fn read_refusal(self, status: StatusCode) -> CommandError {
+        let body = self.read_all().await.unwrap_or_default();
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
         let message =
             body["error"].as_str().map_or_else(|| format!("llama-warden answered {status}"), str::to_owned);
@@ -257,11 +257,11 @@ impl ClientAnswer {
     }
 }
 
-fn unreadable(problem: &dyn std::fmt::Display) -> CommandError {
+fn unreadable_answer(problem: &dyn std::fmt::Display) -> CommandError {
     CommandError::failed(format!("the answer cannot be read: {problem}"))
 }
 
-fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, CommandError> {
+fn request_url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, CommandError> {
     let bad = || CommandError::failed("the address of the admin route cannot be made");
     let mut url = Url::parse("http://localhost/").map_err(|_| bad())?;
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
@@ -282,14 +282,14 @@ mod tests {
     #[test]
     fn a_name_with_slashes_and_spaces_is_one_segment() {
         let wishes = ["follow", "reveal"].map(|wish| (wish, "1".to_owned()));
-        let url = url(&["models", "org/a b%", "logs"], &wishes).unwrap();
+        let url = request_url(&["models", "org/a b%", "logs"], &wishes).unwrap();
         assert_eq!((url.path(), url.query()), ("/models/org%2Fa%20b%25/logs", Some("follow=1&reveal=1")));
     }
 
     #[test]
     fn with_no_instance_the_hint_says_how_to_start_one() {
         let dir = tempfile::tempdir().unwrap();
-        let Err(failure) = find(None, dir.path(), &[], None) else { panic!("found one") };
+        let Err(failure) = find_instance(None, dir.path(), &[], None) else { panic!("found one") };
         assert_eq!(failure.code(), 1);
         assert!(failure.lines()[1].contains("llama-warden serve"));
     }

@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::warmth::{ColdReason, WarmthReport};
 use warden_supervisor::{EventKind, FleetEvent, FleetView};
 
@@ -64,7 +64,7 @@ fn gap_histogram() -> Histogram {
 
 impl EventMetrics {
     /// Creates the series that alerts read at 0: Prometheus sees no increase from an absent series to 1.
-    pub(super) fn begin(&self, view: &FleetView) {
+    pub(super) fn initialize(&self, view: &FleetView) {
         for model in &view.models {
             let label = ModelLabel { model: model.name.as_str().to_owned() };
             for counter in [&self.crashes, &self.crash_loops] {
@@ -85,16 +85,18 @@ impl EventMetrics {
                     .get_or_create(&ModelLabel { model: model.clone() })
                     .inc_by(entry.carried_over);
                 if let Some(warmth) = &entry.warm {
-                    self.warmed(&model, warmth);
+                    self.count_warmth(&model, warmth);
                 }
                 if entry.failed.is_none() {
                     let mode = entry.mode.as_str();
                     self.gap_seconds
                         .get_or_create(&ModeLabels { model, mode })
-                        .observe(exact(entry.gap_ms) / 1000.0);
+                        .observe(as_f64(entry.gap_ms) / 1000.0);
                 }
             }
-            EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => self.warmed(&model, warmth),
+            EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => {
+                self.count_warmth(&model, warmth)
+            }
             EventKind::PromptTooLarge { action, .. } => {
                 self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
             }
@@ -113,7 +115,7 @@ impl EventMetrics {
     }
 
     /// Counts carried and lost conversations. Conversations still due are counted when they are done.
-    fn warmed(&self, model: &str, warmth: &WarmthReport) {
+    fn count_warmth(&self, model: &str, warmth: &WarmthReport) {
         let cold = ColdReason::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
         let warm =
             [("carried", warmth.carried), ("evaluated", warmth.evaluated), ("unproven", warmth.unproven)];

@@ -128,7 +128,7 @@ pub(super) fn add(
     meaning: &str,
     metric: impl Metric,
 ) {
-    let help = help(meaning);
+    let help = help_text(meaning);
     match unit {
         Some(unit) => registry.register_with_unit(name, help, unit, metric),
         None => registry.register(name, help, metric),
@@ -136,7 +136,7 @@ pub(super) fn add(
 }
 
 /// The first sentence of a meaning, without Markdown and without its full stop, which the library adds.
-fn help(meaning: &str) -> String {
+fn help_text(meaning: &str) -> String {
     let sentence = meaning.split_once(". ").map_or(meaning, |(first, _)| first).trim_end_matches('.');
     let mut text = String::with_capacity(sentence.len());
     let mut rest = sentence;
@@ -191,7 +191,7 @@ mod tests {
             ),
             ("A [bracket", "A [bracket"),
         ] {
-            assert_eq!(help(meaning), wanted);
+            assert_eq!(help_text(meaning), wanted);
         }
     }
 

@@ -11,7 +11,7 @@ use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
 use super::families::{families, labels};
-use super::metrics::whole;
+use super::metrics::to_gauge;
 
 labels! {
     SeriesLabels { model: String, replica: u32, series: String }
@@ -142,7 +142,7 @@ impl GrowthMetrics {
             let labels =
                 VramLabels { model: model.to_owned(), replica: backend.replica, gpu: vram.gpu.0, source };
             // Both processes of a replica hold VRAM.
-            self.vram.get_or_create(&labels).inc_by(whole(vram.bytes));
+            self.vram.get_or_create(&labels).inc_by(to_gauge(vram.bytes));
         }
         if backend.memory.vram_unknown.is_some() {
             self.vram_unknown.get_or_create(&replica).set(1);
@@ -163,7 +163,7 @@ impl GrowthMetrics {
                 series: one.series.to_string(),
                 limit: one.reason.as_str(),
             };
-            self.limit.get_or_create(&labels).set(whole(one.forecast.limit));
+            self.limit.get_or_create(&labels).set(to_gauge(one.forecast.limit));
             self.left_requests.get_or_create(&labels).set(one.forecast.requests.value);
             let Some(seconds) = one.forecast.seconds else { continue };
             let all = [
@@ -199,7 +199,7 @@ impl GrowthMetrics {
         for (component, bytes) in parts {
             let ReplicaLabels { model, replica } = replica.clone();
             let labels = ComponentLabels { model, replica, series: growth.series.to_string(), component };
-            self.components.get_or_create(&labels).set(whole(bytes));
+            self.components.get_or_create(&labels).set(to_gauge(bytes));
         }
     }
 
@@ -229,11 +229,11 @@ impl GrowthMetrics {
             }
         }
         if let Some(baseline) = growth.baseline {
-            self.baseline.get_or_create(&labels).set(whole(baseline));
+            self.baseline.get_or_create(&labels).set(to_gauge(baseline));
         }
         if growth.fill.allowed > 0 {
-            self.allowed.get_or_create(&labels).set(whole(growth.fill.allowed));
-            self.allowed_used.get_or_create(&labels).set(whole(growth.fill.used));
+            self.allowed.get_or_create(&labels).set(to_gauge(growth.fill.allowed));
+            self.allowed_used.get_or_create(&labels).set(to_gauge(growth.fill.used));
         }
         if let Some(GrowthBlame::Pays { unit, bytes_per_unit, .. }) = &growth.blame {
             let labels = BlameLabels { model, replica, series, unit: unit.as_str() };

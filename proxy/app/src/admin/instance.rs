@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use warden_supervisor::{PrivateDir, WorkKind, may_pass, run_job, trusted_path};
+use warden_supervisor::{PrivateDir, WorkKind, is_tolerable, run_job, trusted_path};
 
 use super::answer::InstanceInfo;
 pub(crate) use super::pointer::LocatedInstance;
-use super::pointer::{InstancePointer, in_folder};
+use super::pointer::{InstancePointer, instances_in_folder};
 use crate::config::resolve::dirs::WardenDirs;
 use crate::exit::CommandError;
 use crate::sync::lock;
@@ -59,17 +59,17 @@ impl InstanceDirs {
 
     /// The lock, for the successor.
     pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
-        self.runtime.lock()
+        self.runtime.duplicate_lock()
     }
 
     /// Takes ownership: the directories are removed at our end.
-    pub(crate) fn own(&mut self) {
-        self.runtime.own();
+    pub(crate) fn take_ownership(&mut self) {
+        self.runtime.take_ownership();
     }
 
     /// Gives up ownership: the directories belong to the successor.
-    pub(crate) fn leave(&mut self) {
-        self.runtime.leave();
+    pub(crate) fn release_ownership(&mut self) {
+        self.runtime.leave_to_successor();
     }
 
     /// Writes pointers for the command line: into the state directory and, where possible, into a shared
@@ -84,7 +84,7 @@ impl InstanceDirs {
         let mut again = None;
         match write_state_pointer(&dir, instance) {
             Ok(pointer) => lock(&self.pointers).push(pointer),
-            Err(problem) if may_pass(&problem) => {
+            Err(problem) if is_tolerable(&problem) => {
                 tracing::warn!(
                     folder = %dir.display(), %problem,
                     "no word is left for commands: until there is room, name the admin socket to them (`--admin-socket`)"
@@ -100,7 +100,7 @@ impl InstanceDirs {
         }
         if let Some(place) = common {
             let dir = place.join(SHARED_POINTER_DIR);
-            match trusted_path::make_private_dir(&dir).and_then(|_| InstancePointer::put(&dir, instance)) {
+            match trusted_path::make_private_dir(&dir).and_then(|_| InstancePointer::write(&dir, instance)) {
                 Ok(pointer) => lock(&self.pointers).push(pointer),
                 Err(error) => tracing::debug!(place = %place.display(), %error, "no word is left there"),
             }
@@ -110,7 +110,7 @@ impl InstanceDirs {
 
     /// Removes everything, but does not wait for a disk that hangs: a pointer to an ended instance misleads
     /// no search.
-    pub(crate) async fn end(self) {
+    pub(crate) async fn remove(self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let Self { runtime, pointers } = self;
         drop(runtime);
@@ -121,7 +121,7 @@ impl InstanceDirs {
 
 fn write_state_pointer(dir: &Path, instance: &InstanceInfo) -> io::Result<InstancePointer> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    InstancePointer::put(dir, instance)
+    InstancePointer::write(dir, instance)
 }
 
 /// Retries writing a pointer until it succeeds.
@@ -160,7 +160,7 @@ pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, CommandError> {
 fn check_writable(state: &Path) -> Result<(), CommandError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(state);
     let tried = made.and_then(|()| tempfile::tempfile_in(state).map(drop));
-    let tried = tried.or_else(|problem| if may_pass(&problem) { Ok(()) } else { Err(problem) });
+    let tried = tried.or_else(|problem| if is_tolerable(&problem) { Ok(()) } else { Err(problem) });
     tried.map_err(|problem| {
         CommandError::usage(
             format!("cannot write to the state directory {}: {problem}", state.display()),
@@ -177,19 +177,19 @@ fn sort_instances(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
 }
 
 /// Running instances known to a state directory.
-pub(crate) fn running(state: &Path) -> Vec<LocatedInstance> {
-    sort_instances(in_folder(&state.join(STATE_POINTER_DIR)))
+pub(crate) fn instances_in_state(state: &Path) -> Vec<LocatedInstance> {
+    sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)))
 }
 
 /// Running instances known to a state directory or to one of `places`.
 pub(crate) fn all_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
-    let common = places.iter().flat_map(|place| in_folder(&place.join(SHARED_POINTER_DIR)));
-    sort_instances(in_folder(&state.join(STATE_POINTER_DIR)).into_iter().chain(common).collect())
+    let common = places.iter().flat_map(|place| instances_in_folder(&place.join(SHARED_POINTER_DIR)));
+    sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)).into_iter().chain(common).collect())
 }
 
 /// Running instances known to the state directory; if it knows none, those known to `places`.
-pub(crate) fn nearest(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
-    let own = running(state);
+pub(crate) fn nearest_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
+    let own = instances_in_state(state);
     if own.is_empty() { all_instances(state, places) } else { own }
 }
 
@@ -203,7 +203,7 @@ mod tests {
         let runtime_base = base.join("run");
         WardenDirs {
             state: base.join("state"),
-            runtime: PrivateDir::place(&runtime_base, 1),
+            runtime: PrivateDir::path_for(&runtime_base, 1),
             runtime_base,
             data: base.join("data"),
             cache: base.join("cache"),
@@ -222,7 +222,7 @@ mod tests {
 
     fn put(dir: &Path, instance: &InstanceInfo) -> InstancePointer {
         fs::create_dir_all(dir).unwrap();
-        InstancePointer::put(dir, instance).unwrap()
+        InstancePointer::write(dir, instance).unwrap()
     }
 
     #[test]
@@ -258,9 +258,9 @@ mod tests {
         // Another process with the same PID, in a container of its own.
         let same = instance(7, &base.path().join("or-this.sock"));
         let second = put(&dir, &same);
-        assert_eq!(found(running(base.path())), [away, same.clone()]);
+        assert_eq!(found(instances_in_state(base.path())), [away, same.clone()]);
         drop(pointer);
-        assert_eq!(found(running(base.path())), [same]);
+        assert_eq!(found(instances_in_state(base.path())), [same]);
         drop(second);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     }
@@ -278,10 +278,10 @@ mod tests {
                 .unwrap();
         }
         fs::write(dir.join("notes.json"), "mine").unwrap();
-        assert_eq!(found(running(base.path())), [instance(1, &socket)]);
+        assert_eq!(found(instances_in_state(base.path())), [instance(1, &socket)]);
         assert!(!dir.join("2.json").exists() && dir.join("notes.json").exists());
         drop(listener);
-        assert_eq!(found(running(base.path())), []);
+        assert_eq!(found(instances_in_state(base.path())), []);
     }
 
     #[test]
@@ -290,10 +290,16 @@ mod tests {
         let (state, place) = (base.path().join("state"), base.path().join("run"));
         let there = instance(3, &base.path().join("x.sock"));
         let _pointer = put(&place.join(SHARED_POINTER_DIR), &there);
-        assert_eq!(found(nearest(&state, std::slice::from_ref(&place))), std::slice::from_ref(&there));
+        assert_eq!(
+            found(nearest_instances(&state, std::slice::from_ref(&place))),
+            std::slice::from_ref(&there)
+        );
         let own = instance(4, &base.path().join("y.sock"));
         let _own = put(&state.join(STATE_POINTER_DIR), &own);
-        assert_eq!(found(nearest(&state, std::slice::from_ref(&place))), std::slice::from_ref(&own));
+        assert_eq!(
+            found(nearest_instances(&state, std::slice::from_ref(&place))),
+            std::slice::from_ref(&own)
+        );
         assert_eq!(found(all_instances(&state, &[place])), [there, own]);
     }
 }

@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use warden_gateway::KeyCounts;
 
 use super::families::{families, labels};
-use super::metrics::whole;
+use super::metrics::to_gauge;
 
 labels! {
     KeyLabel { key: String }
@@ -40,7 +40,7 @@ impl KeyMetrics {
             let key = || counts.name.to_string();
             let set = |counter: &Counter, number: u64| counter.inner().store(number, Ordering::Relaxed);
             set(&self.requests.get_or_create(&KeyLabel { key: key() }), counts.requests);
-            self.in_flight.get_or_create(&KeyLabel { key: key() }).set(whole(counts.running));
+            self.in_flight.get_or_create(&KeyLabel { key: key() }).set(to_gauge(counts.running));
             for (reason, number) in &counts.rejected {
                 set(&self.rejected.get_or_create(&ReasonLabels { key: key(), reason }), *number);
             }

@@ -9,7 +9,7 @@ use warden_supervisor::{DeviceView, FleetView};
 #[cfg(test)]
 use super::families::LabelNames;
 use super::families::{families, labels};
-use super::metrics::whole;
+use super::metrics::to_gauge;
 
 labels! {
     GpuLabels { gpu: u32 }
@@ -57,8 +57,8 @@ impl MachineMetrics {
         gpus.into_iter().for_each(Family::clear);
         [&self.host_total, &self.host_available].into_iter().for_each(Family::clear);
         if let Some(host) = view.host {
-            self.host_total.get_or_create(&NoLabels).set(whole(host.total));
-            self.host_available.get_or_create(&NoLabels).set(whole(host.available));
+            self.host_total.get_or_create(&NoLabels).set(to_gauge(host.total));
+            self.host_available.get_or_create(&NoLabels).set(to_gauge(host.available));
         }
         for device in &view.devices {
             self.read_device(device);
@@ -76,7 +76,7 @@ impl MachineMetrics {
         ];
         for (gauge, value) in known {
             if let Some(value) = value {
-                gauge.get_or_create(&labels).set(whole(value));
+                gauge.get_or_create(&labels).set(to_gauge(value));
             }
         }
     }

@@ -104,7 +104,7 @@ pub(crate) struct MetricsRegistry {
     /// Metrics with vLLM's names, which have another prefix.
     foreign: Registry,
     /// Source of the pool metrics, set before each scrape.
-    noted: Mutex<PoolSnapshot>,
+    pool_facts: Mutex<PoolSnapshot>,
     /// Held during a scrape, which sets gauges in several steps.
     scrape: Mutex<()>,
 }
@@ -130,7 +130,7 @@ impl MetricsRegistry {
     }
 
     pub(crate) fn request_done(&self, record: &RequestRecord) {
-        self.requests.done(record);
+        self.requests.count_request(record);
     }
 
     /// The counts shown on the page, by model.
@@ -139,7 +139,7 @@ impl MetricsRegistry {
     }
 
     /// Counts an event of the fleet.
-    pub(crate) fn event(&self, event: &warden_supervisor::FleetEvent) {
+    pub(crate) fn count_event(&self, event: &warden_supervisor::FleetEvent) {
         self.events.count(event);
     }
 
@@ -164,24 +164,24 @@ impl MetricsRegistry {
     }
 
     /// Counters of answers to probes.
-    pub(crate) fn pace(&self) -> ProbePace {
-        self.pool.pace()
+    pub(crate) fn probe_pace(&self) -> ProbePace {
+        self.pool.probe_pace()
     }
 
     /// Takes over the current facts of this instance for the pool metrics.
     pub(crate) fn note_pool(&self, pool: PoolSnapshot) {
-        *lock(&self.noted) = pool;
+        *lock(&self.pool_facts) = pool;
     }
 
     /// Creates the counters of exported spans at 0.
     pub(crate) fn initialize_spans(&self) {
         for fate in SpanOutcome::ALL {
-            self.spans(fate, 0);
+            self.count_spans(fate, 0);
         }
     }
 
     /// Counts spans by outcome.
-    pub(crate) fn spans(&self, fate: SpanOutcome, count: usize) {
+    pub(crate) fn count_spans(&self, fate: SpanOutcome, count: usize) {
         let labels = OutcomeLabel { outcome: fate.as_str() };
         self.own.spans.get_or_create(&labels).inc_by(count as u64);
     }
@@ -193,7 +193,7 @@ impl MetricsRegistry {
 
     /// Counts the reports in a changed view of the fleet.
     pub(crate) fn count_reports(&self, view: &FleetView) {
-        self.reports.count(view);
+        self.reports.add_increases(view);
     }
 
     /// All metrics in the `OpenMetrics` format.
@@ -207,15 +207,15 @@ impl MetricsRegistry {
     ) -> String {
         let _alone = lock(&self.scrape);
         self.models.read(view, budgets);
-        self.events.begin(view);
-        self.reports.count(view);
+        self.events.initialize(view);
+        self.reports.add_increases(view);
         self.reports.read(view);
         self.growth.read(view);
         self.machine.read(view);
         self.keys.read(keys);
         self.own.read(gateway, own_anon);
-        let pool = lock(&self.noted).clone();
-        let there = PoolLabels::of(&pool, view, clock::now().as_second());
+        let pool = lock(&self.pool_facts).clone();
+        let there = PoolLabels::from_pool(&pool, view, clock::now().as_second());
         self.pool.read(&pool, &there);
         let mut text = String::new();
         let mut encoded = Ok(());
@@ -234,20 +234,20 @@ impl MetricsRegistry {
 
 impl OwnMetrics {
     fn read(&self, gateway: &GatewayGauges, own_anon: Option<u64>) {
-        self.connections.set(whole(gateway.connections.load(Ordering::Relaxed) as u64));
-        self.held_bytes.set(whole(gateway.held_bytes.load(Ordering::Relaxed) as u64));
-        self.tls_not_after.set(whole(gateway.tls_not_after.load(Ordering::Relaxed)));
+        self.connections.set(to_gauge(gateway.connections.load(Ordering::Relaxed) as u64));
+        self.held_bytes.set(to_gauge(gateway.held_bytes.load(Ordering::Relaxed) as u64));
+        self.tls_not_after.set(to_gauge(gateway.tls_not_after.load(Ordering::Relaxed)));
         for limit in GatewayLimit::ALL {
             let label = LimitLabel { limit: limit.as_str() };
             // The gateway counts; a scrape only copies the count.
             let counter = self.limited.get_or_create(&label);
             counter.inner().store(gateway.limited.count(limit), Ordering::Relaxed);
         }
-        self.own_anon.set(whole(own_anon.unwrap_or_default()));
+        self.own_anon.set(to_gauge(own_anon.unwrap_or_default()));
     }
 }
 
-pub(super) fn whole(number: u64) -> i64 {
+pub(super) fn to_gauge(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

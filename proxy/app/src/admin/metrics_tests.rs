@@ -39,7 +39,7 @@ fn record() -> RequestRecord {
         bytes_out: 20,
         work: WorkDone { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0, audio: 0 },
         retries: 0,
-        tried: None,
+        canary_part: None,
         trace: None,
         continued: true,
     }
@@ -161,7 +161,7 @@ fn recycled() -> EventKind {
         carried_over: 3,
         gap_ms: 30,
         warm: Some(warmth),
-        ..LedgerEntry::of(ModelName::new("m"), 0, reason, ReplacementMode::Sequential)
+        ..LedgerEntry::new(ModelName::new("m"), 0, reason, ReplacementMode::Sequential)
     };
     EventKind::RecycleDone { entry: Box::new(entry) }
 }
@@ -238,7 +238,7 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
 #[test]
 fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
     let metrics = MetricsRegistry::new();
-    metrics.event(&FleetEvent {
+    metrics.count_event(&FleetEvent {
         id: 1,
         at: String::new(),
         model: Some(ModelName::new("m")),
@@ -282,7 +282,7 @@ fn everything(metrics: &MetricsRegistry) -> FleetView {
     metrics.request_done(&RequestRecord { stream: true, ..record() });
     metrics.initialize_spans();
     for kind in [recycled(), crashed(), crash_loop(), too_large(), canary_ended()] {
-        metrics.event(&FleetEvent {
+        metrics.count_event(&FleetEvent {
             id: 1,
             at: String::new(),
             model: Some(ModelName::new("m")),

@@ -13,7 +13,7 @@ use warden_supervisor::{BackendView, CanaryState, FleetView, ModelState, ModelVi
 
 use super::answer::BudgetsByModel;
 use super::families::{families, labels};
-use super::metrics::{ModelLabel, whole};
+use super::metrics::{ModelLabel, to_gauge};
 
 const STATES: [ModelState; 6] = [
     ModelState::Unloaded,
@@ -93,8 +93,8 @@ impl ModelMetrics {
         for canary in tried.filter(|canary| canary.state == CanaryState::Running) {
             for (arm, report) in [("base", &canary.report.base), ("canary", &canary.report.canary)] {
                 let labels = ArmLabels { model: canary.model.as_str().to_owned(), arm };
-                self.canary_requests.get_or_create(&labels).set(whole(report.requests));
-                self.canary_failures.get_or_create(&labels).set(whole(report.failures));
+                self.canary_requests.get_or_create(&labels).set(to_gauge(report.requests));
+                self.canary_failures.get_or_create(&labels).set(to_gauge(report.failures));
             }
         }
         for model in view.models.iter().chain(&view.canaries) {
@@ -125,14 +125,16 @@ impl ModelMetrics {
         for (model, budget) in budgets {
             for (kind, limit) in [("soft", budget.soft), ("hard", budget.hard)] {
                 if let Some(bytes) = bytes(limit, view.host.map(|host| host.total)) {
-                    self.budget.get_or_create(&KindLabels { model: model.clone(), kind }).set(whole(bytes.0));
+                    self.budget
+                        .get_or_create(&KindLabels { model: model.clone(), kind })
+                        .set(to_gauge(bytes.0));
                 }
             }
             for device in &view.devices {
                 for (kind, limit) in [("soft", budget.vram_soft), ("hard", budget.vram_hard)] {
                     if let Some(bytes) = bytes(limit, device.total) {
                         let labels = GpuKindLabels { model: model.clone(), gpu: device.gpu.0, kind };
-                        self.vram_budget.get_or_create(&labels).set(whole(bytes.0));
+                        self.vram_budget.get_or_create(&labels).set(to_gauge(bytes.0));
                     }
                 }
             }
@@ -147,13 +149,13 @@ impl ModelMetrics {
         }
         let in_flight = model.backends.iter().map(|backend| i64::from(backend.in_flight)).sum();
         self.in_flight.get_or_create(&label).set(in_flight);
-        self.waiting.get_or_create(&label).set(whole(model.waiting as u64));
-        self.depth.get_or_create(&label).set(whole(model.queue_depth as u64));
+        self.waiting.get_or_create(&label).set(to_gauge(model.waiting as u64));
+        self.depth.get_or_create(&label).set(to_gauge(model.queue_depth as u64));
         let known = &model.quarantine;
         for (kind, refused) in [("refused", true), ("suspected", false)] {
             let count = known.requests.iter().filter(|one| one.refused == refused).count();
             let labels = KindLabels { model: label.model.clone(), kind };
-            self.known_requests.get_or_create(&labels).set(whole(count as u64));
+            self.known_requests.get_or_create(&labels).set(to_gauge(count as u64));
         }
         for (outcome, count) in &model.reclaims.counts {
             let labels = ResultLabels { model: label.model.clone(), result: outcome.as_str() };
@@ -183,10 +185,10 @@ impl ModelMetrics {
         let degraded = self.degraded.get_or_create(&label);
         degraded.set(degraded.get().max(i64::from(backend.degraded.is_some())));
         let newest = self.generation.get_or_create(&label);
-        newest.set(newest.get().max(backend.generation.map_or(0, |generation| whole(generation.0))));
+        newest.set(newest.get().max(backend.generation.map_or(0, |generation| to_gauge(generation.0))));
         if let Some(host) = backend.host {
-            self.anon.get_or_create(&label).inc_by(whole(host.anon));
-            self.swap.get_or_create(&label).inc_by(whole(host.swap));
+            self.anon.get_or_create(&label).inc_by(to_gauge(host.anon));
+            self.swap.get_or_create(&label).inc_by(to_gauge(host.swap));
         }
     }
 }

@@ -57,7 +57,7 @@ impl PointerFolder {
     /// The folder is missing or cannot be read; for root: another user can replace it.
     pub(super) fn open(path: &Path) -> io::Result<Option<Self>> {
         let own = geteuid().as_raw();
-        let given_to = if own == ROOT { Some(trusted_path::owner(path)?) } else { None };
+        let given_to = if own == ROOT { Some(trusted_path::path_owner(path)?) } else { None };
         let directory = trusted_path::open_dir(path)?;
         let owner = directory.metadata()?.uid();
         let folder = Self { directory, own, given_to, is_ours: owner == own };
@@ -158,7 +158,7 @@ pub(super) struct InstancePointer {
 
 impl InstancePointer {
     /// Writes a pointer into an existing folder.
-    pub(super) fn put(folder: &Path, instance: &InstanceInfo) -> io::Result<Self> {
+    pub(super) fn write(folder: &Path, instance: &InstanceInfo) -> io::Result<Self> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
         new.write_all(&serde_json::to_vec(instance)?)?;
@@ -186,7 +186,7 @@ impl Drop for InstancePointer {
 }
 
 /// The running instances of a folder; none if it is missing or untrusted.
-pub(super) fn in_folder(path: &Path) -> Vec<LocatedInstance> {
+pub(super) fn instances_in_folder(path: &Path) -> Vec<LocatedInstance> {
     match PointerFolder::open(path) {
         Ok(Some(folder)) => folder.instances(),
         Ok(None) => Vec::new(),
@@ -235,12 +235,12 @@ mod tests {
         let mut long = pointer(&socket);
         long.resize(usize::try_from(MAX_POINTER_BYTES).unwrap() + 1, b' ');
         fs::write(folder.join("long.json"), long).unwrap();
-        assert_eq!(in_folder(&folder), []);
+        assert_eq!(instances_in_folder(&folder), []);
         fs::write(folder.join("good.json"), pointer(&socket)).unwrap();
-        assert_eq!(in_folder(&folder).len(), 1);
+        assert_eq!(instances_in_folder(&folder).len(), 1);
         let linked = base.path().join("linked");
         symlink(&folder, &linked).unwrap();
-        assert_eq!(in_folder(&linked), [], "the folder itself is no link");
+        assert_eq!(instances_in_folder(&linked), [], "the folder itself is no link");
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
             waiting.push(one);
         }
         fs::write(base.path().join("7.json"), pointer(&socket)).unwrap();
-        assert_eq!(in_folder(base.path()).len(), 1);
+        assert_eq!(instances_in_folder(base.path()).len(), 1);
     }
 
     #[test]
@@ -278,19 +278,23 @@ mod tests {
         let _listener = UnixListener::bind(&socket).unwrap();
         let file = folder.join("7.json");
         fs::write(&file, pointer(&socket)).unwrap();
-        assert_eq!(in_folder(&folder).len(), 1);
+        assert_eq!(instances_in_folder(&folder).len(), 1);
         std::os::unix::fs::chown(&file, Some(MALLORY), None).unwrap();
-        assert_eq!(in_folder(&folder), [], "her file in our folder");
+        assert_eq!(instances_in_folder(&folder), [], "her file in our folder");
         std::os::unix::fs::chown(&folder, Some(MALLORY), None).unwrap();
         std::os::unix::fs::chown(&file, Some(0), None).unwrap();
-        assert_eq!(in_folder(&folder), [], "our file in her folder, which she has made in a public place");
+        assert_eq!(
+            instances_in_folder(&folder),
+            [],
+            "our file in her folder, which she has made in a public place"
+        );
         // Below a folder that only root can change, root gave her this folder: her pointer is about her own
         // instance.
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
         std::os::unix::fs::chown(&file, Some(MALLORY), None).unwrap();
-        assert_eq!(in_folder(&folder), [], "root answers on that socket, not she");
+        assert_eq!(instances_in_folder(&folder), [], "root answers on that socket, not she");
         fs::write(&file, pointer(&base.path().join("gone"))).unwrap();
-        assert_eq!(in_folder(&folder), []);
+        assert_eq!(instances_in_folder(&folder), []);
         assert!(file.exists(), "root removes nothing of hers");
     }
 }

@@ -10,11 +10,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_policies::pool::agent::AgentAnswer;
-use warden_policies::pool::{BalancedModel, InstanceFacts, fill, readiness};
+use warden_policies::pool::{BalancedModel, InstanceFacts, context_fill, readiness};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 use super::families::{families, labels};
-use super::metrics::{ModelLabel, whole};
+use super::metrics::{ModelLabel, to_gauge};
 use crate::probe::facts::ContextUse;
 use crate::probe::pace::ProbePace;
 
@@ -110,7 +110,7 @@ pub(super) struct PoolLabels {
 }
 
 impl PoolLabels {
-    pub(super) fn of(pool: &PoolSnapshot, view: &FleetView, now: i64) -> Self {
+    pub(super) fn from_pool(pool: &PoolSnapshot, view: &FleetView, now: i64) -> Self {
         let blocks = pool.context().room / TOKENS_PER_BLOCK;
         // A client may use any alias.
         let all_names = |model: &Arc<ModelView>| {
@@ -137,7 +137,7 @@ impl PoolLabels {
         }
     }
 
-    fn tell(&self, cache: &Family<CacheLabels, Gauge>, models: &Family<AdapterLabels, Gauge>) {
+    fn write_to(&self, cache: &Family<CacheLabels, Gauge>, models: &Family<AdapterLabels, Gauge>) {
         cache.clear();
         cache.get_or_create(&self.cache).set(1);
         models.clear();
@@ -147,24 +147,24 @@ impl PoolLabels {
 
 impl PoolMetrics {
     /// Counters for the thread that answers probes.
-    pub(super) fn pace(&self) -> ProbePace {
+    pub(super) fn probe_pace(&self) -> ProbePace {
         ProbePace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
     }
 
     pub(super) fn read(&self, pool: &PoolSnapshot, there: &PoolLabels) {
-        there.tell(&self.cache, &self.models);
+        there.write_to(&self.cache, &self.models);
         if !pool.pickers {
             self.models.clear();
         }
-        self.waiting.set(whole(pool.sum(|model| model.waiting)));
-        self.running.set(whole(pool.sum(|model| model.running)));
-        self.slots.set(whole(pool.sum(|model| model.slots)));
+        self.waiting.set(to_gauge(pool.sum(|model| model.waiting)));
+        self.running.set(to_gauge(pool.sum(|model| model.running)));
+        self.slots.set(to_gauge(pool.sum(|model| model.slots)));
         let all = pool.context();
-        self.usage.set(fill(all.used, all.room));
+        self.usage.set(context_fill(all.used, all.room));
         self.of_model.clear();
         for (model, context) in &pool.contexts {
             let label = ModelLabel { model: model.clone() };
-            self.of_model.get_or_create(&label).set(fill(context.used, context.room));
+            self.of_model.get_or_create(&label).set(context_fill(context.used, context.room));
         }
         self.ready.set(i64::from(readiness(&pool.facts).is_ok()));
         self.draining.set(i64::from(pool.facts.draining));
@@ -177,11 +177,11 @@ impl PoolMetrics {
 
 impl VllmMetrics {
     pub(super) fn read(&self, pool: &PoolSnapshot, there: &PoolLabels) {
-        there.tell(&self.cache, &self.adapters);
-        self.waiting.set(whole(pool.sum(|model| model.waiting)));
-        self.running.set(whole(pool.sum(|model| model.running)));
+        there.write_to(&self.cache, &self.adapters);
+        self.waiting.set(to_gauge(pool.sum(|model| model.waiting)));
+        self.running.set(to_gauge(pool.sum(|model| model.running)));
         let all = pool.context();
-        self.usage.set(fill(all.used, all.room));
+        self.usage.set(context_fill(all.used, all.room));
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
         let (mut own, mut other) = (Registry::default(), Registry::default());
         ours.register(&mut own);
         theirs.register(&mut other);
-        let there = PoolLabels::of(&pool, &FleetView::default(), 1_800_000_000);
+        let there = PoolLabels::from_pool(&pool, &FleetView::default(), 1_800_000_000);
         assert_eq!((there.cache.num_gpu_blocks.as_str(), there.models.max_lora.as_str()), ("50", "0"));
         let models = AdapterLabels {
             max_lora: "3".to_owned(),

@@ -9,7 +9,7 @@ pub(crate) struct QueryPairs(Vec<(String, String)>);
 impl QueryPairs {
     /// Decodes a query, or a form as browsers send it. Invalid bytes become replacement characters, as in
     /// browsers: a page answers every address.
-    pub(crate) fn of(query: Option<&str>) -> Self {
+    pub(crate) fn lenient(query: Option<&str>) -> Self {
         let Some(query) = query.filter(|query| !query.is_empty()) else { return Self::default() };
         let mut url = base_url();
         url.set_query(Some(query));
@@ -17,11 +17,11 @@ impl QueryPairs {
         Self(all.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
-    /// [`Self::of`], but strict: for routes that change something.
+    /// [`Self::lenient`], but strict: for routes that change something.
     ///
     /// # Errors
     /// In words: a `%` that begins no byte, text that is no UTF-8, or a name that occurs twice.
-    pub(crate) fn read(query: Option<&str>) -> Result<Self, String> {
+    pub(crate) fn strict(query: Option<&str>) -> Result<Self, String> {
         for pair in query.unwrap_or_default().split('&') {
             if warden_gateway::percent_decoded(pair).is_none() {
                 return Err(format!(
@@ -30,7 +30,7 @@ impl QueryPairs {
                 ));
             }
         }
-        let read = Self::of(query);
+        let read = Self::lenient(query);
         let twice = read
             .0
             .iter()
@@ -55,12 +55,12 @@ impl QueryPairs {
     }
 
     /// Returns true if a switch is on: its name alone, or with `1` or `true`.
-    pub(crate) fn asks(&self, name: &str) -> bool {
+    pub(crate) fn is_set(&self, name: &str) -> bool {
         self.0.iter().any(|(known, value)| known == name && matches!(value.as_str(), "" | "1" | "true"))
     }
 
     /// The first name that was not taken.
-    pub(crate) fn left(&self) -> Option<&str> {
+    pub(crate) fn unknown_name(&self) -> Option<&str> {
         self.0.first().map(|(name, _)| name.as_str())
     }
 
@@ -76,7 +76,7 @@ fn base_url() -> Url {
 }
 
 /// An address with these pairs. Empty values are left out.
-pub(crate) fn address(path: &str, pairs: &[(&str, &str)]) -> String {
+pub(crate) fn address_with_query(path: &str, pairs: &[(&str, &str)]) -> String {
     let mut url = base_url();
     url.query_pairs_mut().extend_pairs(pairs.iter().filter(|(_, value)| !value.is_empty()));
     // A blank has two spellings, and not every reader knows `+`.
@@ -94,31 +94,31 @@ mod tests {
     fn what_is_written_into_an_address_comes_back_out_of_it() {
         let names = ["org/a b", "a&b=c", "ünï", "50%", "\"><script>", "a+b", "#?"];
         for name in names {
-            let address = address("/page/memory", &[("model", name), ("empty", "")]);
+            let address = address_with_query("/page/memory", &[("model", name), ("empty", "")]);
             let (path, query) = address.split_once('?').unwrap();
-            let asked = QueryPairs::read(Some(query)).unwrap();
+            let asked = QueryPairs::strict(Some(query)).unwrap();
             assert_eq!((path, asked.get("model"), asked.get("empty")), ("/page/memory", Some(name), None));
             assert!(!address.contains(['<', '"', ' ']), "{address}");
         }
-        assert_eq!(address("/page/", &[]), "/page/");
-        assert_eq!(QueryPairs::of(None).get("q"), None);
-        assert_eq!(QueryPairs::of(Some("q=%ff%zz&q=2&x")).get("q"), Some("\u{fffd}%zz"));
+        assert_eq!(address_with_query("/page/", &[]), "/page/");
+        assert_eq!(QueryPairs::lenient(None).get("q"), None);
+        assert_eq!(QueryPairs::lenient(Some("q=%ff%zz&q=2&x")).get("q"), Some("\u{fffd}%zz"));
     }
 
     #[test]
     fn who_acts_on_a_query_takes_what_is_known_and_hears_of_the_rest() {
-        let mut read = QueryPairs::read(Some("to=%2Fopt%2Fa+b&follow&undo=0&wait=")).unwrap();
-        assert_eq!((read.asks("follow"), read.asks("undo"), read.asks("to")), (true, false, false));
+        let mut read = QueryPairs::strict(Some("to=%2Fopt%2Fa+b&follow&undo=0&wait=")).unwrap();
+        assert_eq!((read.is_set("follow"), read.is_set("undo"), read.is_set("to")), (true, false, false));
         assert_eq!(read.take("to").as_deref(), Some("/opt/a b"));
         assert_eq!(read.get("wait"), None);
         assert_eq!((read.take("wait").as_deref(), read.take("to")), (Some(""), None));
-        assert_eq!(read.left(), Some("follow"));
+        assert_eq!(read.unknown_name(), Some("follow"));
         for query in [None, Some(""), Some("&&")] {
-            assert_eq!(QueryPairs::read(query).unwrap().left(), None, "{query:?}");
+            assert_eq!(QueryPairs::strict(query).unwrap().unknown_name(), None, "{query:?}");
         }
         let wrong = ["a=%", "a=%zz", "a=%ff", "%f=a", "a=1&b=2&a=3"];
         let told =
-            wrong.map(|query| format!("{query}\n    {}\n", QueryPairs::read(Some(query)).unwrap_err()));
+            wrong.map(|query| format!("{query}\n    {}\n", QueryPairs::strict(Some(query)).unwrap_err()));
         insta::assert_snapshot!(told.concat());
     }
 
@@ -126,14 +126,14 @@ mod tests {
         /// Any query is parsed into pairs of text, and an address made of them has the same meaning.
         #[test]
         fn any_query_is_pairs(query in crate::mutated::mutated_text(&["model=org%2Fa+b&span=7d&token=%ff&do=restart%20m", "&&=&a&=b&%"])) {
-            let asked = QueryPairs::of(Some(&query));
+            let asked = QueryPairs::lenient(Some(&query));
             for (name, value) in asked.pairs() {
-                let address = address("/page/memory", &[(name, value)]);
+                let address = address_with_query("/page/memory", &[(name, value)]);
                 proptest::prop_assert!(address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)), "{}", address);
-                let again = QueryPairs::of(address.split_once('?').map(|(_, query)| query));
+                let again = QueryPairs::lenient(address.split_once('?').map(|(_, query)| query));
                 proptest::prop_assert_eq!(again.get(name), Some(value.as_str()).filter(|value| !value.is_empty()));
             }
-            if let Ok(read) = QueryPairs::read(Some(&query)) {
+            if let Ok(read) = QueryPairs::strict(Some(&query)) {
                 proptest::prop_assert_eq!(read, asked);
             }
         }

@@ -18,7 +18,7 @@ use warden_sensors::report::{ContextCounts, ContextTotals};
 use warden_supervisor::FleetView;
 
 use super::families::{families, labels};
-use super::metrics::whole;
+use super::metrics::to_gauge;
 use crate::sync::lock;
 
 /// Contexts remembered per process; above this, only those in its report. A process has a few.
@@ -76,7 +76,7 @@ struct CountedReports {
 
 impl ReportMetrics {
     /// Adds the increases since the last view. Older views are ignored.
-    pub(super) fn count(&self, view: &FleetView) {
+    pub(super) fn add_increases(&self, view: &FleetView) {
         let mut seen = lock(&self.seen);
         if view.number < seen.number {
             return;
@@ -139,9 +139,9 @@ impl ReportMetrics {
             gauge.clear();
         }
         self.graph_bytes.clear();
-        for (labels, held) in held(view) {
+        for (labels, held) in sum_reports(view) {
             let set = |gauge: &DeviceGauges, number: u64| {
-                gauge.get_or_create(&labels).set(whole(number));
+                gauge.get_or_create(&labels).set(to_gauge(number));
             };
             let counts = held.counts;
             set(&self.contexts, u64::from(held.contexts));
@@ -153,14 +153,14 @@ impl ReportMetrics {
             for (kind, bytes) in [("host", counts.graph_host_bytes), ("device", counts.graph_device_bytes)] {
                 let DeviceLabels { model, replica, device } = labels.clone();
                 let labels = PlaceLabels { model, replica, device, kind };
-                self.graph_bytes.get_or_create(&labels).set(whole(bytes));
+                self.graph_bytes.get_or_create(&labels).set(to_gauge(bytes));
             }
         }
     }
 }
 
 /// Sums the reports by device. While one process replaces another, a replica has two; both are included.
-fn held(view: &FleetView) -> BTreeMap<DeviceLabels, ContextTotals> {
+fn sum_reports(view: &FleetView) -> BTreeMap<DeviceLabels, ContextTotals> {
     let mut all: BTreeMap<DeviceLabels, ContextTotals> = BTreeMap::new();
     for model in view.models.iter().chain(&view.canaries) {
         for backend in &model.backends {

@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 use warden_gateway::{RequestOutcome, RequestRecord};
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::{ModelName, QuickMap};
 
 use super::families::{families, labels};
@@ -117,11 +117,11 @@ families! {
 }
 
 impl RequestMetrics {
-    pub(super) fn done(&self, record: &RequestRecord) {
+    pub(super) fn count_request(&self, record: &RequestRecord) {
         let key = (record.model.clone(), record.route, record.answer_status(), record.outcome.as_str());
         let known = self.counted.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         let counted = known.unwrap_or_else(|| {
-            let counted = Arc::new(self.counted_for(&key));
+            let counted = Arc::new(self.look_up(&key));
             self.counted.write().unwrap_or_else(PoisonError::into_inner).insert(key, counted.clone());
             counted
         });
@@ -136,10 +136,10 @@ impl RequestMetrics {
             ttfb.observe(first.as_secs_f64());
         }
         if let Some(of_model) = &counted.of_model {
-            of_model.tally.done(record);
+            of_model.tally.count_request(record);
             of_model.queue.observe(record.queued.as_secs_f64());
             if let Some(first) = record.first_token {
-                self.tokens(of_model, first, record);
+                self.record_tokens(of_model, first, record);
             }
             let add = |counter: &Counter, more: u64| {
                 if more > 0 {
@@ -161,7 +161,7 @@ impl RequestMetrics {
     }
 
     /// Records a stream's time to first token, and the time for each further token.
-    fn tokens(&self, of_model: &ModelSeries, first: Duration, record: &RequestRecord) {
+    fn record_tokens(&self, of_model: &ModelSeries, first: Duration, record: &RequestRecord) {
         let label = || ModelLabel { model: model_text(record.model.as_ref()) };
         let to_first =
             of_model.first_token.get_or_init(|| self.first_token_seconds.get_or_create(&label()).clone());
@@ -170,12 +170,12 @@ impl RequestMetrics {
         let behind = record.work.output_tokens.saturating_sub(1);
         if behind > 0 && record.outcome == RequestOutcome::Ok {
             let each = of_model.token.get_or_init(|| self.token_seconds.get_or_create(&label()).clone());
-            each.observe(record.total.saturating_sub(first).as_secs_f64() / exact(behind));
+            each.observe(record.total.saturating_sub(first).as_secs_f64() / as_f64(behind));
         }
     }
 
     /// Looks up the metrics of one kind of request; costs more than counting.
-    fn counted_for(&self, (model, route, status, outcome): &LabelTuple) -> RequestSeries {
+    fn look_up(&self, (model, route, status, outcome): &LabelTuple) -> RequestSeries {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };
         let labels = RouteLabels { model: text.clone(), route };

@@ -10,7 +10,7 @@ use warden_gateway::{CancelError, CancelledRequest, RequestState, RequestView};
 use warden_policies::{ModelName, defaults, units};
 use warden_supervisor::{EventKind, FleetView, ModelState, ModelView};
 
-use super::answer::{AdminBody, AdminState, error, json};
+use super::answer::{AdminBody, AdminState, error_response, json_response};
 use super::query::QueryPairs;
 use crate::captures::CapturedRequest;
 
@@ -72,11 +72,11 @@ impl RequestFilter {
     /// # Errors
     ///
     /// In words: an unknown name or value, with the valid ones.
-    pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
-        let mut given = QueryPairs::read(query)?;
+    pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
+        let mut given = QueryPairs::strict(query)?;
         let (model, limit) = (given.take("model"), parse_number("limit", given.take("limit"))?);
-        let state = given.take("state").map(|name| StateFilter::of(&name)).transpose()?;
-        match given.left() {
+        let state = given.take("state").map(|name| StateFilter::from_name(&name)).transpose()?;
+        match given.unknown_name() {
             Some(other) => Err(format!("`{other}` is none of `model`, `state`, `limit`")),
             None => Ok(Self { model, state, limit }),
         }
@@ -84,7 +84,7 @@ impl RequestFilter {
 }
 
 impl StateFilter {
-    fn of(name: &str) -> Result<Self, String> {
+    fn from_name(name: &str) -> Result<Self, String> {
         if name == "in_flight" {
             return Ok(Self::InFlight);
         }
@@ -95,7 +95,7 @@ impl StateFilter {
         })
     }
 
-    fn takes(self, request: &RequestView) -> bool {
+    fn matches(self, request: &RequestView) -> bool {
         match self {
             Self::InFlight => request.is_in_flight(),
             Self::State(state) => request.state == state,
@@ -108,17 +108,17 @@ impl StateFilter {
 /// # Errors
 ///
 /// In words: the query has another name, or its value is no number.
-pub(crate) fn number_of(query: Option<&str>) -> Result<Option<u64>, String> {
-    let mut given = QueryPairs::read(query)?;
+pub(crate) fn number_from_query(query: Option<&str>) -> Result<Option<u64>, String> {
+    let mut given = QueryPairs::strict(query)?;
     let number = parse_number("number", given.take("number"))?;
-    match given.left() {
+    match given.unknown_name() {
         Some(other) => Err(format!("`{other}` is not `number`")),
         None => Ok(number),
     }
 }
 
 /// Adds facts of the fleet: the replica, and whether a request waits for its model to load.
-pub(crate) fn placed(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<RequestView> {
+pub(crate) fn with_fleet_state(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<RequestView> {
     let models: BTreeMap<&str, &ModelView> =
         fleet.models.iter().map(|model| (model.name.as_str(), &**model)).collect();
     for request in &mut requests {
@@ -136,11 +136,11 @@ pub(crate) fn placed(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<R
 }
 
 /// Applies the filter. `model`: the fleet's name of the filter's model.
-fn listed(all: Vec<RequestView>, filter: &RequestFilter, model: Option<&str>) -> RequestList {
+fn filter_requests(all: Vec<RequestView>, filter: &RequestFilter, model: Option<&str>) -> RequestList {
     let in_flight = all.iter().filter(|one| one.is_in_flight()).count();
     let is_meant = |one: &RequestView| {
         let of_model = |name| one.model.as_ref().is_some_and(|own| own.as_str() == name);
-        model.is_none_or(of_model) && filter.state.is_none_or(|wanted| wanted.takes(one))
+        model.is_none_or(of_model) && filter.state.is_none_or(|wanted| wanted.matches(one))
     };
     let mut requests: Vec<RequestView> = all.into_iter().filter(is_meant).collect();
     let limit = filter.limit.unwrap_or(defaults().server.requests_listed);
@@ -150,22 +150,22 @@ fn listed(all: Vec<RequestView>, filter: &RequestFilter, model: Option<&str>) ->
 }
 
 /// Formats milliseconds: `12 ms`, `1.2 s`, `11 min 5 s`.
-pub(crate) fn took(ms: f64) -> String {
+pub(crate) fn milliseconds_text(ms: f64) -> String {
     let time = Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
     match time.as_secs() {
         0 => format!("{ms:.0} ms"),
         1..60 => format!("{:.1} s", ms / 1e3),
-        _ => units::span(time),
+        _ => units::format_span(time),
     }
 }
 
 /// Formats a time with its tokens: `1.2 s, 4096`; unknown parts are left out.
-pub(crate) fn short(ms: Option<f64>, tokens: u64) -> String {
+pub(crate) fn timing_text(ms: Option<f64>, tokens: u64) -> String {
     match (ms, tokens) {
         (None, 0) => "-".to_owned(),
         (None, tokens) => tokens.to_string(),
-        (Some(ms), 0) => took(ms),
-        (Some(ms), tokens) => format!("{}, {tokens}", took(ms)),
+        (Some(ms), 0) => milliseconds_text(ms),
+        (Some(ms), tokens) => format!("{}, {tokens}", milliseconds_text(ms)),
     }
 }
 
@@ -178,22 +178,24 @@ impl AdminState {
     pub(crate) fn list_requests(&self, filter: &RequestFilter) -> Result<RequestList, String> {
         let resolved = filter.model.as_deref().map(|name| self.fleet.resolve(Some(name))).transpose();
         let model = resolved.map_err(|unknown| unknown.to_string())?;
-        let all = placed(self.requests.list(), &self.fleet.view());
-        Ok(listed(all, filter, model.as_ref().map(ModelName::as_str)))
+        let all = with_fleet_state(self.requests.list(), &self.fleet.view());
+        Ok(filter_requests(all, filter, model.as_ref().map(ModelName::as_str)))
     }
 
     /// Requests with this id, and the latest of them as recorded. `None`: none is listed any more.
     pub(crate) fn find_request(&self, id: &str) -> Option<RequestDetail> {
-        let mut requests = placed(self.requests.list(), &self.fleet.view());
+        let mut requests = with_fleet_state(self.requests.list(), &self.fleet.view());
         requests.retain(|one| one.id == id);
-        let recorded = self.captures.of(id);
+        let recorded = self.captures.find(id);
         (!requests.is_empty() || recorded.is_some()).then_some(RequestDetail { requests, recorded })
     }
 
     pub(super) fn request_answer(&self, id: &str) -> Response<AdminBody> {
         match self.find_request(id) {
-            Some(one) => json(StatusCode::OK, &one),
-            None => error(StatusCode::NOT_FOUND, &CancelError::Unknown { id: id.to_owned() }.to_string()),
+            Some(one) => json_response(StatusCode::OK, &one),
+            None => {
+                error_response(StatusCode::NOT_FOUND, &CancelError::Unknown { id: id.to_owned() }.to_string())
+            }
         }
     }
 
@@ -203,14 +205,14 @@ impl AdminState {
     ///
     /// See [`CancelError`].
     pub(crate) fn cancel_request(&self, id: &str, number: Option<u64>) -> Result<CancelReport, CancelError> {
-        let CancelledRequest { request, again } = self.requests.cancel(id, number)?;
-        let placed = placed(vec![request.clone()], &self.fleet.view());
+        let CancelledRequest { request, was_cancelled: again } = self.requests.cancel(id, number)?;
+        let placed = with_fleet_state(vec![request.clone()], &self.fleet.view());
         let cancelled = placed.into_iter().next().unwrap_or(request);
         if !again {
             let kind = EventKind::RequestCancelled {
                 request: cancelled.id.clone(),
                 state: cancelled.state.as_str().to_owned(),
-                by: self.by.to_string(),
+                by: self.caller.to_string(),
             };
             self.fleet.log_request_action(cancelled.model.as_ref(), cancelled.generation, kind);
         }
@@ -220,27 +222,27 @@ impl AdminState {
     pub(super) fn requests_answer(&self, filter: Result<RequestFilter, String>) -> Response<AdminBody> {
         let filter = match filter {
             Ok(filter) => filter,
-            Err(words) => return error(StatusCode::BAD_REQUEST, &words),
+            Err(words) => return error_response(StatusCode::BAD_REQUEST, &words),
         };
         match self.list_requests(&filter) {
-            Ok(list) => json(StatusCode::OK, &list),
-            Err(unknown) => error(StatusCode::NOT_FOUND, &unknown),
+            Ok(list) => json_response(StatusCode::OK, &list),
+            Err(unknown) => error_response(StatusCode::NOT_FOUND, &unknown),
         }
     }
 
     pub(super) fn cancel_answer(&self, id: &str, number: Result<Option<u64>, String>) -> Response<AdminBody> {
         let number = match number {
             Ok(number) => number,
-            Err(words) => return error(StatusCode::BAD_REQUEST, &words),
+            Err(words) => return error_response(StatusCode::BAD_REQUEST, &words),
         };
         match self.cancel_request(id, number) {
-            Ok(told) => json(StatusCode::OK, &told),
+            Ok(told) => json_response(StatusCode::OK, &told),
             Err(why) => {
                 let status = match why {
                     CancelError::Unknown { .. } => StatusCode::NOT_FOUND,
                     CancelError::Ended { .. } | CancelError::Several { .. } => StatusCode::CONFLICT,
                 };
-                error(status, &why.to_string())
+                error_response(status, &why.to_string())
             }
         }
     }

@@ -38,8 +38,8 @@ pub(crate) fn request(id: &str, state: RequestState) -> RequestView {
 
 #[test]
 fn a_query_is_read_and_what_means_nothing_is_told() {
-    let read = |query: &str| RequestFilter::of(Some(query));
-    assert_eq!(RequestFilter::of(None), Ok(RequestFilter::default()));
+    let read = |query: &str| RequestFilter::from_query(Some(query));
+    assert_eq!(RequestFilter::from_query(None), Ok(RequestFilter::default()));
     let all = RequestFilter {
         model: Some("org/a b".into()),
         state: Some(StateFilter::State(RequestState::Prefill)),
@@ -49,8 +49,8 @@ fn a_query_is_read_and_what_means_nothing_is_told() {
     assert_eq!(read("state=in_flight").map(|filter| filter.state), Ok(Some(StateFilter::InFlight)));
     let wrong = ["state=busy", "limit=many", "limit=-1", "modell=m"].map(|query| read(query).unwrap_err());
     insta::assert_snapshot!(wrong.join("\n"));
-    assert_eq!((number_of(None), number_of(Some("number=7"))), (Ok(None), Ok(Some(7))));
-    assert!(number_of(Some("number=x")).is_err() && number_of(Some("id=7")).is_err());
+    assert_eq!((number_from_query(None), number_from_query(Some("number=7"))), (Ok(None), Ok(Some(7))));
+    assert!(number_from_query(Some("number=x")).is_err() && number_from_query(Some("id=7")).is_err());
 }
 
 #[test]
@@ -65,7 +65,8 @@ fn what_is_asked_for_is_shown_and_how_much_is_left_out() {
         ]
     };
     let ids = |list: &RequestList| list.requests.iter().map(|one| one.id.clone()).collect::<String>();
-    let ask = |query: &str, model| listed(all(), &RequestFilter::of(Some(query)).unwrap(), model);
+    let ask =
+        |query: &str, model| filter_requests(all(), &RequestFilter::from_query(Some(query)).unwrap(), model);
     let list = ask("", None);
     assert_eq!((ids(&list).as_str(), list.in_flight, list.left_out), ("abcd", 3, 0));
     assert_eq!(ids(&ask("", Some("m"))), "abd");
@@ -77,10 +78,10 @@ fn what_is_asked_for_is_shown_and_how_much_is_left_out() {
 
 #[test]
 fn times_have_the_digits_that_say_something() {
-    let all = [0.4, 12.0, 999.4, 1234.0, 59_900.0, 61_000.0, 7_300_000.0].map(took);
+    let all = [0.4, 12.0, 999.4, 1234.0, 59_900.0, 61_000.0, 7_300_000.0].map(milliseconds_text);
     assert_eq!(all, ["0 ms", "12 ms", "999 ms", "1.2 s", "59.9 s", "1 min 1 s", "2 h 1 min"]);
     assert_eq!(
-        [(None, 0), (None, 5), (Some(9.0), 0), (Some(9.0), 5)].map(|(ms, tokens)| short(ms, tokens)),
+        [(None, 0), (None, 5), (Some(9.0), 0), (Some(9.0), 5)].map(|(ms, tokens)| timing_text(ms, tokens)),
         ["-", "5", "9 ms", "9 ms, 5"]
     );
 }

@@ -36,7 +36,7 @@ pub(crate) enum AdminRoute {
     /// `POST /models/{name}/drain`
     Drain(String),
     /// `POST /drain`: asks balancers to avoid the whole instance.
-    Leave {
+    DrainInstance {
         /// Take that back.
         undo: bool,
     },
@@ -75,7 +75,7 @@ pub(crate) enum TaskRequest<T> {
 
 impl<T> TaskRequest<T> {
     /// Maps a method; `wish` reads the settings of a task to start.
-    fn of(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, RouteError> {
+    fn from_method(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, RouteError> {
         match *method {
             Method::POST => Ok(Self::Start(wish())),
             Method::DELETE => Ok(Self::Stop),
@@ -112,9 +112,13 @@ pub(crate) const ROUTE_LIST: &str = "GET /status, GET /metrics, GET /events[?fol
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
 /// Parses a request. A model's name may contain slashes, plain or percent-encoded.
-pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<AdminRoute, RouteError> {
-    let switches = QueryPairs::of(query);
-    let asks = |name: &str| switches.asks(name);
+pub(crate) fn parse_route(
+    method: &Method,
+    path: &str,
+    query: Option<&str>,
+) -> Result<AdminRoute, RouteError> {
+    let switches = QueryPairs::lenient(query);
+    let asks = |name: &str| switches.is_set(name);
     let (follow, reveal) = (asks("follow"), asks("reveal"));
     let (route, wanted) = match path {
         "/status" => (AdminRoute::Status, "GET"),
@@ -122,15 +126,15 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/events" => (AdminRoute::Events { follow }, "GET"),
         "/series" => (AdminRoute::Series(query.map(str::to_owned)), "GET"),
         "/quarantine/release" | "/quarantine/release/" => (AdminRoute::Release(None), "POST"),
-        UPGRADE_PATH => (AdminRoute::Upgrade(upgrade(query)), "POST"),
-        "/drain" => (AdminRoute::Leave { undo: asks("undo") }, "POST"),
-        "/requests" => (AdminRoute::Requests(RequestFilter::of(query)), "GET"),
+        UPGRADE_PATH => (AdminRoute::Upgrade(parse_upgrade(query)), "POST"),
+        "/drain" => (AdminRoute::DrainInstance { undo: asks("undo") }, "POST"),
+        "/requests" => (AdminRoute::Requests(RequestFilter::from_query(query)), "GET"),
         _ if path.starts_with(REQUEST_PREFIX) => {
             let rest = &path[REQUEST_PREFIX.len()..];
             let (id, cancels) = rest.strip_suffix("/cancel").map_or((rest, false), |id| (id, true));
             let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(RouteError::NotFound)?;
             if cancels {
-                (AdminRoute::CancelRequest { id, number: requests::number_of(query) }, "POST")
+                (AdminRoute::CancelRequest { id, number: requests::number_from_query(query) }, "POST")
             } else {
                 (AdminRoute::Request(id), "GET")
             }
@@ -153,7 +157,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 "canary" => {
                     return Ok(AdminRoute::Canary(
                         model,
-                        TaskRequest::of(method, || CanaryRequest::of(query))?,
+                        TaskRequest::from_method(method, || CanaryRequest::from_query(query))?,
                     ));
                 }
                 _ => return Err(RouteError::NotFound),
@@ -164,20 +168,20 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
 }
 
 /// Reads the program's path and the time limit.
-fn upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
-    let mut given = QueryPairs::read(query)?;
+fn parse_upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
+    let mut given = QueryPairs::strict(query)?;
     let to = given.take("to").map(PathBuf::from);
     let time =
         |text: String| warden_policies::defaults::parse_duration(&text).map_err(|error| error.to_string());
     let wait = given.take("wait").map(time).transpose()?;
-    match given.left() {
+    match given.unknown_name() {
         Some(name) => Err(format!("there is no `{name}`: it is `to=PROGRAM` and `wait=60s`")),
         None => Ok((to, wait)),
     }
 }
 
 /// Returns true if a request has headers that only browsers send.
-pub(crate) fn has_browsers_marks(headers: &HeaderMap) -> bool {
+pub(crate) fn has_browser_headers(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
@@ -201,7 +205,7 @@ mod tests {
 
     fn get(path: &str) -> Result<AdminRoute, RouteError> {
         let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
-        route(&Method::GET, path, query)
+        parse_route(&Method::GET, path, query)
     }
 
     #[test]
@@ -217,28 +221,28 @@ mod tests {
             Ok(AdminRoute::Logs { model: "org/a".into(), follow: true, reveal: true })
         );
         assert_eq!(
-            route(&Method::POST, "/quarantine/release/org%2Fa", None),
+            parse_route(&Method::POST, "/quarantine/release/org%2Fa", None),
             Ok(AdminRoute::Release(Some("org/a".into())))
         );
         assert_eq!(
-            route(&Method::POST, "/models/org%2Fa/unpin", None),
+            parse_route(&Method::POST, "/models/org%2Fa/unpin", None),
             Ok(AdminRoute::Pin("org/a".into(), false))
         );
         assert_eq!(get("/models/a/pin"), Err(RouteError::Method("POST")));
-        let canary = |method: &Method| route(method, "/models/org%2Fa/canary", Some("build=x"));
+        let canary = |method: &Method| parse_route(method, "/models/org%2Fa/canary", Some("build=x"));
         assert_eq!(canary(&Method::GET), Ok(AdminRoute::Canary("org/a".into(), TaskRequest::Show)));
         assert_eq!(canary(&Method::DELETE), Ok(AdminRoute::Canary("org/a".into(), TaskRequest::Stop)));
-        let start = TaskRequest::Start(CanaryRequest::of(Some("build=x")));
+        let start = TaskRequest::Start(CanaryRequest::from_query(Some("build=x")));
         assert_eq!(canary(&Method::POST), Ok(AdminRoute::Canary("org/a".into(), start)));
         assert_eq!(canary(&Method::PUT), Err(RouteError::Method("GET, POST or DELETE")));
-        assert_eq!(route(&Method::POST, "/quarantine/release", None), Ok(AdminRoute::Release(None)));
+        assert_eq!(parse_route(&Method::POST, "/quarantine/release", None), Ok(AdminRoute::Release(None)));
         assert_eq!(get("/requests"), Ok(AdminRoute::Requests(Ok(RequestFilter::default()))));
-        let cancel = route(&Method::POST, "/requests/a%2Fb/c/cancel", Some("number=5"));
+        let cancel = parse_route(&Method::POST, "/requests/a%2Fb/c/cancel", Some("number=5"));
         assert_eq!(cancel, Ok(AdminRoute::CancelRequest { id: "a/b/c".into(), number: Ok(Some(5)) }));
         assert_eq!(get("/requests/a/cancel"), Err(RouteError::Method("POST")));
         assert_eq!(get("/requests/a%2Fb"), Ok(AdminRoute::Request("a/b".into())));
         assert_eq!(
-            route(&Method::POST, "/models/restart/restart", None),
+            parse_route(&Method::POST, "/models/restart/restart", None),
             Ok(AdminRoute::Restart("restart".into()))
         );
     }
@@ -246,7 +250,7 @@ mod tests {
     #[test]
     fn what_is_no_route_says_so_and_a_wrong_method_names_the_right_one() {
         assert_eq!(get("/models/a/restart"), Err(RouteError::Method("POST")));
-        assert_eq!(route(&Method::POST, "/status", None), Err(RouteError::Method("GET")));
+        assert_eq!(parse_route(&Method::POST, "/status", None), Err(RouteError::Method("GET")));
         for path in [
             "/",
             "/models",
@@ -276,6 +280,6 @@ mod tests {
         }
         assert_eq!(foreign_host(&headers(&[("host", "evil.example:9090")])), Some("evil.example:9090"));
         assert_eq!(foreign_host(&headers(&[])), Some(""));
-        assert!(has_browsers_marks(&headers(&[("host", "localhost"), ("origin", "http://evil.example")])));
+        assert!(has_browser_headers(&headers(&[("host", "localhost"), ("origin", "http://evil.example")])));
     }
 }

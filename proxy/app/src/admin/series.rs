@@ -2,28 +2,30 @@
 
 use http::{Response, StatusCode};
 
-use super::answer::{AdminBody, AdminState, error, json};
-use crate::series::answer::{NoSeriesError, list, of_model};
+use super::answer::{AdminBody, AdminState, error_response, json_response};
+use crate::series::answer::{NoSeriesError, list_series, memory_of_model};
 use crate::series::ask::SeriesQuery;
 
 impl AdminState {
     pub(super) async fn series(&self, query: Option<&str>) -> Response<AdminBody> {
-        let ask = match SeriesQuery::of(query, self.series.policy()) {
+        let ask = match SeriesQuery::from_query(query, self.series.policy()) {
             Ok(ask) => ask,
-            Err(wrong) => return error(StatusCode::BAD_REQUEST, &wrong),
+            Err(wrong) => return error_response(StatusCode::BAD_REQUEST, &wrong),
         };
         let Some(model) = &ask.model else {
-            return match list(&self.series).await {
-                Ok(listed) => json(StatusCode::OK, &listed),
-                Err(failed) => error(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
+            return match list_series(&self.series).await {
+                Ok(listed) => json_response(StatusCode::OK, &listed),
+                Err(failed) => error_response(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
             };
         };
         // The query may use an alias.
         let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
-        match of_model(&self.series, &self.fleet.view(), &own, &ask).await {
-            Ok(data) => json(StatusCode::OK, &data),
-            Err(unknown @ NoSeriesError::Unknown(_)) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
-            Err(failed) => error(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
+        match memory_of_model(&self.series, &self.fleet.view(), &own, &ask).await {
+            Ok(data) => json_response(StatusCode::OK, &data),
+            Err(unknown @ NoSeriesError::Unknown(_)) => {
+                error_response(StatusCode::NOT_FOUND, &unknown.to_string())
+            }
+            Err(failed) => error_response(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
         }
     }
 }

@@ -22,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::{PrivateDir, instance, restore_directory};
 
-use super::answer::{AdminState, error};
+use super::answer::{AdminState, error_response};
 use super::page;
 use super::query::QueryPairs;
-use super::route::{UPGRADE_PATH, foreign_host, has_browsers_marks};
+use super::route::{UPGRADE_PATH, foreign_host, has_browser_headers};
 use crate::exit::CommandError;
 use crate::sync::lock;
 
@@ -48,13 +48,13 @@ pub(crate) struct AdminListeners {
     remade: RestoredSocket,
     tcp: Option<TcpListener>,
     /// Cancelled when the successor has the sockets: the file stays.
-    stays: CancellationToken,
-    asking: PulseSender,
-    asked: UnboundedReceiver<oneshot::Sender<()>>,
+    handed_over: CancellationToken,
+    pulse_sender: PulseSender,
+    pulse_requests: UnboundedReceiver<oneshot::Sender<()>>,
 }
 
 /// Wraps the predecessor's sockets. `given`: the service manager made the Unix socket, and removes its file.
-pub(crate) fn inherit(
+pub(crate) fn inherit_listeners(
     unix: OwnedFd,
     tcp: Option<OwnedFd>,
     given: bool,
@@ -97,7 +97,7 @@ impl PulseSender {
 
 /// Binds the sockets that are not `given`. `pause` is the wait after a failed accept. A socket file on
 /// which no process listens is replaced.
-pub(crate) async fn bind(
+pub(crate) async fn bind_listeners(
     socket: &Path,
     address: Option<SocketAddr>,
     given: GivenSockets,
@@ -187,9 +187,9 @@ impl AdminListeners {
         tcp: Option<TcpListener>,
         pause: Duration,
     ) -> Self {
-        let (asking, asked) = PulseSender::new();
-        let (stays, remade) = (CancellationToken::new(), RestoredSocket::default());
-        Self { path, file, pause, unix, remade, tcp, stays, asking, asked }
+        let (pulse_sender, pulse_requests) = PulseSender::new();
+        let (handed_over, remade) = (CancellationToken::new(), RestoredSocket::default());
+        Self { path, file, pause, unix, remade, tcp, handed_over, pulse_sender, pulse_requests }
     }
 
     /// The TCP address, with the port that was bound.
@@ -209,12 +209,12 @@ impl AdminListeners {
     }
 
     /// Cancelled when the successor has the sockets.
-    pub(crate) fn stays(&self) -> CancellationToken {
-        self.stays.clone()
+    pub(crate) fn handed_over(&self) -> CancellationToken {
+        self.handed_over.clone()
     }
 
     /// Holds a copy of the Unix socket once it is made again.
-    pub(crate) fn remade(&self) -> RestoredSocket {
+    pub(crate) fn restored(&self) -> RestoredSocket {
         self.remade.clone()
     }
 
@@ -223,11 +223,14 @@ impl AdminListeners {
     async fn restore(&mut self) {
         let is_gone =
             std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        if self.file.is_none() || self.stays.is_cancelled() || !is_gone {
+        if self.file.is_none() || self.handed_over.is_cancelled() || !is_gone {
             return;
         }
-        let own =
-            self.path.parent().and_then(Path::parent).map(|base| PrivateDir::place(base, instance::id()));
+        let own = self
+            .path
+            .parent()
+            .and_then(Path::parent)
+            .map(|base| PrivateDir::path_for(base, instance::instance_pid()));
         if own.as_deref() == self.path.parent()
             && let Err(problem) = restore_directory(&self.path)
         {
@@ -250,8 +253,8 @@ impl AdminListeners {
     }
 
     /// Asks the admin loop whether it is responsive.
-    pub(crate) fn asking(&self) -> PulseSender {
-        self.asking.clone()
+    pub(crate) fn pulse(&self) -> PulseSender {
+        self.pulse_sender.clone()
     }
 
     /// Serves until `admin.stop`; ends after the last answer.
@@ -273,18 +276,18 @@ impl AdminListeners {
                     self.restore().await;
                     continue;
                 }
-                Some(question) = self.asked.recv() => {
+                Some(question) = self.pulse_requests.recv() => {
                     // The asker may have gone.
                     let _left = question.send(());
                     continue;
                 }
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
-                    let admin = admin.with_caller(&peer(&stream));
-                    tasks.spawn(connection(stream, admin, None));
+                    let admin = admin.with_caller(&peer_name(&stream));
+                    tasks.spawn(serve_connection(stream, admin, None));
                 }),
-                stream = accept(self.tcp.as_ref()) => stream.map(|(stream, peer)| {
+                stream = accept_tcp(self.tcp.as_ref()) => stream.map(|(stream, peer)| {
                     let admin = admin.with_caller("a program (admin address)");
-                    tasks.spawn(connection(stream, admin, Some(peer.ip())));
+                    tasks.spawn(serve_connection(stream, admin, Some(peer.ip())));
                 }),
             };
             if let Err(problem) = accepted {
@@ -296,7 +299,7 @@ impl AdminListeners {
         // Removed so that a search for running instances does not find it. The file stays if the socket was
         // handed over, or if it is another program's, made after ours was removed.
         let there = std::fs::symlink_metadata(&self.path).ok();
-        if !self.stays.is_cancelled()
+        if !self.handed_over.is_cancelled()
             && there.is_some_and(|facts| self.file == Some((facts.dev(), facts.ino())))
         {
             drop(std::fs::remove_file(&self.path));
@@ -310,14 +313,14 @@ impl AdminListeners {
 }
 
 /// The process and user at the other end, as the kernel reports them.
-fn peer(stream: &tokio::net::UnixStream) -> String {
+fn peer_name(stream: &tokio::net::UnixStream) -> String {
     stream.peer_cred().map_or_else(
         |_| "somebody (admin socket)".to_owned(),
         |peer| format!("uid {} (admin socket)", peer.uid()),
     )
 }
 
-async fn accept(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpStream, SocketAddr)> {
+async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpStream, SocketAddr)> {
     match listener {
         Some(listener) => listener.accept().await,
         None => std::future::pending().await,
@@ -326,7 +329,7 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpSt
 
 /// The reason why a request that a browser page may have sent is refused.
 fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
-    if has_browsers_marks(headers) {
+    if has_browser_headers(headers) {
         let message =
             "requests from pages in a browser are refused: use a program; for browsers there is /page/";
         return Some(message.to_owned());
@@ -340,7 +343,7 @@ fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
 }
 
 /// Serves one connection. `peer`: the client's address, if it came over TCP.
-async fn connection<S>(stream: S, admin: AdminState, peer: Option<IpAddr>)
+async fn serve_connection<S>(stream: S, admin: AdminState, peer: Option<IpAddr>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -354,22 +357,22 @@ where
             };
             // An operator may have forwarded the socket to an address that a browser can reach.
             if let Some(message) = refused_origin(request.headers(), peer.is_some()) {
-                return Ok(error(StatusCode::FORBIDDEN, &message));
+                return Ok(error_response(StatusCode::FORBIDDEN, &message));
             }
             let uri = request.uri();
             if peer.is_some() && uri.path() == UPGRADE_PATH {
                 let message =
                     "which program runs is decided on the admin socket, which only its owner can open";
-                return Ok(error(StatusCode::FORBIDDEN, message));
+                return Ok(error_response(StatusCode::FORBIDDEN, message));
             }
             // The same holds for a canary with a program of its own.
             if peer.is_some()
                 && uri.path().ends_with("/canary")
-                && QueryPairs::of(uri.query()).get("binary").is_some()
+                && QueryPairs::lenient(uri.query()).get("binary").is_some()
             {
                 let message = "which program runs is decided on the admin socket, which only its owner can open; over TCP \
                                a canary is a build of the store (`build=ID`)";
-                return Ok(error(StatusCode::FORBIDDEN, message));
+                return Ok(error_response(StatusCode::FORBIDDEN, message));
             }
             Ok(admin.answer(request.method(), uri.path(), uri.query(), request.headers()).await)
         }
@@ -404,9 +407,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        let living = bind(&socket, None, GivenSockets::default(), PAUSE).await.unwrap();
+        let living = bind_listeners(&socket, None, GivenSockets::default(), PAUSE).await.unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-        let Err(failure) = bind(&socket, None, GivenSockets::default(), PAUSE).await else {
+        let Err(failure) = bind_listeners(&socket, None, GivenSockets::default(), PAUSE).await else {
             panic!("bound twice")
         };
         assert!(failure.to_string().contains("already running"), "{failure}");
@@ -428,7 +431,7 @@ mod tests {
         let socket = dir.path().join("admin.sock");
         let (stop, fleet) = (admin.stop.clone(), admin.fleet.clone());
         let serving = TaskTracker::new()
-            .spawn(bind(&socket, None, GivenSockets::default(), PAUSE).await.unwrap().serve(admin));
+            .spawn(bind_listeners(&socket, None, GivenSockets::default(), PAUSE).await.unwrap().serve(admin));
         let client = AdminClient::new(socket.clone());
         let status: AdminStatus = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
         assert_eq!(status.instance.pid, 1);
@@ -456,7 +459,9 @@ mod tests {
         let (stop, _guard) = (admin.stop.clone(), admin.stop.clone().drop_guard());
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let listeners =
-            bind(&dir.path().join("a.sock"), Some(address), GivenSockets::default(), PAUSE).await.unwrap();
+            bind_listeners(&dir.path().join("a.sock"), Some(address), GivenSockets::default(), PAUSE)
+                .await
+                .unwrap();
         let url = format!("http://{}/status", listeners.address().unwrap());
         let serving = TaskTracker::new().spawn(listeners.serve(admin));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();

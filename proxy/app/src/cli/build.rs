@@ -68,17 +68,20 @@ pub(crate) fn dirs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Build
 }
 
 /// Loads the curated patch sets and those of the configuration.
-pub(crate) fn sets(loaded: &LoadedConfig, machine: &HostMachine) -> Result<SetCatalogue, CommandError> {
+pub(crate) fn load_patch_sets(
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<SetCatalogue, CommandError> {
     Ok(loaded.patch_sets(machine)?)
 }
 
 /// The source archive that the defaults pin.
-pub(crate) fn pin(build: &Build) -> sdist::SdistPin {
+pub(crate) fn sdist_pin(build: &Build) -> sdist::SdistPin {
     sdist::SdistPin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
 }
 
 /// Creates a build request with the limits of the configuration.
-pub(crate) fn request(source: BuildSource, patches: SetSelection, build: &Build) -> BuildRequest {
+pub(crate) fn build_request(source: BuildSource, patches: SetSelection, build: &Build) -> BuildRequest {
     BuildRequest {
         source,
         backend: BackendChoice::Auto,
@@ -102,33 +105,33 @@ pub(crate) fn run(args: BuildArgs) -> Result<(), CommandError> {
 }
 
 /// Selects the patch sets of the flags, with the proofs recorded for the configured sets.
-pub(crate) fn selection(
+pub(crate) fn select_patches(
     patches: &PatchArgs,
     loaded: &LoadedConfig,
     machine: &HostMachine,
 ) -> Result<SetSelection, CommandError> {
-    let mut patches = patches.selection(sets(loaded, machine)?)?;
-    patches.proofs = proofs::known(loaded, machine)?;
+    let mut patches = patches.select(load_patch_sets(loaded, machine)?)?;
+    patches.proofs = proofs::load_proofs(loaded, machine)?;
     Ok(patches)
 }
 
 async fn build(args: BuildArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
-    let patches = selection(&args.patches, &loaded, &machine)?;
+    let patches = select_patches(&args.patches, &loaded, &machine)?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
         let source = if args.source.is_some() || args.sdist {
-            source(&builder, args.source.as_deref(), numbers).await?
+            resolve_source(&builder, args.source.as_deref(), numbers).await?
         } else {
-            builder.git(&args.git.request(numbers, false)?).await?
+            builder.git(&args.git.repository_request(numbers, false)?).await?
         };
         let request = BuildRequest {
             backend: args.target.backend,
             arch: args.target.arch.arch.clone(),
             options: args.options.clone(),
             jobs: args.jobs.map(NonZeroUsize::get),
-            ..request(source, patches, numbers)
+            ..build_request(source, patches, numbers)
         };
         if args.plan {
             return print_plan(&builder.plan(&request).await?, args.json);
@@ -158,30 +161,30 @@ pub(crate) async fn with_builder<T>(
         cancel: cancel_on_signal()?,
     };
     // `work` drops the builder and with it the sender of events, which ends the display.
-    let (done, ()) = tokio::join!(work(builder), progress::show(events));
+    let (done, ()) = tokio::join!(work(builder), progress::show_events(events));
     done
 }
 
 /// Resolves the source at `path`, or the pinned archive without a path.
-pub(crate) async fn source(
+pub(crate) async fn resolve_source(
     builder: &Builder,
     path: Option<&Path>,
     numbers: &Build,
 ) -> Result<BuildSource, CommandError> {
     Ok(match path {
         Some(path) => BuildSource::at(path)?,
-        None => BuildSource::at(&builder.sdist(&pin(numbers)).await?)?,
+        None => BuildSource::at(&builder.sdist(&sdist_pin(numbers)).await?)?,
     })
 }
 
 fn print_plan(plan: &warden_builder::BuildPlan, json: bool) -> Result<(), CommandError> {
-    if json { out::json(plan) } else { out::line(&plan.to_string()) }
+    if json { out::print_json(plan) } else { out::print_line(&plan.to_string()) }
 }
 
 fn print_built(built: &StoredBuild, store: &BuildStore, json: bool) -> Result<(), CommandError> {
-    let in_use = store.in_use()?.map(|build| build.id);
+    let in_use = store.default_build()?.map(|build| build.id);
     if json {
-        return out::json(&serde_json::json!({
+        return out::print_json(&serde_json::json!({
             "id": built.id,
             "binary": built.binary,
             "hit": built.hit,
@@ -190,16 +193,20 @@ fn print_built(built: &StoredBuild, store: &BuildStore, json: bool) -> Result<()
         }));
     }
     let how = if built.hit { " (already in the store)" } else { "" };
-    out::line(&format!("build {}{how}", built.id))?;
+    out::print_line(&format!("build {}{how}", built.id))?;
     if !built.provenance.fixes().is_empty() {
-        out::line(&format!("fixes {}", built.provenance.fixes().join(", ")))?;
+        out::print_line(&format!("fixes {}", built.provenance.fixes().join(", ")))?;
     }
-    out::line(&built.binary.to_string_lossy())?;
-    out::line(&runs(&built.id, in_use.as_ref(), store.successor_obstacle(&built.id)?))
+    out::print_line(&built.binary.to_string_lossy())?;
+    out::print_line(&describe_default_build(&built.id, in_use.as_ref(), store.successor_obstacle(&built.id)?))
 }
 
 /// Says which build is now the default one, after a build was made.
-fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<SuccessorObstacle>) -> String {
+fn describe_default_build(
+    built: &BuildId,
+    in_use: Option<&BuildId>,
+    why: Option<SuccessorObstacle>,
+) -> String {
     match in_use {
         Some(other) if other != built => {
             let why = why.map_or_else(|| "that one was chosen".to_owned(), |why| why.to_string());
@@ -248,9 +255,9 @@ mod tests {
             in_use: "llama.cpp".into(),
         };
         let lines = [
-            runs(&built, Some(&built), None),
-            runs(&built, Some(&other), Some(fork)),
-            runs(&built, Some(&other), None),
+            describe_default_build(&built, Some(&built), None),
+            describe_default_build(&built, Some(&other), Some(fork)),
+            describe_default_build(&built, Some(&other), None),
         ];
         insta::assert_snapshot!(lines.join("\n"));
     }

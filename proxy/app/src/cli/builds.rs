@@ -77,13 +77,13 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
         BuildsCommand::Show { id, config } => {
             let store = store(&config)?;
             let id = store.resolve(&id)?;
-            out::json(&store.show(&id)?)
+            out::print_json(&store.show(&id)?)
         }
         BuildsCommand::Use { id, config } => {
             let store = store(&config)?;
             let id = store.resolve(&id)?;
             make_default(&store, &id)?;
-            out::line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
+            out::print_line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
         }
         BuildsCommand::Rm { ids, force, config } => {
             let place = BuildsContext::find(&config)?;
@@ -95,7 +95,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
             ids.iter().try_for_each(|id| {
                 let bytes = place.store.bytes(id);
                 place.store.remove(id)?;
-                out::line(&format!("removed {id}, {}", ByteSize(bytes)))
+                out::print_line(&format!("removed {id}, {}", ByteSize(bytes)))
             })
         }
         BuildsCommand::Gc { dry_run, between: true, config, .. } => {
@@ -110,7 +110,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
 /// Makes a build the default one. The build that was the default before stays available for a rollback.
 pub(super) fn make_default(store: &BuildStore, id: &BuildId) -> Result<(), CommandError> {
     if store.choices()?.chosen.is_empty()
-        && let Some(before) = store.in_use()?
+        && let Some(before) = store.default_build()?
     {
         store.choose(&before.id, "it was the newest build")?;
     }
@@ -140,7 +140,7 @@ fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) ->
             "keep one with --keep 1, or use --force",
         ));
     }
-    sweep(store, &all, dry_run)
+    run_sweep(store, &all, dry_run)
 }
 
 /// Removes builds that searches left. Keeps those that running instances need: an operator may have
@@ -148,20 +148,20 @@ fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) ->
 fn gc_between(place: &BuildsContext, dry_run: bool) -> Result<(), CommandError> {
     let idle = builds_between::IdleSearchStore::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;
-    print_builds_in_use(&in_use, &idle.all()?)?;
-    let all = idle.without(&in_use)?;
+    print_builds_in_use(&in_use, &idle.sweep_all()?)?;
+    let all = idle.sweep_unused(&in_use)?;
     if !all.is_empty() && !dry_run {
         in_use.check_all_answered()?;
     }
-    sweep(&idle.store, &all, dry_run)
+    run_sweep(&idle.store, &all, dry_run)
 }
 
 /// Prints the builds that are kept because a running instance needs them.
 fn print_builds_in_use(in_use: &BuildsInUse, all: &GcPlan) -> Result<(), CommandError> {
     for (id, bytes) in &all.builds {
-        let users = in_use.users(id);
+        let users = in_use.users_of(id);
         if !users.is_empty() {
-            out::line(&format!("keeps {id}, {}: {} needs it", ByteSize(*bytes), users.join(", ")))?;
+            out::print_line(&format!("keeps {id}, {}: {} needs it", ByteSize(*bytes), users.join(", ")))?;
         }
     }
     Ok(())
@@ -171,31 +171,31 @@ fn print_builds_in_use(in_use: &BuildsInUse, all: &GcPlan) -> Result<(), Command
 fn print_sweep(sweep: &GcPlan) -> Result<(), CommandError> {
     let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
     for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
-        out::line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
+        out::print_line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
     }
     Ok(())
 }
 
 /// Removes the builds and leftovers of a sweep; in a dry run prints them.
-fn sweep(store: &BuildStore, sweep: &GcPlan, dry_run: bool) -> Result<(), CommandError> {
+fn run_sweep(store: &BuildStore, sweep: &GcPlan, dry_run: bool) -> Result<(), CommandError> {
     if dry_run {
         print_sweep(sweep)?;
     }
     if sweep.is_empty() {
-        return out::line("nothing to remove");
+        return out::print_line("nothing to remove");
     }
     if dry_run {
-        return out::line(&format!("that would free {}", ByteSize(sweep.bytes())));
+        return out::print_line(&format!("that would free {}", ByteSize(sweep.bytes())));
     }
     let (mut freed, mut told) = (0, Ok(()));
     store.gc(sweep, |name, bytes| {
         freed += bytes;
         // The reader of stdout may be gone; continue with the removal all the same.
-        let line = out::line(&format!("removed {name}, {}", ByteSize(bytes)));
+        let line = out::print_line(&format!("removed {name}, {}", ByteSize(bytes)));
         told = std::mem::replace(&mut told, Ok(())).and(line);
     })?;
     told?;
-    out::line(&format!("freed {}", ByteSize(freed)))
+    out::print_line(&format!("freed {}", ByteSize(freed)))
 }
 
 /// The store of builds, with the configuration that decides which of them are needed.
@@ -217,14 +217,14 @@ impl BuildsContext {
 
     /// Asks running instances which builds of this store they need.
     fn in_use(&self, store: &BuildStore) -> Result<BuildsInUse, CommandError> {
-        BuildsInUse::ask(store, &self.dirs.data, &self.dirs.state, &self.machine)
+        BuildsInUse::query_instances(store, &self.dirs.data, &self.dirs.state, &self.machine)
     }
 
     /// Refuses if a running instance needs one of the builds.
     fn check_none_in_use(&self, ids: &[BuildId]) -> Result<(), CommandError> {
         let in_use = self.in_use(&self.store)?;
         for id in ids {
-            let users = in_use.users(id);
+            let users = in_use.users_of(id);
             if !users.is_empty() {
                 return Err(CommandError::hinted(
                     format!("nothing was removed: {} needs build {id}", users.join(", ")),
@@ -250,23 +250,23 @@ fn list(place: &BuildsContext, json: bool) -> Result<(), CommandError> {
     let store = &place.store;
     let listing = store.list()?;
     if json {
-        return out::json(&listing.builds);
+        return out::print_json(&listing.builds);
     }
     for (path, why) in &listing.damaged {
         out::error_line(&format!("warning: {} cannot be used: {why}", path.display()));
     }
     if listing.builds.is_empty() {
-        out::line(&format!("no builds in {}", store.root().display()))?;
+        out::print_line(&format!("no builds in {}", store.root().display()))?;
     } else {
         let choices = store.choices().unwrap_or_default();
-        let in_use = store.in_use()?.map(|build| build.id);
-        out::write(&table(&listing.builds, |id| stands(id, in_use.as_ref(), &choices)))?;
+        let in_use = store.default_build()?.map(|build| build.id);
+        out::print_text(&table(&listing.builds, |id| default_state(id, in_use.as_ref(), &choices)))?;
     }
-    builds_between::told(&place.dirs.data).map_or(Ok(()), |line| out::line(&line))
+    builds_between::describe_leftovers(&place.dirs.data).map_or(Ok(()), |line| out::print_line(&line))
 }
 
 /// Describes a build's role as the default: in use, rejected, or was in use.
-pub(crate) fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &BuildChoices) -> &'static str {
+pub(crate) fn default_state(id: &BuildId, in_use: Option<&BuildId>, choices: &BuildChoices) -> &'static str {
     if in_use == Some(id) {
         "in use"
     } else if choices.rejected(id).is_some() {
@@ -287,7 +287,7 @@ fn table(builds: &[Provenance], stands: impl Fn(&BuildId) -> &'static str) -> St
         row.push(stands(&build.id).to_owned());
         row
     });
-    out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+    out::format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
 pub(crate) fn row(build: &Provenance) -> Vec<String> {
@@ -298,25 +298,25 @@ pub(crate) fn row(build: &Provenance) -> Vec<String> {
         build.plan.source.revision.to_string(),
         recipe.backend.to_string(),
         recipe.arch(),
-        fixes(build),
-        verified(build).to_owned(),
+        fixes_label(build),
+        verification_label(build).to_owned(),
         ByteSize(build.binary.size).to_string(),
     ]
 }
 
 /// Says whether verification computed with quantised weights. Builds made before that check existed
 /// computed only f32.
-fn verified(build: &Provenance) -> &'static str {
+fn verification_label(build: &Provenance) -> &'static str {
     if build.verified.computed.is_some() { "computed" } else { "not computed" }
 }
 
 /// Lists the fixes in a build. Marks sets that were verified only on the machine that built them, or not at
 /// all.
-fn fixes(build: &Provenance) -> String {
+fn fixes_label(build: &Provenance) -> String {
     if build.fixes().is_empty() {
         return "none".to_owned();
     }
-    let applied = build.plan.patches.iter().filter(|set| set.applied());
+    let applied = build.plan.patches.iter().filter(|set| set.is_applied());
     let doubtful = applied.filter_map(|set| match set.status {
         PatchStatus::LocallyVerified => Some(format!("{} locally verified", set.set)),
         PatchStatus::Unverified => Some(format!("{} not verified", set.set)),
@@ -362,6 +362,10 @@ mod tests {
             build("3a37063580c49344", None, &[], &[]),
         ];
         let in_use: BuildId = "3a37063580c49344".parse().unwrap();
-        insta::assert_snapshot!(table(&builds, |id| stands(id, Some(&in_use), &BuildChoices::default())));
+        insta::assert_snapshot!(table(&builds, |id| default_state(
+            id,
+            Some(&in_use),
+            &BuildChoices::default()
+        )));
     }
 }

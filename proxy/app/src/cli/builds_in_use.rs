@@ -16,12 +16,12 @@ pub(super) struct BuildsInUse {
     /// Each build with a description of its user.
     pub(super) builds: Vec<(BuildId, String)>,
     /// Running instances that did not answer.
-    pub(super) silent: Vec<String>,
+    pub(super) unanswered: Vec<String>,
 }
 
 impl BuildsInUse {
     /// Asks all instances that this user's state directory and the common places list.
-    pub(super) fn ask(
+    pub(super) fn query_instances(
         store: &BuildStore,
         data: &Path,
         state: &Path,
@@ -41,7 +41,7 @@ impl BuildsInUse {
                 }
                 // The instance uses another store, according to its own record.
                 None if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != data => {}
-                None => found.silent.push(format!("pid {} on {}", instance.pid, instance.admin_socket)),
+                None => found.unanswered.push(format!("pid {} on {}", instance.pid, instance.admin_socket)),
             }
         }
         found.builds.dedup();
@@ -49,19 +49,19 @@ impl BuildsInUse {
     }
 
     /// Users of a build.
-    pub(super) fn users(&self, id: &BuildId) -> Vec<&str> {
+    pub(super) fn users_of(&self, id: &BuildId) -> Vec<&str> {
         self.builds.iter().filter(|(used, _)| used == id).map(|(_, who)| who.as_str()).collect()
     }
 
     /// Refuses while a running instance has not answered.
     pub(super) fn check_all_answered(&self) -> Result<(), CommandError> {
-        if self.silent.is_empty() {
+        if self.unanswered.is_empty() {
             return Ok(());
         }
         Err(CommandError::hinted(
             format!(
                 "nothing was removed: a running llama-warden cannot be asked which builds it needs: {}",
-                self.silent.join(", ")
+                self.unanswered.join(", ")
             ),
             "ask again where it can be reached, or use --force",
         ))
@@ -72,7 +72,7 @@ impl BuildsInUse {
 fn query_binaries(
     instance: &LocatedInstance,
 ) -> Result<Option<Vec<(String, std::path::PathBuf)>>, CommandError> {
-    let Some(status) = block_on(AdminClient::of(instance).status())? else { return Ok(None) };
+    let Some(status) = block_on(AdminClient::from_located(instance).status())? else { return Ok(None) };
     let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {
         binaries.into_iter().map(move |binary| (model.clone(), binary))
     };

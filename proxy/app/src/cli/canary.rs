@@ -42,7 +42,7 @@ pub(crate) struct CanaryStartArgs {
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
     /// Share of conversations for the canary, like `10%` or `0.1`. Default: 10%.
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     share: Option<f64>,
     /// Ends the canary after this number of requests to it.
     #[arg(long, value_name = "COUNT")]
@@ -51,7 +51,7 @@ pub(crate) struct CanaryStartArgs {
     #[arg(long = "for", value_name = "TIME")]
     time: Option<String>,
     /// Slowdown that does not count as worse, like `20%` or `0.2`.
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     slower: Option<f64>,
     /// Prints JSON, for programs.
     #[arg(long)]
@@ -86,7 +86,7 @@ pub(crate) struct CanaryStopArgs {
 }
 
 /// Parses a share, as a number or in percent.
-fn share(text: &str) -> Result<f64, String> {
+fn parse_share(text: &str) -> Result<f64, String> {
     let (number, of) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / of);
     share
@@ -138,25 +138,31 @@ fn status(args: &CanaryStatusArgs) -> Result<(), CommandError> {
         let status: AdminStatus = block_on(client.json(Method::GET, &["status"]))??;
         let all: Vec<_> = status.fleet.models.iter().filter_map(|model| model.canary.as_ref()).collect();
         if args.json {
-            return out::json(&all);
+            return out::print_json(&all);
         }
         if all.is_empty() {
-            return out::line("no model has or had a canary: `llama-warden canary start MODEL` begins one");
+            return out::print_line(
+                "no model has or had a canary: `llama-warden canary start MODEL` begins one",
+            );
         }
         return all.iter().try_for_each(|view| show(view, false));
     };
-    let view = block_on(look(&client, model, args.watch))??;
+    let view = block_on(fetch_canary(&client, model, args.watch))??;
     show(&view, args.json)?;
     match view.verdict {
         _ if !args.watch => Ok(()),
         CanaryVerdict::BetterOrEqual => Ok(()),
-        CanaryVerdict::Worse { .. } => Err(CommandError::Told { code: REFUSED_CODE }),
-        CanaryVerdict::Undecided { .. } => Err(CommandError::Told { code: UNDECIDED_CODE }),
+        CanaryVerdict::Worse { .. } => Err(CommandError::Reported { code: REFUSED_CODE }),
+        CanaryVerdict::Undecided { .. } => Err(CommandError::Reported { code: UNDECIDED_CODE }),
     }
 }
 
 /// Reads the canary of a model, at once or when it has ended.
-async fn look(client: &AdminClient, model: &str, until_end: bool) -> Result<CanaryView, CommandError> {
+async fn fetch_canary(
+    client: &AdminClient,
+    model: &str,
+    until_end: bool,
+) -> Result<CanaryView, CommandError> {
     loop {
         let view: CanaryView = client.json(Method::GET, &["models", model, "canary"]).await?;
         if !until_end || view.state == CanaryState::Ended {
@@ -168,13 +174,13 @@ async fn look(client: &AdminClient, model: &str, until_end: bool) -> Result<Cana
 
 fn show(view: &CanaryView, json: bool) -> Result<(), CommandError> {
     if json {
-        return out::json(view);
+        return out::print_json(view);
     }
-    out::write(&secrets::text(&text(view)))
+    out::print_text(&secrets::redact_text(&canary_text(view)))
 }
 
 /// Describes a canary in one line.
-pub(crate) fn line(view: &CanaryView) -> String {
+pub(crate) fn summary_line(view: &CanaryView) -> String {
     let what = format!("{:.0} % of conversations", view.share.unwrap_or_default() * 100.0);
     let verdict = match &view.verdict {
         CanaryVerdict::BetterOrEqual => "as good or better",
@@ -186,9 +192,9 @@ pub(crate) fn line(view: &CanaryView) -> String {
 }
 
 /// Describes a canary with all its figures.
-fn text(view: &CanaryView) -> String {
-    let time = units::span(Duration::try_from_secs_f64(view.seconds).unwrap_or_default());
-    let mut text = format!("{}: {} after {time}\n", view.model, line(view));
+fn canary_text(view: &CanaryView) -> String {
+    let time = units::format_span(Duration::try_from_secs_f64(view.seconds).unwrap_or_default());
+    let mut text = format!("{}: {} after {time}\n", view.model, summary_line(view));
     text.extend(view.verdict.words().iter().map(|words| {
         let mark = if view.verdict.is_decided() { "because" } else { "missing" };
         format!("  {mark}: {words}\n")
@@ -212,7 +218,7 @@ fn text(view: &CanaryView) -> String {
             arm.growth.map_or_else(dash, |growth| growth.as_str().to_owned()),
         ]);
     }
-    text.extend(out::table(&rows).lines().map(|line| format!("  {line}\n")));
+    text.extend(out::format_table(&rows).lines().map(|line| format!("  {line}\n")));
     text
 }
 
@@ -225,9 +231,12 @@ mod tests {
 
     #[test]
     fn shares_are_numbers_or_percents() {
-        assert_eq!((share("10%"), share("0.25"), share("5 %")), (Ok(0.1), Ok(0.25), Ok(0.05)));
+        assert_eq!(
+            (parse_share("10%"), parse_share("0.25"), parse_share("5 %")),
+            (Ok(0.1), Ok(0.25), Ok(0.05))
+        );
         for wrong in ["much", "-1", "", "%"] {
-            assert!(share(wrong).unwrap_err().contains("10%"), "{wrong}");
+            assert!(parse_share(wrong).unwrap_err().contains("10%"), "{wrong}");
         }
     }
 
@@ -256,11 +265,11 @@ mod tests {
             verdict: CanaryVerdict::worse("it fails more often: 7 of 100 requests, against 0 of 900"),
             report: CanaryReport { base, canary, evidence: Vec::new() },
         };
-        let mut all = text(&view);
+        let mut all = canary_text(&view);
         (view.state, view.build) = (CanaryState::Running, None);
         view.verdict =
             CanaryVerdict::undecided("requests, to rule out that it fails more often (evidence 3.1 of 20)");
-        all.push_str(&text(&view));
+        all.push_str(&canary_text(&view));
         insta::assert_snapshot!(all);
     }
 }

@@ -7,7 +7,7 @@ use super::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::problem::{ConfigProblem, ConfigProblems};
-use crate::config::resolve::resolve;
+use crate::config::resolve::resolve_config;
 use crate::config::resolve::{flags, store};
 use crate::config::schema::{self, markdown};
 use crate::config::show;
@@ -59,35 +59,35 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
             config.config = file.or(config.config);
             let machine = HostMachine::read();
             let loaded = config.load(&machine, Vec::new())?;
-            let mut resolved = resolve(&loaded, &machine, false)?;
-            super::block_on(store::fill(&mut resolved, &machine))??;
-            needs::fill(&mut resolved, &machine);
-            let unknown = super::block_on(flags::unknown(&loaded, &resolved))?;
+            let mut resolved = resolve_config(&loaded, &machine, false)?;
+            super::block_on(store::fill_from_store(&mut resolved, &machine))??;
+            needs::fill_needs(&mut resolved, &machine);
+            let unknown = super::block_on(flags::find_unknown_words(&loaded, &resolved))?;
             print_warnings(&unknown.ignored);
             if !unknown.refused.is_empty() {
                 return Err(ConfigProblems(unknown.refused).into());
             }
             print_warnings(&resolved.warnings);
             let count = resolved.fleet.models.len();
-            out::line(&format!("ok: {}", out::counted(count, "model")))
+            out::print_line(&format!("ok: {}", out::count_noun(count, "model")))
         }
         ConfigCommand::Show(ConfigShowArgs { defaults: true, .. }) => {
-            out::write(warden_policies::defaults::DEFAULTS_TEXT)
+            out::print_text(warden_policies::defaults::DEFAULTS_TEXT)
         }
         ConfigCommand::Show(ConfigShowArgs { file, mut config, reveal, .. }) => {
             config.config = file.or(config.config);
             let machine = HostMachine::read();
-            out::write(&show::show(&config.load(&machine, Vec::new())?, &machine, reveal))
+            out::print_text(&show::print_config(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
-        ConfigCommand::Schema(SchemaArgs { markdown: true }) => out::write(&markdown::tables()),
-        ConfigCommand::Schema(SchemaArgs { markdown: false }) => out::json(schema::root()),
+        ConfigCommand::Schema(SchemaArgs { markdown: true }) => out::print_text(&markdown::all_tables()),
+        ConfigCommand::Schema(SchemaArgs { markdown: false }) => out::print_json(schema::root_schema()),
     }
 }
 
 /// Prints the warnings: settings that are allowed but probably unintended.
 fn print_warnings(warnings: &[ConfigProblem]) {
     for warning in warnings {
-        out::error_line(&secrets::text(&format!("warning: {warning}")));
+        out::error_line(&secrets::redact_text(&format!("warning: {warning}")));
         if let Some(hint) = &warning.hint {
             out::error_line(&format!("hint: {hint}"));
         }

@@ -11,14 +11,14 @@ use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ReclaimEntry};
 
 use super::{ConfigArgs, block_on};
 use crate::admin::answer::{AdminStatus, DrainReport};
-use crate::admin::client::{AdminClient, find};
+use crate::admin::client::{AdminClient, find_instance};
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
-use crate::serve::describe;
+use crate::serve::describe_event;
 
-use super::status::table;
+use super::status::status_table;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InstanceArgs {
@@ -47,7 +47,7 @@ impl InstanceArgs {
         let server = &loaded.settings.server;
         let address = server.host.parse().ok().filter(|_| self.config.config.is_some());
         let address = address.map(|ip: IpAddr| SocketAddr::new(ip, server.port).to_string());
-        find(named, &loaded.dirs(&machine)?.state, &machine.registration_dirs(), address.as_deref())
+        find_instance(named, &loaded.dirs(&machine)?.state, &machine.registration_dirs(), address.as_deref())
     }
 }
 
@@ -125,11 +125,11 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     if args.json {
         let status: serde_json::Value = block_on(client.json(Method::GET, &["status"]))??;
-        return out::json(&status);
+        return out::print_json(&status);
     }
     let status: AdminStatus = block_on(client.json(Method::GET, &["status"]))??;
     // Redact: the last log lines of a process may quote a key, and operators share this output.
-    out::write(&secrets::text(&table(&status)))
+    out::print_text(&secrets::redact_text(&status_table(&status)))
 }
 
 pub(crate) fn restart(args: &ModelArgs) -> Result<(), CommandError> {
@@ -140,23 +140,23 @@ pub(crate) fn restart(args: &ModelArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let answer: EntriesAnswer = block_on(client.json(Method::POST, &["models", &args.model, "restart"]))??;
     for entry in answer.entries {
-        let text = describe(&warden_supervisor::EventKind::RecycleDone { entry: Box::new(entry) });
-        out::line(&format!("{}: {text}", args.model))?;
+        let text = describe_event(&warden_supervisor::EventKind::RecycleDone { entry: Box::new(entry) });
+        out::print_line(&format!("{}: {text}", args.model))?;
     }
-    out::line(&format!("{}: restarted", args.model))
+    out::print_line(&format!("{}: restarted", args.model))
 }
 
 pub(crate) fn drain(args: &DrainArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let Some(model) = &args.model else { return drain_all(&client, args.undo) };
     block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", model, "drain"]))??;
-    out::line(&format!("{model}: drained and stopped; the next request starts it again"))
+    out::print_line(&format!("{model}: drained and stopped; the next request starts it again"))
 }
 
 fn drain_all(client: &AdminClient, undo: bool) -> Result<(), CommandError> {
     let wishes: &[(&str, String)] = if undo { &[("undo", "1".to_owned())] } else { &[] };
     let left: DrainReport = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
-    out::line(&if left.draining {
+    out::print_line(&if left.draining {
         format!(
             "balancers are told to send nothing more; {} requests run, and who still comes is served",
             left.in_flight
@@ -175,7 +175,7 @@ pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), CommandError> {
     } else {
         "may leave for another model from now on"
     };
-    out::line(&format!("{}: {what}, until llama-warden is started anew", args.model))
+    out::print_line(&format!("{}: {what}, until llama-warden is started anew", args.model))
 }
 
 pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), CommandError> {
@@ -186,10 +186,10 @@ pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let answer: Answer = block_on(client.json(Method::POST, &["models", &args.model, "reclaim"]))??;
     if args.json {
-        out::json(&answer)?;
+        out::print_json(&answer)?;
     }
     for entry in answer.entries.iter().filter(|_| !args.json) {
-        out::line(&format!("{} {}: {}", entry.model, entry.generation, entry.words()))?;
+        out::print_line(&format!("{} {}: {}", entry.model, entry.generation, entry.sentence()))?;
     }
     let of = |outcome| answer.entries.iter().filter(|entry| entry.outcome == outcome).count();
     if of(ReclaimOutcome::Nobody) > 0 && of(ReclaimOutcome::Nobody) == answer.entries.len() {
@@ -212,8 +212,8 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     // The instance redacts secrets unless `--reveal` is given.
     let each = |line: &str, log: Option<LogLine>| match log {
-        Some(log) => out::line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
-        None => out::line(line),
+        Some(log) => out::print_line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
+        None => out::print_line(line),
     };
     let wishes: Vec<&str> = [(args.follow, "follow"), (args.reveal, "reveal")]
         .into_iter()
@@ -228,9 +228,13 @@ pub(crate) fn events(args: &EventsArgs) -> Result<(), CommandError> {
         Some(event) if !args.json => {
             let model = event.model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
             let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
-            out::line(&format!("{} {model}{generation}{}", event.at, secrets::text(&describe(&event.kind))))
+            out::print_line(&format!(
+                "{} {model}{generation}{}",
+                event.at,
+                secrets::redact_text(&describe_event(&event.kind))
+            ))
         }
-        _ => out::line(line),
+        _ => out::print_line(line),
     };
     let wishes: &[&str] = if args.follow { &["follow"] } else { &[] };
     block_on(client.lines(&["events"], wishes, each))?

@@ -28,10 +28,13 @@ pub(crate) fn is_question(args: &[String]) -> bool {
 }
 
 /// Converts a llama-server command line to settings.
-pub(crate) fn settings(args: &[String], machine: &HostMachine) -> Result<Vec<FlagSetting>, CommandError> {
+pub(crate) fn dropin_settings(
+    args: &[String],
+    machine: &HostMachine,
+) -> Result<Vec<FlagSetting>, CommandError> {
     let split = arguments::split_listening(args);
     let mut settings = from_environment(machine);
-    for (flag, value, what) in &split.taken {
+    for (flag, value, what) in &split.listening {
         match what {
             ListeningFlag::Host
                 if value.split(',').any(|host| host.trim().strip_suffix(".sock").is_some()) =>
@@ -48,14 +51,14 @@ pub(crate) fn settings(args: &[String], machine: &HostMachine) -> Result<Vec<Fla
             ListeningFlag::PrivateKey => settings.push(FlagSetting::raw(flag, &["server", "tls_key"], value)),
             ListeningFlag::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),
             ListeningFlag::Prefix => settings.push(FlagSetting::raw(flag, &["server", "api_prefix"], value)),
-            ListeningFlag::Pointless | ListeningFlag::Key => {}
+            ListeningFlag::Ignored | ListeningFlag::Key => {}
         }
     }
     let mut names = arguments::aliases(args);
     names.dedup();
     let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
     if names.is_empty() {
-        let source = arguments::model(args).or_else(|| arguments::remote_model(args)).map(str::to_owned);
+        let source = arguments::model_path(args).or_else(|| arguments::remote_model(args)).map(str::to_owned);
         names.extend(source.or_else(|| env("LLAMA_ARG_MODEL")).or_else(|| env("LLAMA_ARG_HF_REPO")));
     }
     let mut names = names.into_iter();
@@ -108,7 +111,7 @@ fn from_environment(machine: &HostMachine) -> Vec<FlagSetting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::layers::{ConfigSources, load};
+    use crate::config::source::layers::{ConfigSources, load_config};
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
@@ -121,8 +124,8 @@ mod tests {
     }
 
     fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::source::layers::LoadedConfig {
-        let flags = settings(&words(args), &machine(env)).unwrap();
-        load(ConfigSources { flags, ..ConfigSources::default() }).unwrap()
+        let flags = dropin_settings(&words(args), &machine(env)).unwrap();
+        load_config(ConfigSources { flags, ..ConfigSources::default() }).unwrap()
     }
 
     #[test]
@@ -153,7 +156,7 @@ mod tests {
     #[test]
     fn what_would_keep_us_from_the_child_is_refused_with_a_cure() {
         let told = ["--host 127.0.0.1,/tmp/x.sock", "--host /tmp/x.sock"].map(|args| {
-            let failure = settings(&words(args), &machine(&[])).unwrap_err();
+            let failure = dropin_settings(&words(args), &machine(&[])).unwrap_err();
             assert_eq!(failure.code(), 2);
             failure.lines().join("\n")
         });

@@ -5,7 +5,7 @@ use warden_sensors::CudaReport;
 use warden_sensors::report::{ActiveFix, ContextTotals};
 
 /// One line per device with a live context; several devices are numbered.
-pub(crate) fn lines(report: &CudaReport) -> Vec<String> {
+pub(crate) fn device_lines(report: &CudaReport) -> Vec<String> {
     let devices = report.by_device();
     let many = devices.len() > 1;
     let living = devices.iter().filter(|(_, totals)| totals.contexts > 0);
@@ -31,26 +31,26 @@ fn describe(report: &CudaReport, totals: &ContextTotals) -> String {
     ];
     let pools = [
         some(counts.pool_bytes_peak, format!("peak {}", ByteSize(counts.pool_bytes_peak))),
-        when(ActiveFix::PoolPurge, number(counts.pool_purges, "purge")),
+        when(ActiveFix::PoolPurge, counted_noun(counts.pool_purges, "purge")),
     ];
     let cublas = [
         some(
             counts.cublas_workspace_bytes,
             format!("~{} workspace", ByteSize(counts.cublas_workspace_bytes)),
         ),
-        when(ActiveFix::CublasReset, number(counts.cublas_resets, "reset")),
+        when(ActiveFix::CublasReset, counted_noun(counts.cublas_resets, "reset")),
     ];
     let parts = [
-        Some(format!("{}{}", number(counts.graphs_live, "graph"), in_brackets(graphs))),
+        Some(format!("{}{}", counted_noun(counts.graphs_live, "graph"), in_brackets(graphs))),
         Some(format!("pools {} cached{}", ByteSize(counts.pool_bytes), in_brackets(pools))),
-        Some(format!("{}{}", number(counts.cublas_handles, "cuBLAS handle"), in_brackets(cublas))),
-        some(counts.skipped_busy, format!("{} skipped", number(counts.skipped_busy, "safe point"))),
-        some(counts.errors, number(counts.errors, "error")),
+        Some(format!("{}{}", counted_noun(counts.cublas_handles, "cuBLAS handle"), in_brackets(cublas))),
+        some(counts.skipped_busy, format!("{} skipped", counted_noun(counts.skipped_busy, "safe point"))),
+        some(counts.errors, counted_noun(counts.errors, "error")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn number(count: u64, what: &str) -> String {
+fn counted_noun(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -98,17 +98,17 @@ mod tests {
         let all =
             [ActiveFix::GraphCacheCap, ActiveFix::PoolPurge, ActiveFix::CublasReset, ActiveFix::MemoryReport];
         let calm = ContextCounts { graphs_live: 1, errors: 1, skipped_busy: 2, ..ContextCounts::default() };
-        let busy = lines(&report(&all, vec![context(0, true, counts())]));
+        let busy = device_lines(&report(&all, vec![context(0, true, counts())]));
         let two = vec![context(0, true, counts()), context(1, true, counts()), context(1, true, counts())];
-        let calm = lines(&report(&[ActiveFix::MemoryReport], vec![context(0, true, calm)]));
+        let calm = device_lines(&report(&[ActiveFix::MemoryReport], vec![context(0, true, calm)]));
         insta::assert_snapshot!(
-            [busy, calm, lines(&report(&[ActiveFix::GraphCacheCap], two))].concat().join("\n")
+            [busy, calm, device_lines(&report(&[ActiveFix::GraphCacheCap], two))].concat().join("\n")
         );
     }
 
     #[test]
     fn what_has_ended_has_no_line() {
-        assert!(lines(&report(&[], vec![context(0, false, counts())])).is_empty());
-        assert!(lines(&report(&[], Vec::new())).is_empty());
+        assert!(device_lines(&report(&[], vec![context(0, false, counts())])).is_empty());
+        assert!(device_lines(&report(&[], Vec::new())).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use warden_policies::{ByteSize, MemoryKind, Reason, RecycleAction, phrases};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
 
 /// Lines about one process.
-pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
+pub(crate) fn process_lines(backend: &BackendView) -> Vec<String> {
     let memory = &backend.memory;
     let mut lines = Vec::new();
     let (quiet, loud): (Vec<&SeriesGrowth>, Vec<&SeriesGrowth>) =
@@ -18,32 +18,36 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     }
     for growth in loud {
         let of_series = memory.forecasts.iter().filter(|one| one.series == growth.series);
-        lines.push(format!("growth: {}{}", growth_line(growth), of_series.map(left).collect::<String>()));
+        lines.push(format!(
+            "growth: {}{}",
+            growth_line(growth),
+            of_series.map(forecast_text).collect::<String>()
+        ));
     }
     let host = memory.growth.iter().find(|growth| growth.series == MemoryKind::Host);
     if host.is_some_and(|growth| growth.verdict >= GrowthVerdict::Bounded) {
         lines.extend(memory.allowance.iter().map(|line| format!("declared cache: {line}")));
     }
     lines.extend(memory.unmeasured.clone());
-    lines.extend(vram(backend));
-    lines.extend(health(backend));
-    lines.extend(reclaim(backend));
-    lines.extend(backend.next.as_ref().and_then(next).map(|text| format!("next: {text}")));
+    lines.extend(vram_line(backend));
+    lines.extend(health_line(backend));
+    lines.extend(reclaim_line(backend));
+    lines.extend(backend.next.as_ref().and_then(next_action).map(|text| format!("next: {text}")));
     lines
 }
 
 /// Describes one memory: verdict, slope, blame, fill of declared caches.
 pub(super) fn growth_line(growth: &SeriesGrowth) -> String {
     let mut parts = Vec::new();
-    parts.extend(growth.slope.as_ref().map(phrases::slope));
+    parts.extend(growth.slope.as_ref().map(phrases::slope_phrase));
     match &growth.blame {
-        Some(blame @ GrowthBlame::Pays { .. }) => parts.push(phrases::blame(blame)),
+        Some(blame @ GrowthBlame::Pays { .. }) => parts.push(phrases::blame_phrase(blame)),
         Some(blame @ GrowthBlame::Undecided { .. }) if growth.verdict.leaks() => {
-            parts.push(phrases::blame(blame));
+            parts.push(phrases::blame_phrase(blame));
         }
         _ => {}
     }
-    parts.extend(phrases::fill(&growth.fill));
+    parts.extend(phrases::fill_phrase(&growth.fill));
     format!(
         "{} {} since request {}: {}",
         growth.series,
@@ -53,15 +57,15 @@ pub(super) fn growth_line(growth: &SeriesGrowth) -> String {
     )
 }
 
-fn left(one: &ForecastView) -> String {
+fn forecast_text(one: &ForecastView) -> String {
     let limit = match one.reason {
         Reason::MemoryExhausted => "the end of the memory".to_owned(),
         reason => reason.to_string(),
     };
-    format!("; {limit} at {} {}", ByteSize(one.forecast.limit), phrases::forecast(&one.forecast))
+    format!("; {limit} at {} {}", ByteSize(one.forecast.limit), phrases::forecast_phrase(&one.forecast))
 }
 
-fn vram(backend: &BackendView) -> Option<String> {
+fn vram_line(backend: &BackendView) -> Option<String> {
     let memory = &backend.memory;
     if memory.unmeasured.is_some() {
         // The line about all its memory already says this.
@@ -81,7 +85,7 @@ fn vram(backend: &BackendView) -> Option<String> {
     (!each.is_empty()).then(|| format!("VRAM: {}", each.join(", ")))
 }
 
-fn health(backend: &BackendView) -> Option<String> {
+fn health_line(backend: &BackendView) -> Option<String> {
     let health = &backend.health;
     let mut parts = Vec::new();
     if health.compute_errors > 0 {
@@ -89,7 +93,8 @@ fn health(backend: &BackendView) -> Option<String> {
     }
     // Ignore short times without progress, such as a prefill.
     if let Some(time) = health.stalled_for.filter(|time| time.as_secs() >= 60) {
-        parts.push(format!("work in flight and no progress for {}", phrases::time(time.as_secs_f64())));
+        parts
+            .push(format!("work in flight and no progress for {}", phrases::time_phrase(time.as_secs_f64())));
     }
     if let (Some(now), Some(fresh)) = (health.decode_rate, health.decode_baseline)
         && now < fresh * 0.8
@@ -100,7 +105,7 @@ fn health(backend: &BackendView) -> Option<String> {
 }
 
 /// Says that a process cannot be asked to return memory, if this is known and a reclaim would be useful.
-pub(crate) fn no_reclaim(backend: &BackendView, has_budget: bool) -> Option<String> {
+pub(crate) fn no_reclaim_note(backend: &BackendView, has_budget: bool) -> Option<String> {
     let reclaim = &backend.reclaim;
     let reason = backend.next.as_ref().and_then(|next| next.decision.reason);
     let wanted = reclaim.wanted && (has_budget || reason.is_some_and(Reason::is_memory));
@@ -113,7 +118,7 @@ pub(crate) fn no_reclaim(backend: &BackendView, has_budget: bool) -> Option<Stri
 }
 
 /// Says which memory a reclaim can return, and the result of the last one.
-fn reclaim(backend: &BackendView) -> Option<String> {
+fn reclaim_line(backend: &BackendView) -> Option<String> {
     let reclaim = &backend.reclaim;
     let parts = reclaim.parts.filter(|parts| reclaim.wanted && parts.any())?;
     let mut text = format!("reclaim: it can be asked for {}", parts.words());
@@ -123,20 +128,20 @@ fn reclaim(backend: &BackendView) -> Option<String> {
     if let Some(last) = &reclaim.last {
         let times =
             if reclaim.count == 1 { "once, at" } else { &format!("{} times, last at", reclaim.count) };
-        text.extend([format!("; asked {times} {} ({}): {}", last.at, last.reason, last.words())]);
+        text.extend([format!("; asked {times} {} ({}): {}", last.at, last.reason, last.sentence())]);
     }
     Some(text)
 }
 
 /// Says which action the policy wants next and why it waits; `None` if it wants nothing.
-pub(crate) fn next(next: &PolicyView) -> Option<String> {
+pub(crate) fn next_action(next: &PolicyView) -> Option<String> {
     let decision = &next.decision;
     let mut text = match (decision.action, decision.reason) {
         (RecycleAction::Observe, Some(reason)) => {
             let series = decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
             format!("nothing; {series}{}", reason.phrase())
         }
-        _ => phrases::decision(decision)?,
+        _ => phrases::decision_phrase(decision)?,
     };
     match (&next.held, &decision.why_not) {
         (Some(held), _) | (None, Some(RecycleHindrance::Held { by: held })) => {
@@ -149,7 +154,7 @@ pub(crate) fn next(next: &PolicyView) -> Option<String> {
 }
 
 /// One line per GPU.
-pub(crate) fn devices(all: &[DeviceView]) -> Vec<String> {
+pub(crate) fn device_lines(all: &[DeviceView]) -> Vec<String> {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     all.iter()
         .map(|device| {
@@ -187,7 +192,7 @@ mod tests {
         let mut backend = leaking();
         backend.memory.growth[0].slope =
             Some(warden_policies::growth::IntervalEstimate { value: 4.42e6, low: 4.4e6, high: 4.5e6 });
-        insta::assert_snapshot!(lines(&backend).join("\n"));
+        insta::assert_snapshot!(process_lines(&backend).join("\n"));
     }
 
     #[test]
@@ -197,11 +202,11 @@ mod tests {
         backend.memory.vram_unknown = Some("no driver lists it".to_owned());
         backend.health = warden_supervisor::HealthView::default();
         backend.next = None;
-        assert_eq!(lines(&backend), ["growth: host steady", "VRAM is not known: no driver lists it"]);
+        assert_eq!(process_lines(&backend), ["growth: host steady", "VRAM is not known: no driver lists it"]);
         // The reason applies to all its memory, including VRAM.
         backend.memory.growth.clear();
         backend.memory.unmeasured = Some("the server's memory is not measured: it is elsewhere".to_owned());
-        assert_eq!(lines(&backend), ["the server's memory is not measured: it is elsewhere"]);
+        assert_eq!(process_lines(&backend), ["the server's memory is not measured: it is elsewhere"]);
     }
 
     #[test]
@@ -222,8 +227,8 @@ mod tests {
                 rule: warden_policies::cooldown::PauseRule::MinInterval,
             }),
         };
-        insta::assert_snapshot!(next(&held).unwrap());
-        assert_eq!(next(&PolicyView { decision: RecycleDecision::OBSERVE, held: None }), None);
+        insta::assert_snapshot!(next_action(&held).unwrap());
+        assert_eq!(next_action(&PolicyView { decision: RecycleDecision::OBSERVE, held: None }), None);
     }
 
     #[test]
@@ -231,6 +236,6 @@ mod tests {
         let mut all = fleet(Vec::new()).devices;
         all[0].name = "H200".to_owned();
         all[0].leak = Some("1.0 GiB did not come back".to_owned());
-        insta::assert_snapshot!(devices(&all).join("\n"));
+        insta::assert_snapshot!(device_lines(&all).join("\n"));
     }
 }

@@ -16,7 +16,7 @@ use super::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::events_file;
 use crate::exit::CommandError;
-use crate::serve::describe;
+use crate::serve::describe_event;
 use crate::{clock, out};
 
 #[derive(Debug, Args)]
@@ -29,10 +29,10 @@ pub(crate) struct HistoryArgs {
     #[arg(long, value_name = "NAME")]
     reason: Vec<String>,
     /// Shows only entries since a time like `2026-01-31T08:00:00Z`, or an age like `90m`, `12h` or `7d`.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<Timestamp>,
     /// Shows only entries until this time.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until: Option<Timestamp>,
     /// Prints JSON lines, for programs.
     #[arg(long)]
@@ -42,7 +42,7 @@ pub(crate) struct HistoryArgs {
 }
 
 /// Parses a time or an age.
-fn time(text: &str) -> Result<Timestamp, String> {
+fn parse_time(text: &str) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
     }
@@ -64,10 +64,14 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), CommandError> {
     }
     all.entries.retain(|entry| entry.is_wanted(args));
     if all.entries.is_empty() && !args.json {
-        return out::line(&format!("nothing of that kind is recorded in {}", state.display()));
+        return out::print_line(&format!("nothing of that kind is recorded in {}", state.display()));
     }
     all.entries.iter().try_for_each(|entry| {
-        out::line(&if args.json { secrets::json(entry.json.clone()).to_string() } else { entry.text() })
+        out::print_line(&if args.json {
+            secrets::redact_json(entry.json.clone()).to_string()
+        } else {
+            entry.text()
+        })
     })
 }
 
@@ -88,7 +92,7 @@ struct HistoryEntry {
 impl HistoryLog {
     fn read(state: &Path) -> Result<Self, CommandError> {
         let mut all = Self::default();
-        for line in lines(&state.join("ledger.jsonl"))? {
+        for line in read_lines(&state.join("ledger.jsonl"))? {
             all.add(&line, |json| {
                 if let Ok(entry) = serde_json::from_value::<ReclaimEntry>(json.clone()) {
                     return Some(FleetEvent {
@@ -127,8 +131,8 @@ impl HistoryLog {
                 })
             });
         }
-        for path in events_file::files(state) {
-            for line in lines(&path)? {
+        for path in events_file::event_files(state) {
+            for line in read_lines(&path)? {
                 all.add(&line, |json| serde_json::from_value(json.clone()).ok());
             }
         }
@@ -162,7 +166,7 @@ impl HistoryLog {
 impl HistoryEntry {
     fn is_wanted(&self, args: &HistoryArgs) -> bool {
         let model = self.event.model.as_ref().map(warden_policies::ModelName::as_str);
-        let known = self.names();
+        let known = self.filter_names();
         args.model.as_deref().is_none_or(|wanted| model == Some(wanted))
             && (args.reason.is_empty() || args.reason.iter().any(|wanted| known.contains(wanted.as_str())))
             && args.since.is_none_or(|since| self.at.is_some_and(|at| at >= since))
@@ -170,7 +174,7 @@ impl HistoryEntry {
     }
 
     /// Names that `--reason` matches: the entry's kind and the reasons in it.
-    fn names(&self) -> BTreeSet<&str> {
+    fn filter_names(&self) -> BTreeSet<&str> {
         let of = |path: &str| self.json.pointer(path).and_then(Value::as_str);
         let all = ["/kind", "/reason", "/decision/reason", "/failure/kind"];
         all.into_iter().filter_map(of).collect()
@@ -180,7 +184,7 @@ impl HistoryEntry {
         let FleetEvent { at, model, generation, kind, .. } = &self.event;
         let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
         let generation = generation.map(|generation| format!("{generation} ")).unwrap_or_default();
-        format!("{at} {model}{generation}{}", secrets::text(&describe(kind)))
+        format!("{at} {model}{generation}{}", secrets::redact_text(&describe_event(kind)))
     }
 }
 
@@ -189,7 +193,7 @@ impl HistoryEntry {
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// The lines of a file; empty if the file does not exist.
-fn lines(path: &Path) -> Result<Vec<String>, CommandError> {
+fn read_lines(path: &Path) -> Result<Vec<String>, CommandError> {
     match regular_file::read(path, MAX_FILE_BYTES) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
@@ -248,8 +252,8 @@ mod tests {
 
     #[test]
     fn times_are_absolute_or_ago() {
-        assert!(time("7d").unwrap() < time("12h").unwrap());
-        assert!(time("2026-01-31T08:00:00Z").is_ok());
-        assert!(time("yesterday-ish").unwrap_err().contains("12h"));
+        assert!(parse_time("7d").unwrap() < parse_time("12h").unwrap());
+        assert!(parse_time("2026-01-31T08:00:00Z").is_ok());
+        assert!(parse_time("yesterday-ish").unwrap_err().contains("12h"));
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::config::resolve::keys::{KeyFile, fresh, section};
+use crate::config::resolve::keys::{KeyFile, key_section, new_key};
 use crate::exit::CommandError;
 use crate::out;
 
@@ -75,21 +75,21 @@ pub(crate) struct KeysCheckArgs {
 
 pub(crate) fn run(command: KeysCommand) -> Result<(), CommandError> {
     match command {
-        KeysCommand::New(args) => new(&args),
-        KeysCommand::Check(args) => out::write(&table(&KeyFile::load(&args.file)?)),
+        KeysCommand::New(args) => print_new_key(&args),
+        KeysCommand::Check(args) => out::print_text(&keys_table(&KeyFile::load(&args.file)?)),
     }
 }
 
-fn new(args: &KeyNewArgs) -> Result<(), CommandError> {
-    let key = fresh();
-    let section = section(&args.name, &key) + &args.limits.lines();
+fn print_new_key(args: &KeyNewArgs) -> Result<(), CommandError> {
+    let key = new_key();
+    let section = key_section(&args.name, &key) + &args.limits.lines();
     // Refuse now what would be refused when the file is read.
     KeyFile::parse(Path::new("keys new"), &section)?;
     let Some(file) = &args.file else {
-        return out::write(&format!("{}\n\n{section}", key.as_str()));
+        return out::print_text(&format!("{}\n\n{section}", key.as_str()));
     };
-    append(file, &section, &args.name)?;
-    out::line(&key)?;
+    append_section(file, &section, &args.name)?;
+    out::print_line(&key)?;
     let shown = file.display();
     out::error_line(&format!(
         "{shown} counts where the configuration says `server.keys = \"{shown}\"`, after a reload; from then on every request needs a key"
@@ -97,7 +97,7 @@ fn new(args: &KeyNewArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn append(file: &Path, section: &str, name: &str) -> Result<(), CommandError> {
+fn append_section(file: &Path, section: &str, name: &str) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| {
         CommandError::hinted(
             format!("cannot write the file of keys {}: {error}", file.display()),
@@ -119,7 +119,7 @@ fn append(file: &Path, section: &str, name: &str) -> Result<(), CommandError> {
     out.write_all(format!("{gap}{section}").as_bytes()).map_err(failed)
 }
 
-fn table(file: &KeyFile) -> String {
+fn keys_table(file: &KeyFile) -> String {
     let head =
         ["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME", "PAGE"].map(str::to_owned).to_vec();
     let text = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
@@ -134,7 +134,7 @@ fn table(file: &KeyFile) -> String {
             if key.operator { "operator" } else { "no" }.to_owned(),
         ]
     });
-    out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+    out::format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -147,13 +147,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("keys.toml");
         for name in ["alice", "bob"] {
-            append(&file, &section(name, &fresh()), name).unwrap();
+            append_section(&file, &key_section(name, &new_key()), name).unwrap();
         }
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         let names: Vec<_> = KeyFile::load(&file).unwrap().keys.into_iter().map(|key| key.name).collect();
         assert_eq!(names, ["alice", "bob"]);
         let before = std::fs::read(&file).unwrap();
-        let error = append(&file, &section("bob", &fresh()), "bob").unwrap_err();
+        let error = append_section(&file, &key_section("bob", &new_key()), "bob").unwrap_err();
         assert_eq!(error.code(), 2);
         assert_eq!(std::fs::read(&file).unwrap(), before);
     }
@@ -170,21 +170,21 @@ mod tests {
         let make = |name: &str, limits: &[&str]| {
             let words = ["new", name, "--file", file.to_str().unwrap()];
             let own: KeysTestCli = clap::Parser::try_parse_from(words.iter().chain(limits)).unwrap();
-            new(&own.args)
+            print_new_key(&own.args)
         };
         make("alice", &["--models", "qwen,embed-*", "--rate", "60/min", "--concurrency", "4"]).unwrap();
         make("root", &["--tokens", "200000/h", "--operator"]).unwrap();
         let error = make("bob", &["--rate", "60 a minute"]).unwrap_err();
         assert!(error.lines()[0].contains("is not a rate"), "{:?}", error.lines());
-        insta::assert_snapshot!(table(&KeyFile::load(&file).unwrap()));
+        insta::assert_snapshot!(keys_table(&KeyFile::load(&file).unwrap()));
     }
 
     #[test]
     fn who_may_do_what_is_a_table_without_keys() {
-        let text = section("bob", "an-example-key-that-is-long-enough-to-be-taken")
+        let text = key_section("bob", "an-example-key-that-is-long-enough-to-be-taken")
             + "\n[alice]\nkey = \"another-example-key-that-is-long-enough\"\n\
                     models = [\"org/*\", \"small\"]\nrate = \"60/min\"\ntokens = \"100000/d\"\nconcurrency = 2\noperator = true\n";
         let file = KeyFile::parse(Path::new("keys.toml"), &text).unwrap();
-        insta::assert_snapshot!(text + "\n" + &table(&file));
+        insta::assert_snapshot!(text + "\n" + &keys_table(&file));
     }
 }

@@ -83,11 +83,11 @@ impl TargetBuildArgs {
     }
 
     fn build(&self, data: &Path) -> Result<Option<NamedBuild>, CommandError> {
-        if let Some(number) = self.build.as_deref().and_then(number) {
+        if let Some(number) = self.build.as_deref().and_then(build_number) {
             let facts = BuildFacts { binary: PathBuf::new(), number: Some(number), provenance: None };
             return Ok(Some((facts, format!("b{number}"))));
         }
-        let found = store::find(data, self.build.as_deref()).map_err(CommandError::failed)?;
+        let found = store::find_build(data, self.build.as_deref()).map_err(CommandError::failed)?;
         if let (Some(id), None) = (&self.build, &found) {
             return Err(CommandError::usage(
                 format!("--build {id}: there is no such build in the store"),
@@ -103,7 +103,7 @@ impl TargetBuildArgs {
 }
 
 /// Parses `b8840` as 8840. An id of the store may begin with `b`, too, but is longer than any build number.
-fn number(text: &str) -> Option<u32> {
+fn build_number(text: &str) -> Option<u32> {
     text.strip_prefix('b').filter(|digits| digits.len() <= 6)?.parse().ok()
 }
 
@@ -126,22 +126,23 @@ impl From<MemoryArg> for LeakMemory {
 
 pub(crate) fn run(command: &MitigationsCommand) -> Result<(), CommandError> {
     if let MitigationsCommand::List { markdown: true, .. } = command {
-        return out::write(&mitigation::markdown(&*catalogue().map_err(CommandError::failed)?));
+        return out::print_text(&mitigation::render_markdown(&*catalogue().map_err(CommandError::failed)?));
     }
     let (MitigationsCommand::List { which, .. } | MitigationsCommand::Show { which, .. }) = command;
     let known = which.find()?;
     let all = &known.list;
     match command {
         MitigationsCommand::List { backend, memory, json, .. } => {
-            let chosen = MitigationSelection::of(all, backend.as_deref(), memory.map(LeakMemory::from))?
-                .here(known.build.as_ref());
-            if *json { out::json(&chosen.json()) } else { out::write(&chosen.text()) }
+            let chosen =
+                MitigationSelection::filtered(all, backend.as_deref(), memory.map(LeakMemory::from))?
+                    .with_build(known.build.as_ref());
+            if *json { out::print_json(&chosen.json()) } else { out::print_text(&chosen.text()) }
         }
         MitigationsCommand::Show { id, json, .. } => match (all.mitigation(id), all.leak(id)) {
-            (Some(entry), _) if *json => out::json(&entry_json(entry, known.build.as_ref())),
-            (Some(entry), _) => out::write(&mitigation_text(all, entry, known.build.as_ref())),
-            (None, Some(leak)) if *json => out::json(leak),
-            (None, Some(leak)) => out::write(&leak_text(leak)),
+            (Some(entry), _) if *json => out::print_json(&entry_json(entry, known.build.as_ref())),
+            (Some(entry), _) => out::print_text(&mitigation_text(all, entry, known.build.as_ref())),
+            (None, Some(leak)) if *json => out::print_json(leak),
+            (None, Some(leak)) => out::print_text(&leak_text(leak)),
             (None, None) => {
                 let near = all.nearest(id, true).map(|near| format!("the nearest is `{near}`; "));
                 Err(CommandError::usage(
@@ -163,9 +164,9 @@ struct MitigationSelection<'a> {
 type NamedBuild = (BuildFacts, String);
 
 /// State of a mitigation in a build, and whether the build contains it. Empty if unknown.
-fn here(entry: &MitigationEntry, build: Option<&NamedBuild>) -> String {
+fn state_in_build(entry: &MitigationEntry, build: Option<&NamedBuild>) -> String {
     let Some((facts, _)) = build else { return String::new() };
-    let life = facts.standing(entry).map(|life| life.is.name());
+    let life = facts.mitigation_state(entry).map(|life| life.is.name());
     let fixes = facts.provenance.as_ref().and_then(|provenance| provenance.fixes.as_ref());
     let has = fixes.is_some_and(|fixes| fixes.contains(&entry.id)).then_some("built in");
     life.into_iter().chain(has).collect::<Vec<_>>().join(", ")
@@ -174,13 +175,13 @@ fn here(entry: &MitigationEntry, build: Option<&NamedBuild>) -> String {
 fn entry_json(entry: &MitigationEntry, build: Option<&NamedBuild>) -> Value {
     let mut value = json!(entry);
     if let (Some(object), Some((facts, name))) = (value.as_object_mut(), build) {
-        object.insert("here".to_owned(), json!({ "build": name, "life": facts.standing(entry) }));
+        object.insert("here".to_owned(), json!({ "build": name, "life": facts.mitigation_state(entry) }));
     }
     value
 }
 
 impl<'a> MitigationSelection<'a> {
-    fn of(
+    fn filtered(
         all: &'a MitigationCatalogue,
         backend: Option<&str>,
         memory: Option<LeakMemory>,
@@ -212,7 +213,7 @@ impl<'a> MitigationSelection<'a> {
     }
 
     /// Sets the build for which the entries are shown.
-    fn here(self, build: Option<&'a NamedBuild>) -> Self {
+    fn with_build(self, build: Option<&'a NamedBuild>) -> Self {
         Self { here: build, ..self }
     }
 
@@ -240,11 +241,11 @@ impl<'a> MitigationSelection<'a> {
                 entry.title.clone(),
             ];
             if self.here.is_some() {
-                row.insert(5, here(entry, self.here));
+                row.insert(5, state_in_build(entry, self.here));
             }
             row
         }));
-        let mut text = out::table(&rows);
+        let mut text = out::format_table(&rows);
         text.push('\n');
         let mut rows =
             vec![["LEAK, DEFECT", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"].map(str::to_owned).to_vec()];
@@ -258,7 +259,7 @@ impl<'a> MitigationSelection<'a> {
                 cures.join(", "),
             ]
         }));
-        text.push_str(&out::table(&rows));
+        text.push_str(&out::format_table(&rows));
         text.push_str(
             "\n`llama-warden mitigations show ID` tells the rest: symptoms, cost, evidence, references.\n",
         );
@@ -315,12 +316,12 @@ fn mitigation_text(all: &MitigationCatalogue, entry: &MitigationEntry, build: Op
     if let Some(value) = &entry.value {
         let default =
             value.default.as_ref().map(|own| format!("; without one it is {own}")).unwrap_or_default();
-        sheet.add("value", format!("{}{default}", value.takes()));
+        sheet.add("value", format!("{}{default}", value.description()));
     }
     for part in &entry.parts {
         let takes = part.value.as_ref().map_or_else(String::new, |spec| {
             let default = spec.default.as_ref().map(|own| format!("; without it {own}, with `off` unset"));
-            format!("; {}{}", spec.takes(), default.unwrap_or_default())
+            format!("; {}{}", spec.description(), default.unwrap_or_default())
         });
         sheet.add("part", format!("{}.{}: {} ({}{takes})", entry.id, part.name, part.text, part.variable));
     }
@@ -343,14 +344,14 @@ fn mitigation_text(all: &MitigationCatalogue, entry: &MitigationEntry, build: Op
         sheet.add("upstream", said.cloned().collect::<Vec<_>>().join("; "));
     }
     if let Some((facts, name)) = build {
-        let life = facts.standing(entry).map_or_else(
+        let life = facts.mitigation_state(entry).map_or_else(
             || "nothing is known of that".to_owned(),
             |life| {
                 format!(
                     "{}{}: {}",
                     life.is.name(),
                     if life.by_source { ", as its source shows" } else { "" },
-                    life.why()
+                    life.reason()
                 )
             },
         );
@@ -399,7 +400,7 @@ mod tests {
     #[test]
     fn filters_leave_what_has_to_do_with_backend_and_memory() {
         let ids = |backend: Option<&str>, memory| {
-            let chosen = MitigationSelection::of(all(), backend, memory).unwrap();
+            let chosen = MitigationSelection::filtered(all(), backend, memory).unwrap();
             chosen.mitigations.iter().map(|entry| entry.id.clone()).collect::<Vec<_>>()
         };
         let has = |list: &[String], id: &str| list.iter().any(|own| own == id);
@@ -409,12 +410,13 @@ mod tests {
         assert!(has(&cuda, "no-cuda-graphs") && has(&cuda, "cache-ram") && !has(&cuda, "metal-no-residency"));
         let host = ids(Some("cuda"), Some(LeakMemory::Host));
         assert!(has(&host, "cache-ram") && !has(&host, "kv-f16"));
-        let leaks = MitigationSelection::of(all(), Some("metal"), Some(LeakMemory::Host)).unwrap().leaks;
+        let leaks =
+            MitigationSelection::filtered(all(), Some("metal"), Some(LeakMemory::Host)).unwrap().leaks;
         assert!(
             leaks.iter().any(|leak| leak.id == "metal-leaks")
                 && leaks.iter().all(|leak| leak.is_for("metal"))
         );
-        let error = MitigationSelection::of(all(), Some("cude"), None).err().unwrap();
+        let error = MitigationSelection::filtered(all(), Some("cude"), None).err().unwrap();
         assert_eq!(error.code(), 2);
     }
 
@@ -447,7 +449,7 @@ mod tests {
 
     #[test]
     fn what_can_be_done_is_a_table_and_each_of_it_a_sheet() {
-        insta::assert_snapshot!("the_list", MitigationSelection::of(all(), None, None).unwrap().text());
+        insta::assert_snapshot!("the_list", MitigationSelection::filtered(all(), None, None).unwrap().text());
         let sheets = ["no-cuda-graphs", "cache-ram", "graph-cache-cap", "build-one-copy"]
             .map(|id| mitigation_text(all(), all().mitigation(id).unwrap(), None));
         let leaks = ["cuda-graph-window", "metal-leaks"].map(|id| leak_text(all().leak(id).unwrap()));
@@ -457,14 +459,14 @@ mod tests {
             json: false,
             which: TargetBuildArgs::default(),
         });
-        let backend = MitigationSelection::of(all(), Some("cude"), None);
+        let backend = MitigationSelection::filtered(all(), Some("cude"), None);
         let told = [unknown.err().unwrap(), backend.err().unwrap()].map(|error| error.lines().join("\n"));
         insta::assert_snapshot!("what_is_not_there", told.join("\n"));
     }
 
     #[test]
     fn programs_get_the_same_list() {
-        let json = MitigationSelection::of(all(), None, None).unwrap().json();
+        let json = MitigationSelection::filtered(all(), None, None).unwrap().json();
         let find = |key: &str, id: &str| {
             json[key].as_array().unwrap().iter().find(|entry| entry["id"] == id).cloned().unwrap_or_default()
         };
@@ -489,7 +491,7 @@ mod tests {
         for build in [at(8827), at(8840), at(10_587)] {
             for id in ids {
                 let entry = all().mitigation(id).unwrap();
-                told.extend([build.1.as_str(), " ", id, ": ", &here(entry, Some(&build)), "\n"]);
+                told.extend([build.1.as_str(), " ", id, ": ", &state_in_build(entry, Some(&build)), "\n"]);
             }
         }
         // A needed fix that the build has differs from a needed one that it lacks.
@@ -497,9 +499,10 @@ mod tests {
         let fixes = Some(vec!["graph-cache-cap".to_owned()]);
         with.0.provenance = Some(mitigation::ProvenanceFacts { fixes, ..Default::default() });
         let id = "graph-cache-cap";
-        told.extend(["with ", id, ": ", &here(all().mitigation(id).unwrap(), Some(&with)), "\n"]);
+        told.extend(["with ", id, ": ", &state_in_build(all().mitigation(id).unwrap(), Some(&with)), "\n"]);
         let build = at(10_587);
-        let text = MitigationSelection::of(all(), Some("cuda"), None).unwrap().here(Some(&build)).text();
+        let text =
+            MitigationSelection::filtered(all(), Some("cuda"), None).unwrap().with_build(Some(&build)).text();
         told.extend(
             text.lines()
                 .filter(|line| {
@@ -515,6 +518,9 @@ mod tests {
                 .map(|line| format!("{line}\n")),
         );
         insta::assert_snapshot!(told);
-        assert_eq!((number("b8840"), number("b884012345678901"), number("8840")), (Some(8840), None, None));
+        assert_eq!(
+            (build_number("b8840"), build_number("b884012345678901"), build_number("8840")),
+            (Some(8840), None, None)
+        );
     }
 }

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use rustix::fs::FlockOperation;
 
 use crate::config::machine::HostMachine;
-use crate::config::source::layers::{ConfigSources, FlagSetting, LoadedConfig, load};
+use crate::config::source::layers::{ConfigSources, FlagSetting, LoadedConfig, load_config};
 use crate::exit::CommandError;
 
 pub(crate) mod build;
@@ -162,7 +162,7 @@ impl ConfigArgs {
         for text in &self.set {
             flags.push(parse_set(text)?);
         }
-        Ok(load(ConfigSources {
+        Ok(load_config(ConfigSources {
             file: self.config.clone(),
             env: machine.text_vars(),
             flags,
@@ -186,7 +186,7 @@ fn parse_set(text: &str) -> Result<FlagSetting, CommandError> {
 
 /// Opens and locks a file, creating it and its folder if missing. Keeps its content; the lock lasts until
 /// it is closed.
-fn held(path: &Path, how: FlockOperation) -> io::Result<File> {
+fn open_locked(path: &Path, how: FlockOperation) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -249,7 +249,7 @@ pub(crate) fn run() -> Result<(), CommandError> {
         CliCommand::Service(command) => service::run(&command),
         CliCommand::Completions(args) => papers::completions(&args),
         CliCommand::Man(args) => papers::man(&args),
-        CliCommand::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
+        CliCommand::Version => crate::out::print_line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct ManArgs {
 }
 
 /// The command line without values of the environment, which generated pages must not show.
-fn described() -> clap::Command {
+fn command_without_env() -> clap::Command {
     fn quiet(command: clap::Command) -> clap::Command {
         command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
     }
@@ -46,21 +46,21 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), CommandError> {
         CompletionShell::Fish => Shell::Fish,
     };
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut described(), "llama-warden", &mut text);
-    out::write(&String::from_utf8_lossy(&text))
+    clap_complete::generate(shell, &mut command_without_env(), "llama-warden", &mut text);
+    out::print_text(&String::from_utf8_lossy(&text))
 }
 
 pub(crate) fn man(args: &ManArgs) -> Result<(), CommandError> {
     let folder = &args.folder;
-    let written =
-        std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(described(), folder));
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(command_without_env(), folder));
     written.map_err(|error| {
         CommandError::hinted(
             format!("cannot write the pages to {}: {error}", folder.display()),
             "name a folder that we may write to",
         )
     })?;
-    out::line(&format!(
+    out::print_line(&format!(
         "pages are in {}: `man -l {}`",
         folder.display(),
         folder.join("llama-warden.1").display()

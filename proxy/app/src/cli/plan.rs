@@ -22,8 +22,10 @@ use warden_supervisor::spec::ServerCommand;
 
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
-use crate::config::needs::{ModelMemoryNeeds, is_for_cpu, left_for_models, own_memory, server_build, why};
-use crate::config::resolve::{resolve, store};
+use crate::config::needs::{
+    ModelMemoryNeeds, is_for_cpu, left_for_models, misfit_text, own_memory, server_build,
+};
+use crate::config::resolve::{resolve_config, store};
 use crate::exit::CommandError;
 use crate::out;
 
@@ -64,14 +66,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let only = match &args.model {
-        Some(name) => Some(super::policy::find(&loaded, name)?.0.to_owned()),
+        Some(name) => Some(super::policy::find_model(&loaded, name)?.0.to_owned()),
         None => None,
     };
-    let mut resolved = resolve(&loaded, &machine, false)?;
-    let room = room(args, &machine)?;
+    let mut resolved = resolve_config(&loaded, &machine, false)?;
+    let room = machine_room(args, &machine)?;
     // Measurements are keyed by the whole command, so resolve it. Models whose program is missing are
     // planned all the same.
-    drop(block_on(store::fill(&mut resolved, &machine))?);
+    drop(block_on(store::fill_from_store(&mut resolved, &machine))?);
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
@@ -85,34 +87,34 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
             let mut sheet = PlanSheet {
                 name: spec.name.to_string(),
                 replicas: spec.run.replicas,
-                known: ModelMemoryNeeds::read(&spec.command, env.clone(), server_build(build, has_gpu)),
+                known: ModelMemoryNeeds::compute(&spec.command, env.clone(), server_build(build, has_gpu)),
                 leaks: Vec::new(),
             };
             if args.gpus.is_none() {
-                sheet.measured(&resolved.dirs.state, &spec.command);
+                sheet.apply_measurements(&resolved.dirs.state, &spec.command);
             }
             sheet
         })
         .collect();
     if args.json {
-        out::write(&format!("{:#}\n", as_json(&sheets, &room)))
+        out::print_text(&format!("{:#}\n", as_json(&sheets, &room)))
     } else {
-        out::write(&text(&sheets, &room))
+        out::print_text(&plan_text(&sheets, &room))
     }
 }
 
 /// Memory available to models.
-fn room(args: &PlanArgs, machine: &HostMachine) -> Result<Room, CommandError> {
+fn machine_room(args: &PlanArgs, machine: &HostMachine) -> Result<Room, CommandError> {
     let host = args.host.unwrap_or(machine.memory).0;
     let gpus = match args.gpus.as_deref() {
         Some("none") => Vec::new(),
-        Some(sizes) => sizes.split(',').map(|size| size_of(size.trim())).collect::<Result<_, _>>()?,
+        Some(sizes) => sizes.split(',').map(|size| parse_size(size.trim())).collect::<Result<_, _>>()?,
         None => own_memory(&GpuSensors::open()),
     };
     Ok(left_for_models(host, &gpus, &defaults().loading))
 }
 
-fn size_of(text: &str) -> Result<u64, CommandError> {
+fn parse_size(text: &str) -> Result<u64, CommandError> {
     ByteSize::from_str(text).map(|size| size.0).map_err(|error| {
         CommandError::usage(
             format!("--gpus: {error}"),
@@ -123,10 +125,10 @@ fn size_of(text: &str) -> Result<u64, CommandError> {
 
 impl PlanSheet {
     /// Replaces planned sizes by those that processes with this command held on this machine.
-    fn measured(&mut self, state_dir: &Path, command: &ServerCommand) {
+    fn apply_measurements(&mut self, state_dir: &Path, command: &ServerCommand) {
         let seen = known_memory(state_dir, command);
         if let Ok(known) = &mut self.known {
-            known.needs.measured = MeasuredNeeds::of(&seen.held, &seen.worst);
+            known.needs.measured = MeasuredNeeds::from_sources(&seen.held, &seen.worst);
         }
         self.leaks = seen.leaks;
     }
@@ -153,11 +155,11 @@ fn replica_name(name: &str, number: u32) -> String {
 }
 
 /// The largest sets of processes that fit, with their placement. No set is a subset of another.
-fn together(all: &[PlacementRequest], room: &Room) -> Vec<Vec<ModelFit>> {
+fn fitting_sets(all: &[PlacementRequest], room: &Room) -> Vec<Vec<ModelFit>> {
     let fits = |set: u32| {
         let chosen: Vec<&PlacementRequest> =
             (0..).zip(all).filter(|(index, _)| set >> index & 1 == 1).map(|(_, one)| one).collect();
-        book::fit(room, &chosen).ok()
+        book::fit_models(room, &chosen).ok()
     };
     let mut sets: Vec<u32> = (1..1_u32 << all.len()).collect();
     sets.sort_by_key(|set| std::cmp::Reverse(set.count_ones()));
@@ -173,18 +175,18 @@ fn together(all: &[PlacementRequest], room: &Room) -> Vec<Vec<ModelFit>> {
     found.into_iter().map(|(_, fit)| fit).collect()
 }
 
-fn bytes(parts: &[(NeedPurpose, u64)], part: NeedPurpose) -> String {
+fn part_bytes(parts: &[(NeedPurpose, u64)], part: NeedPurpose) -> String {
     parts
         .iter()
         .find(|(known, _)| *known == part)
         .map_or("-".to_owned(), |(_, bytes)| ByteSize(*bytes).to_string())
 }
 
-fn text(sheets: &[PlanSheet], room: &Room) -> String {
+fn plan_text(sheets: &[PlanSheet], room: &Room) -> String {
     let mut lines = Vec::new();
-    let rows = rows(sheets);
+    let rows = plan_rows(sheets);
     if rows.len() > 1 {
-        lines.push(out::table(&rows));
+        lines.push(out::format_table(&rows));
     }
     lines.extend(sheets.iter().map(|sheet| match &sheet.known {
         Ok(known) => model_notes(sheet, known),
@@ -196,30 +198,32 @@ fn text(sheets: &[PlanSheet], room: &Room) -> String {
     let all = processes_to_place(sheets);
     let mut every = Vec::new();
     for one in &all {
-        match book::fit(room, &[one]) {
+        match book::fit_models(room, &[one]) {
             Ok(_) => every.push(one),
             Err(misfit) => {
                 // A further replica: the line of the first one describes the model.
                 let Some(sheet) = sheets.iter().find(|sheet| sheet.name == one.name) else { continue };
                 let known = sheet.known.as_ref().ok();
-                let less = known.map(|known| less(known, one, room)).unwrap_or_default();
-                lines.push(format!("{} does not fit even alone: {}{less}", one.name, why(&misfit)));
+                let less = known.map(|known| smaller_context(known, one, room)).unwrap_or_default();
+                lines.push(format!("{} does not fit even alone: {}{less}", one.name, misfit_text(&misfit)));
             }
         }
     }
-    match (book::fit(room, &every), every.len()) {
+    match (book::fit_models(room, &every), every.len()) {
         (Ok(_), 0) => {}
         (Ok(fits), count) => {
             let all = if count == 1 { "it fits".to_owned() } else { format!("all {count} fit together") };
-            lines.push(format!("{all}: {}", places(&fits)));
+            lines.push(format!("{all}: {}", placement_text(&fits)));
             lines.extend(later_warning(sheets, &fits, room));
         }
         (Err(misfit), count) => {
-            lines.push(format!("not all of them fit together: {}", why(&misfit)));
+            lines.push(format!("not all of them fit together: {}", misfit_text(&misfit)));
             if count <= MAX_COMBINED_MODELS {
                 let every: Vec<PlacementRequest> = every.into_iter().cloned().collect();
                 lines.extend(
-                    together(&every, room).iter().map(|fits| format!("  together: {}", places(fits))),
+                    fitting_sets(&every, room)
+                        .iter()
+                        .map(|fits| format!("  together: {}", placement_text(fits))),
                 );
             }
         }
@@ -228,7 +232,7 @@ fn text(sheets: &[PlanSheet], room: &Room) -> String {
 }
 
 /// Rows of the table: memory of each model on GPUs and on the host.
-fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
+fn plan_rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
     let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for sheet in sheets {
@@ -244,7 +248,7 @@ fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
                 if place == "host" { needs.measured.host.is_some() } else { needs.measured.gpu.is_some() };
             let all = format!("{}{}", ByteSize(all), if is_measured { " (measured)" } else { "" });
             let fixed =
-                if fixed > 0 { ByteSize(fixed).to_string() } else { bytes(parts, NeedPurpose::Fixed) };
+                if fixed > 0 { ByteSize(fixed).to_string() } else { part_bytes(parts, NeedPurpose::Fixed) };
             let name = if place == "host" && needs.uses_gpu() { String::new() } else { sheet.name.clone() };
             let cells = [
                 NeedPurpose::Weights,
@@ -254,7 +258,7 @@ fn rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
                 NeedPurpose::Projector,
             ];
             let mut row = vec![name, place.to_owned()];
-            row.extend(cells.map(|part| bytes(parts, part)));
+            row.extend(cells.map(|part| part_bytes(parts, part)));
             row.extend([fixed, all]);
             rows.push(row);
         }
@@ -285,9 +289,9 @@ fn model_notes(sheet: &PlanSheet, known: &ModelMemoryNeeds) -> String {
         parts.push(format!("not reckoned with: {}", unknown.join(", ")));
     }
     parts.extend(measured_note(&known.needs));
-    parts.extend(later_note(&known.later));
+    parts.extend(later_note(&known.later_memory));
     for leak in &sheet.leaks {
-        parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope(&leak.slope)));
+        parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope_phrase(&leak.slope)));
     }
     parts.join("; ")
 }
@@ -321,7 +325,7 @@ fn later_note(later: &LaterMemory) -> Option<String> {
 /// Upper bound of a process's host memory, in bytes; `None` if it is unbounded.
 fn max_host_bytes(known: &ModelMemoryNeeds) -> Option<u64> {
     // Take the maximum, not the sum: the measured size may already include parts of the caches.
-    let with_caches = known.needs.planned_host().saturating_add(known.later.bytes()?);
+    let with_caches = known.needs.planned_host().saturating_add(known.later_memory.bytes()?);
     Some(with_caches.max(known.needs.host_bytes()))
 }
 
@@ -349,12 +353,12 @@ fn later_warning(sheets: &[PlanSheet], fits: &[ModelFit], room: &Room) -> Option
 }
 
 /// Proposes a smaller context that fits, if there is one.
-fn less(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String {
+fn smaller_context(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String {
     let fits = |context: u64| {
-        let run = ServerRun { context: Some(context), ..known.run.clone() };
+        let run = ServerRun { context: Some(context), ..known.settings.clone() };
         // Plan anew: measurements are only valid for the present context.
-        let needs = book::needs(&known.shape, &run, known.server, known.projector);
-        book::fit(room, &[&PlacementRequest { needs, ..one.clone() }]).is_ok()
+        let needs = book::predict_needs(&known.shape, &run, known.server, known.projector);
+        book::fit_models(room, &[&PlacementRequest { needs, ..one.clone() }]).is_ok()
     };
     let (mut low, mut high) = (0, known.needs.context / CONTEXT_STEP);
     while low + 1 < high {
@@ -365,7 +369,7 @@ fn less(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String
 }
 
 /// Formats a placement: `a on GPU 0, b on GPUs 0 and 1`.
-fn places(fits: &[ModelFit]) -> String {
+fn placement_text(fits: &[ModelFit]) -> String {
     let mut fits: Vec<&ModelFit> = fits.iter().collect();
     fits.sort_by(|one, other| one.name.cmp(&other.name));
     let place = |fit: &ModelFit| match &fit.gpus[..] {
@@ -387,7 +391,7 @@ fn as_json(sheets: &[PlanSheet], room: &Room) -> Value {
     let models: Vec<Value> = sheets
         .iter()
         .map(|sheet| match &sheet.known {
-            Ok(known @ ModelMemoryNeeds { needs, later, .. }) => json!({
+            Ok(known @ ModelMemoryNeeds { needs, later_memory: later, .. }) => json!({
                 "name": sheet.name, "replicas": sheet.replicas, "context": needs.context, "slots": needs.slots,
                 "host": parts(&needs.host), "host_bytes": needs.host_bytes(), "mapped_bytes": needs.mapped,
                 "gpu": parts(&needs.gpu), "each_gpu_bytes": needs.each_gpu, "gpu_bytes": needs.gpu_bytes(1),
@@ -405,9 +409,9 @@ fn as_json(sheets: &[PlanSheet], room: &Room) -> Value {
     let all = processes_to_place(sheets);
     let every: Vec<&PlacementRequest> = all.iter().collect();
     let place = |fit: &ModelFit| json!({ "name": fit.name, "gpus": fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes })).collect::<Vec<_>>() });
-    let fit = match book::fit(room, &every) {
+    let fit = match book::fit_models(room, &every) {
         Ok(fits) => json!({ "all": true, "places": fits.iter().map(place).collect::<Vec<_>>() }),
-        Err(misfit) => json!({ "all": false, "why": why(&misfit) }),
+        Err(misfit) => json!({ "all": false, "why": misfit_text(&misfit) }),
     };
     json!({ "host_bytes": room.host, "gpu_bytes": room.gpus, "models": models, "fit": fit })
 }
@@ -426,7 +430,7 @@ mod tests {
         };
         let room = Room { host: 1 << 40, gpus: vec![24 << 30] };
         let all = [one("a", 12), one("b", 12), one("c", 20), one("d", 4)];
-        let sets: Vec<String> = together(&all, &room).iter().map(|fits| places(fits)).collect();
+        let sets: Vec<String> = fitting_sets(&all, &room).iter().map(|fits| placement_text(fits)).collect();
         assert_eq!(
             sets,
             [

@@ -15,10 +15,10 @@ const PLAIN_LINE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_LINE_COLUMNS: usize = 79;
 
 /// Shows events until their sender is dropped.
-pub(crate) async fn show(mut events: UnboundedReceiver<BuildEvent>) {
+pub(crate) async fn show_events(mut events: UnboundedReceiver<BuildEvent>) {
     let mut display = BuildDisplay { lines: ProgressLines::new(), phase: BuildPhase::Fetch };
     while let Some(event) = events.recv().await {
-        display.see(&event);
+        display.show(&event);
     }
     display.lines.close();
 }
@@ -29,7 +29,7 @@ struct BuildDisplay {
 }
 
 impl BuildDisplay {
-    fn see(&mut self, event: &BuildEvent) {
+    fn show(&mut self, event: &BuildEvent) {
         match event {
             BuildEvent::Progress { done, total, item } => {
                 let text = format!("{} {done}/{total} {item}", self.phase);
@@ -40,7 +40,7 @@ impl BuildDisplay {
                 self.lines.line(&phase.to_string());
             }
             other => {
-                if let Some(text) = text(other) {
+                if let Some(text) = event_text(other) {
                     self.lines.more(&text);
                 }
             }
@@ -82,7 +82,7 @@ impl ProgressLines {
         let text = format!("{}  {text}", self.elapsed());
         if self.terminal {
             let cut: String = text.chars().take(MAX_LINE_COLUMNS).collect();
-            out::error_text(&format!("\r\x1b[K{}", out::tame(&cut)));
+            out::error_text(&format!("\r\x1b[K{}", out::terminal_safe(&cut)));
             self.open = true;
         } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_LINE_INTERVAL) || last {
             self.told = Some(Instant::now());
@@ -103,7 +103,7 @@ impl ProgressLines {
     }
 }
 
-fn text(event: &BuildEvent) -> Option<String> {
+fn event_text(event: &BuildEvent) -> Option<String> {
     Some(match event {
         BuildEvent::Obtaining { what, from, into } => {
             format!("obtaining {what} from {from} into {}", into.display())
@@ -159,7 +159,7 @@ mod tests {
             BuildEvent::Checked("health"),
             BuildEvent::Installed(id()),
         ];
-        let told = events.iter().filter_map(text).map(|told| told + "\n");
+        let told = events.iter().filter_map(event_text).map(|told| told + "\n");
         let phases = [
             BuildPhase::Fetch,
             BuildPhase::Check,

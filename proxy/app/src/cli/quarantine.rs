@@ -51,9 +51,9 @@ fn list(args: &QuarantineListArgs) -> Result<(), CommandError> {
     let models = &status.fleet.models;
     if args.json {
         let all = models.iter().map(|model| (model.name.to_string(), json!(model.quarantine)));
-        return out::json(&serde_json::Value::Object(all.collect()));
+        return out::print_json(&serde_json::Value::Object(all.collect()));
     }
-    out::write(&table(models))
+    out::print_text(&table(models))
 }
 
 fn table(models: &[Arc<ModelView>]) -> String {
@@ -75,7 +75,7 @@ fn table(models: &[Arc<ModelView>]) -> String {
     if rows.len() == 1 {
         return "no request is refused or suspected\n".to_owned();
     }
-    out::table(&rows)
+    out::format_table(&rows)
 }
 
 fn release(args: &QuarantineReleaseArgs) -> Result<(), CommandError> {
@@ -86,7 +86,7 @@ fn release(args: &QuarantineReleaseArgs) -> Result<(), CommandError> {
     let mut segments = vec!["quarantine", "release"];
     segments.extend(args.which.as_deref());
     let answer: ReleaseAnswer = block_on(args.instance.client()?.json(Method::POST, &segments))??;
-    out::line(&format!("{} request(s) released", answer.released))
+    out::print_line(&format!("{} request(s) released", answer.released))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use warden_policies::secrets;
 use super::block_on;
 use super::control::InstanceArgs;
 use crate::admin::client::AdminClient;
-use crate::admin::requests::{CancelReport, RequestList, short, took};
+use crate::admin::requests::{CancelReport, RequestList, milliseconds_text, timing_text};
 use crate::exit::CommandError;
 use crate::out;
 
@@ -67,12 +67,12 @@ pub(crate) fn run(args: &RequestsArgs) -> Result<(), CommandError> {
         Some(RequestsCommand::Cancel(args)) => cancel(args),
         None => {
             let client = args.instance.client()?;
-            block_on(show(&client, args))?
+            block_on(show_requests(&client, args))?
         }
     }
 }
 
-async fn show(client: &AdminClient, args: &RequestsArgs) -> Result<(), CommandError> {
+async fn show_requests(client: &AdminClient, args: &RequestsArgs) -> Result<(), CommandError> {
     let given = [
         ("model", args.model.clone()),
         ("state", args.state.clone()),
@@ -82,13 +82,13 @@ async fn show(client: &AdminClient, args: &RequestsArgs) -> Result<(), CommandEr
     loop {
         let list: RequestList = client.json_with(Method::GET, &["requests"], &query).await?;
         if args.json {
-            return out::json(&list);
+            return out::print_json(&list);
         }
-        let text = secrets::text(&table(&list));
+        let text = secrets::redact_text(&table(&list));
         if !args.follow {
-            return out::write(&text);
+            return out::print_text(&text);
         }
-        out::picture(&text)?;
+        out::refresh_screen(&text)?;
         tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
 }
@@ -98,12 +98,15 @@ fn cancel(args: &RequestsCancelArgs) -> Result<(), CommandError> {
     let path = ["requests", &args.id, "cancel"];
     let told: CancelReport = block_on(args.instance.client()?.json_with(Method::POST, &path, &query))??;
     if args.json {
-        return out::json(&told);
+        return out::print_json(&told);
     }
     let again = if told.again { "was told before to end" } else { "is told to end" };
     let model = told.cancelled.model.as_ref().map(|model| format!(" of `{model}`")).unwrap_or_default();
     let state = told.cancelled.state.as_str();
-    out::line(&secrets::text(&format!("the request {}{model} {again} ({state})", told.cancelled.id)))
+    out::print_line(&secrets::redact_text(&format!(
+        "the request {}{model} {again} ({state})",
+        told.cancelled.id
+    )))
 }
 
 fn row(one: &RequestView) -> Vec<String> {
@@ -117,10 +120,10 @@ fn row(one: &RequestView) -> Vec<String> {
         one.id.clone(),
         one.model.as_ref().map_or_else(dash, ToString::to_string),
         state,
-        took(one.total_ms),
-        took(one.queued_ms),
-        short(one.prefill_ms, one.prompt_tokens),
-        short(one.generating_ms, one.output_tokens),
+        milliseconds_text(one.total_ms),
+        milliseconds_text(one.queued_ms),
+        timing_text(one.prefill_ms, one.prompt_tokens),
+        timing_text(one.generating_ms, one.output_tokens),
         one.generation.map_or_else(dash, |generation| generation.to_string()),
         one.route.clone(),
         one.key.as_ref().map_or_else(|| one.peer.clone(), |key| format!("{key} {}", one.peer)),
@@ -134,7 +137,7 @@ fn table(list: &RequestList) -> String {
         "no such request is in flight, or has ended lately\n".to_owned()
     } else {
         let rows = list.requests.iter().map(row);
-        out::table(&std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect::<Vec<_>>())
+        out::format_table(&std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect::<Vec<_>>())
     };
     text.extend([format!("{} in flight", list.in_flight)]);
     if list.left_out > 0 {

@@ -56,5 +56,5 @@ pub(crate) fn run(args: &SampleModelArgs) -> Result<(), CommandError> {
     let bytes = std::fs::metadata(&args.output).map_or(0, |facts| facts.len());
     let form =
         if weights == WeightKind::F32 { String::new() } else { format!(", {} weights", weights.name()) };
-    out::line(&format!("wrote {path} ({}, preset {}{form})", ByteSize(bytes), args.preset))
+    out::print_line(&format!("wrote {path} ({}, preset {}{form})", ByteSize(bytes), args.preset))
 }

@@ -84,11 +84,11 @@ impl ServeArgs {
         let given = table.into_iter().filter_map(|(flag, path, value)| {
             value.as_ref().map(|value| FlagSetting::raw(flag, path, value))
         });
-        given.chain(folders(&self.models_dir)).collect()
+        given.chain(model_folders(&self.models_dir)).collect()
     }
 
     /// Chooses the sources of the configuration.
-    fn plan(self, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
+    fn configuration_plan(self, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
         let any_name = !self.flags.is_empty();
         if !any_name && self.config.config.is_none() && self.models_dir.is_empty() {
             return Err(CommandError::usage(
@@ -97,14 +97,14 @@ impl ServeArgs {
                  `llama-warden serve --config warden.toml`",
             ));
         }
-        let mut flags = if any_name { dropin::settings(&self.flags, machine)? } else { Vec::new() };
+        let mut flags = if any_name { dropin::dropin_settings(&self.flags, machine)? } else { Vec::new() };
         flags.extend(self.settings());
         Ok(ConfigSource { config: self.config, flags, any_name })
     }
 }
 
 /// Converts folders of models on the command line to a setting; `None` without folders.
-pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
+pub(crate) fn model_folders(dirs: &[String]) -> Option<FlagSetting> {
     let absolute =
         |dir: &String| std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string());
     let all: Vec<ConfigNode> =
@@ -118,7 +118,7 @@ pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
 
 /// Serves until it is told to end.
 pub(crate) fn run(args: ServeArgs) -> Result<(), CommandError> {
-    crate::serve::run(args.plan(&HostMachine::read())?)
+    crate::serve::run_serve(args.configuration_plan(&HostMachine::read())?)
 }
 
 /// Acts like llama-server with these arguments.
@@ -132,15 +132,15 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), CommandError>
         flags: if args.is_empty() { vec!["--jinja".to_owned()] } else { args },
         ..ServeArgs::default()
     };
-    let mut plan = args.plan(&machine)?;
+    let mut plan = args.configuration_plan(&machine)?;
     plan.flags.extend(dropin::dropin_defaults(&machine));
-    crate::serve::run(plan)
+    crate::serve::run_serve(plan)
 }
 
 /// Executes the real llama-server, which answers questions like `--help` itself.
 fn exec_real_server(args: &[String], machine: &HostMachine) -> Result<(), CommandError> {
     let built = match machine.data_dir() {
-        Some(data) => store::find(&data, None).map_err(CommandError::failed)?,
+        Some(data) => store::find_build(&data, None).map_err(CommandError::failed)?,
         None => None,
     };
     let built = built.map(|build| build.facts.binary);
@@ -157,7 +157,7 @@ fn exec_real_server(args: &[String], machine: &HostMachine) -> Result<(), Comman
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::layers::{ConfigSources, load};
+    use crate::config::source::layers::{ConfigSources, load_config};
     use clap::Parser;
 
     fn parse(args: &[&str]) -> ServeArgs {
@@ -173,9 +173,9 @@ mod tests {
     fn everything_after_the_dashes_is_llama_servers() {
         let args = parse(&["--port", "1", "--", "-m", "a.gguf", "--port", "2", "--set", "x"]);
         assert_eq!(args.flags, ["-m", "a.gguf", "--port", "2", "--set", "x"]);
-        let plan = args.plan(&HostMachine::read()).unwrap();
+        let plan = args.configuration_plan(&HostMachine::read()).unwrap();
         assert!(plan.any_name);
-        let loaded = load(ConfigSources { flags: plan.flags, ..ConfigSources::default() }).unwrap();
+        let loaded = load_config(ConfigSources { flags: plan.flags, ..ConfigSources::default() }).unwrap();
         assert_eq!(loaded.settings.server.port, 1, "our own flag comes over llama-server's");
         assert_eq!(loaded.models[0].1.args, ["-m", "a.gguf", "--set", "x"]);
     }
@@ -193,15 +193,15 @@ mod tests {
             "-m",
             "a",
         ]);
-        let plan = args.plan(&HostMachine::read()).unwrap();
-        let loaded = load(ConfigSources { flags: plan.flags, ..ConfigSources::default() }).unwrap();
+        let plan = args.configuration_plan(&HostMachine::read()).unwrap();
+        let loaded = load_config(ConfigSources { flags: plan.flags, ..ConfigSources::default() }).unwrap();
         assert_eq!(loaded.settings.log.format, "json");
         assert_eq!(loaded.models[0].1.policy.host.soft, "1GiB".parse().ok());
     }
 
     #[test]
     fn with_nothing_to_serve_the_hint_shows_both_ways() {
-        let failure = ServeArgs::default().plan(&HostMachine::read()).unwrap_err();
+        let failure = ServeArgs::default().configuration_plan(&HostMachine::read()).unwrap_err();
         assert_eq!(failure.code(), 2);
         assert!(failure.lines()[1].contains("-- -m"));
     }

@@ -14,7 +14,7 @@ const STATUS_COLUMNS: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
 /// Formats the table. Long notes are cut, and follow in full below their rows.
-pub(crate) fn table(status: &AdminStatus) -> String {
+pub(crate) fn status_table(status: &AdminStatus) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     let mut text = format!(
@@ -27,7 +27,7 @@ pub(crate) fn table(status: &AdminStatus) -> String {
         text.truncate(text.len() - 1);
         text.extend([format!("access log {}: {} lines are missing{now}\n\n", log.path.display(), log.lost)]);
     }
-    if let Some(trouble) = status.state.trouble() {
+    if let Some(trouble) = status.state.problem() {
         text.truncate(text.len() - 1);
         text.extend([trouble.as_str(), "\n\n"]);
     }
@@ -56,11 +56,11 @@ pub(crate) fn table(status: &AdminStatus) -> String {
             under.push(lines);
         }
     }
-    for (row, lines) in out::table(&rows).lines().zip(under) {
+    for (row, lines) in out::format_table(&rows).lines().zip(under) {
         text.extend([row, "\n"]);
         text.extend(lines.iter().map(|line| format!("  {line}\n")));
     }
-    let devices = growth::devices(&status.fleet.devices);
+    let devices = growth::device_lines(&status.fleet.devices);
     if !devices.is_empty() {
         text.push('\n');
         text.extend(devices.iter().map(|line| format!("{line}\n")));
@@ -89,7 +89,7 @@ fn model_lines(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     let name = model.name.as_str();
     let mut lines = Vec::new();
     lines.extend(model.warm.as_ref().map(|warm| format!("last replacement: {warm}")));
-    lines.extend(pin(model));
+    lines.extend(pin_line(model));
     let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
     if refused > 0 {
         lines.push(format!(
@@ -100,12 +100,12 @@ fn model_lines(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     lines.extend(mitigations.map(|all| format!("mitigations: {}", all.join(", "))));
     let advice = status.advice.get(name).into_iter().flatten();
     lines.extend(advice.map(|one| format!("looks like: {}", one.text)));
-    lines.extend(model.canary.as_deref().map(super::canary::line));
+    lines.extend(model.canary.as_deref().map(super::canary::summary_line));
     lines
 }
 
 /// Says whether the model may be evicted, if that differs from the default.
-fn pin(model: &ModelView) -> Option<String> {
+fn pin_line(model: &ModelView) -> Option<String> {
     let who = model.pin.by.as_ref().map(|by| format!(" (by {by})")).unwrap_or_default();
     match (model.pin.pinned, who.is_empty()) {
         (true, _) => Some(format!("pinned: it leaves for no other model{who}")),
@@ -121,37 +121,37 @@ type StatusRow = (Vec<String>, Vec<String>);
 fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
-    let whole = note(model);
-    let short = shortened(&whole, MAX_NOTE_CHARS);
+    let whole = model_note(model);
+    let short = shorten_note(&whole, MAX_NOTE_CHARS);
     let cut = short != whole;
     if with_process.is_empty() {
         let mut lines: Vec<String> = cut.then_some(whole).into_iter().collect();
-        lines.extend(model.outage.as_ref().map(outage));
+        lines.extend(model.outage.as_ref().map(outage_line));
         lines.extend(
             model.remote.as_ref().map(|remote| format!("served by {} as `{}`", remote.url, remote.model)),
         );
         lines.extend(model.replace_note.clone().filter(|_| model.remote.is_some()));
         let endpoint = model.backends.first().filter(|_| model.remote.is_some());
-        return vec![(row(model, budget, endpoint, Some(&short)), lines)];
+        return vec![(status_row(model, budget, endpoint, Some(&short)), lines)];
     }
     with_process
         .iter()
         .enumerate()
         .map(|(index, backend)| {
-            let mut lines = growth::lines(backend);
+            let mut lines = growth::process_lines(backend);
             // Add the whole note, unless another line contains it.
             if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
                 lines.insert(0, whole.clone());
             }
-            lines.extend(growth::no_reclaim(backend, budget != ModelBudget::default()));
-            lines.extend(backend.report.as_ref().map(gpu::lines).unwrap_or_default());
-            (row(model, budget, Some(backend), (index == 0).then_some(short.as_str())), lines)
+            lines.extend(growth::no_reclaim_note(backend, budget != ModelBudget::default()));
+            lines.extend(backend.report.as_ref().map(gpu::device_lines).unwrap_or_default());
+            (status_row(model, budget, Some(backend), (index == 0).then_some(short.as_str())), lines)
         })
         .collect()
 }
 
 /// Cells of a row; `note` is given only for the first row of a model.
-fn row(
+fn status_row(
     model: &ModelView,
     budget: ModelBudget,
     backend: Option<&BackendView>,
@@ -184,7 +184,7 @@ fn row(
         } else {
             format!("{restarts} (+{} crashes)", model.crashes)
         }),
-        of(backend.and_then(|backend| backend.ready_since).map(|since| age(since.elapsed()))),
+        of(backend.and_then(|backend| backend.ready_since).map(|since| short_age(since.elapsed()))),
         note.unwrap_or_default().to_owned(),
     ]
 }
@@ -193,7 +193,7 @@ fn row(
 const MAX_NOTE_CHARS: usize = 60;
 
 /// Cuts a long note at a word.
-fn shortened(text: &str, letters: usize) -> String {
+fn shorten_note(text: &str, letters: usize) -> String {
     if text.chars().count() <= letters {
         return text.to_owned();
     }
@@ -203,7 +203,7 @@ fn shortened(text: &str, letters: usize) -> String {
 }
 
 /// The most important message for an operator.
-pub(super) fn note(model: &ModelView) -> String {
+pub(super) fn model_note(model: &ModelView) -> String {
     if let Some(failure) = &model.last_failure {
         return failure.message.clone();
     }
@@ -222,7 +222,7 @@ pub(super) fn note(model: &ModelView) -> String {
 }
 
 /// Says when the next start is due, and what the operator can do.
-fn outage(outage: &ModelOutage) -> String {
+fn outage_line(outage: &ModelOutage) -> String {
     let at = i64::try_from(outage.next_start_unix_ms)
         .ok()
         .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
@@ -233,7 +233,7 @@ fn outage(outage: &ModelOutage) -> String {
 }
 
 /// Formats a time in its two largest units: `45s`, `2m05s`, `3h07m`, `5d02h`.
-pub(super) fn age(time: Duration) -> String {
+pub(super) fn short_age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -288,7 +288,7 @@ mod tests {
             phase,
             pid: Some(4000),
             program: None,
-            ready_since: Some(ReadySince::ago(Duration::from_secs(3700))),
+            ready_since: Some(ReadySince::from_age(Duration::from_secs(3700))),
             in_flight: 2,
             slots: Some(4),
             host: Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 }),
@@ -315,7 +315,7 @@ mod tests {
             wanted: true,
             ..warden_supervisor::ReclaimView::default()
         };
-        let mut last = ReclaimEntry::of(ModelName::new("a"), 0, GenerationId(8), Reason::HostSoft);
+        let mut last = ReclaimEntry::new(ModelName::new("a"), 0, GenerationId(8), Reason::HostSoft);
         last.at = "2026-01-01T00:10:00Z".into();
         last.outcome = ReclaimOutcome::Partly;
         (last.heap, last.cuda) = (Some(ReclaimOutcome::TooSoon), Some(ReclaimOutcome::Done));
@@ -333,7 +333,7 @@ mod tests {
         };
         let mut once = two[1].clone();
         once.reclaim.count = 1;
-        assert!(growth::lines(&once).iter().any(|line| line.contains("; asked once, at 2026-01")));
+        assert!(growth::process_lines(&once).iter().any(|line| line.contains("; asked once, at 2026-01")));
         failed.outage = Some(ModelOutage {
             refusing: true,
             next_start_unix_ms: 1_800_000_000_000,
@@ -390,7 +390,7 @@ mod tests {
                 ..FleetView::default()
             },
         };
-        let text = table(&status);
+        let text = status_table(&status);
         insta::assert_snapshot!(text);
     }
 
@@ -399,10 +399,10 @@ mod tests {
         let sentence =
             "the last 3 replacements did not bring memory down, so replacing by policy is off: raise it";
         assert_eq!(
-            shortened(sentence, MAX_NOTE_CHARS),
+            shorten_note(sentence, MAX_NOTE_CHARS),
             "the last 3 replacements did not bring memory down, so…"
         );
-        assert_eq!(shortened("no such file", MAX_NOTE_CHARS), "no such file");
+        assert_eq!(shorten_note("no such file", MAX_NOTE_CHARS), "no such file");
         let mut failed = model("b", ModelState::Failed, Vec::new());
         failed.last_failure = Some(BackendFailure {
             kind: FailureKind::Exit,
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn ages_are_short() {
-        let texts = [5, 65, 3700, 90_000].map(|seconds| age(Duration::from_secs(seconds)));
+        let texts = [5, 65, 3700, 90_000].map(|seconds| short_age(Duration::from_secs(seconds)));
         assert_eq!(texts, ["5s", "1m05s", "1h01m", "1d01h"]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use reqwest::Method;
 use warden_policies::defaults::parse_duration;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use super::block_on;
 use super::control::InstanceArgs;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
     query.extend(args.wait.clone().map(|wait| ("wait", wait)));
     let client = args.instance.client()?;
     let asked = client.json_with(Method::POST, &["upgrade"], &query);
-    let limit = limit(args.wait.as_deref());
+    let limit = answer_timeout(args.wait.as_deref());
     let answered = block_on(async { tokio::time::timeout(limit, asked).await })?;
     let upgraded: UpgradeReport = answered.map_err(|_| {
         CommandError::hinted(
@@ -63,18 +63,18 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
         )
     })??;
     if args.json {
-        return out::json(&upgraded);
+        return out::print_json(&upgraded);
     }
     let UpgradeReport { from, to, processes, frozen_ms, program, same, restart_starts } = upgraded;
-    let seconds = exact(frozen_ms) / 1000.0;
-    out::line(&format!(
+    let seconds = as_f64(frozen_ms) / 1000.0;
+    out::print_line(&format!(
         "upgraded from {from} to {to}: {processes} llama-servers went along; nothing was decided for {seconds:.1} s, and requests went on"
     ))?;
     if same {
-        out::line(&format!("note: it is the program that ran before, {program}"))?;
+        out::print_line(&format!("note: it is the program that ran before, {program}"))?;
     }
     if let Some(other) = restart_starts {
-        out::line(&format!(
+        out::print_line(&format!(
             "note: a restart would start {other} again; have {program} started instead, or put it there"
         ))?;
     }
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
 }
 
 /// Time limit of the answer. The instance refuses an invalid `--wait`.
-fn limit(wait: Option<&str>) -> Duration {
+fn answer_timeout(wait: Option<&str>) -> Duration {
     match wait.map(parse_duration) {
         Some(Ok(wait)) => wait.saturating_add(START_MARGIN),
         // Use the maximum: the instance's configured time is not known here.

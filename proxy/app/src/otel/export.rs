@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::SpanOutcome;
 use super::proto::{ExportRequest, KeyValue, OtlpResource, OtlpScope, OtlpSpan, ResourceSpans, ScopeSpans};
-use super::send::{SpanSendError, send};
+use super::send::{SpanSendError, send_spans};
 use crate::admin::metrics::MetricsRegistry;
 use crate::config::resolve::telemetry::TraceCollector;
 
@@ -65,13 +65,13 @@ impl SpanExporter {
         };
         tokio::select! {
             biased;
-            () = self.work(&stop) => {}
+            () = self.send_batches(&stop) => {}
             () = time_is_up => {}
         }
-        self.lose();
+        self.count_lost();
     }
 
-    async fn work(&mut self, stop: &CancellationToken) {
+    async fn send_batches(&mut self, stop: &CancellationToken) {
         loop {
             let more = self.gather(stop).await;
             let batch = std::mem::take(&mut self.batch);
@@ -87,14 +87,14 @@ impl SpanExporter {
     }
 
     /// Counts the rest as lost. Also logs it, because the counter may not be read any more.
-    fn lose(&mut self) {
+    fn count_lost(&mut self) {
         self.waiting.close();
         let mut lost = self.batch.len() + self.under_way;
         while let Ok(spans) = self.waiting.try_recv() {
             lost += spans.len();
         }
         if lost > 0 {
-            self.metrics.spans(SpanOutcome::Undelivered, lost);
+            self.metrics.count_spans(SpanOutcome::Undelivered, lost);
             tracing::warn!(collector = %self.collector.origin, lost, "the last spans could not be sent in time");
         }
     }
@@ -133,7 +133,7 @@ impl SpanExporter {
         true
     }
 
-    fn encoded(&self, spans: Vec<OtlpSpan>) -> Bytes {
+    fn encode(&self, spans: Vec<OtlpSpan>) -> Bytes {
         let scope =
             OtlpScope { name: "llama-warden".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
         let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
@@ -144,15 +144,15 @@ impl SpanExporter {
     /// Sends spans, with retries while they may help.
     async fn deliver(&mut self, spans: Vec<OtlpSpan>, stop: &CancellationToken) {
         let numbers = self.collector.numbers.clone();
-        let (count, body, since) = (spans.len(), self.encoded(spans), Instant::now());
+        let (count, body, since) = (spans.len(), self.encode(spans), Instant::now());
         let mut pause = numbers.retry_pause;
         loop {
             if !self.wait_allowed(stop).await {
                 // The failure that named this time was logged.
-                return self.metrics.spans(SpanOutcome::Undelivered, count);
+                return self.metrics.count_spans(SpanOutcome::Undelivered, count);
             }
-            let (why, fate) = match send(&self.collector, body.clone()).await {
-                Ok((rejected, why)) => return self.arrived(count, rejected, &why),
+            let (why, fate) = match send_spans(&self.collector, body.clone()).await {
+                Ok((rejected, why)) => return self.count_arrived(count, rejected, &why),
                 Err(SpanSendError::Never(why)) => (why, SpanOutcome::Rejected),
                 Err(SpanSendError::Later { why, after }) => {
                     // Jitter, so that several senders do not retry at the same moment.
@@ -165,7 +165,7 @@ impl SpanExporter {
                     let wait = named.unwrap_or(own);
                     pause = (pause * 2).min(numbers.retry_pause_cap);
                     if !stop.is_cancelled() && since.elapsed() + wait <= numbers.retry_for {
-                        self.failed(&why, "they are kept for a while, and sent again");
+                        self.log_failure(&why, "they are kept for a while, and sent again");
                         if named.is_none() {
                             tokio::select! {
                                 () = sleep(wait) => {}
@@ -177,8 +177,8 @@ impl SpanExporter {
                     (why, SpanOutcome::Undelivered)
                 }
             };
-            self.metrics.spans(fate, count);
-            return self.failed(&why, "they are dropped");
+            self.metrics.count_spans(fate, count);
+            return self.log_failure(&why, "they are dropped");
         }
     }
 
@@ -195,12 +195,12 @@ impl SpanExporter {
         }
     }
 
-    fn arrived(&mut self, count: usize, rejected: u64, why: &str) {
+    fn count_arrived(&mut self, count: usize, rejected: u64, why: &str) {
         let rejected = usize::try_from(rejected).unwrap_or(usize::MAX).min(count);
-        self.metrics.spans(SpanOutcome::Exported, count - rejected);
-        self.metrics.spans(SpanOutcome::Rejected, rejected);
+        self.metrics.count_spans(SpanOutcome::Exported, count - rejected);
+        self.metrics.count_spans(SpanOutcome::Rejected, rejected);
         if rejected > 0 {
-            let why = warden_policies::secrets::text(why);
+            let why = warden_policies::secrets::redact_text(why);
             tracing::debug!(rejected, "the collector rejects spans: {why}");
         }
         if std::mem::replace(&mut self.failing, false) {
@@ -209,7 +209,7 @@ impl SpanExporter {
     }
 
     /// Logs a failure once, until spans arrive again.
-    fn failed(&mut self, why: &str, what: &str) {
+    fn log_failure(&mut self, why: &str, what: &str) {
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(
                 collector = %self.collector.origin,

@@ -72,17 +72,17 @@ impl RequestTracer {
     }
 
     /// Queues the spans of an ended request.
-    pub(crate) fn tell(&self, record: &RequestRecord) {
+    pub(crate) fn queue_spans(&self, record: &RequestRecord) {
         let Some(trace) = record.trace.as_deref().filter(|trace| trace.context.is_sampled()) else { return };
         match self.queue.try_reserve() {
-            Ok(place) => place.send(spans::of(record, trace)),
+            Ok(place) => place.send(spans::request_spans(record, trace)),
             Err(full) => {
                 let fate = match full {
                     TrySendError::Full(()) => SpanOutcome::QueueFull,
                     // The exporter has ended.
                     TrySendError::Closed(()) => SpanOutcome::Undelivered,
                 };
-                self.metrics.spans(fate, trace.parts.len() + 1);
+                self.metrics.count_spans(fate, trace.parts.len() + 1);
             }
         }
     }

@@ -32,11 +32,14 @@ pub(super) enum SpanSendError {
 
 /// Sends an encoded request. Returns the number of spans that the collector rejected nevertheless, with its
 /// reason.
-pub(super) async fn send(collector: &TraceCollector, body: Bytes) -> Result<(u64, String), SpanSendError> {
+pub(super) async fn send_spans(
+    collector: &TraceCollector,
+    body: Bytes,
+) -> Result<(u64, String), SpanSendError> {
     let limit = collector.numbers.timeout;
     let later = |why: String| SpanSendError::Later { why, after: None };
     match timeout(limit, exchange_once(collector, body)).await {
-        Ok(Ok((status, headers, answer))) => judged(status, &headers, &answer),
+        Ok(Ok((status, headers, answer))) => interpret_answer(status, &headers, &answer),
         Ok(Err(why)) => Err(later(why)),
         Err(_) => Err(later(format!("it does not answer within {limit:?}"))),
     }
@@ -53,7 +56,7 @@ async fn exchange_once(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
     // Before the configured headers: it removes headers that it does not know.
-    collector.origin.address(&mut request).map_err(|error| error.to_string())?;
+    collector.origin.address_request(&mut request).map_err(|error| error.to_string())?;
     for (name, value) in &collector.headers {
         request.headers_mut().insert(name, value.clone());
     }
@@ -77,7 +80,11 @@ async fn exchange_once(
 }
 
 /// Interprets an answer.
-fn judged(status: StatusCode, headers: &HeaderMap, answer: &Bytes) -> Result<(u64, String), SpanSendError> {
+fn interpret_answer(
+    status: StatusCode,
+    headers: &HeaderMap,
+    answer: &Bytes,
+) -> Result<(u64, String), SpanSendError> {
     if status.is_success() {
         // An unreadable body does not matter if the spans were accepted.
         let told =
@@ -123,7 +130,7 @@ mod tests {
                 headers.insert(RETRY_AFTER, after);
             }
             let status = StatusCode::from_u16(status).unwrap();
-            let is_taken = judged(status, &headers, &body.into()).is_ok();
+            let is_taken = interpret_answer(status, &headers, &body.into()).is_ok();
             proptest::prop_assert_eq!(is_taken, status.is_success());
         }
     }
@@ -132,13 +139,13 @@ mod tests {
     fn an_answer_says_whether_it_is_worth_another_attempt() {
         let none = HeaderMap::new();
         let judge = |status: u16, headers: &HeaderMap, body: &'static [u8]| {
-            judged(StatusCode::from_u16(status).unwrap(), headers, &Bytes::from_static(body))
+            interpret_answer(StatusCode::from_u16(status).unwrap(), headers, &Bytes::from_static(body))
         };
         assert_eq!(judge(200, &none, b""), Ok((0, String::new())));
         assert_eq!(judge(202, &none, b"<html>rubbish"), Ok((0, String::new())));
         let partial = Some(PartialSuccess { rejected_spans: 3, error_message: "too old".to_owned() });
         let body = ExportResponse { partial_success: partial }.encode_to_vec();
-        assert_eq!(judged(StatusCode::OK, &none, &body.into()), Ok((3, "too old".to_owned())));
+        assert_eq!(interpret_answer(StatusCode::OK, &none, &body.into()), Ok((3, "too old".to_owned())));
         for status in [400, 401, 404, 413, 500, 501, 301] {
             assert!(matches!(judge(status, &none, b""), Err(SpanSendError::Never(_))), "{status}");
         }

@@ -30,15 +30,15 @@ impl SpanAttributes {
 }
 
 /// All spans of a request, its own first.
-pub(crate) fn of(record: &RequestRecord, trace: &GatewayTrace) -> Vec<OtlpSpan> {
+pub(crate) fn request_spans(record: &RequestRecord, trace: &GatewayTrace) -> Vec<OtlpSpan> {
     let mut spans = Vec::with_capacity(1 + trace.parts.len());
-    spans.push(server(record, trace));
-    spans.extend(trace.parts.iter().map(|part| child(record, trace, part)));
+    spans.push(server_span(record, trace));
+    spans.extend(trace.parts.iter().map(|part| child_span(record, trace, part)));
     spans
 }
 
 /// Value of `gen_ai.operation.name`; other routes have none.
-fn operation(route: &str) -> Option<&'static str> {
+fn operation_name(route: &str) -> Option<&'static str> {
     match route {
         "chat" | "messages" | "responses" => Some("chat"),
         "completions" | "infill" => Some("text_completion"),
@@ -76,19 +76,19 @@ fn span(trace: &GatewayTrace, begin: Duration, end: Duration) -> OtlpSpan {
     }
 }
 
-fn status(error: Option<&str>) -> Option<OtlpStatus> {
+fn span_status(error: Option<&str>) -> Option<OtlpStatus> {
     error.map(|message| OtlpStatus { message: message.to_owned(), code: STATUS_CODE_ERROR })
 }
 
-fn server(record: &RequestRecord, trace: &GatewayTrace) -> OtlpSpan {
+fn server_span(record: &RequestRecord, trace: &GatewayTrace) -> OtlpSpan {
     let mut all = SpanAttributes::default();
-    let method = method(&record.method);
+    let method = method_name(&record.method);
     all.set("http.request.method", method);
     all.set("url.scheme", if trace.tls { "https" } else { "http" });
     all.set_if("http.route", trace.path);
     all.set_if("url.path", trace.path);
     all.set_if("http.response.status_code", (record.status > 0).then_some(u64::from(record.status)));
-    all.set("network.protocol.version", version(record.protocol));
+    all.set("network.protocol.version", version_name(record.protocol));
     all.set("client.address", &*record.peer.to_string());
     add_common(&mut all, record);
     add_tokens(&mut all, record, trace);
@@ -114,12 +114,12 @@ fn server(record: &RequestRecord, trace: &GatewayTrace) -> OtlpSpan {
         kind: SpanKind::Server.into(),
         attributes: all.0,
         events: first.into_iter().collect(),
-        status: status(error.as_deref()),
+        status: span_status(error.as_deref()),
         ..own
     }
 }
 
-fn child(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) -> OtlpSpan {
+fn child_span(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) -> OtlpSpan {
     let mut all = SpanAttributes::default();
     let (name, kind) = match &part.kind {
         PartKind::Queue => ("queue".to_owned(), SpanKind::Internal),
@@ -127,14 +127,14 @@ fn child(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) -> Otlp
         PartKind::Generation => ("generation".to_owned(), SpanKind::Internal),
         PartKind::Continuation => ("continuation".to_owned(), SpanKind::Internal),
         PartKind::Attempt(peer) => {
-            all.set("http.request.method", method(&record.method));
+            all.set("http.request.method", method_name(&record.method));
             add_attempt(&mut all, peer);
             add_common(&mut all, record);
             let model = record.model.as_ref().map_or("", |model| model.as_str());
-            let name = match operation(record.route) {
+            let name = match operation_name(record.route) {
                 Some(operation) if !model.is_empty() => format!("{operation} {model}"),
                 Some(operation) => operation.to_owned(),
-                None => format!("{} {}", method(&record.method), trace.path.unwrap_or(record.route)),
+                None => format!("{} {}", method_name(&record.method), trace.path.unwrap_or(record.route)),
             };
             (name, SpanKind::Client)
         }
@@ -148,14 +148,14 @@ fn child(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) -> Otlp
         name,
         kind: kind.into(),
         attributes: all.0,
-        status: status(part.failed.filter(|failed| *failed != RequestOutcome::ClientGone.as_str())),
+        status: span_status(part.failed.filter(|failed| *failed != RequestOutcome::ClientGone.as_str())),
         ..own
     }
 }
 
 /// Attributes shared by the request and each attempt.
 fn add_common(all: &mut SpanAttributes, record: &RequestRecord) {
-    if let Some(operation) = operation(record.route) {
+    if let Some(operation) = operation_name(record.route) {
         all.set("gen_ai.operation.name", operation);
         all.set("gen_ai.provider.name", PROVIDER);
     }
@@ -180,7 +180,7 @@ fn add_attempt(all: &mut SpanAttributes, peer: &TracePeer) {
 }
 
 /// Unknown methods have one common name, because clients may send anything.
-fn method(method: &Method) -> &'static str {
+fn method_name(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",
@@ -195,7 +195,7 @@ fn method(method: &Method) -> &'static str {
     }
 }
 
-fn version(version: Version) -> &'static str {
+fn version_name(version: Version) -> &'static str {
     match version {
         Version::HTTP_2 => "2",
         Version::HTTP_10 => "1.0",

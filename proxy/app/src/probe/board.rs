@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use warden_gateway::GatewayGauges;
 use warden_policies::defaults::Probe;
-use warden_policies::pool::agent::{AgentAnswer, line};
+use warden_policies::pool::agent::{AgentAnswer, agent_answer};
 use warden_policies::pool::{InstanceFacts, UnreadyReason, readiness};
 
 use super::pace::{AnswerClock, ProbePace};
@@ -40,7 +40,7 @@ pub(crate) struct ProbeBoard {
     pace: ProbePace,
     seen: watch::Sender<Option<DatedFacts>>,
     /// When all loops were last responsive; `None` while they are not asked.
-    turned: watch::Sender<Option<Instant>>,
+    responsive_at: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<MetricsText>>>,
     /// Notified when a client wants fresh metrics.
     wanted: Notify,
@@ -53,7 +53,7 @@ impl ProbeBoard {
             gauges,
             pace,
             seen: watch::Sender::default(),
-            turned: watch::Sender::default(),
+            responsive_at: watch::Sender::default(),
             text: watch::Sender::default(),
             wanted: Notify::new(),
         }
@@ -68,35 +68,35 @@ impl ProbeBoard {
         &self.pace
     }
 
-    pub(super) fn look(&self, facts: InstanceFacts) {
+    pub(super) fn set_facts(&self, facts: InstanceFacts) {
         // Draining is read at each probe: stored with the facts, it would be outdated.
         let facts = InstanceFacts { draining: false, ..facts };
         self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
     /// Records that all loops are responsive; `false`: they are no longer asked, because some of them end.
-    pub(super) fn turn(&self, asked: bool) {
-        self.turned.send_replace(asked.then(Instant::now));
+    pub(super) fn set_responsive(&self, asked: bool) {
+        self.responsive_at.send_replace(asked.then(Instant::now));
     }
 
     /// Time since the last reading of facts or the last responsive round, whichever is longer; `None`
     /// before the first reading.
-    fn still(&self) -> Option<Duration> {
+    fn time_stuck(&self) -> Option<Duration> {
         let seen = self.seen.borrow().as_ref().map(|seen| seen.at.elapsed());
-        seen.max(self.turned.borrow().map(|at| at.elapsed()))
+        seen.max(self.responsive_at.borrow().map(|at| at.elapsed()))
     }
 
-    pub(super) fn write(&self, text: MetricsText) {
+    pub(super) fn set_metrics(&self, text: MetricsText) {
         self.text.send_replace(Some(Arc::new(text)));
     }
 
-    pub(super) async fn wanted(&self) {
+    pub(super) async fn wait_wanted(&self) {
         self.wanted.notified().await;
     }
 
     /// The latest facts, unless the program is stuck. The borrow ends at once, so no writer waits.
-    fn seen(&self) -> Option<Arc<InstanceFacts>> {
-        self.lives().ok()?;
+    fn current_facts(&self) -> Option<Arc<InstanceFacts>> {
+        self.check_alive().ok()?;
         self.seen.borrow().as_ref().map(|seen| seen.facts.clone())
     }
 
@@ -110,8 +110,8 @@ impl ProbeBoard {
     /// # Errors
     ///
     /// The time since it was.
-    pub(super) fn lives(&self) -> Result<(), Duration> {
-        match self.still() {
+    pub(super) fn check_alive(&self) -> Result<(), Duration> {
+        match self.time_stuck() {
             Some(age) if age >= self.numbers.stuck => Err(age),
             // Before the first reading it is starting.
             _ => Ok(()),
@@ -123,18 +123,18 @@ impl ProbeBoard {
     /// # Errors
     ///
     /// The reason why not.
-    pub(super) fn takes(&self) -> Result<(), UnreadyReason> {
+    pub(super) fn check_ready(&self) -> Result<(), UnreadyReason> {
         if self.is_draining() {
             return Err(UnreadyReason::Draining);
         }
-        self.seen().map_or(Err(UnreadyReason::Unknown), |facts| readiness(&facts))
+        self.current_facts().map_or(Err(UnreadyReason::Unknown), |facts| readiness(&facts))
     }
 
     /// The answer to `agent-check` of `HAProxy`.
-    pub(super) fn line(&self) -> AgentAnswer {
-        match self.seen() {
+    pub(super) fn agent_line(&self) -> AgentAnswer {
+        match self.current_facts() {
             _ if self.is_draining() => AgentAnswer::Drain,
-            Some(facts) => line(&facts, self.numbers.horizon.as_secs_f64()),
+            Some(facts) => agent_answer(&facts, self.numbers.horizon.as_secs_f64()),
             None => AgentAnswer::Down(UnreadyReason::Unknown),
         }
     }
@@ -153,7 +153,7 @@ impl ProbeBoard {
         }
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
         // Another thread makes the metrics, so the wait does not count as ours.
-        clock.again();
+        clock.restart();
         if fresh.is_ok() {
             return texts.borrow().clone();
         }
@@ -180,37 +180,46 @@ mod tests {
     #[tokio::test]
     async fn who_leaves_says_so_at_once_and_lives_on_and_who_is_not_looked_at_is_stuck() {
         let board = board();
-        assert_eq!((board.lives(), board.takes()), (Ok(()), Err(UnreadyReason::Unknown)));
-        board.look(serves());
-        assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
+        assert_eq!((board.check_alive(), board.check_ready()), (Ok(()), Err(UnreadyReason::Unknown)));
+        board.set_facts(serves());
+        assert_eq!(
+            (board.check_ready(), board.agent_line().to_string()),
+            (Ok(()), "ready up 100% maxconn:8".into())
+        );
         board.gauges.draining.store(true, Ordering::Relaxed);
-        assert_eq!((board.takes(), board.line()), (Err(UnreadyReason::Draining), AgentAnswer::Drain));
-        assert_eq!(board.lives(), Ok(()));
+        assert_eq!(
+            (board.check_ready(), board.agent_line()),
+            (Err(UnreadyReason::Draining), AgentAnswer::Drain)
+        );
+        assert_eq!(board.check_alive(), Ok(()));
         // A cancelled drain shows at once, although the last facts were read during the drain.
-        board.look(InstanceFacts { draining: true, ..serves() });
+        board.set_facts(InstanceFacts { draining: true, ..serves() });
         board.gauges.draining.store(false, Ordering::Relaxed);
-        assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
+        assert_eq!(
+            (board.check_ready(), board.agent_line().to_string()),
+            (Ok(()), "ready up 100% maxconn:8".into())
+        );
         let at = Instant::now().checked_sub(board.numbers.stuck).unwrap();
         board.seen.send_replace(Some(DatedFacts { at, facts: Arc::new(serves()) }));
-        assert!(board.lives().is_err());
+        assert!(board.check_alive().is_err());
         assert_eq!(
-            (board.takes(), board.line()),
+            (board.check_ready(), board.agent_line()),
             (Err(UnreadyReason::Unknown), AgentAnswer::Down(UnreadyReason::Unknown))
         );
-        board.look(serves());
-        assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
+        board.set_facts(serves());
+        assert_eq!((board.check_alive(), board.check_ready()), (Ok(()), Ok(())));
         // The keeper runs, but a loop is stuck.
-        board.turn(true);
-        assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
-        board.turned.send_replace(Some(at));
-        assert!(board.lives().is_err());
+        board.set_responsive(true);
+        assert_eq!((board.check_alive(), board.check_ready()), (Ok(()), Ok(())));
+        board.responsive_at.send_replace(Some(at));
+        assert!(board.check_alive().is_err());
         assert_eq!(
-            (board.takes(), board.line()),
+            (board.check_ready(), board.agent_line()),
             (Err(UnreadyReason::Unknown), AgentAnswer::Down(UnreadyReason::Unknown))
         );
         // Loops that end at a stop do not count as stuck.
-        board.turn(false);
-        assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
+        board.set_responsive(false);
+        assert_eq!((board.check_alive(), board.check_ready()), (Ok(()), Ok(())));
     }
 
     #[tokio::test]
@@ -219,30 +228,30 @@ mod tests {
         let hasty = ProbeBoard::new(numbers, Arc::default(), ProbePace::default());
         let clock = AnswerClock::start();
         assert!(hasty.metrics(&clock).await.is_none(), "nobody makes any");
-        hasty.wanted().await;
+        hasty.wait_wanted().await;
         let text = |words: &'static str, fresh: u64, good: u64| MetricsText {
             fresh_until: Instant::now() + Duration::from_secs(fresh),
             good_until: Instant::now() + Duration::from_secs(good),
             open_metrics: words.into(),
             plain: words.into(),
         };
-        hasty.write(text("one", 0, 0));
+        hasty.set_metrics(text("one", 0, 0));
         assert_eq!(&hasty.metrics(&clock).await.unwrap().plain[..], b"one", "the last ones, where none come");
         let long_ago = Instant::now().checked_sub(hasty.numbers.stuck).unwrap();
-        hasty.write(MetricsText { fresh_until: long_ago, good_until: long_ago, ..text("dead", 0, 0) });
+        hasty.set_metrics(MetricsText { fresh_until: long_ago, good_until: long_ago, ..text("dead", 0, 0) });
         assert!(hasty.metrics(&clock).await.is_none(), "and none where nothing moves");
         let board = board();
-        board.write(text("two", 3600, 3600));
+        board.set_metrics(text("two", 3600, 3600));
         for _ in 0..3 {
             assert_eq!(&board.metrics(&clock).await.unwrap().plain[..], b"two");
         }
-        board.write(text("good", 0, 3600));
+        board.set_metrics(text("good", 0, 3600));
         assert_eq!(&board.metrics(&clock).await.unwrap().plain[..], b"good", "nobody waits for better ones");
-        board.wanted().await;
-        board.write(text("old", 0, 0));
+        board.wait_wanted().await;
+        board.set_metrics(text("old", 0, 0));
         let (asked, ()) = tokio::join!(board.metrics(&clock), async {
-            board.wanted().await;
-            board.write(text("new", 0, 0));
+            board.wait_wanted().await;
+            board.set_metrics(text("new", 0, 0));
         });
         assert_eq!(&asked.unwrap().plain[..], b"new");
     }

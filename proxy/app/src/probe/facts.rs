@@ -17,11 +17,11 @@ pub(crate) struct ContextUse {
 }
 
 /// Facts of all models. Canaries do not count, because clients cannot request them.
-pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> InstanceFacts {
-    InstanceFacts { draining, full, models: view.models.iter().map(|model| of_model(model)).collect() }
+pub(crate) fn pool_facts(view: &FleetView, draining: bool, full: bool) -> InstanceFacts {
+    InstanceFacts { draining, full, models: view.models.iter().map(|model| model_facts(model)).collect() }
 }
 
-fn of_model(model: &ModelView) -> BalancedModel {
+fn model_facts(model: &ModelView) -> BalancedModel {
     let ready = || model.backends.iter().filter(|backend| backend.phase == BackendPhase::Ready);
     let limits = ready().flat_map(|backend| &backend.memory.forecasts);
     let seconds = limits.filter_map(|limit| Some(limit.forecast.seconds?.value));
@@ -41,7 +41,7 @@ fn of_model(model: &ModelView) -> BalancedModel {
 
 /// Use of the context of each model's slots. The room of a slot is what its process reported; a model
 /// without a report is left out. Where the slots of a process share one context, that context counts once.
-pub(crate) fn contexts(
+pub(crate) fn context_use(
     view: &FleetView,
     held: &BTreeMap<ModelName, ContextHoldings>,
 ) -> BTreeMap<String, ContextUse> {
@@ -75,7 +75,7 @@ mod tests {
             Arc::make_mut(&mut view.models[0]).n_ctx = Some(1000);
             let held =
                 BTreeMap::from([(view.models[0].name.clone(), ContextHoldings { requests: 1, tokens })]);
-            contexts(&view, &held).into_values().next()
+            context_use(&view, &held).into_values().next()
         };
         let each = ContextUse { used: 600, room: 4000 };
         assert_eq!(

@@ -23,10 +23,10 @@ pub(super) async fn answer(
     clock: &AnswerClock,
     request: Request<Incoming>,
 ) -> Result<ProbeResponse, Infallible> {
-    Ok(answered(board, clock, request.method(), request.uri().path(), request.headers()).await)
+    Ok(route_response(board, clock, request.method(), request.uri().path(), request.headers()).await)
 }
 
-async fn answered(
+async fn route_response(
     board: &ProbeBoard,
     clock: &AnswerClock,
     method: &Method,
@@ -46,7 +46,7 @@ async fn answered(
         return answer;
     }
     match path {
-        "/livez" => match board.lives() {
+        "/livez" => match board.check_alive() {
             Ok(()) => text_response(StatusCode::OK, "ok\n"),
             Err(age) => {
                 let seconds = age.as_secs();
@@ -56,7 +56,7 @@ async fn answered(
                 )
             }
         },
-        "/readyz" => match board.takes() {
+        "/readyz" => match board.check_ready() {
             Ok(()) => text_response(StatusCode::OK, "ok\n"),
             Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
         },
@@ -100,17 +100,17 @@ mod tests {
         let clock = AnswerClock::start();
         let none = HeaderMap::new();
         let ask = async |method: Method, path: &str| {
-            answered(&board, &clock, &method, path, &none).await.status().as_u16()
+            route_response(&board, &clock, &method, path, &none).await.status().as_u16()
         };
         assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
         assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
         let models = vec![BalancedModel { slots: 1, ..BalancedModel::default() }];
-        board.look(InstanceFacts { models, ..InstanceFacts::default() });
+        board.set_facts(InstanceFacts { models, ..InstanceFacts::default() });
         assert_eq!((ask(Method::HEAD, "/readyz").await, ask(Method::POST, "/readyz").await), (200, 405));
         for path in ["/", "/status", "/drain", "/readyz/", "/models/m/logs", "/page/"] {
             assert_eq!((ask(Method::GET, path).await, ask(Method::POST, path).await), (404, 404), "{path}");
         }
-        let answer = answered(&board, &clock, &Method::GET, "/readyz", &none).await;
+        let answer = route_response(&board, &clock, &Method::GET, "/readyz", &none).await;
         assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");
     }
 }

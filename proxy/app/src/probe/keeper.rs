@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use super::board::{MetricsText, ProbeBoard};
 use crate::admin::answer::AdminState;
 use crate::admin::families::to_plain_text;
-use crate::serve::manager::{LoopAnswers, watch};
+use crate::serve::manager::{LoopAnswers, run_watchdog};
 
 /// Runs until `stop`. `/livez` fails if it gets stuck.
-pub(crate) async fn keep(board: Arc<ProbeBoard>, admin: AdminState, stop: CancellationToken) {
-    let work = async { tokio::join!(look(&board, &admin), keep_metrics(&board, &admin)) };
+pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: CancellationToken) {
+    let work = async { tokio::join!(keep_facts(&board, &admin), keep_metrics(&board, &admin)) };
     tokio::select! {
         _ = work => {}
         () = stop.cancelled() => {}
@@ -24,34 +24,38 @@ pub(crate) async fn keep(board: Arc<ProbeBoard>, admin: AdminState, stop: Cancel
 }
 
 /// Checks that all loops that a request needs are responsive, until `stop`: then some of them end.
-pub(crate) async fn turns(board: Arc<ProbeBoard>, ask: impl Fn() -> LoopAnswers, stop: CancellationToken) {
-    board.turn(true);
+pub(crate) async fn watch_loops(
+    board: Arc<ProbeBoard>,
+    ask: impl Fn() -> LoopAnswers,
+    stop: CancellationToken,
+) {
+    board.set_responsive(true);
     let turned = || {
-        board.turn(true);
+        board.set_responsive(true);
         std::future::ready(())
     };
-    watch(board.numbers().stuck, "probes will say that we are stuck", ask, turned, stop).await;
-    board.turn(false);
+    run_watchdog(board.numbers().stuck, "probes will say that we are stuck", ask, turned, stop).await;
+    board.set_responsive(false);
 }
 
-async fn look(board: &ProbeBoard, admin: &AdminState) {
+async fn keep_facts(board: &ProbeBoard, admin: &AdminState) {
     loop {
         let begun = Instant::now();
-        board.look(admin.facts());
-        sleep(rest(board, begun.elapsed(), board.numbers().look)).await;
+        board.set_facts(admin.facts());
+        sleep(pause_after(board, begun.elapsed(), board.numbers().look)).await;
     }
 }
 
 async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
     loop {
-        board.wanted().await;
+        board.wait_wanted().await;
         let begun = Instant::now();
         // Without metrics of keys: their names are not for every client.
         let text = admin.metrics_text(false);
         let plain = Bytes::from(to_plain_text(&text));
-        let pause = rest(board, begun.elapsed(), board.numbers().metrics_age);
+        let pause = pause_after(board, begun.elapsed(), board.numbers().metrics_age);
         let fresh_until = Instant::now() + pause;
-        board.write(MetricsText {
+        board.set_metrics(MetricsText {
             fresh_until,
             good_until: fresh_until + pause,
             open_metrics: text.into(),
@@ -62,7 +66,7 @@ async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
 }
 
 /// The pause after work that took this long.
-fn rest(board: &ProbeBoard, took: Duration, least: Duration) -> Duration {
+fn pause_after(board: &ProbeBoard, took: Duration, least: Duration) -> Duration {
     let share = board.numbers().share.max(0.001);
     least.max(took.div_f64(share))
 }

@@ -48,7 +48,7 @@ impl ProbeListeners {
         let mut of = |key, address: Option<SocketAddr>| {
             let is_it = |listener: &StdListener| {
                 let own = listener.local_addr().ok();
-                own.is_some_and(|own| address.is_some_and(|wanted| is_for(own, wanted)))
+                own.is_some_and(|own| address.is_some_and(|wanted| matches_address(own, wanted)))
             };
             match left.iter().position(is_it) {
                 Some(at) => Ok(Some(left.remove(at))),
@@ -114,7 +114,7 @@ fn raise_priority() {
 }
 
 /// Returns true if a socket is bound to an address, whose port may be 0 for any.
-fn is_for(own: SocketAddr, wanted: SocketAddr) -> bool {
+fn matches_address(own: SocketAddr, wanted: SocketAddr) -> bool {
     own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
 }
 
@@ -158,11 +158,11 @@ async fn accept(
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (place, board) = (crowd.enter(), board.clone());
+                let (place, board) = (crowd.add_connection(), board.clone());
                 tasks.spawn(async move {
                     let gone = place.gone.clone();
                     tokio::select! {
-                        () = connection(stream, kind, board) => {}
+                        () = serve_connection(stream, kind, board) => {}
                         () = gone.cancelled() => {}
                     }
                     drop(place);
@@ -178,7 +178,7 @@ async fn accept(
     }
 }
 
-async fn connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<ProbeBoard>) {
+async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<ProbeBoard>) {
     let numbers = board.numbers().clone();
     let (clock, pace) = (AnswerClock::start(), board.pace().clone());
     let stream = TimedStream { stream, clock: clock.clone(), pace, late: numbers.late };
@@ -211,7 +211,7 @@ async fn connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<ProbeBoar
 
 /// Writes one line, then closes.
 async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard) -> io::Result<()> {
-    let line = format!("{}\n", board.line());
+    let line = format!("{}\n", board.agent_line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;
     // Input is read before closing: otherwise a reset could drop the line.
@@ -226,8 +226,8 @@ async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard
 
 /// Open connections, the oldest first.
 struct ConnectionLimit {
-    most: usize,
-    inside: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
+    max_connections: usize,
+    connections: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
 }
 
 /// An open connection; leaves the list on drop.
@@ -239,17 +239,17 @@ struct ConnectionSlot {
 
 impl ConnectionLimit {
     fn new(most: usize) -> Self {
-        Self { most: most.max(1), inside: Mutex::default() }
+        Self { max_connections: most.max(1), connections: Mutex::default() }
     }
 
     /// Adds a connection. Beyond the limit the oldest one is closed.
-    fn enter(self: &Arc<Self>) -> ConnectionSlot {
-        let mut inside = lock(&self.inside);
+    fn add_connection(self: &Arc<Self>) -> ConnectionSlot {
+        let mut inside = lock(&self.connections);
         let (next, all) = &mut *inside;
         *next += 1;
         let (number, gone) = (*next, CancellationToken::new());
         all.push_back((number, gone.clone()));
-        while all.len() > self.most {
+        while all.len() > self.max_connections {
             if let Some((_, oldest)) = all.pop_front() {
                 oldest.cancel();
             }
@@ -260,7 +260,7 @@ impl ConnectionLimit {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        lock(&self.crowd.inside).1.retain(|(number, _)| *number != self.number);
+        lock(&self.crowd.connections).1.retain(|(number, _)| *number != self.number);
     }
 }
 
@@ -271,14 +271,14 @@ mod tests {
     #[test]
     fn when_too_many_are_connected_the_oldest_goes() {
         let crowd = Arc::new(ConnectionLimit::new(2));
-        let (one, two) = (crowd.enter(), crowd.enter());
+        let (one, two) = (crowd.add_connection(), crowd.add_connection());
         assert!(!one.gone.is_cancelled());
-        let three = crowd.enter();
+        let three = crowd.add_connection();
         assert!(one.gone.is_cancelled() && !two.gone.is_cancelled());
         drop(two);
-        let four = crowd.enter();
+        let four = crowd.add_connection();
         assert!(!three.gone.is_cancelled() && !four.gone.is_cancelled());
         drop((one, three, four));
-        assert!(lock(&crowd.inside).1.is_empty());
+        assert!(lock(&crowd.connections).1.is_empty());
     }
 }

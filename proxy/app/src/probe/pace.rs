@@ -30,7 +30,7 @@ pub(crate) struct ProbePace {
 }
 
 impl ProbePace {
-    fn note(&self, took: Duration, late: Duration) {
+    fn record(&self, took: Duration, late: Duration) {
         self.answers.inc();
         if took >= late {
             self.late.inc();
@@ -50,7 +50,7 @@ struct ClockState {
     /// Since when the client waits for us; `None`: it does not.
     since: Option<Instant>,
     /// Time that it waited before.
-    before: Duration,
+    waited: Duration,
     /// True if the client has sent something: then a further poll of the stream does not stop the clock.
     heard: bool,
 }
@@ -60,37 +60,37 @@ impl AnswerClock {
     pub(super) fn start() -> Self {
         Self(Arc::new(Mutex::new(ClockState {
             since: Some(Instant::now()),
-            before: Duration::ZERO,
+            waited: Duration::ZERO,
             heard: false,
         })))
     }
 
     /// The stream is polled for input: before any input this stops the clock.
-    fn look(&self) {
+    fn polled(&self) {
         let mut state = lock(&self.0);
         if !state.heard
             && let Some(since) = state.since.take()
         {
-            state.before += since.elapsed();
+            state.waited += since.elapsed();
         }
     }
 
     /// Input arrived: the clock starts again.
-    fn hear(&self) {
+    fn input_arrived(&self) {
         let mut state = lock(&self.0);
         (state.since, state.heard) = (Some(Instant::now()), true);
     }
 
     /// Restarts the clock after a wait for another thread.
-    pub(super) fn again(&self) {
-        *lock(&self.0) = ClockState { since: Some(Instant::now()), before: Duration::ZERO, heard: true };
+    pub(super) fn restart(&self) {
+        *lock(&self.0) = ClockState { since: Some(Instant::now()), waited: Duration::ZERO, heard: true };
     }
 
     /// Stops the clock at the first byte of the answer. `None`: the answer had begun already.
-    fn answered(&self) -> Option<Duration> {
+    fn stop(&self) -> Option<Duration> {
         let mut state = lock(&self.0);
-        let took = state.since.take()?.elapsed() + state.before;
-        state.before = Duration::ZERO;
+        let took = state.since.take()?.elapsed() + state.waited;
+        state.waited = Duration::ZERO;
         Some(took)
     }
 }
@@ -114,12 +114,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut own.stream).poll_read(context, buffer);
         if read.is_pending() {
-            own.clock.look();
+            own.clock.polled();
         }
         ready!(read)?;
         if buffer.filled().len() > before {
-            own.clock.look();
-            own.clock.hear();
+            own.clock.polled();
+            own.clock.input_arrived();
         }
         Poll::Ready(Ok(()))
     }
@@ -129,8 +129,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let own = self.get_mut();
         let wrote = ready!(Pin::new(&mut own.stream).poll_write(context, bytes))?;
-        if let Some(took) = own.clock.answered() {
-            own.pace.note(took, own.late);
+        if let Some(took) = own.clock.stop() {
+            own.pace.record(took, own.late);
         }
         Poll::Ready(Ok(wrote))
     }
@@ -182,7 +182,7 @@ mod tests {
         client.write_all(b"next").await.unwrap();
         assert_eq!(own.read(&mut bytes).await.unwrap(), 4);
         waited(&own.clock, 100 * minute);
-        own.clock.again();
+        own.clock.restart();
         waited(&own.clock, 4 * minute);
         own.write_all(b"answer").await.unwrap();
         assert_eq!(counted(), (2, 1, 4.0));

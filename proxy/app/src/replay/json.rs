@@ -4,22 +4,23 @@ use serde_json::{Map, Value, json as value};
 use warden_patches::mitigation::LeakAdvice;
 use warden_policies::growth::{GrowthBlame, GrowthForecast, GrowthVerdict, SeriesGrowth, VerdictChange};
 use warden_policies::recycle::SeriesFacts;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::{Reason, phrases};
 
 use super::{ReplayDecision, ReplayResult};
 
 /// The whole object.
-pub(crate) fn json(trace: &str, done: &ReplayResult, advice: &[LeakAdvice]) -> Value {
-    let all = done.growth().map(|(facts, growth)| (growth.series.to_string(), series(done, facts, growth)));
+pub(crate) fn replay_json(trace: &str, done: &ReplayResult, advice: &[LeakAdvice]) -> Value {
+    let all =
+        done.growth().map(|(facts, growth)| (growth.series.to_string(), series_json(done, facts, growth)));
     value!({
         "trace": trace,
         "readings": done.readings,
         "requests": done.work.requests,
         "seconds": rounded(done.lasted.as_secs_f64()),
         "series": all.collect::<Map<String, Value>>(),
-        "actions": done.actions.iter().map(act).collect::<Vec<_>>(),
-        "observed": done.observed.iter().map(act).collect::<Vec<_>>(),
+        "actions": done.actions.iter().map(act_json).collect::<Vec<_>>(),
+        "observed": done.observed.iter().map(act_json).collect::<Vec<_>>(),
         "advice": advice.iter().map(|one| value!({
             "leak": one.leak,
             "confidence": one.confidence,
@@ -29,7 +30,7 @@ pub(crate) fn json(trace: &str, done: &ReplayResult, advice: &[LeakAdvice]) -> V
     })
 }
 
-fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) -> Value {
+fn series_json(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) -> Value {
     let changes: Vec<&VerdictChange> =
         done.changes.iter().filter(|change| change.growth.series == growth.series).collect();
     let first = changes.iter().find(|change| change.growth.verdict.leaks());
@@ -40,7 +41,7 @@ fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) -> Va
         Some(GrowthBlame::Undecided { .. }) | None => (None, None, None),
     };
     value!({
-        "final": name(growth.verdict),
+        "final": verdict_name(growth.verdict),
         "first_leaking_request": first.map(|change| change.request),
         "first_leaking_t": first.map(|change| rounded(change.at.as_secs_f64())),
         "slope_mib_per_request": growth.slope.map(|slope| mib(slope.value)),
@@ -49,36 +50,36 @@ fn series(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) -> Va
         "blame": unit,
         "blame_mib_per_unit": per_unit,
         "blame_share": share,
-        "blame_note": growth.blame.as_ref().map(phrases::blame),
+        "blame_note": growth.blame.as_ref().map(phrases::blame_phrase),
         "baseline_mib": growth.baseline.map(whole_mib),
         "floor_mib": growth.floor.map(whole_mib),
         "charged_mib": facts.charged.map(whole_mib),
         "fill": { "allowed_mib": whole_mib(growth.fill.allowed), "used_mib": whole_mib(growth.fill.used) },
         "forecast": {
-            "soft": facts.to_soft.as_ref().map(forecast),
-            "hard": facts.to_hard.as_ref().map(forecast),
+            "soft": facts.to_soft.as_ref().map(forecast_json),
+            "hard": facts.to_hard.as_ref().map(forecast_json),
         },
-        "verdicts": changes.into_iter().map(change).collect::<Vec<_>>(),
+        "verdicts": changes.into_iter().map(change_json).collect::<Vec<_>>(),
     })
 }
 
 /// The name of a verdict in a replay.
-pub(super) fn name(verdict: GrowthVerdict) -> String {
+pub(super) fn verdict_name(verdict: GrowthVerdict) -> String {
     format!("{verdict:?}")
 }
 
-fn change(change: &VerdictChange) -> Value {
+fn change_json(change: &VerdictChange) -> Value {
     value!({
         "request": change.request,
         "t": rounded(change.at.as_secs_f64()),
-        "before": name(change.before),
-        "verdict": name(change.growth.verdict),
+        "before": verdict_name(change.before),
+        "verdict": verdict_name(change.growth.verdict),
         "slope_mib_per_request": change.growth.slope.map(|slope| mib(slope.value)),
-        "blame_note": change.growth.blame.as_ref().map(phrases::blame),
+        "blame_note": change.growth.blame.as_ref().map(phrases::blame_phrase),
     })
 }
 
-fn act(act: &ReplayDecision) -> Value {
+fn act_json(act: &ReplayDecision) -> Value {
     let why_not = act.decision.why_not.map(|why| why.to_string());
     value!({
         "request": act.request,
@@ -93,7 +94,7 @@ fn act(act: &ReplayDecision) -> Value {
     })
 }
 
-fn forecast(forecast: &GrowthForecast) -> Value {
+fn forecast_json(forecast: &GrowthForecast) -> Value {
     let ends = |interval: &warden_policies::growth::IntervalEstimate| {
         // An infinite end is null: JSON has no infinity.
         let end = |end: f64| (end < 1e300).then(|| rounded(end));
@@ -111,7 +112,7 @@ fn mib(bytes: f64) -> f64 {
 }
 
 fn whole_mib(bytes: u64) -> f64 {
-    mib(exact(bytes))
+    mib(as_f64(bytes))
 }
 
 /// Rounds to four decimals: more are noise.

@@ -16,15 +16,17 @@ use std::time::Duration;
 
 use warden_policies::cooldown::{CooldownQuery, HoldReason, RecycleCooldown};
 use warden_policies::growth::{GrowthMonitor, GrowthPolicy, SeriesGrowth, VerdictChange};
-use warden_policies::recycle::{RecycleFacts, RecyclePolicy, SeriesFacts, SeriesReading, decide_unless};
+use warden_policies::recycle::{
+    RecycleFacts, RecyclePolicy, SeriesFacts, SeriesReading, decide_without_barred,
+};
 use warden_policies::replacement_cost::ReplacementLoad;
 use warden_policies::schedule::DAY_MINUTES;
 use warden_policies::{
     BackendSample, MemoryKind, Reason, RecycleAction, RecycleDecision, VramSource, WorkDone,
 };
 
-pub(crate) use json::json;
-pub(crate) use text::text;
+pub(crate) use json::replay_json;
+pub(crate) use text::replay_text;
 
 /// Settings of a replay, and facts about the machine.
 #[derive(Clone, Debug)]
@@ -85,35 +87,35 @@ impl ReplayResult {
 
 /// State of a replay.
 struct ReplayRun<'a> {
-    told: &'a ReplaySettings,
+    settings: &'a ReplaySettings,
     monitor: GrowthMonitor,
     cooldown: RecycleCooldown,
     first: Option<&'a BackendSample>,
-    before: Option<&'a BackendSample>,
+    previous: Option<&'a BackendSample>,
     idle_since: Option<Duration>,
     wanted_since: Option<Duration>,
     urgent_since: Option<Duration>,
     /// Decisions that were reported: each only once.
-    told_acts: Vec<(RecycleAction, Option<Reason>, Option<MemoryKind>, bool)>,
+    reported: Vec<(RecycleAction, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
-pub(crate) fn replay(told: &ReplaySettings, samples: &[BackendSample]) -> ReplayResult {
+pub(crate) fn replay_samples(told: &ReplaySettings, samples: &[BackendSample]) -> ReplayResult {
     let mut monitor = GrowthMonitor::new(&told.growth);
     // Recorded pools are measured and subtracted, so they need no allowance.
     let measured = samples.iter().any(|sample| sample.pooled(MemoryKind::Host).is_some());
     if told.allowance > 0 && !measured {
-        monitor.allow(MemoryKind::Host, told.allowance);
+        monitor.set_allowance(MemoryKind::Host, told.allowance);
     }
     let mut run = ReplayRun {
-        told,
+        settings: told,
         monitor,
         cooldown: RecycleCooldown::default(),
         first: samples.first(),
-        before: None,
+        previous: None,
         idle_since: None,
         wanted_since: None,
         urgent_since: None,
-        told_acts: Vec::new(),
+        reported: Vec::new(),
     };
     let from = samples.first().map(|sample| sample.at).unwrap_or_default();
     let last = samples.last();
@@ -130,7 +132,7 @@ pub(crate) fn replay(told: &ReplaySettings, samples: &[BackendSample]) -> Replay
         done.changes.extend(run.monitor.observe(sample));
         run.watch_idle(sample);
         let facts = run.facts(sample);
-        if let Some(act) = run.judge(sample, &facts) {
+        if let Some(act) = run.decide(sample, &facts) {
             let into = if act.decision.action == RecycleAction::Observe {
                 &mut done.observed
             } else {
@@ -139,7 +141,7 @@ pub(crate) fn replay(told: &ReplaySettings, samples: &[BackendSample]) -> Replay
             into.push(act);
         }
         done.series = facts.series;
-        run.before = Some(sample);
+        run.previous = Some(sample);
     }
     done
 }
@@ -147,7 +149,7 @@ pub(crate) fn replay(told: &ReplaySettings, samples: &[BackendSample]) -> Replay
 impl<'a> ReplayRun<'a> {
     /// Idle: nothing in flight, and no request has ended since the last reading.
     fn watch_idle(&mut self, sample: &BackendSample) {
-        let still = self.before.is_some_and(|before| before.work.requests == sample.work.requests);
+        let still = self.previous.is_some_and(|before| before.work.requests == sample.work.requests);
         self.idle_since = match (sample.in_flight, self.idle_since) {
             (0, Some(since)) if still => Some(since),
             (0, _) => Some(sample.at),
@@ -159,7 +161,7 @@ impl<'a> ReplayRun<'a> {
         let since = |from: Option<Duration>| from.map(|from| sample.at.saturating_sub(from));
         let starts = self.first.map(|first| first.at).unwrap_or_default();
         let age = sample.at.saturating_sub(starts);
-        let minute = self.told.starts_at.map(|start| {
+        let minute = self.settings.starts_at.map(|start| {
             let passed = age.as_secs() / 60 % u64::from(DAY_MINUTES);
             u16::try_from((u64::from(start) + passed) % u64::from(DAY_MINUTES)).unwrap_or_default()
         });
@@ -185,17 +187,17 @@ impl<'a> ReplayRun<'a> {
             let series = growth.series;
             let of = |sample: Option<&BackendSample>| sample.and_then(|sample| sample.charged(series));
             let (estimated, total, allowance) = match series {
-                MemoryKind::Host => (false, self.told.host_total, self.told.allowance),
+                MemoryKind::Host => (false, self.settings.host_total, self.settings.allowance),
                 MemoryKind::Vram(gpu) => {
                     let vram = sample.vram.iter().find(|vram| vram.gpu == gpu);
                     let guess = vram.is_some_and(|vram| vram.source == VramSource::Estimate);
-                    (guess, self.told.gpu_total, 0)
+                    (guess, self.settings.gpu_total, 0)
                 }
             };
             let reading = SeriesReading {
                 series,
                 charged: sample.charged(series),
-                before: of(self.before),
+                before: of(self.previous),
                 at_ready: of(self.first),
                 estimated,
                 total,
@@ -204,35 +206,36 @@ impl<'a> ReplayRun<'a> {
                 allowance,
                 worst: None,
             };
-            SeriesFacts::gather(&self.told.policy, &self.monitor, &reading)
+            SeriesFacts::gather(&self.settings.policy, &self.monitor, &reading)
         });
         all.collect()
     }
 
     /// Asks the policy, and the cooldown where a replacement is due. Returns a decision that was not
     /// reported yet.
-    fn judge(&mut self, sample: &BackendSample, facts: &RecycleFacts) -> Option<ReplayDecision> {
+    fn decide(&mut self, sample: &BackendSample, facts: &RecycleFacts) -> Option<ReplayDecision> {
         let held = |series: Option<MemoryKind>| series.and_then(|series| sample.charged(series));
-        let barred =
-            |reason, series| self.cooldown.bars(reason, series, held(series), &self.told.policy).is_some();
-        let decision = decide_unless(&self.told.policy, facts, barred);
+        let barred = |reason, series| {
+            self.cooldown.find_bar(reason, series, held(series), &self.settings.policy).is_some()
+        };
+        let decision = decide_without_barred(&self.settings.policy, facts, barred);
         let since = |wanted: bool, since: Option<Duration>| wanted.then(|| since.unwrap_or(sample.at));
         self.wanted_since = since(decision.action > RecycleAction::Observe, self.wanted_since);
         self.urgent_since = since(decision.action >= RecycleAction::DrainNow, self.urgent_since);
         let reason = decision.reason?;
         let asked = decision.due && decision.action > RecycleAction::Observe;
         let ask = CooldownQuery { now: sample.at, held: held(decision.series), ..CooldownQuery::default() };
-        let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.told.policy).err()).flatten();
+        let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.settings.policy).err()).flatten();
         // A decision that was held back is reported again once it is not, but not the other way round.
         let key = |due| (decision.action, decision.reason, decision.series, due);
         let due = decision.due && held.is_none();
-        if self.told_acts.contains(&key(due)) || (held.is_some() && self.told_acts.contains(&key(true))) {
+        if self.reported.contains(&key(due)) || (held.is_some() && self.reported.contains(&key(true))) {
             return None;
         }
-        self.told_acts.push(key(due));
+        self.reported.push(key(due));
         if asked && held.is_none() {
             // A switched-off reason shows at the next decision.
-            let _switched_off = self.cooldown.began(sample.at, reason, &self.told.policy);
+            let _switched_off = self.cooldown.record_start(sample.at, reason, &self.settings.policy);
         }
         Some(ReplayDecision {
             request: sample.work.requests,

@@ -5,27 +5,32 @@ use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, VerdictC
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{ByteSize, MemoryLimit, Reason, RecycleAction, phrases};
 
-use super::json::name;
+use super::json::verdict_name;
 use super::{ReplayDecision, ReplayResult, ReplaySettings};
 
-pub(crate) fn text(trace: &str, told: &ReplaySettings, done: &ReplayResult, advice: &[LeakAdvice]) -> String {
+pub(crate) fn replay_text(
+    trace: &str,
+    told: &ReplaySettings,
+    done: &ReplayResult,
+    advice: &[LeakAdvice],
+) -> String {
     let mut lines = vec![format!(
         "{trace}: {} readings, {} requests, {}",
         done.readings,
         done.work.requests,
-        phrases::time(done.lasted.as_secs_f64())
+        phrases::time_phrase(done.lasted.as_secs_f64())
     )];
     lines.push(if told.allowance > 0 {
         format!("  declared caches: {} of host memory", ByteSize(told.allowance))
     } else {
         "  no caches are declared (--cache-ram, --ctx-checkpoints, --model)".to_owned()
     });
-    lines.extend(shares(told));
+    lines.extend(unknown_shares(told));
     let mut steps: Vec<(std::time::Duration, u64, String)> = Vec::new();
     let mut said = Vec::new();
-    steps.extend(done.changes.iter().map(|one| (one.at, one.request, change(one, &mut said))));
-    steps.extend(done.actions.iter().map(|one| (one.at, one.request, act(one))));
-    steps.extend(done.observed.iter().map(|one| (one.at, one.request, observed(one))));
+    steps.extend(done.changes.iter().map(|one| (one.at, one.request, change_line(one, &mut said))));
+    steps.extend(done.actions.iter().map(|one| (one.at, one.request, decision_line(one))));
+    steps.extend(done.observed.iter().map(|one| (one.at, one.request, observed_line(one))));
     steps.sort_by_key(|(at, ..)| *at);
     let when =
         |at: &std::time::Duration, request: &u64| format!("request {request}, {:.1} s", at.as_secs_f64());
@@ -35,7 +40,7 @@ pub(crate) fn text(trace: &str, told: &ReplaySettings, done: &ReplayResult, advi
     }
     lines.push("  at the end".to_owned());
     for (facts, growth) in done.growth() {
-        lines.extend(end(facts, growth, &mut said));
+        lines.extend(final_lines(facts, growth, &mut said));
     }
     if done.series.is_empty() {
         lines.push("    no memory was read".to_owned());
@@ -48,7 +53,7 @@ pub(crate) fn text(trace: &str, told: &ReplaySettings, done: &ReplayResult, advi
 }
 
 /// Budgets that are off because the total of which they are a share is unknown.
-fn shares(told: &ReplaySettings) -> Vec<String> {
+fn unknown_shares(told: &ReplaySettings) -> Vec<String> {
     let policy = &told.policy;
     let all = [
         ("host memory", policy.host_soft, policy.host_hard, told.host_total, "--host-memory"),
@@ -60,13 +65,13 @@ fn shares(told: &ReplaySettings) -> Vec<String> {
     off.map(|(memory, .., flag)| format!("  shares of {memory} in the policy are off: give {flag}")).collect()
 }
 
-fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
+fn change_line(change: &VerdictChange, said: &mut Vec<String>) -> String {
     let growth = &change.growth;
     format!(
         "{}: {} -> {}{}",
         growth.series,
-        name(change.before),
-        name(growth.verdict),
+        verdict_name(change.before),
+        verdict_name(growth.verdict),
         evidence_text(growth, said)
     )
 }
@@ -76,15 +81,15 @@ fn change(change: &VerdictChange, said: &mut Vec<String>) -> String {
 fn evidence_text(growth: &SeriesGrowth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= GrowthVerdict::Bounded {
-        parts.extend(growth.slope.as_ref().map(phrases::slope));
-        parts.extend(phrases::fill(&growth.fill));
+        parts.extend(growth.slope.as_ref().map(phrases::slope_phrase));
+        parts.extend(phrases::fill_phrase(&growth.fill));
     }
     match &growth.blame {
         Some(GrowthBlame::Undecided { why }) if said.contains(why) => {
             parts.push("nothing is blamed, as above".to_owned());
         }
         Some(blame) => {
-            parts.push(phrases::blame(blame));
+            parts.push(phrases::blame_phrase(blame));
             if let GrowthBlame::Undecided { why } = blame {
                 said.push(why.clone());
             }
@@ -94,8 +99,8 @@ fn evidence_text(growth: &SeriesGrowth, said: &mut Vec<String>) -> String {
     if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
 }
 
-fn act(act: &ReplayDecision) -> String {
-    let mut text = format!("policy: {}", phrases::decision(&act.decision).unwrap_or_default());
+fn decision_line(act: &ReplayDecision) -> String {
+    let mut text = format!("policy: {}", phrases::decision_phrase(&act.decision).unwrap_or_default());
     if let Some(bytes) = act.bytes {
         text.extend([format!("; it holds {}", ByteSize(bytes))]);
     }
@@ -110,7 +115,7 @@ fn act(act: &ReplayDecision) -> String {
     text
 }
 
-fn observed(act: &ReplayDecision) -> String {
+fn observed_line(act: &ReplayDecision) -> String {
     let why = act.decision.why_not.map(|why| why.to_string()).unwrap_or_default();
     let reason = act.decision.reason.map(Reason::phrase).unwrap_or_default();
     let series = act.decision.series.map(|series| format!("{series}: ")).unwrap_or_default();
@@ -129,7 +134,7 @@ fn missing_limit_note(done: &ReplayResult) -> &'static str {
     }
 }
 
-fn end(facts: &SeriesFacts, growth: &SeriesGrowth, said: &mut Vec<String>) -> Vec<String> {
+fn final_lines(facts: &SeriesFacts, growth: &SeriesGrowth, said: &mut Vec<String>) -> Vec<String> {
     let held = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     let since = match growth.verdict {
         GrowthVerdict::Warming => String::new(),
@@ -138,7 +143,7 @@ fn end(facts: &SeriesFacts, growth: &SeriesGrowth, said: &mut Vec<String>) -> Ve
     let mut lines = vec![format!(
         "    {}: {}{since}{}; settled at {}, now {}",
         growth.series,
-        name(growth.verdict),
+        verdict_name(growth.verdict),
         evidence_text(growth, said),
         held(growth.baseline),
         held(growth.floor.or(facts.charged)),
@@ -153,7 +158,7 @@ fn end(facts: &SeriesFacts, growth: &SeriesGrowth, said: &mut Vec<String>) -> Ve
             lines.push(format!(
                 "      {limit} {} is reached {}",
                 ByteSize(left.limit),
-                phrases::forecast(left)
+                phrases::forecast_phrase(left)
             ));
         }
     }
@@ -163,7 +168,7 @@ fn end(facts: &SeriesFacts, growth: &SeriesGrowth, said: &mut Vec<String>) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::replay;
+    use crate::replay::replay_samples;
     use warden_policies::recycle::{GrowthMode, RecyclePolicy};
     use warden_policies::{BackendSample, trace};
 
@@ -176,7 +181,7 @@ mod tests {
                 n * 5
             )
         };
-        trace::parse(&(0..400).map(line).collect::<String>()).unwrap()
+        trace::parse_recording(&(0..400).map(line).collect::<String>()).unwrap()
     }
 
     #[test]
@@ -188,7 +193,9 @@ mod tests {
             let growth = warden_policies::defaults().growth.clone();
             ReplaySettings { policy, growth, allowance, host_total: None, gpu_total: None, starts_at: None }
         };
-        let of = |told: &ReplaySettings, leak| text("a.jsonl", told, &replay(told, &samples(leak)), &[]);
+        let of = |told: &ReplaySettings, leak| {
+            replay_text("a.jsonl", told, &replay_samples(told, &samples(leak)), &[])
+        };
         let budget = Some(MemoryLimit::Bytes(ByteSize(2 << 30)));
         let pages = [
             of(&told(GrowthMode::Recycle, budget, 0), 4096),

@@ -9,7 +9,7 @@ use warden_supervisor::{BackendView, FleetView};
 use super::ask::SeriesQuery;
 use super::key::SeriesKey;
 use super::marks::SeriesMark;
-use super::store::{FoundSeries, SeriesSpan, SeriesStore, SeriesStoreError, unix};
+use super::store::{FoundSeries, SeriesSpan, SeriesStore, SeriesStoreError, unix_seconds};
 use crate::cli::growth;
 
 /// The memories with recorded series.
@@ -155,26 +155,30 @@ pub(crate) enum NoSeriesError {
 ///
 /// # Errors
 /// The disk does not answer.
-pub(crate) async fn list(store: &SeriesStore) -> Result<SeriesList, SeriesStoreError> {
+pub(crate) async fn list_series(store: &SeriesStore) -> Result<SeriesList, SeriesStoreError> {
     let spans = store.spans().await?;
     let one = |SeriesSpan { key, from, to }| {
         let SeriesKey { model, replica, memory } = key;
         SeriesEntry { model, replica, memory, from, to }
     };
-    Ok(SeriesList { now: unix(), place: store.place(), series: spans.into_iter().map(one).collect() })
+    Ok(SeriesList {
+        now: unix_seconds(),
+        place: store.storage_place(),
+        series: spans.into_iter().map(one).collect(),
+    })
 }
 
 /// Recorded memory of a model, with its current values in this view of the fleet.
 ///
 /// # Errors
 /// Nothing is recorded of the model, or the disk does not answer.
-pub(crate) async fn of_model(
+pub(crate) async fn memory_of_model(
     store: &SeriesStore,
     view: &FleetView,
     model: &str,
     ask: &SeriesQuery,
 ) -> Result<MemoryData, NoSeriesError> {
-    let now = unix();
+    let now = unix_seconds();
     let range = ask.range(now);
     let found = store.find(model, range, now).await?;
     let own: Vec<&BackendView> = view
@@ -189,7 +193,7 @@ pub(crate) async fn of_model(
     if found.is_empty() && marks.is_empty() && !known {
         return Err(NoSeriesError::Unknown(model.to_owned()));
     }
-    let series = found.into_iter().map(|found| series(found, &own, now)).collect();
+    let series = found.into_iter().map(|found| series_data(found, &own, now)).collect();
     let name = match ask.when {
         super::ask::SeriesRange::Last(name, _) => Some(name.to_owned()),
         super::ask::SeriesRange::Between(..) => None,
@@ -200,13 +204,13 @@ pub(crate) async fn of_model(
         from: range.from,
         to: range.to,
         range: name,
-        place: store.place(),
+        place: store.storage_place(),
         series,
         marks,
     })
 }
 
-fn series(found: FoundSeries, own: &[&BackendView], now: u64) -> SeriesData {
+fn series_data(found: FoundSeries, own: &[&BackendView], now: u64) -> SeriesData {
     let FoundSeries { key, width, buckets } = found;
     let last = buckets.last().map_or(0, |bucket| bucket.lines.generation);
     // The process that is drawn last, else the newest.
@@ -218,17 +222,17 @@ fn series(found: FoundSeries, own: &[&BackendView], now: u64) -> SeriesData {
         replica: key.replica,
         memory: key.memory,
         seconds: buckets.first().map_or(width, |bucket| bucket.seconds),
-        points: buckets.iter().map(point).collect(),
-        present: backend.and_then(|backend| present(backend, key.memory, now)),
+        points: buckets.iter().map(series_point).collect(),
+        present: backend.and_then(|backend| current_status(backend, key.memory, now)),
     }
 }
 
-fn point(bucket: &ReadingBucket) -> SeriesPoint {
+fn series_point(bucket: &ReadingBucket) -> SeriesPoint {
     SeriesPoint {
         at: bucket.start,
         count: bucket.count,
         min: bucket.min,
-        mean: bucket.middle(),
+        mean: bucket.mean_bytes(),
         max: bucket.max,
         last: bucket.last,
         whole: bucket.is_whole(),
@@ -236,16 +240,16 @@ fn point(bucket: &ReadingBucket) -> SeriesPoint {
     }
 }
 
-fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<SeriesStatus> {
+fn current_status(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<SeriesStatus> {
     let bytes = backend.held(memory)?;
     let known = backend.memory.growth.iter().find(|growth| growth.series == memory).cloned();
-    let own = known.unwrap_or_else(|| warden_policies::growth::SeriesGrowth::of(memory));
+    let own = known.unwrap_or_else(|| warden_policies::growth::SeriesGrowth::without_readings(memory));
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
     let forecasts = backend.memory.forecasts.iter().filter(|one| one.series == memory).map(|one| {
         // Beyond a thousand years.
         let at = |seconds: f64| {
-            (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::whole(seconds)))
+            (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::truncate_to_u64(seconds)))
         };
         let seconds = one.forecast.seconds;
         LimitForecast {
@@ -254,7 +258,7 @@ fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Series
             early: seconds.and_then(|seconds| at(seconds.low)),
             at: seconds.and_then(|seconds| at(seconds.value)),
             late: seconds.and_then(|seconds| at(seconds.high)),
-            words: phrases::forecast(&one.forecast),
+            words: phrases::forecast_phrase(&one.forecast),
         }
     });
     let concerns =
@@ -263,16 +267,16 @@ fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Series
         generation: backend.generation.map_or(0, |generation| generation.0),
         bytes,
         verdict: own.verdict,
-        means: warden_pages::words::verdict(own.verdict).to_owned(),
+        means: warden_pages::words::explain_verdict(own.verdict).to_owned(),
         law: own.law,
-        slope: own.slope.as_ref().map(phrases::slope),
-        blame: own.blame.as_ref().map(phrases::blame),
+        slope: own.slope.as_ref().map(phrases::slope_phrase),
+        blame: own.blame.as_ref().map(phrases::blame_phrase),
         fill: own.fill,
-        kept: phrases::fill(&own.fill),
+        kept: phrases::fill_phrase(&own.fill),
         allowance: if memory == MemoryKind::Host { backend.memory.allowance.clone() } else { Vec::new() },
         soft: budget.and_then(|budget| budget.soft),
         hard: budget.and_then(|budget| budget.hard),
         forecasts: forecasts.collect(),
-        next: backend.next.as_ref().filter(concerns).and_then(growth::next),
+        next: backend.next.as_ref().filter(concerns).and_then(growth::next_action),
     })
 }

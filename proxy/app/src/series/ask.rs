@@ -35,8 +35,8 @@ impl SeriesQuery {
     ///
     /// # Errors
     /// A sentence with the valid form.
-    pub(crate) fn of(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
-        let asked = QueryPairs::read(query)?;
+    pub(crate) fn from_query(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
+        let asked = QueryPairs::strict(query)?;
         let get = |name: &str| asked.get(name);
         let number = |name: &str| match get(name) {
             None => Ok(None),
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn ask(query: &str) -> Result<SeriesQuery, String> {
-        SeriesQuery::of(Some(query), &warden_policies::defaults().series)
+        SeriesQuery::from_query(Some(query), &warden_policies::defaults().series)
     }
 
     #[test]

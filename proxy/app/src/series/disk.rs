@@ -18,7 +18,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags};
-use warden_policies::rollup::{ReadingBucket, RollupTier, missing};
+use warden_policies::rollup::{ReadingBucket, RollupTier, rebuild_missing};
 
 use super::key::{FILE_SUFFIX, SeriesKey};
 use super::ring::{self, RingError, RingFile};
@@ -40,7 +40,7 @@ pub(super) struct SeriesFolder {
     pub(super) folder: PathBuf,
     tiers: Vec<RollupTier>,
     /// Limit of files.
-    most: usize,
+    max_files: usize,
     /// Locked while this lives.
     _lock: File,
     known: BTreeMap<SeriesKey, FileRecord>,
@@ -49,7 +49,7 @@ pub(super) struct SeriesFolder {
     /// Series whose file is not used, which was logged.
     refused: BTreeSet<SeriesKey>,
     /// True if the limit of files was logged.
-    full: bool,
+    limit_logged: bool,
 }
 
 /// Outcome of a write.
@@ -66,7 +66,7 @@ impl SeriesFolder {
     ///
     /// # Errors
     /// The folder cannot be created or read.
-    pub(super) fn take(state: &Path, tiers: &[RollupTier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
+    pub(super) fn open(state: &Path, tiers: &[RollupTier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
         let folder = state.join(SERIES_DIR);
         DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -82,38 +82,38 @@ impl SeriesFolder {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        let most = usize::try_from(bytes / ring::length(tiers).max(1)).unwrap_or(usize::MAX).max(1);
+        let most = usize::try_from(bytes / ring::file_length(tiers).max(1)).unwrap_or(usize::MAX).max(1);
         let mut disk = Self {
             folder,
             tiers: tiers.to_vec(),
-            most,
+            max_files: most,
             _lock: lock,
             known: BTreeMap::new(),
             complete: BTreeSet::new(),
             refused: BTreeSet::new(),
-            full: false,
+            limit_logged: false,
         };
-        disk.look_through(now)?;
+        disk.scan(now)?;
         Ok(Some(disk))
     }
 
     /// Reads the heads of all files. Removes files beyond the limit, but none for its age, because a clock
     /// may be wrong.
-    fn look_through(&mut self, now: u64) -> io::Result<()> {
+    fn scan(&mut self, now: u64) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
             if !entry.file_name().to_string_lossy().ends_with(FILE_SUFFIX) {
                 continue;
             }
-            let Ok(head) = ring::look(&entry.path()) else { continue };
+            let Ok(head) = ring::read_head(&entry.path()) else { continue };
             // A renamed file is an operator's copy.
-            if entry.file_name().to_string_lossy() != head.key.file() {
+            if entry.file_name().to_string_lossy() != head.key.file_name() {
                 continue;
             }
             let written = u64::try_from(entry.metadata()?.mtime()).unwrap_or(0);
             self.known.insert(head.key, FileRecord { since: head.since, written });
         }
-        while self.known.len() > self.most && self.remove_oldest(now, 0) {}
+        while self.known.len() > self.max_files && self.remove_oldest(now, 0) {}
         Ok(())
     }
 
@@ -130,22 +130,22 @@ impl SeriesFolder {
         let resting = self.known.iter().filter(|(_, known)| known.written.abs_diff(now) >= rest);
         let oldest = resting.min_by_key(|(_, known)| known.written);
         let Some(key) = oldest.map(|(key, _)| key.clone()) else { return false };
-        self.forget(&key);
+        self.remove_series(&key);
         true
     }
 
-    fn forget(&mut self, key: &SeriesKey) {
+    fn remove_series(&mut self, key: &SeriesKey) {
         self.known.remove(key);
         self.complete.remove(key);
         let path = self.path(key);
         // The name may refer to a foreign file by now.
-        if ring::look(&path).is_ok_and(|head| head.key == *key) {
+        if ring::read_head(&path).is_ok_and(|head| head.key == *key) {
             drop(fs::remove_file(path));
         }
     }
 
     fn path(&self, key: &SeriesKey) -> PathBuf {
-        self.folder.join(key.file())
+        self.folder.join(key.file_name())
     }
 
     /// Writes the added buckets of a series, each with the number of its tier. Buckets that could not be
@@ -162,15 +162,15 @@ impl SeriesFolder {
         if self.refused.contains(key) {
             return Ok(WriteOutcome::Never(None));
         }
-        let ring = match self.opened(key, now) {
+        let ring = match self.open_ring(key, now) {
             Ok(Some(ring)) => ring,
             Ok(None) => {
-                let told = std::mem::replace(&mut self.full, true);
+                let told = std::mem::replace(&mut self.limit_logged, true);
                 return Ok(WriteOutcome::Never((!told).then(|| self.too_many(key))));
             }
             // A folder or a link is at that name: it stays.
             Err(RingError::Io(error)) if !is_wrong_file_kind(&error) => return Err(error),
-            Err(problem) => return Ok(self.refuse(key, &problem)),
+            Err(problem) => return Ok(self.refuse_series(key, &problem)),
         };
         // The finest tier first: if we are killed in between, the others are completed from it.
         added.sort_by_key(|(tier, bucket)| (*tier, bucket.start));
@@ -183,7 +183,7 @@ impl SeriesFolder {
     }
 
     /// The series' file, with complete buckets; `None` beyond the limit of files.
-    fn opened(&mut self, key: &SeriesKey, now: u64) -> Result<Option<RingFile>, RingError> {
+    fn open_ring(&mut self, key: &SeriesKey, now: u64) -> Result<Option<RingFile>, RingError> {
         let path = self.path(key);
         let ring = match RingFile::open(&path, key, &self.tiers, true) {
             Ok(ring) => ring,
@@ -191,28 +191,28 @@ impl SeriesFolder {
                 self.known.remove(key);
                 self.complete.insert(key.clone());
                 // A file that is still being written is not removed for another.
-                while self.known.len() >= self.most {
+                while self.known.len() >= self.max_files {
                     if !self.remove_oldest(now, 3600) {
                         return Ok(None);
                     }
                 }
-                return RingFile::make(&path, key, &self.tiers, now).map(Some);
+                return RingFile::create(&path, key, &self.tiers, now).map(Some);
             }
             Err(problem) => return Err(problem),
         };
-        self.complete(key, &ring)?;
+        self.complete_tiers(key, &ring)?;
         Ok(Some(ring))
     }
 
     /// Completes the wide buckets that a killed writer has left behind.
-    fn complete(&mut self, key: &SeriesKey, ring: &RingFile) -> io::Result<()> {
+    fn complete_tiers(&mut self, key: &SeriesKey, ring: &RingFile) -> io::Result<()> {
         if self.complete.contains(key) {
             return Ok(());
         }
         let fine = ring.read(0)?;
         for (number, tier) in self.tiers.iter().enumerate().skip(1) {
             let newest = ring.read(number)?.iter().map(|bucket| bucket.last_at).max().unwrap_or(0);
-            for bucket in missing(*tier, newest, &fine) {
+            for bucket in rebuild_missing(*tier, newest, &fine) {
                 ring.merge(number, &bucket)?;
             }
         }
@@ -220,7 +220,7 @@ impl SeriesFolder {
         Ok(())
     }
 
-    fn refuse(&mut self, key: &SeriesKey, why: &RingError) -> WriteOutcome {
+    fn refuse_series(&mut self, key: &SeriesKey, why: &RingError) -> WriteOutcome {
         self.refused.insert(key.clone());
         let path = self.path(key);
         WriteOutcome::Never(Some(format!(
@@ -248,7 +248,7 @@ impl SeriesFolder {
         let opened = RingFile::open(&self.path(key), key, &self.tiers, true);
         match opened {
             Ok(ring) => {
-                self.complete(key, &ring)?;
+                self.complete_tiers(key, &ring)?;
                 ring.read(tier)
             }
             Err(RingError::Io(error)) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -13,7 +13,7 @@ fn key(model: &str) -> SeriesKey {
 }
 
 fn take(state: &Path, files: u64, now: u64) -> SeriesFolder {
-    SeriesFolder::take(state, &TIERS, files * ring::length(&TIERS), now).unwrap().unwrap()
+    SeriesFolder::open(state, &TIERS, files * ring::file_length(&TIERS), now).unwrap().unwrap()
 }
 
 fn put(disk: &mut SeriesFolder, model: &str, now: u64) -> WriteOutcome {
@@ -32,7 +32,7 @@ fn files(state: &Path) -> Vec<String> {
 fn one_instance_writes_at_a_time_and_the_next_one_goes_on() {
     let state = tempfile::tempdir().unwrap();
     let mut first = take(state.path(), 9, DAY);
-    assert!(SeriesFolder::take(state.path(), &TIERS, 1 << 30, DAY).unwrap().is_none());
+    assert!(SeriesFolder::open(state.path(), &TIERS, 1 << 30, DAY).unwrap().is_none());
     put(&mut first, "a/b", DAY);
     drop(first);
     let mut second = take(state.path(), 9, DAY + 1);
@@ -98,7 +98,7 @@ fn a_thousand_models_have_a_file_each_and_none_is_larger_than_it_says() {
 #[test]
 fn fifty_models_of_host_and_one_gpu_take_forty_megabytes_for_a_month() {
     let tiers = warden_policies::rollup::tiers(&warden_policies::defaults().series);
-    let each = ring::length(&tiers);
+    let each = ring::file_length(&tiers);
     assert!((400_000..450_000).contains(&each), "{each}");
     assert!(100 * each < 45_000_000);
     let most = warden_policies::defaults().series.bytes.0 / each;

@@ -23,7 +23,7 @@ const SHOWN_LETTERS: usize = 40;
 impl SeriesKey {
     /// The file name: the readable part of the model's name, and a hash of the whole name. So any name is
     /// valid, and no two models share a file.
-    pub(super) fn file(&self) -> String {
+    pub(super) fn file_name(&self) -> String {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
         let shown: String = self.model.as_str().chars().map(plain).take(SHOWN_LETTERS).collect();
         let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn any_name_of_a_model_makes_a_name_of_a_file() {
         let file = |model: &str, replica| {
-            SeriesKey { model: ModelName::new(model), replica, memory: MemoryKind::Host }.file()
+            SeriesKey { model: ModelName::new(model), replica, memory: MemoryKind::Host }.file_name()
         };
         insta::assert_snapshot!(file("org/Qwen 3.gguf:q4", 1));
         let long = "x".repeat(5000);

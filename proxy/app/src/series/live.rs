@@ -18,7 +18,7 @@ struct LiveSeries {
     /// By tier and start.
     waiting: BTreeMap<(usize, u64), ReadingBucket>,
     /// Time of the last reading, in milliseconds since 1970.
-    at: u64,
+    read_at: u64,
 }
 
 #[derive(Debug)]
@@ -34,46 +34,47 @@ impl LiveBuckets {
     }
 
     /// Adds a reading.
-    pub(super) fn note(&mut self, key: &SeriesKey, reading: &RollupReading) {
-        let most = self.share();
+    pub(super) fn add_reading(&mut self, key: &SeriesKey, reading: &RollupReading) {
+        let most = self.waiting_limit();
         if !self.series.contains_key(key) {
             while self.series.len() >= self.policy.live.max(1) && self.forget_oldest() {}
             let rollup = SeriesRollup::new(&self.tiers, self.policy.fresh);
-            self.series.insert(key.clone(), LiveSeries { rollup, waiting: BTreeMap::new(), at: reading.at });
+            self.series
+                .insert(key.clone(), LiveSeries { rollup, waiting: BTreeMap::new(), read_at: reading.at });
         }
         let Some(one) = self.series.get_mut(key) else { return };
-        one.at = reading.at;
+        one.read_at = reading.at;
         let done = one.rollup.add(reading);
-        one.wait(done, most);
+        one.add_waiting(done, most);
     }
 
     /// Limit of waiting buckets of one series.
-    fn share(&self) -> usize {
+    fn waiting_limit(&self) -> usize {
         (self.policy.waiting / self.series.len().max(1)).clamp(MIN_WAITING, MAX_WAITING)
     }
 
     fn forget_oldest(&mut self) -> bool {
-        let oldest = self.series.iter().min_by_key(|(_, one)| one.at).map(|(key, _)| key.clone());
+        let oldest = self.series.iter().min_by_key(|(_, one)| one.read_at).map(|(key, _)| key.clone());
         oldest.is_some_and(|key| self.series.remove(&key).is_some())
     }
 
     /// Completes the open buckets, because we end, so that they are written, too.
     pub(super) fn close(&mut self) {
-        let most = self.share();
+        let most = self.waiting_limit();
         for one in self.series.values_mut() {
             let open = one.rollup.close();
-            one.wait(open, most);
+            one.add_waiting(open, most);
         }
     }
 
     /// Series with waiting buckets.
-    pub(super) fn waiting(&self) -> Vec<SeriesKey> {
+    pub(super) fn waiting_keys(&self) -> Vec<SeriesKey> {
         let waits = self.series.iter().filter(|(_, one)| !one.waiting.is_empty());
         waits.map(|(key, _)| key.clone()).collect()
     }
 
     /// Takes the waiting buckets of a series, to be written.
-    pub(super) fn take(&mut self, key: &SeriesKey) -> Vec<(usize, ReadingBucket)> {
+    pub(super) fn take_waiting(&mut self, key: &SeriesKey) -> Vec<(usize, ReadingBucket)> {
         let Some(one) = self.series.get_mut(key) else { return Vec::new() };
         let waiting = std::mem::take(&mut one.waiting);
         waiting.into_iter().map(|((tier, _), bucket)| (tier, bucket)).collect()
@@ -81,21 +82,21 @@ impl LiveBuckets {
 
     /// Returns buckets that could not be written.
     pub(super) fn give_back(&mut self, key: &SeriesKey, buckets: Vec<(usize, ReadingBucket)>) {
-        let most = self.share();
+        let most = self.waiting_limit();
         if let Some(one) = self.series.get_mut(key) {
-            one.wait(buckets, most);
+            one.add_waiting(buckets, most);
         }
     }
 
     /// Drops series whose process is gone, once all their buckets are written.
     pub(super) fn forget_quiet(&mut self, now_ms: u64) {
         let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
-        let most = self.share();
-        let quiet = |one: &LiveSeries| one.at.saturating_add(fresh) < now_ms;
+        let most = self.waiting_limit();
+        let quiet = |one: &LiveSeries| one.read_at.saturating_add(fresh) < now_ms;
         for one in self.series.values_mut().filter(|one| quiet(one)) {
             // Its open buckets will not be completed by further readings.
             let open = one.rollup.close();
-            one.wait(open, most);
+            one.add_waiting(open, most);
         }
         self.series.retain(|_, one| !one.waiting.is_empty() || !quiet(one));
     }
@@ -108,7 +109,7 @@ impl LiveBuckets {
 
     /// Time of a series' last reading, in milliseconds since 1970.
     pub(super) fn read_at(&self, key: &SeriesKey) -> Option<u64> {
-        self.series.get(key).map(|one| one.at)
+        self.series.get(key).map(|one| one.read_at)
     }
 
     /// Buckets of one tier of a series that are in memory, in no order.
@@ -120,7 +121,7 @@ impl LiveBuckets {
 }
 
 impl LiveSeries {
-    fn wait(&mut self, buckets: Vec<(usize, ReadingBucket)>, most: usize) {
+    fn add_waiting(&mut self, buckets: Vec<(usize, ReadingBucket)>, most: usize) {
         for (tier, bucket) in buckets {
             match self.waiting.get_mut(&(tier, bucket.start)) {
                 Some(known) => known.merge(&bucket),
@@ -156,7 +157,7 @@ mod tests {
     }
 
     fn note(live: &mut LiveBuckets, n: usize, second: u64) {
-        live.note(
+        live.add_reading(
             &key(n),
             &RollupReading { at: DAY + second * 1000, bytes: second, lines: RollupContext::default() },
         );
@@ -197,16 +198,16 @@ mod tests {
         (0..100).step_by(5).for_each(|second| note(&mut live, 0, second));
         let count =
             |live: &LiveBuckets| live.buckets(&key(0), 0).iter().map(|bucket| bucket.count).sum::<u64>();
-        assert_eq!((count(&live), live.waiting().len()), (20, 1));
-        let taken = live.take(&key(0));
+        assert_eq!((count(&live), live.waiting_keys().len()), (20, 1));
+        let taken = live.take_waiting(&key(0));
         note(&mut live, 0, 101);
         live.give_back(&key(0), taken);
         assert_eq!(count(&live), 21);
         live.close();
-        let taken = live.take(&key(0));
+        let taken = live.take_waiting(&key(0));
         let fine = taken.iter().filter(|(tier, _)| *tier == 0);
         assert_eq!(fine.map(|(_, bucket)| bucket.count).sum::<u64>(), 21);
-        assert_eq!(live.waiting(), []);
+        assert_eq!(live.waiting_keys(), []);
     }
 
     #[test]
@@ -214,10 +215,10 @@ mod tests {
         let mut live = live(|_| ());
         note(&mut live, 0, 3);
         live.forget_quiet(DAY + 20_000);
-        assert_eq!(live.waiting(), [], "it may come again");
+        assert_eq!(live.waiting_keys(), [], "it may come again");
         live.forget_quiet(DAY + 60_000);
-        assert_eq!(live.waiting(), [key(0)]);
-        live.take(&key(0));
+        assert_eq!(live.waiting_keys(), [key(0)]);
+        live.take_waiting(&key(0));
         live.forget_quiet(DAY + 60_000);
         assert_eq!(live.keys(None), []);
     }

@@ -9,7 +9,7 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LedgerEntry};
 
-use crate::serve::describe;
+use crate::serve::describe_event;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", from = "String")]
@@ -88,14 +88,14 @@ pub(crate) struct SeriesMark {
 
 /// The marks of an event: one, or one for each model that a configuration changed. `at` is used if the
 /// event has no time.
-pub(super) fn of(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
+pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
     let at = event
         .at
         .parse::<jiff::Timestamp>()
         .ok()
         .and_then(|at| u64::try_from(at.as_millisecond()).ok())
         .unwrap_or(at);
-    let words = |words: &str| shortened(&secrets::text(words), most);
+    let words = |words: &str| shorten(&secrets::redact_text(words), most);
     let mark = |model: &ModelName, kind, text: &str| SeriesMark {
         at,
         model: model.clone(),
@@ -119,7 +119,7 @@ pub(super) fn of(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
             .collect();
     }
     let Some(model) = &event.model else { return Vec::new() };
-    let told = || describe(&event.kind);
+    let told = || describe_event(&event.kind);
     let one = match &event.kind {
         // Nothing replaced the process: the event that ended it has its own mark.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
@@ -129,7 +129,7 @@ pub(super) fn of(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
             ..mark(
                 model,
                 if entry.failed.is_some() { SeriesMarkKind::Failed } else { SeriesMarkKind::Replaced },
-                &replaced(entry),
+                &replacement_text(entry),
             )
         },
         EventKind::Reclaimed { entry } => SeriesMark {
@@ -162,7 +162,7 @@ pub(super) fn of(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
 }
 
 /// Describes a replacement with the ledger's reason.
-fn replaced(entry: &LedgerEntry) -> String {
+fn replacement_text(entry: &LedgerEntry) -> String {
     let evidence = &entry.evidence;
     let mut text =
         format!("{} ({}): ", if entry.failed.is_some() { "not replaced" } else { "replaced" }, entry.reason);
@@ -189,7 +189,7 @@ fn replaced(entry: &LedgerEntry) -> String {
 }
 
 /// Cuts a text to at most `most` bytes at a character boundary.
-fn shortened(text: &str, most: usize) -> String {
+fn shorten(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }
@@ -207,7 +207,7 @@ pub(super) struct MarkHistory {
 impl MarkHistory {
     /// Adds a mark; a duplicate is ignored. Beyond the limits the oldest mark is dropped: of the same model
     /// if it has many, else of the model that has most.
-    pub(super) fn keep(&mut self, mark: SeriesMark, policy: &SeriesPolicy) -> bool {
+    pub(super) fn add(&mut self, mark: SeriesMark, policy: &SeriesPolicy) -> bool {
         let own = self.of_model.entry(mark.model.clone()).or_default();
         // Marks arrive in order, except after a clock was set back.
         let place = own.iter().rposition(|known| known.at <= mark.at).map_or(0, |place| place + 1);
@@ -231,7 +231,7 @@ impl MarkHistory {
     }
 
     /// Marks of a model between two moments, both in milliseconds since 1970, in order.
-    pub(super) fn of(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
+    pub(super) fn of_model(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();
         own.filter(|mark| (from..=to).contains(&mark.at)).cloned().collect()
     }

@@ -44,7 +44,7 @@ impl MarksFile {
     }
 
     /// Why the file is not used; `None` if it is.
-    pub(super) fn refused(&self) -> Option<String> {
+    pub(super) fn refusal(&self) -> Option<String> {
         (!self.ours).then(|| {
             format!("what is done to models is marked in this process only, because {} is no file of llama-warden's", self.path.display())
         })
@@ -72,7 +72,7 @@ impl MarksFile {
             text.push(b'\n');
         }
         // A full disk may have left part of a line: opening the file ends that line.
-        append::open(&self.path, FILE_MODE)?.write_all(&text)?;
+        append::open_lines(&self.path, FILE_MODE)?.write_all(&text)?;
         self.lines += new.len();
         Ok(())
     }
@@ -133,7 +133,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, &text[9..]).unwrap();
         let (file, read) = MarksFile::open(dir.path());
-        assert_eq!((file.refused(), read), (None, vec![mark(3)]));
+        assert_eq!((file.refusal(), read), (None, vec![mark(3)]));
     }
 
     proptest::proptest! {
@@ -147,7 +147,7 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
             let (mut file, read) = MarksFile::open(dir.path());
             file.write(&[mark(3)], read.len() + 1, Vec::new).unwrap();
-            if file.refused().is_some() {
+            if file.refusal().is_some() {
                 proptest::prop_assert_eq!(fs::read(&path).unwrap(), bytes);
             } else {
                 let again = MarksFile::open(dir.path()).1;
@@ -170,7 +170,7 @@ mod tests {
         assert!(longest <= 1020, "{longest}");
         fs::write(dir.path().join("marks.jsonl"), "my notes\n").unwrap();
         let (mut file, read) = MarksFile::open(dir.path());
-        assert!(read.is_empty() && file.refused().is_some_and(|why| why.contains("marks.jsonl")));
+        assert!(read.is_empty() && file.refusal().is_some_and(|why| why.contains("marks.jsonl")));
         file.write(&kept, 10, || kept.clone()).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("marks.jsonl")).unwrap(), "my notes\n");
     }

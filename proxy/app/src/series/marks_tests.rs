@@ -54,8 +54,10 @@ fn what_was_done_is_marked_with_the_reason_in_words() {
         event(Some("m"), json!({"kind": "ready", "start_ms": 5, "slots": 1})),
         event(Some("m"), json!({"kind": "queue_full", "waiting": 5})),
     ];
-    let marks =
-        all.iter().flat_map(|event| of(event, 0, 600)).map(|mark| serde_json::to_string(&mark).unwrap());
+    let marks = all
+        .iter()
+        .flat_map(|event| marks_from_event(event, 0, 600))
+        .map(|mark| serde_json::to_string(&mark).unwrap());
     let marks: Vec<String> = marks.collect();
     assert!(!marks.join("").contains("sk-abc"), "{marks:?}");
     insta::assert_snapshot!(marks.join("\n"));
@@ -64,7 +66,7 @@ fn what_was_done_is_marked_with_the_reason_in_words() {
 #[test]
 fn words_have_an_end_and_no_half_letter() {
     let long = "ü".repeat(1000);
-    let marks = of(&event(Some("m"), json!({"kind": "policy_off", "message": long})), 0, 100);
+    let marks = marks_from_event(&event(Some("m"), json!({"kind": "policy_off", "message": long})), 0, 100);
     assert!(marks[0].words.len() <= 100 && marks[0].words.ends_with("ü…"), "{}", marks[0].words);
 }
 
@@ -92,18 +94,21 @@ fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
         words: String::new(),
     };
     let mut marks = MarkHistory::default();
-    assert!(marks.keep(mark(0, 5), &policy));
-    assert!(!marks.keep(mark(0, 5), &policy), "it is there");
-    (0..1000).for_each(|n| assert!(marks.keep(mark(1, n), &policy)));
-    assert_eq!((marks.len(), marks.of("m0", 0, 9).len(), marks.of("m1", 0, 9999).len()), (11, 1, 10));
+    assert!(marks.add(mark(0, 5), &policy));
+    assert!(!marks.add(mark(0, 5), &policy), "it is there");
+    (0..1000).for_each(|n| assert!(marks.add(mark(1, n), &policy)));
+    assert_eq!(
+        (marks.len(), marks.of_model("m0", 0, 9).len(), marks.of_model("m1", 0, 9999).len()),
+        (11, 1, 10)
+    );
     for model in 2..100 {
-        (0..3).for_each(|n| assert!(marks.keep(mark(model, n), &policy)));
+        (0..3).for_each(|n| assert!(marks.add(mark(model, n), &policy)));
     }
     assert_eq!((marks.len(), marks.all().count()), (50, 50));
     // After a clock was set back, the marks stay in order.
     let mut marks = MarkHistory::default();
     for at in [5, 9, 7] {
-        assert!(marks.keep(mark(0, at), &policy));
+        assert!(marks.add(mark(0, at), &policy));
     }
-    assert_eq!(marks.of("m0", 6, 9).iter().map(|mark| mark.at).collect::<Vec<_>>(), [7, 9]);
+    assert_eq!(marks.of_model("m0", 6, 9).iter().map(|mark| mark.at).collect::<Vec<_>>(), [7, 9]);
 }

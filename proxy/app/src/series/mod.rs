@@ -12,7 +12,7 @@
 //! | [`store`] | the only owner of the data |
 //! | [`live`] | buckets that are not in files yet |
 //! | [`marks`] | actions and events |
-//! | [`key`], [`mod@record`], [`ring`], [`disk`], [`marks_file`] | files, from their names to their folder |
+//! | [`key`], [`mod@record_fleet`], [`ring`], [`disk`], [`marks_file`] | files, from their names to their folder |
 //! | [`ask`] | queries; pure |
 //! | [`answer`] | answers |
 //!
@@ -32,5 +32,5 @@ mod recorder;
 mod ring;
 mod store;
 
-pub(crate) use recorder::record;
+pub(crate) use recorder::record_fleet;
 pub(crate) use store::SeriesStore;

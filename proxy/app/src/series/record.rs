@@ -34,13 +34,13 @@ const VERDICTS: [GrowthVerdict; 5] = [
 pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
     let begin = bucket.start.saturating_mul(1000);
-    let after = |at: u64| short(at.saturating_sub(begin));
+    let after = |at: u64| to_u32(at.saturating_sub(begin));
     let RollupContext { generation, verdict, law, kept, soft, hard } = bucket.lines;
     put_bytes(&mut bytes, 0, &bucket.start.to_le_bytes());
     put_bytes(&mut bytes, 8, &after(bucket.first_at).to_le_bytes());
     put_bytes(&mut bytes, 12, &after(bucket.last_at).to_le_bytes());
-    put_bytes(&mut bytes, 16, &short(bucket.covered).to_le_bytes());
-    put_bytes(&mut bytes, 20, &short(bucket.count).to_le_bytes());
+    put_bytes(&mut bytes, 16, &to_u32(bucket.covered).to_le_bytes());
+    put_bytes(&mut bytes, 20, &to_u32(bucket.count).to_le_bytes());
     put_bytes(&mut bytes, 24, &generation.to_le_bytes());
     put_bytes(&mut bytes, 32, &bucket.min.to_le_bytes());
     put_bytes(&mut bytes, 40, &bucket.max.to_le_bytes());
@@ -57,7 +57,7 @@ pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
     ];
     for (number, line) in lines.into_iter().enumerate() {
         // At least 1, because 0 means no line.
-        let kib = line.map_or(0, |line| short(line / KIB).max(1));
+        let kib = line.map_or(0, |line| to_u32(line / KIB).max(1));
         put_bytes(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
     }
     bytes[92] =
@@ -70,17 +70,17 @@ pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
 
 /// Decodes a bucket of a tier; `None` if the bytes are none.
 pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<ReadingBucket> {
-    if u32::from_le_bytes(at(bytes, CHECKSUM_OFFSET)?) != crc32(bytes.get(..CHECKSUM_OFFSET)?)
+    if u32::from_le_bytes(bytes_at(bytes, CHECKSUM_OFFSET)?) != crc32(bytes.get(..CHECKSUM_OFFSET)?)
         || bytes[93] != number
     {
         return None;
     }
-    let long = |offset: usize| Some(u64::from_le_bytes(at(bytes, offset)?));
-    let word = |offset: usize| Some(u64::from(u32::from_le_bytes(at(bytes, offset)?)));
+    let long = |offset: usize| Some(u64::from_le_bytes(bytes_at(bytes, offset)?));
+    let word = |offset: usize| Some(u64::from(u32::from_le_bytes(bytes_at(bytes, offset)?)));
     let line = |number: usize| Some(word(64 + 4 * number)?).map(|kib| (kib > 0).then(|| kib * KIB));
     let start = long(0)?;
     let begin = start.checked_mul(1000)?;
-    let (min, max, last, mean) = (long(32)?, long(40)?, long(48)?, f64::from_le_bytes(at(bytes, 56)?));
+    let (min, max, last, mean) = (long(32)?, long(40)?, long(48)?, f64::from_le_bytes(bytes_at(bytes, 56)?));
     let count = word(20)?;
     if count == 0 || start % tier.seconds != 0 || !mean.is_finite() || min > max {
         return None;
@@ -114,11 +114,11 @@ fn put_bytes(bytes: &mut [u8], offset: usize, value: &[u8]) {
     }
 }
 
-fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+fn bytes_at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..offset + N)?.try_into().ok()
 }
 
-fn short(value: u64) -> u32 {
+fn to_u32(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
@@ -147,7 +147,7 @@ pub(super) mod tests {
             soft: Some(1 << 31),
             hard: Some(3 << 40),
         };
-        ReadingBucket::of(&RollupReading { at: second * 1000 + 17, bytes, lines }, TIER)
+        ReadingBucket::from_reading(&RollupReading { at: second * 1000 + 17, bytes, lines }, TIER)
     }
 
     #[test]

@@ -14,10 +14,10 @@ use warden_supervisor::{BackendView, Fleet, FleetEvent, FleetView, ModelView, St
 
 use super::key::SeriesKey;
 use super::marks;
-use super::store::{SeriesStore, unix_ms};
+use super::store::{SeriesStore, unix_millis};
 
 /// Records until `stop`, then writes the rest. Only the end waits for it, and not for long.
-pub(crate) async fn record(store: SeriesStore, fleet: Fleet, stop: CancellationToken) {
+pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: CancellationToken) {
     let policy = *store.policy();
     let mut views = fleet.subscribe();
     let mut tail = fleet.events();
@@ -25,8 +25,8 @@ pub(crate) async fn record(store: SeriesStore, fleet: Fleet, stop: CancellationT
     let mut told = 0;
     let mut mark = |events: &[FleetEvent]| {
         for event in events.iter().filter(|event| event.id > told) {
-            for mark in marks::of(event, unix_ms(), policy.mark_bytes) {
-                store.mark(mark);
+            for mark in marks::marks_from_event(event, unix_millis(), policy.mark_bytes) {
+                store.add_mark(mark);
             }
         }
         told = events.last().map_or(told, |last| last.id.max(told));
@@ -55,29 +55,29 @@ pub(crate) async fn record(store: SeriesStore, fleet: Fleet, stop: CancellationT
                 changed = false;
                 look = Instant::now() + policy.look;
                 let view = Arc::clone(&views.borrow_and_update());
-                for (key, reading) in seen.readings(&view, unix_ms()) {
-                    store.note(&key, &reading);
+                for (key, reading) in seen.take_new(&view, unix_millis()) {
+                    store.add_reading(&key, &reading);
                 }
             }
             _ = flush.tick() => {
-                write(&store, &state, &flushing);
+                start_write(&store, &state, &flushing);
             }
             () = stop.cancelled() => break,
         }
     }
-    for (key, reading) in seen.readings(&fleet.view(), unix_ms()) {
-        store.note(&key, &reading);
+    for (key, reading) in seen.take_new(&fleet.view(), unix_millis()) {
+        store.add_reading(&key, &reading);
     }
     mark(&fleet.events().events);
     store.close();
-    write(&store, &state, &Arc::default());
-    if !state.written(policy.patience).await {
+    start_write(&store, &state, &Arc::default());
+    if !state.wait_written(policy.patience).await {
         tracing::warn!("the disk is too slow for what memory did last: that is not kept");
     }
 }
 
 /// Starts a write of everything, unless one is running.
-fn write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBool>) {
+fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBool>) {
     if flushing.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -99,15 +99,15 @@ struct RecordedReadings(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>)
 
 impl RecordedReadings {
     /// Readings that are new in this view.
-    fn readings(&mut self, view: &FleetView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
+    fn take_new(&mut self, view: &FleetView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
         let mut readings = Vec::new();
         let mut next = BTreeMap::new();
         for model in view.models.iter().chain(&view.canaries) {
-            for backend in shown(model) {
+            for backend in recorded_backends(model) {
                 let place = (model.name.clone(), backend.replica);
                 let this = (backend.generation, backend.memory.reading);
                 if self.0.get(&place) != Some(&this) {
-                    readings.extend(of(model, backend, now));
+                    readings.extend(backend_readings(model, backend, now));
                 }
                 next.insert(place, this);
             }
@@ -119,7 +119,7 @@ impl RecordedReadings {
 
 /// The process of each replica whose memory is recorded: the one that serves. During a replacement that is
 /// the old one until the new one is ready, so that a replacement is one step in the plot.
-fn shown(model: &ModelView) -> Vec<&BackendView> {
+fn recorded_backends(model: &ModelView) -> Vec<&BackendView> {
     let mut shown: BTreeMap<u32, &BackendView> = BTreeMap::new();
     for backend in model.backends.iter().filter(|backend| backend.memory.reading > 0) {
         let weight = |backend: &BackendView| (backend.phase == BackendPhase::Ready, backend.generation);
@@ -132,19 +132,19 @@ fn shown(model: &ModelView) -> Vec<&BackendView> {
 }
 
 /// Readings of all known memories.
-fn of(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
+fn backend_readings(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
     let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let all = host.into_iter().chain(vram);
     all.map(|(memory, bytes)| {
         let key = SeriesKey { model: model.name.clone(), replica: backend.replica, memory };
-        (key, RollupReading { at: now, bytes, lines: lines(backend, memory) })
+        (key, RollupReading { at: now, bytes, lines: reading_lines(backend, memory) })
     })
     .collect()
 }
 
 /// Verdict, budgets and other lines drawn with a reading.
-fn lines(backend: &BackendView, memory: MemoryKind) -> RollupContext {
+fn reading_lines(backend: &BackendView, memory: MemoryKind) -> RollupContext {
     let growth = backend.memory.growth.iter().find(|growth| growth.series == memory);
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
@@ -192,7 +192,7 @@ mod tests {
         one.memory.growth[0].fill.allowed = 50;
         one.memory.budgets =
             vec![BudgetView { series: MemoryKind::Host, budget: MemoryBudget { soft: Some(7), hard: None } }];
-        let found = seen.readings(&fleet(vec![one.clone()]), 9);
+        let found = seen.take_new(&fleet(vec![one.clone()]), 9);
         let kinds: Vec<String> = found.iter().map(|(key, _)| key.memory.to_string()).collect();
         assert_eq!(kinds, ["host", "vram0"]);
         let lines = found[0].1.lines;
@@ -202,16 +202,16 @@ mod tests {
         );
         assert_eq!(lines.law.map(|law| law.level), Some(5));
         assert_eq!((found[0].1.at, found[0].1.bytes), (9, 3001));
-        assert_eq!(seen.readings(&fleet(vec![one.clone()]), 10), [], "something else has changed");
+        assert_eq!(seen.take_new(&fleet(vec![one.clone()]), 10), [], "something else has changed");
         one.memory.reading = 2;
-        assert_eq!(seen.readings(&fleet(vec![one]), 11).len(), 2);
+        assert_eq!(seen.take_new(&fleet(vec![one]), 11).len(), 2);
     }
 
     #[test]
     fn a_replacement_is_one_step_from_the_old_process_to_the_new_one() {
         let mut seen = RecordedReadings::default();
         let mut at = |backends: Vec<BackendView>| -> Option<u64> {
-            Some(seen.readings(&fleet(backends), 9).first()?.1.lines.generation)
+            Some(seen.take_new(&fleet(backends), 9).first()?.1.lines.generation)
         };
         assert_eq!(at(vec![backend(1, BackendPhase::Ready, 1)]), Some(1));
         assert_eq!(

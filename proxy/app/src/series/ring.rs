@@ -55,7 +55,7 @@ pub(super) enum RingError {
 }
 
 /// Bytes of a file with these tiers.
-pub(super) fn length(tiers: &[RollupTier]) -> u64 {
+pub(super) fn file_length(tiers: &[RollupTier]) -> u64 {
     tier_offset(tiers, tiers.len())
 }
 
@@ -82,8 +82,8 @@ impl RingFile {
         tiers: &[RollupTier],
         write: bool,
     ) -> Result<Self, RingError> {
-        let file = options().write(write).open(path)?;
-        let head = head(&file)?;
+        let file = open_options().write(write).open(path)?;
+        let head = parse_head(&file)?;
         let same = head.tiers.iter().copied().eq(tiers.iter().map(|tier| (tier.seconds, tier.slots)));
         if head.key != *key || !same {
             return Err(RingError::Other);
@@ -95,7 +95,7 @@ impl RingFile {
     ///
     /// # Errors
     /// The file cannot be created, or the name is taken.
-    pub(super) fn make(
+    pub(super) fn create(
         path: &Path,
         key: &SeriesKey,
         tiers: &[RollupTier],
@@ -114,7 +114,7 @@ impl RingFile {
         let folder = path.parent().unwrap_or(Path::new("."));
         let new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         new.as_file().write_all_at(&bytes, 0)?;
-        new.as_file().set_len(length(tiers))?;
+        new.as_file().set_len(file_length(tiers))?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(FILE_MODE);
         new.as_file().set_permissions(mode)?;
         // Without it the name may survive a power failure and the content may not; then the file's owner is
@@ -168,11 +168,11 @@ impl RingFile {
 ///
 /// # Errors
 /// The file cannot be read, or is none of ours.
-pub(super) fn look(path: &Path) -> Result<RingHead, RingError> {
-    head(&options().open(path)?)
+pub(super) fn read_head(path: &Path) -> Result<RingHead, RingError> {
+    parse_head(&open_options().open(path)?)
 }
 
-fn options() -> OpenOptions {
+fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     // A link would lead to a foreign file, and a pipe would block the open.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -180,7 +180,7 @@ fn options() -> OpenOptions {
     options
 }
 
-fn head(file: &File) -> Result<RingHead, RingError> {
+fn parse_head(file: &File) -> Result<RingHead, RingError> {
     if !file.metadata()?.is_file() {
         return Err(RingError::Foreign);
     }

@@ -19,8 +19,8 @@ fn key() -> SeriesKey {
 
 fn made() -> (tempfile::TempDir, std::path::PathBuf, RingFile) {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(key().file());
-    let ring = RingFile::make(&path, &key(), &TIERS, DAY).unwrap();
+    let path = dir.path().join(key().file_name());
+    let ring = RingFile::create(&path, &key(), &TIERS, DAY).unwrap();
     (dir, path, ring)
 }
 
@@ -35,7 +35,7 @@ fn a_ring_keeps_the_last_round_and_never_grows() {
         ring.merge(0, &full(DAY + n * 10, n)).unwrap();
     }
     assert_eq!(starts(&ring), [940, 950, 960, 970, 980, 990]);
-    assert_eq!(fs::metadata(&path).unwrap().len(), length(&TIERS));
+    assert_eq!(fs::metadata(&path).unwrap().len(), file_length(&TIERS));
     let again = RingFile::open(&path, &key(), &TIERS, false).unwrap();
     assert_eq!((starts(&again), again.since), (starts(&ring), DAY));
 }
@@ -44,7 +44,10 @@ fn a_ring_keeps_the_last_round_and_never_grows() {
 fn what_is_added_to_a_stretch_is_put_to_what_is_there() {
     let (_dir, _path, ring) = made();
     let at = |bytes| {
-        ReadingBucket::of(&RollupReading { at: DAY * 1000 + bytes, bytes, lines: full(DAY, 0).lines }, TIER)
+        ReadingBucket::from_reading(
+            &RollupReading { at: DAY * 1000 + bytes, bytes, lines: full(DAY, 0).lines },
+            TIER,
+        )
     };
     for bytes in [5, 9, 2] {
         ring.merge(0, &at(bytes)).unwrap();
@@ -113,7 +116,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
         let refused = RingFile::open(&path, &key(), &TIERS, true).unwrap_err();
         assert_eq!(refused.to_string(), why);
         assert!(
-            RingFile::make(&path, &key(), &TIERS, DAY).is_err(),
+            RingFile::create(&path, &key(), &TIERS, DAY).is_err(),
             "nothing is made in the place of something"
         );
         assert_eq!(fs::read(&path).unwrap(), bytes);
@@ -128,7 +131,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
     assert!(RingFile::open(&link, &key(), &TIERS, true).is_err());
     let long = SeriesKey { model: ModelName::new("x".repeat(5000)), ..key() };
     assert!(matches!(
-        RingFile::make(&dir.path().join(long.file()), &long, &TIERS, DAY),
+        RingFile::create(&dir.path().join(long.file_name()), &long, &TIERS, DAY),
         Err(RingError::Long)
     ));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing half-made is left");
@@ -163,7 +166,7 @@ proptest! {
             bytes.truncate(length.index(bytes.len()));
         }
         fs::write(&path, &bytes).unwrap();
-        let head = look(&path);
+        let head = read_head(&path);
         if let Ok(ring) = RingFile::open(&path, &key(), &TIERS, true) {
             prop_assert!(head.is_ok());
             let mut all = ring.read(0).unwrap();

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use warden_policies::rollup::{
-    PointRange, ReadingBucket, RollupReading, RollupTier, SeriesPolicy, in_range, thin, tier_for, tiers,
+    PointRange, ReadingBucket, RollupReading, RollupTier, SeriesPolicy, in_range, reduce_points, tier_for,
+    tiers,
 };
 use warden_supervisor::{WorkKind, run_job};
 
@@ -50,10 +51,10 @@ struct StoreMemory {
 struct StoreFiles {
     open: Option<(SeriesFolder, MarksFile)>,
     /// Time of the next attempt to open.
-    again: Option<Instant>,
+    retry_at: Option<Instant>,
     failing: bool,
     /// True if the successor owns them.
-    given: bool,
+    handed_over: bool,
 }
 
 /// Recorded buckets of one memory.
@@ -96,7 +97,7 @@ impl SeriesStore {
                 unwritten: Vec::new(),
                 place: "in this process only, so far".to_owned(),
             }),
-            files: Mutex::new(StoreFiles { open: None, again: None, failing: false, given: false }),
+            files: Mutex::new(StoreFiles { open: None, retry_at: None, failing: false, handed_over: false }),
             readers: Arc::new(Semaphore::new(MAX_READERS)),
         }))
     }
@@ -105,7 +106,7 @@ impl SeriesStore {
         &self.0.policy
     }
 
-    fn kept(&self) -> MutexGuard<'_, StoreMemory> {
+    fn memory(&self) -> MutexGuard<'_, StoreMemory> {
         lock(&self.0.kept)
     }
 
@@ -114,46 +115,46 @@ impl SeriesStore {
     }
 
     /// Stops writing, because the successor writes from now on. Blocks shortly.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn hand_over_files(&self) {
         let files = &mut *self.files();
         files.open = None;
-        files.given = true;
+        files.handed_over = true;
     }
 
     /// Adds a reading.
-    pub(super) fn note(&self, key: &SeriesKey, reading: &RollupReading) {
-        self.kept().live.note(key, reading);
+    pub(super) fn add_reading(&self, key: &SeriesKey, reading: &RollupReading) {
+        self.memory().live.add_reading(key, reading);
     }
 
     /// Adds a mark.
-    pub(super) fn mark(&self, mark: SeriesMark) {
-        let kept = &mut *self.kept();
-        if kept.marks.keep(mark.clone(), &self.0.policy) && kept.unwritten.len() < self.0.policy.marks {
+    pub(super) fn add_mark(&self, mark: SeriesMark) {
+        let kept = &mut *self.memory();
+        if kept.marks.add(mark.clone(), &self.0.policy) && kept.unwritten.len() < self.0.policy.marks {
             kept.unwritten.push(mark);
         }
     }
 
     /// Completes the open buckets, so that the next [`SeriesStore::flush`] writes them, too.
     pub(super) fn close(&self) {
-        self.kept().live.close();
+        self.memory().live.close();
     }
 
     /// Where the series are kept, for people.
-    pub(super) fn place(&self) -> String {
-        self.kept().place.clone()
+    pub(super) fn storage_place(&self) -> String {
+        self.memory().place.clone()
     }
 
     /// Marks of a model between two moments in milliseconds since 1970.
     pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
-        self.kept().marks.of(model, from, to)
+        self.memory().marks.of_model(model, from, to)
     }
 
     /// Writes everything that waits. Blocks: call it on a thread that may wait.
     pub(super) fn flush(&self) {
         let files = &mut *self.files();
-        let now = unix();
-        self.kept().live.forget_quiet(now.saturating_mul(1000));
-        if files.given || files.open.is_none() && !self.open(files, now) {
+        let now = unix_seconds();
+        self.memory().live.forget_quiet(now.saturating_mul(1000));
+        if files.handed_over || files.open.is_none() && !self.open(files, now) {
             return;
         }
         let Some((disk, marks)) = &mut files.open else { return };
@@ -173,32 +174,32 @@ impl SeriesStore {
 
     fn write(&self, disk: &mut SeriesFolder, marks: &mut MarksFile, now: u64) -> io::Result<()> {
         // Marks first: they are few, and most wanted.
-        let unwritten = std::mem::take(&mut self.kept().unwritten);
+        let unwritten = std::mem::take(&mut self.memory().unwritten);
         if !unwritten.is_empty() {
-            let kept = self.kept().marks.len();
-            let all = || self.kept().marks.all().cloned().collect();
+            let kept = self.memory().marks.len();
+            let all = || self.memory().marks.all().cloned().collect();
             if let Err(error) = marks.write(&unwritten, kept, all) {
-                let kept = &mut *self.kept();
+                let kept = &mut *self.memory();
                 kept.unwritten.splice(0..0, unwritten);
                 kept.unwritten.truncate(self.0.policy.marks);
                 return Err(error);
             }
         }
-        let waiting = self.kept().live.waiting();
+        let waiting = self.memory().live.waiting_keys();
         // A file that fails does not keep the others from being written.
         let mut failed = None;
         for key in waiting {
-            let mut added = self.kept().live.take(&key);
+            let mut added = self.memory().live.take_waiting(&key);
             let written = disk.write(&key, &mut added, now);
             if !added.is_empty() {
-                self.kept().live.give_back(&key, added);
+                self.memory().live.give_back(&key, added);
             }
             match written {
                 Ok(WriteOutcome::Never(Some(told))) => tracing::warn!("{told}"),
                 Ok(_) => {}
                 Err(error) => {
                     failed.get_or_insert_with(|| {
-                        io::Error::new(error.kind(), format!("{}: {error}", key.file()))
+                        io::Error::new(error.kind(), format!("{}: {error}", key.file_name()))
                     });
                 }
             }
@@ -208,24 +209,24 @@ impl SeriesStore {
 
     /// Opens the folder, if a retry is due. `true` on success.
     fn open(&self, files: &mut StoreFiles, now: u64) -> bool {
-        if files.again.is_some_and(|again| Instant::now() < again) {
+        if files.retry_at.is_some_and(|again| Instant::now() < again) {
             return false;
         }
-        files.again = Some(Instant::now() + self.0.policy.retry);
+        files.retry_at = Some(Instant::now() + self.0.policy.retry);
         let state = self.0.state.display();
-        let why = match SeriesFolder::take(&self.0.state, &self.0.tiers, self.0.policy.bytes.0, now) {
+        let why = match SeriesFolder::open(&self.0.state, &self.0.tiers, self.0.policy.bytes.0, now) {
             Ok(Some(disk)) => {
                 let (file, marks) = MarksFile::open(&disk.folder);
-                if let Some(refused) = file.refused() {
+                if let Some(refused) = file.refusal() {
                     tracing::warn!("{refused}");
                 }
                 if std::mem::replace(&mut files.failing, false) {
                     tracing::info!(folder = %disk.folder.display(), "what memory does is written from now on");
                 }
-                let kept = &mut *self.kept();
+                let kept = &mut *self.memory();
                 kept.place = format!("in {}", disk.folder.display());
                 for mark in marks {
-                    kept.marks.keep(mark, &self.0.policy);
+                    kept.marks.add(mark, &self.0.policy);
                 }
                 files.open = Some((disk, file));
                 return true;
@@ -236,7 +237,7 @@ impl SeriesStore {
         if !std::mem::replace(&mut files.failing, true) {
             tracing::warn!("{why}; it is kept in this process only, as long as that is so");
         }
-        self.kept().place = format!("in this process only: {why}");
+        self.memory().place = format!("in this process only: {why}");
         false
     }
 
@@ -254,7 +255,7 @@ impl SeriesStore {
                 .flat_map(|(disk, _)| disk.known())
                 .map(|(key, known)| (key.clone(), (known.since, known.written)))
                 .collect();
-            let kept = store.kept();
+            let kept = store.memory();
             for key in kept.live.keys(None) {
                 let now = kept.live.read_at(&key).unwrap_or(0) / 1000;
                 if let Some((_, to)) = spans.get_mut(&key) {
@@ -266,8 +267,8 @@ impl SeriesStore {
                 spans.insert(key, (from, now));
             }
             // Older records are never shown.
-            let oldest =
-                unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
+            let oldest = unix_seconds()
+                .saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
             let shown = spans.into_iter().filter(|(_, (_, to))| *to >= oldest);
             Ok(shown.map(|(key, (from, to))| SeriesSpan { key, from: from.max(oldest), to }).collect())
         })
@@ -292,7 +293,7 @@ impl SeriesStore {
         let number = tier_for(&self.0.tiers, range, now);
         // While the lock of the files is held, no bucket is on its way from memory to a file.
         let mut files = self.files();
-        let mut keys = self.kept().live.keys(Some(model));
+        let mut keys = self.memory().live.keys(Some(model));
         if let Some((disk, _)) = &files.open {
             keys.extend(disk.known().keys().filter(|key| key.model.as_str() == model).cloned());
         }
@@ -304,7 +305,7 @@ impl SeriesStore {
                 Some((disk, _)) => disk.read(&key, number)?,
                 None => Vec::new(),
             };
-            for bucket in self.kept().live.buckets(&key, number) {
+            for bucket in self.memory().live.buckets(&key, number) {
                 match buckets.iter_mut().find(|known| known.start == bucket.start) {
                     Some(known) => known.merge(&bucket),
                     None => buckets.push(bucket),
@@ -313,7 +314,7 @@ impl SeriesStore {
             buckets.retain(|bucket| in_range(bucket, range));
             buckets.sort_by_key(|bucket| bucket.start);
             let width = self.0.tiers[number].seconds;
-            all.push(FoundSeries { key, width, buckets: thin(&buckets, range.points) });
+            all.push(FoundSeries { key, width, buckets: reduce_points(&buckets, range.points) });
         }
         Ok(all)
     }
@@ -341,12 +342,12 @@ impl SeriesStore {
 }
 
 /// Now, in seconds since 1970.
-pub(super) fn unix() -> u64 {
-    unix_ms() / 1000
+pub(super) fn unix_seconds() -> u64 {
+    unix_millis() / 1000
 }
 
 /// Now, in milliseconds since 1970.
-pub(super) fn unix_ms() -> u64 {
+pub(super) fn unix_millis() -> u64 {
     u64::try_from(clock::now().as_millisecond()).unwrap_or(0)
 }
 

@@ -18,21 +18,24 @@ fn store(state: &Path) -> SeriesStore {
 
 /// The start of a minute in the past.
 fn before() -> u64 {
-    (unix() - 1800) / 60 * 60
+    (unix_seconds() - 1800) / 60 * 60
 }
 
 fn read(store: &SeriesStore, model: &str, second: u64, bytes: u64) {
-    store.note(&key(model), &RollupReading { at: second * 1000, bytes, lines: RollupContext::default() });
+    store.add_reading(
+        &key(model),
+        &RollupReading { at: second * 1000, bytes, lines: RollupContext::default() },
+    );
 }
 
 fn mark(model: &str) -> SeriesMark {
     let (replica, memory, generation) = (None, None, None);
-    let (at, model) = (unix_ms() - 60_000, ModelName::new(model));
+    let (at, model) = (unix_millis() - 60_000, ModelName::new(model));
     SeriesMark { at, model, replica, memory, generation, kind: SeriesMarkKind::Replaced, words: "why".into() }
 }
 
 async fn count(store: &SeriesStore, model: &str, seconds: u64) -> u64 {
-    let now = unix();
+    let now = unix_seconds();
     let range = PointRange { from: now - seconds, to: now + 1, points: 1000 };
     let found = store.find(model, range, now).await.unwrap();
     found.iter().flat_map(|found| &found.buckets).map(|bucket| bucket.count).sum()
@@ -51,7 +54,7 @@ async fn what_was_read_is_found_at_once_after_a_write_and_after_a_restart() {
         assert_eq!(count(&first, "a/b c", seconds).await, 30, "{seconds}: before it is written");
     }
     first.flush();
-    first.mark(mark("a/b c"));
+    first.add_mark(mark("a/b c"));
     read(&first, "a/b c", start + 200, 7);
     first.flush();
     for seconds in [HOUR, 86_400, 7 * 86_400, MONTH] {
@@ -76,7 +79,7 @@ async fn a_kill_costs_at_most_what_was_not_complete() {
     let state = tempfile::tempdir().unwrap();
     let first = store(state.path());
     // Recent times: open buckets may still be completed.
-    let start = (unix() - 145) / 10 * 10;
+    let start = (unix_seconds() - 145) / 10 * 10;
     (0..30).for_each(|n| read(&first, "a", start + n * 5, 1000 + n));
     first.flush();
     // Killed: nothing is closed.
@@ -95,7 +98,7 @@ async fn a_second_instance_keeps_its_own_in_memory_and_goes_on_in_files_when_the
     let start = before();
     first.flush();
     second.flush();
-    assert!(second.place().contains("another llama-warden"), "{}", second.place());
+    assert!(second.storage_place().contains("another llama-warden"), "{}", second.storage_place());
     read(&first, "a", start, 1);
     read(&second, "a", start + 1, 2);
     first.flush();
@@ -105,9 +108,9 @@ async fn a_second_instance_keeps_its_own_in_memory_and_goes_on_in_files_when_the
     first.flush();
     drop(first);
     // The retry is due.
-    second.files().again = None;
+    second.files().retry_at = None;
     second.flush();
-    assert!(second.place().starts_with("in /"), "{}", second.place());
+    assert!(second.storage_place().starts_with("in /"), "{}", second.storage_place());
     assert_eq!(count(&second, "a", HOUR).await, 2);
     second.close();
     second.flush();
@@ -121,13 +124,13 @@ async fn without_a_folder_it_goes_on_in_memory_and_without_room_nothing_is_lost_
     let store = store(state.path());
     let start = before();
     (0..30).for_each(|n| read(&store, "a", start + n * 5, 1000 + n));
-    store.mark(mark("a"));
+    store.add_mark(mark("a"));
     store.flush();
-    assert!(store.place().contains("cannot be written"), "{}", store.place());
+    assert!(store.storage_place().contains("cannot be written"), "{}", store.storage_place());
     assert_eq!(count(&store, "a", HOUR).await, 30);
     // The folder becomes usable again.
     fs::remove_file(state.path().join("series")).unwrap();
-    store.files().again = None;
+    store.files().retry_at = None;
     store.flush();
     assert_eq!(count(&store, "a", MONTH).await, 30);
     assert!(fs::read_to_string(state.path().join("series/marks.jsonl")).unwrap().contains("why"));
@@ -148,14 +151,14 @@ async fn somebodys_files_under_our_names_stay() {
     let state = tempfile::tempdir().unwrap();
     let folder = state.path().join("series");
     fs::create_dir(&folder).unwrap();
-    let names = [key("a").file(), "marks.jsonl".to_owned(), "mine.series".to_owned(), "lock".to_owned()];
+    let names = [key("a").file_name(), "marks.jsonl".to_owned(), "mine.series".to_owned(), "lock".to_owned()];
     for name in &names {
         fs::write(folder.join(name), "mine").unwrap();
     }
     let store = store(state.path());
     read(&store, "a", before(), 1);
     read(&store, "a", before() + 20, 1);
-    store.mark(mark("a"));
+    store.add_mark(mark("a"));
     store.flush();
     store.close();
     store.flush();

@@ -10,7 +10,7 @@ use warden_gateway::{CertificateInfo, GatewayGauges, TlsError, TlsState};
 use warden_supervisor::{WorkKind, run_job};
 
 /// Checks the files until the end.
-pub(crate) async fn watch(
+pub(crate) async fn watch_certificate(
     tls: Arc<TlsState>,
     gauges: Arc<GatewayGauges>,
     every: Duration,
@@ -36,16 +36,17 @@ pub(crate) async fn watch(
             () = stop.cancelled() => return,
         }
         let looking = tls.clone();
-        if let Ok(Some(result)) = run_job(WorkKind::Configuration, move || looking.look()).await {
+        if let Ok(Some(result)) = run_job(WorkKind::Configuration, move || looking.reload_if_changed()).await
+        {
             log_reload(&tls, result);
         }
     }
 }
 
 /// Reads the files now.
-pub(crate) async fn read(tls: &Arc<TlsState>) {
+pub(crate) async fn reload_certificate(tls: &Arc<TlsState>) {
     let reading = tls.clone();
-    match run_job(WorkKind::Configuration, move || reading.read()).await {
+    match run_job(WorkKind::Configuration, move || reading.reload()).await {
         Ok(result) => log_reload(tls, result),
         // The files are checked again every few seconds.
         Err(error) => {

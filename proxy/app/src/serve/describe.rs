@@ -5,7 +5,7 @@ use warden_policies::sample::{HostMemory, MemoryKind, VramReading};
 use warden_supervisor::{EventKind, LedgerEntry};
 
 /// Describes an event, without model and generation, which the caller has.
-pub(crate) fn describe(kind: &EventKind) -> String {
+pub(crate) fn describe_event(kind: &EventKind) -> String {
     match kind {
         EventKind::TakenOver { pid, replica } => {
             format!("taken over from the program before: process {pid}, replica {replica}")
@@ -26,7 +26,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         EventKind::Recovered => "recovered: probes are answered again".to_owned(),
         EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
         EventKind::Unloaded { idle_ms } => {
-            let idle = warden_policies::units::span(std::time::Duration::from_millis(*idle_ms));
+            let idle = warden_policies::units::format_span(std::time::Duration::from_millis(*idle_ms));
             format!("unloaded: nobody has asked for it for {idle}; the next request loads it again")
         }
         EventKind::MakesRoom { wanted } => {
@@ -58,7 +58,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         }
         EventKind::CrashLoop { ends, within_s, failure } => format!(
             "ended {ends} times within {}, and is started again and again: {}",
-            warden_policies::units::span(std::time::Duration::from_secs(*within_s)),
+            warden_policies::units::format_span(std::time::Duration::from_secs(*within_s)),
             failure.message
         ),
         EventKind::RecycleWanted { decision, host_bytes, series_bytes } => {
@@ -75,14 +75,14 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
             format!("recycle began: {reason}, {}{note}", mode.as_str())
         }
-        EventKind::RecycleDone { entry } => done(entry),
+        EventKind::RecycleDone { entry } => describe_replacement(entry),
         EventKind::Reclaimed { entry } => {
             let enough = match entry.helped {
                 Some(true) => "; nothing is replaced",
                 Some(false) => "; that is not enough",
                 None => "",
             };
-            format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.words())
+            format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.sentence())
         }
         EventKind::CameBack { warmth } => format!("loaded again: {warmth}"),
         EventKind::Warmed { warmth } => format!("behind the gate: {warmth}"),
@@ -107,7 +107,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             let verdict = entry.canary.verdict.as_str().replace('_', " ");
             format!("canary over: {} is {verdict}{words}", entry.canary.binary.display())
         }
-        EventKind::Pinned { entry } => entry.words(),
+        EventKind::Pinned { entry } => entry.sentence(),
         EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {
@@ -170,7 +170,7 @@ fn list_texts(what: &str, texts: &[String]) -> Option<String> {
     (!first.is_empty()).then(|| format!("{what}: {}{more}", first.join(", ")))
 }
 
-fn done(entry: &LedgerEntry) -> String {
+fn describe_replacement(entry: &LedgerEntry) -> String {
     let memory = |memory: Option<HostMemory>| {
         memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
     };
@@ -297,7 +297,7 @@ mod tests {
         let told = events.into_iter().map(|event| {
             let read: EventKind =
                 serde_json::from_value(event.clone()).unwrap_or_else(|why| panic!("{event}: {why}"));
-            describe(&read) + "\n"
+            describe_event(&read) + "\n"
         });
         insta::assert_snapshot!(told.collect::<String>());
     }

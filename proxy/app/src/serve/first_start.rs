@@ -10,12 +10,14 @@ use crate::exit::CommandError;
 use crate::logging;
 
 /// Resolves when the first process has ended before it was ready; never once a process was ready.
-pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>) -> CommandError {
+pub(crate) async fn first_start_failure(
+    mut views: watch::Receiver<std::sync::Arc<FleetView>>,
+) -> CommandError {
     loop {
-        match first(&views.borrow_and_update()) {
-            FirstStart::Open => {}
-            FirstStart::Failed(failure) => return told(&failure),
-            FirstStart::Up => break,
+        match start_outcome(&views.borrow_and_update()) {
+            FirstStart::Pending => {}
+            FirstStart::Failed(failure) => return to_failure(&failure),
+            FirstStart::Ready => break,
         }
         if views.changed().await.is_err() {
             break;
@@ -25,26 +27,26 @@ pub(crate) async fn failed(mut views: watch::Receiver<std::sync::Arc<FleetView>>
 }
 
 enum FirstStart {
-    Open,
-    Up,
+    Pending,
+    Ready,
     Failed(StartFailure),
 }
 
-fn first(view: &FleetView) -> FirstStart {
+fn start_outcome(view: &FleetView) -> FirstStart {
     // A view keeps the last failure of a model that was ready.
     let up = |state: ModelState| matches!(state, ModelState::Loaded | ModelState::Draining);
     if view.models.iter().any(|model| up(model.state) || model.was_ready) {
-        return FirstStart::Up;
+        return FirstStart::Ready;
     }
     let failure = view.models.iter().find_map(|model| model.last_failure.as_ref());
     // Another program took its port in the meantime: a retry may help.
     match failure.filter(|failure| failure.kind != FailureKind::Address) {
         Some(failure) => FirstStart::Failed(failure.clone()),
-        None => FirstStart::Open,
+        None => FirstStart::Pending,
     }
 }
 
-fn told(failure: &StartFailure) -> CommandError {
+fn to_failure(failure: &StartFailure) -> CommandError {
     // Lines that are in the log are not repeated.
     let lines = if logging::shows_children() { &[][..] } else { &failure.lines };
     let lines = lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
@@ -76,24 +78,25 @@ mod tests {
     #[test]
     fn only_a_first_start_that_fails_by_itself_ends_us() {
         use FailureKind::{Address, BadModel, Signal};
-        let failed = |view: &FleetView| matches!(first(view), FirstStart::Failed(_));
+        let failed = |view: &FleetView| matches!(start_outcome(view), FirstStart::Failed(_));
         assert!(failed(&view(ModelState::Backoff, false, Some(BadModel))));
         assert!(failed(&view(ModelState::Failed, false, Some(Signal))));
         assert!(!failed(&view(ModelState::Backoff, false, Some(Address))), "tried again");
         assert!(!failed(&view(ModelState::Loading, false, None)));
-        let up = |view: &FleetView| matches!(first(view), FirstStart::Up);
+        let up = |view: &FleetView| matches!(start_outcome(view), FirstStart::Ready);
         assert!(up(&view(ModelState::Loaded, true, None)));
         assert!(up(&view(ModelState::Backoff, true, Some(Signal))), "it was up before");
     }
 
     #[test]
     fn what_llama_server_said_last_is_told_with_it() {
-        let FirstStart::Failed(failure) = first(&view(ModelState::Backoff, false, Some(FailureKind::Exit)))
+        let FirstStart::Failed(failure) =
+            start_outcome(&view(ModelState::Backoff, false, Some(FailureKind::Exit)))
         else {
             panic!("no failure");
         };
-        let lines = told(&failure).lines().join("\n");
+        let lines = to_failure(&failure).lines().join("\n");
         assert!(lines.starts_with("error: llama-server did not start: no\n  | x\nhint: "), "{lines}");
-        assert_eq!(told(&failure).code(), 1);
+        assert_eq!(to_failure(&failure).code(), 1);
     }
 }

@@ -27,60 +27,61 @@ pub(super) struct FolderWatch {
     /// A read in progress: if it hangs, no second one is started.
     looking: Option<PendingWork<Option<FolderFiles>>>,
     /// Files when they were last applied.
-    taken: FolderFiles,
+    applied: FolderFiles,
     /// Files at the last read.
-    seen: FolderFiles,
+    last_read: FolderFiles,
 }
 
 impl FolderWatch {
     /// Treats the current content as applied.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
-        Self::looked_at(dirs, every, Arc::new(|dirs| folder::files(dirs).ok())).await
+        Self::with_reader(dirs, every, Arc::new(|dirs| folder::list_files(dirs).ok())).await
     }
 
-    async fn looked_at(dirs: Vec<PathBuf>, every: Duration, look: FolderReader) -> Self {
+    async fn with_reader(dirs: Vec<PathBuf>, every: Duration, look: FolderReader) -> Self {
         let (next, nothing) = (Instant::now() + every, FolderFiles::new());
-        let mut new = Self { dirs, look, every, next, looking: None, taken: nothing.clone(), seen: nothing };
-        new.taken = new.look().await.ok().flatten().unwrap_or_default();
-        Self { next: Instant::now() + every, seen: new.taken.clone(), ..new }
+        let mut new =
+            Self { dirs, look, every, next, looking: None, applied: nothing.clone(), last_read: nothing };
+        new.applied = new.start_read().await.ok().flatten().unwrap_or_default();
+        Self { next: Instant::now() + every, last_read: new.applied.clone(), ..new }
     }
 
     /// Resolves when files have changed and the change is complete: a file that is being written is not
     /// whole yet. Cancel-safe.
-    pub(super) async fn changed(&mut self) {
+    pub(super) async fn wait_changed(&mut self) {
         if self.dirs.is_empty() {
             return std::future::pending().await;
         }
         loop {
             tokio::time::sleep_until(self.next).await;
             // A failed read says nothing about the files.
-            let looking = self.looking.take().unwrap_or_else(|| self.look());
+            let looking = self.looking.take().unwrap_or_else(|| self.start_read());
             let now = self.looking.insert(looking).await.ok().flatten();
             self.looking = None;
             self.next = Instant::now() + self.every;
             let Some(now) = now else { continue };
-            let rests = now == self.seen;
-            self.seen = now;
-            if rests && self.seen != self.taken {
-                self.taken = self.seen.clone();
+            let rests = now == self.last_read;
+            self.last_read = now;
+            if rests && self.last_read != self.applied {
+                self.applied = self.last_read.clone();
                 return;
             }
         }
     }
 
     /// Starts a read on another thread. A disk may hang; then no change is reported.
-    fn look(&self) -> PendingWork<Option<FolderFiles>> {
+    fn start_read(&self) -> PendingWork<Option<FolderFiles>> {
         let (look, dirs) = (self.look.clone(), self.dirs.clone());
         run_job(WorkKind::ModelFiles, move || look(&dirs))
     }
 
     /// Replaces the watched folders.
-    pub(super) fn set(&mut self, dirs: &[PathBuf]) {
+    pub(super) fn set_dirs(&mut self, dirs: &[PathBuf]) {
         if self.dirs != dirs {
             self.dirs = dirs.to_vec();
             self.looking = None;
             // Read from scratch: at worst this causes one reload without changes.
-            (self.taken, self.seen) = (FolderFiles::new(), FolderFiles::new());
+            (self.applied, self.last_read) = (FolderFiles::new(), FolderFiles::new());
         }
     }
 }
@@ -108,7 +109,7 @@ mod tests {
             })
         };
         let every = Duration::from_millis(1);
-        let mut folders = FolderWatch::looked_at(vec![PathBuf::from("/models")], every, look).await;
+        let mut folders = FolderWatch::with_reader(vec![PathBuf::from("/models")], every, look).await;
         let looked = |so_far| {
             let looks = looks.clone();
             async move {
@@ -120,14 +121,14 @@ mod tests {
         let hung = lock(&hangs);
         // The future is dropped and polled again and again.
         for _ in 0..20 {
-            let turned = timeout(Duration::from_millis(5), folders.changed()).await;
+            let turned = timeout(Duration::from_millis(5), folders.wait_changed()).await;
             assert!(turned.is_err(), "nothing has changed");
         }
         looked(2).await;
         assert_eq!(looks.load(Ordering::SeqCst), 2, "the first, and the one that hangs");
         drop(hung);
         tokio::select! {
-            () = folders.changed() => panic!("nothing has changed"),
+            () = folders.wait_changed() => panic!("nothing has changed"),
             () = looked(4) => {}
         }
     }

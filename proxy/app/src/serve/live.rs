@@ -6,7 +6,7 @@ use crate::config::resolve::ResolvedConfig;
 use crate::request_recorder::RecorderSet;
 
 /// The gateway's configuration after a reload.
-pub(crate) fn live(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {
+pub(crate) fn gateway_config(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {
     // Models without rules are left out: every request searches this list, so it should be short.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
     let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone()));
@@ -19,7 +19,7 @@ pub(crate) fn live(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveCo
         max_age: server.cors_max_age,
         with_keys: resolved.keys.is_some(),
     };
-    let recorders = recorders.of(resolved);
+    let recorders = recorders.by_model(resolved);
     LiveConfig {
         models,
         keys: resolved.keys.clone().map(ApiKeys::new),

@@ -56,17 +56,17 @@ impl MeasureJob {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = self.one(one, &fleet) => {}
+                () = self.measure_program(one, &fleet) => {}
             }
         }
     }
 
-    async fn one(&self, one: &UnmeasuredBinary, fleet: &Fleet) {
+    async fn measure_program(&self, one: &UnmeasuredBinary, fleet: &Fleet) {
         let binary = one.binary.as_path();
         let shown = binary.display();
         let using = || self.models.iter().filter(|spec| spec.command.binary == binary);
         let Some(first) = using().next() else { return };
-        let measured = match self.measured(first).await {
+        let measured = match self.measure_with(first).await {
             Ok(measured) if measured != ServerBehaviour::default() => measured,
             Ok(_) => {
                 tracing::info!(binary = %shown, "how it behaves cannot be measured: it did not start with the sample model");
@@ -84,16 +84,16 @@ impl MeasureJob {
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for spec in using() {
-            let facts = server_facts::of(measured, &spec.command, cores).or(spec.facts);
-            fleet.learn(&spec.name, binary, facts).await;
+            let facts = server_facts::server_facts(measured, &spec.command, cores).fill_from(spec.facts);
+            fleet.learn_facts(&spec.name, binary, facts).await;
         }
     }
 
-    async fn measured(
+    async fn measure_with(
         &self,
         spec: &SharedSpec,
     ) -> Result<ServerBehaviour, Box<dyn std::error::Error + Send + Sync>> {
-        let folder = private_temp::folder("lw-measure-")?;
+        let folder = private_temp::private_folder("lw-measure-")?;
         let model = folder.path().join("sample.gguf");
         measuring_model(&model)?;
         let lifecycle = LifecyclePolicy { start_timeout: self.limit, ..spec.lifecycle };
@@ -101,13 +101,13 @@ impl MeasureJob {
             SoloStarter::new(self.nursery.clone(), &folder.path().join("run"), &lifecycle, self.watch)?;
         for socket in [SocketMode::Unix, SocketMode::Tcp] {
             let spec = SoloSpec {
-                command: command(&spec.command, &model),
+                command: measuring_command(&spec.command, &model),
                 oom_score_adj: spec.oom_score_adj,
                 socket,
                 facts: spec.facts,
             };
             let Ok(solo) = starter.start(&spec).await else { continue };
-            let measured = measure(&door(&solo), self.limit).await;
+            let measured = measure(&connection_to(&solo), self.limit).await;
             solo.stop().await;
             return Ok(measured);
         }
@@ -115,7 +115,7 @@ impl MeasureJob {
     }
 }
 
-fn door(solo: &SoloProcess) -> ServerAddress {
+fn connection_to(solo: &SoloProcess) -> ServerAddress {
     match solo.endpoint() {
         ListenAddress::Unix(socket) => ServerAddress::Unix(socket.clone()),
         ListenAddress::Tcp(address) => ServerAddress::Port(address.port()),
@@ -124,7 +124,7 @@ fn door(solo: &SoloProcess) -> ServerAddress {
 
 /// The command for the same binary and environment (it may need `LD_LIBRARY_PATH`), without the model's
 /// flags and GPUs.
-fn command(own: &ServerCommand, model: &Path) -> ServerCommand {
+fn measuring_command(own: &ServerCommand, model: &Path) -> ServerCommand {
     let is_flag = |name: &str| FLAG_VAR_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let mut env: BTreeMap<String, String> =
         own.env.iter().filter(|(name, _)| !is_flag(name)).cloned().collect();

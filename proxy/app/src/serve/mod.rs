@@ -25,7 +25,7 @@ use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::problem::{ConfigPlace, ConfigProblem};
 use crate::config::resolve::store;
-use crate::config::resolve::{ResolvedConfig, resolve};
+use crate::config::resolve::{ResolvedConfig, resolve_config};
 use crate::config::source::layers::FlagSetting;
 use crate::exit::CommandError;
 use crate::{logging, out};
@@ -46,7 +46,7 @@ mod server;
 mod signals;
 pub(crate) mod upgrade;
 
-pub(crate) use describe::describe;
+pub(crate) use describe::describe_event;
 use folders::FolderWatch;
 pub(crate) use manager::ActivatedSockets;
 use manager::ServiceManager;
@@ -77,7 +77,7 @@ impl ConfigSource {
         self.resolve_with(machine, |_| Ok(())).await
     }
 
-    /// [`Self::resolve`], with a `change` applied before the binaries are checked.
+    /// [`Self::resolve_config`], with a `change` applied before the binaries are checked.
     pub(crate) async fn resolve_with(
         &self,
         machine: &HostMachine,
@@ -85,8 +85,8 @@ impl ConfigSource {
     ) -> Result<ResolvedConfig, CommandError> {
         let mut resolved = self.as_configured(machine)?;
         change(&mut resolved)?;
-        store::fill(&mut resolved, machine).await?;
-        needs::fill(&mut resolved, machine);
+        store::fill_from_store(&mut resolved, machine).await?;
+        needs::fill_needs(&mut resolved, machine);
         Ok(resolved)
     }
 
@@ -101,22 +101,22 @@ impl ConfigSource {
                 .map_or(ConfigPlace::Nowhere, |path| ConfigPlace::File { path: path.clone(), line: 0 });
             let problem = ConfigProblem::new(place, "no model is configured");
             let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
-            return Err(CommandError::Config(problem.hint(hint).into()));
+            return Err(CommandError::Config(problem.with_hint(hint).into()));
         }
-        let mut resolved = resolve(&loaded, machine, self.any_name)?;
+        let mut resolved = resolve_config(&loaded, machine, self.any_name)?;
         resolved.written = Some(Arc::new(loaded));
         Ok(resolved)
     }
 }
 
 /// Serves until a signal to end. Call it on the main thread, before there is another thread.
-pub(crate) fn run(plan: ConfigSource) -> Result<(), CommandError> {
+pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
     upgrade::program::note_own_name();
-    let (sockets, both, root, predecessor) = match Succession::ours() {
-        None => (ActivatedSockets::take()?, nursery::channel(), None, None),
+    let (sockets, both, root, predecessor) = match Succession::from_environment() {
+        None => (ActivatedSockets::take()?, nursery::nursery_channel(), None, None),
         Some(Succession { root, to_root, handover }) => {
-            instance::succeed(root);
-            let both = nursery::of_root(to_root).map_err(|error| {
+            instance::set_root(root);
+            let both = nursery::root_nursery(to_root).map_err(|error| {
                 CommandError::failed(format!("cannot listen to the first instance: {error}"))
             })?;
             (ActivatedSockets::default(), both, Some(root), Some(PredecessorLink::new(handover)))
@@ -125,11 +125,11 @@ pub(crate) fn run(plan: ConfigSource) -> Result<(), CommandError> {
     with_this_nursery(both, move |nursery| async move {
         let machine = HostMachine::read();
         // The manager knows the PID of the first program of a succession.
-        let manager = Arc::new(ServiceManager::of(&machine, root.unwrap_or(machine.pid)));
+        let manager = Arc::new(ServiceManager::from_environment(&machine, root.unwrap_or(machine.pid)));
         let done = serve(plan, &machine, manager.clone(), sockets, nursery, predecessor.as_ref());
         let done = Box::pin(done).await;
         match (&done, &predecessor) {
-            (Err(failure), None) => manager.failed(failure).await,
+            (Err(failure), None) => manager.report_failure(failure).await,
             // The predecessor continues and reports the failure to the caller; if it has let go already, it
             // no longer listens.
             (Err(failure), Some(predecessor)) => predecessor.report_failure(failure).await,
@@ -149,7 +149,7 @@ where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
     W: Future<Output = Result<(), CommandError>> + Send + 'static,
 {
-    with_this_nursery(nursery::channel(), work)
+    with_this_nursery(nursery::nursery_channel(), work)
 }
 
 fn with_this_nursery<F, W>(
@@ -205,18 +205,18 @@ async fn serve(
     let mut signals = SignalHandlers::new()?;
     let resolved = tokio::select! {
         resolved = plan.resolve(machine) => resolved?,
-        () = signals.end() => return Ok(()),
+        () = signals.wait_end() => return Ok(()),
     };
-    logging::init(&resolved.log, resolved.fleet.any_name)?;
+    logging::start_logging(&resolved.log, resolved.fleet.any_name)?;
     raise_file_limit();
-    warn(&resolved.warnings);
+    log_warnings(&resolved.warnings);
     let looks = resolved.child.models_look;
     let mut folders = FolderWatch::new(resolved.dirs.models.clone(), looks).await;
     let deadline = resolved.server.shutdown_deadline;
     let mut renewing = UpdateSchedule::new(resolved.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
     let inheritance = match predecessor {
-        Some(predecessor) => Some(predecessor.receive_handover(Where::of(&resolved)).await?),
+        Some(predecessor) => Some(predecessor.receive_handover(Where::from_configuration(&resolved)).await?),
         None => None,
     };
     let begun = inheritance.as_ref().map(|left| left.begun.clone());
@@ -227,18 +227,19 @@ async fn serve(
         Box::pin(RunningInstance::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
-        let kept = predecessor.take_over(server.fleet(), &begun, server.answers()).await?;
-        server.own();
-        server.beside(predecessor.clone().follow(kept, server.fleet().clone()));
+        let kept = predecessor.take_over(server.fleet(), &begun, server.check_answers()).await?;
+        server.take_ownership();
+        server.spawn_task(predecessor.clone().follow_requests(kept, server.fleet().clone()));
         tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: we serve from now on");
     } else {
         print_addresses(&server);
     }
     let (turns, mut asked_whether) = PulseSender::new();
     server.attend_manager(&manager, turns);
-    manager.ready().await;
-    let first =
-        async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
+    manager.report_ready().await;
+    let first = async {
+        if drop_in { first_start::first_start_failure(views).await } else { std::future::pending().await }
+    };
     tokio::pin!(first);
     let mut orders = server.orders();
     let mut reading = ConfigReader::new(&plan, machine);
@@ -256,11 +257,11 @@ async fn serve(
                 }
                 SignalRequest::Upgrade => {
                     let (reply, _nobody) = oneshot::channel();
-                    UpgradeOrder { to: None, wait: None, by: "a signal (USR2)".into(), reply }
+                    UpgradeOrder { to: None, wait: None, caller: "a signal (USR2)".into(), reply }
                 }
             },
-            () = renewing.go_on() => continue,
-            () = folders.changed() => {
+            () = renewing.run_due() => continue,
+            () = folders.wait_changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
                 start_reload(&mut reading, &manager, &server).await;
                 continue;
@@ -268,50 +269,50 @@ async fn serve(
             read = reading.read() => {
                 match read {
                     ReadResult::Done(read) => {
-                        Box::pin(take_over(*read, machine, &mut server)).await;
-                        folders.set(server.folders());
+                        Box::pin(apply_configuration(*read, machine, &mut server)).await;
+                        folders.set_dirs(server.folders());
                         renewing.set(server.update_interval());
                     }
                     ReadResult::Late(time) => {
                         tracing::error!(
                             "reading the configuration again takes longer than {time:?}: does a disk hang? All goes on as it was, and what is read is taken when it comes"
                         );
-                        manager.ready().await;
+                        manager.report_ready().await;
                     }
                 }
                 if !reading.is_under_way() {
-                    manager.ready().await;
+                    manager.report_ready().await;
                 }
                 continue;
             }
             never = answer_pulses(&mut asked_whether) => match never {},
-            problem = server.ended() => return Err(problem),
+            problem = server.wait_gateway_failure() => return Err(problem),
             Some(order) = next_order(orders.as_mut()) => order,
         };
         let upgraded = tokio::select! {
-            upgraded = upgrade(&server, order, &mut signals) => upgraded,
+            upgraded = run_upgrade(&server, order, &mut signals) => upgraded,
             never = answer_pulses(&mut asked_whether) => match never {},
         };
         match upgraded {
             Ok(retired) => {
-                renewing.leave();
+                renewing.ask_to_end();
                 drop(reading);
-                return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                return Box::pin(retired.run_to_end(server, deadline, &mut signals)).await;
             }
             Err(old::UpgradeError::Cannot(_)) => {}
             Err(old::UpgradeError::Ends) => break,
         }
     }
-    renewing.leave();
+    renewing.ask_to_end();
     drop(reading);
     let in_flight = server.in_flight();
     tokio::select! {
-        done = Box::pin(stop(server, deadline, &mut signals, manager.stopping(in_flight, longest))) => done?,
+        done = Box::pin(stop_server(server, deadline, &mut signals, manager.report_stopping(in_flight, longest))) => done?,
         never = answer_pulses(&mut asked_whether) => match never {},
     }
     tokio::select! {
-        () = renewing.ended() => {}
-        () = signals.end() => {}
+        () = renewing.wait_ended() => {}
+        () = signals.wait_end() => {}
     }
     Ok(())
 }
@@ -326,30 +327,30 @@ async fn next_order(orders: Option<&mut mpsc::Receiver<UpgradeOrder>>) -> Option
 /// Prints the addresses for clients and operators.
 fn print_addresses(server: &RunningInstance) {
     // Our standard output may be closed: that is no reason not to serve.
-    for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
-        drop(out::line(&format!("listening on {}://{address}", server.scheme())));
+    for address in std::iter::once(server.address()).chain(server.other_addresses().iter().copied()) {
+        drop(out::print_line(&format!("listening on {}://{address}", server.scheme())));
     }
-    drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
+    drop(out::print_line(&format!("admin socket {}", server.admin_socket().display())));
     if let Some(address) = server.admin_address() {
-        drop(out::line(&format!("admin address http://{address}")));
+        drop(out::print_line(&format!("admin address http://{address}")));
     }
     for (what, address) in
         [("probe address http://", server.probes().0), ("agent address ", server.probes().1)]
     {
         if let Some(address) = address {
-            drop(out::line(&format!("{what}{address}")));
+            drop(out::print_line(&format!("{what}{address}")));
         }
     }
 }
 
 /// Upgrades to another program. On success returns what is left to do here; otherwise nothing has changed.
-async fn upgrade(
+async fn run_upgrade(
     server: &RunningInstance,
     order: UpgradeOrder,
     signals: &mut SignalHandlers,
 ) -> Result<RetiredProgram, old::UpgradeError> {
-    let UpgradeOrder { to, wait, by, reply } = order;
-    server.fleet().note_asked(None, "upgrade", &by);
+    let UpgradeOrder { to, wait, caller: by, reply } = order;
+    server.fleet().log_operator_action(None, "upgrade", &by);
     let stays = match Box::pin(old::hand_over(server, to, wait, signals)).await {
         Ok((upgraded, retired)) => {
             // The client that gave the order may have gone.
@@ -359,25 +360,25 @@ async fn upgrade(
         Err(stays) => stays,
     };
     tracing::error!("no upgrade, everything goes on as before: {stays}");
-    server.fleet().note_asked(None, &format!("upgrade, which failed: {stays}"), &by);
+    server.fleet().log_operator_action(None, &format!("upgrade, which failed: {stays}"), &by);
     drop(reply.send(Err(stays.to_string())));
     Err(stays)
 }
 
-async fn stop(
+async fn stop_server(
     server: RunningInstance,
     deadline: Duration,
     signals: &mut SignalHandlers,
     telling: impl Future<Output = ()>,
 ) -> Result<(), CommandError> {
     tokio::pin!(telling);
-    let delay = server.leave();
+    let delay = server.announce_stop();
     if !delay.is_zero() {
         tracing::info!(?delay, "leaving: balancers are told; requests are still taken");
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            problem = server.ended() => return Err(problem),
-            () = signals.end() => return Err(CommandError::failed("ended at once by a second signal")),
+            problem = server.wait_gateway_failure() => return Err(problem),
+            () = signals.wait_end() => return Err(CommandError::failed("ended at once by a second signal")),
             () = &mut telling => return Ok(()),
         }
     }
@@ -391,7 +392,7 @@ async fn stop(
             tracing::info!("stopped");
             Ok(())
         }
-        () = signals.end() => Err(CommandError::failed("ended at once by a second signal")),
+        () = signals.wait_end() => Err(CommandError::failed("ended at once by a second signal")),
         // Never resolves; it ends with the other branches.
         () = telling => Ok(()),
     }
@@ -408,19 +409,19 @@ async fn answer_pulses(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>)
 
 /// Starts to read the configuration. Log files are reopened at once.
 async fn start_reload(reading: &mut ConfigReader, manager: &ServiceManager, server: &RunningInstance) {
-    manager.reloading().await;
-    reading.begin(server.reopen_logs());
+    manager.report_reloading().await;
+    reading.request_read(server.reopen_logs());
 }
 
 /// Applies the configuration that was read, if it is valid.
-async fn take_over(
+async fn apply_configuration(
     read: Result<ResolvedConfig, CommandError>,
     machine: &HostMachine,
     server: &mut RunningInstance,
 ) {
     match read {
         Ok(resolved) => {
-            warn(&resolved.warnings);
+            log_warnings(&resolved.warnings);
             if let Err(problem) = server.reload(resolved, machine).await {
                 for line in problem.lines() {
                     tracing::error!("reload: {line}");
@@ -447,7 +448,7 @@ fn raise_file_limit() {
     }
 }
 
-fn warn(warnings: &[ConfigProblem]) {
+fn log_warnings(warnings: &[ConfigProblem]) {
     for warning in warnings {
         let hint = warning.hint.as_deref().unwrap_or_default();
         tracing::warn!(target: "config", hint, "{warning}");

@@ -12,7 +12,7 @@ use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, Fleet, FleetEvent};
 
-use super::describe::describe;
+use super::describe::describe_event;
 use crate::access_log::AccessLog;
 use crate::admin::answer::AdminConfig;
 use crate::admin::metrics::MetricsRegistry;
@@ -35,16 +35,16 @@ impl GatewayObserver for RequestObserver {
         self.metrics.request_done(record);
         self.access.write(record);
         if let Some(tracer) = &self.tracer {
-            tracer.tell(record);
+            tracer.queue_spans(record);
         }
-        if let (Some(model), Some(exchange)) = (&record.model, record.exchange()) {
+        if let (Some(model), Some(exchange)) = (&record.model, record.trial_exchange()) {
             self.fleet.note_exchange(model, &exchange);
         }
     }
 }
 
 /// Logs and counts events until the end, and counts the reports of processes.
-pub(crate) async fn events(
+pub(crate) async fn log_events(
     fleet: Fleet,
     metrics: Arc<MetricsRegistry>,
     told: watch::Receiver<AdminConfig>,
@@ -56,10 +56,10 @@ pub(crate) async fn events(
     let mut views = fleet.subscribe();
     let mut advised = LoggedAdvice::default();
     let mut see = |event: &FleetEvent| {
-        metrics.event(event);
-        file.keep(event, fleet.state_writer());
+        metrics.count_event(event);
+        file.queue(event, fleet.state_writer());
         let advice = advice_for(event, &fleet, &told.borrow().servers);
-        log_event(event, &advised.unsaid(event, advice));
+        log_event(event, &advised.take_new(event, advice));
     };
     tail.events.iter().for_each(&mut see);
     loop {
@@ -94,7 +94,7 @@ struct LoggedAdvice(BTreeMap<ModelName, Vec<String>>);
 
 impl LoggedAdvice {
     /// The advice that is new.
-    fn unsaid(&mut self, event: &FleetEvent, advice: Vec<LeakAdvice>) -> Vec<LeakAdvice> {
+    fn take_new(&mut self, event: &FleetEvent, advice: Vec<LeakAdvice>) -> Vec<LeakAdvice> {
         let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
         let said = self.0.entry(model.clone()).or_default();
         let sentences: Vec<String> = advice.iter().map(LeakAdvice::sentence).collect();
@@ -132,7 +132,7 @@ fn advice_for(event: &FleetEvent, fleet: &Fleet, servers: &AdvisedServers) -> Ve
 fn log_event(event: &FleetEvent, advice: &[LeakAdvice]) {
     let model = event.model.as_ref().map(tracing::field::display);
     let generation = event.generation.map(|generation| generation.0);
-    let text = secrets::text(&describe(&event.kind));
+    let text = secrets::redact_text(&describe_event(&event.kind));
     let loud = matches!(
         event.kind,
         EventKind::Suspect { refused: false, .. }
@@ -193,10 +193,14 @@ mod tests {
             kind: EventKind::Suspect { refused: false, crash: None },
         };
         let mut advised = LoggedAdvice::default();
-        assert_eq!(advised.unsaid(&event("a", 1), vec![advice("x")]).len(), 1);
-        assert_eq!(advised.unsaid(&event("a", 2), vec![advice("x")]).len(), 0, "said");
-        assert_eq!(advised.unsaid(&event("b", 3), vec![advice("x")]).len(), 1, "another model");
-        assert_eq!(advised.unsaid(&event("a", 2), vec![advice("x"), advice("y")]).len(), 2, "something new");
-        assert_eq!(advised.unsaid(&event("a", 4), vec![advice("y")]).len(), 0);
+        assert_eq!(advised.take_new(&event("a", 1), vec![advice("x")]).len(), 1);
+        assert_eq!(advised.take_new(&event("a", 2), vec![advice("x")]).len(), 0, "said");
+        assert_eq!(advised.take_new(&event("b", 3), vec![advice("x")]).len(), 1, "another model");
+        assert_eq!(
+            advised.take_new(&event("a", 2), vec![advice("x"), advice("y")]).len(),
+            2,
+            "something new"
+        );
+        assert_eq!(advised.take_new(&event("a", 4), vec![advice("y")]).len(), 0);
     }
 }

@@ -26,16 +26,16 @@ pub(super) struct ConfigReader {
     machine: HostMachine,
     under_way: Option<ReadInProgress>,
     /// True to read again: the read in progress may have begun before the last change.
-    again: bool,
+    read_again: bool,
     /// Cancelled when the result is not needed any more.
-    ends: CancellationToken,
+    cancel: CancellationToken,
     patience: Duration,
 }
 
 struct ReadInProgress {
     task: PendingWork<Option<Result<ResolvedConfig, CommandError>>>,
     since: Instant,
-    told: bool,
+    late_reported: bool,
 }
 
 /// Result of a read.
@@ -47,23 +47,23 @@ pub(super) enum ReadResult {
 
 impl ConfigReader {
     pub(super) fn new(plan: &ConfigSource, machine: &HostMachine) -> Self {
-        let (plan, machine, ends) = (plan.clone(), machine.clone(), CancellationToken::new());
-        Self { plan, machine, under_way: None, again: false, ends, patience: SLOW_READ_LIMIT }
+        let (plan, machine, cancel) = (plan.clone(), machine.clone(), CancellationToken::new());
+        Self { plan, machine, under_way: None, read_again: false, cancel, patience: SLOW_READ_LIMIT }
     }
 
     /// Starts a read; if one is in progress, another follows it. The read also waits until logs are reopened.
-    pub(super) fn begin(&mut self, logs: oneshot::Receiver<()>) {
+    pub(super) fn request_read(&mut self, logs: oneshot::Receiver<()>) {
         if let Some(under_way) = &mut self.under_way {
-            self.again = true;
+            self.read_again = true;
             // A slow read is reported for this request, too.
-            (under_way.since, under_way.told) = (Instant::now(), false);
+            (under_way.since, under_way.late_reported) = (Instant::now(), false);
             return;
         }
         self.start(Some(logs));
     }
 
     fn start(&mut self, logs: Option<oneshot::Receiver<()>>) {
-        let (plan, machine, ends) = (self.plan.clone(), self.machine.clone(), self.ends.clone());
+        let (plan, machine, ends) = (self.plan.clone(), self.machine.clone(), self.cancel.clone());
         let reads = async move {
             let read = plan.resolve(&machine).await;
             if let Some(logs) = logs {
@@ -75,7 +75,7 @@ impl ConfigReader {
         let here = Handle::current();
         // On its own thread: a read from a disk cannot be cancelled.
         let task = run_job(WorkKind::Configuration, move || here.block_on(ends.run_until_cancelled(reads)));
-        self.under_way = Some(ReadInProgress { task, since: Instant::now(), told: false });
+        self.under_way = Some(ReadInProgress { task, since: Instant::now(), late_reported: false });
     }
 
     /// Returns true if a read is in progress.
@@ -88,13 +88,13 @@ impl ConfigReader {
         let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
         let done = tokio::select! {
             done = &mut under_way.task => done,
-            () = sleep_until(under_way.since + self.patience), if !under_way.told => {
-                under_way.told = true;
+            () = sleep_until(under_way.since + self.patience), if !under_way.late_reported => {
+                under_way.late_reported = true;
                 return ReadResult::Late(self.patience);
             }
         };
         self.under_way = None;
-        if std::mem::take(&mut self.again) {
+        if std::mem::take(&mut self.read_again) {
             self.start(None);
         }
         let ended = || Err(CommandError::failed("reading it was given up"));
@@ -106,7 +106,7 @@ impl ConfigReader {
 impl Drop for ConfigReader {
     fn drop(&mut self) {
         // Ends, for example, a llama-server that was asked for its version.
-        self.ends.cancel();
+        self.cancel.cancel();
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
         let opened = || oneshot::channel().1;
         reading.patience = Duration::from_millis(20);
         for _ in 0..3 {
-            reading.begin(opened());
+            reading.request_read(opened());
             assert!(matches!(reading.read().await, ReadResult::Late(_)) && reading.is_under_way());
         }
         reading.patience = SLOW_READ_LIMIT;

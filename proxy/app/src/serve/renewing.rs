@@ -10,7 +10,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ConfigSource;
-use crate::cli::update::{last_run, words};
+use crate::cli::update::{last_run, scheduled_command};
 
 /// Schedules and runs updates.
 pub(super) struct UpdateSchedule {
@@ -26,9 +26,9 @@ pub(super) struct UpdateSchedule {
 struct RunningUpdate {
     child: Child,
     /// While it is open, the process continues; closing it asks the process to end.
-    wanted: Option<ChildStdin>,
-    out: Option<Lines<BufReader<ChildStdout>>>,
-    told: Option<Lines<BufReader<ChildStderr>>>,
+    keep_alive: Option<ChildStdin>,
+    stdout: Option<Lines<BufReader<ChildStdout>>>,
+    stderr: Option<Lines<BufReader<ChildStderr>>>,
 }
 
 impl UpdateSchedule {
@@ -38,7 +38,7 @@ impl UpdateSchedule {
         let mut renewing = Self {
             every: Duration::ZERO,
             state: state.to_owned(),
-            words: words(&plan.config),
+            words: scheduled_command(&plan.config),
             due: None,
             running: None,
         };
@@ -52,44 +52,44 @@ impl UpdateSchedule {
             self.every = every;
             // A restart of ours must not restart the interval.
             let waited = last_run(&self.state).unwrap_or(every);
-            self.due = self.in_time(every.saturating_sub(waited).max(MIN_FIRST_DELAY.min(every)));
+            self.due = self.due_after(every.saturating_sub(waited).max(MIN_FIRST_DELAY.min(every)));
         }
     }
 
     /// The moment after `time`, unless updates are switched off.
-    fn in_time(&self, time: Duration) -> Option<Instant> {
+    fn due_after(&self, time: Duration) -> Option<Instant> {
         (!self.every.is_zero()).then(|| Instant::now() + time)
     }
 
     /// Runs due updates. Never resolves; cancel-safe.
-    pub(super) async fn go_on(&mut self) {
+    pub(super) async fn run_due(&mut self) {
         loop {
             if let Some(running) = &mut self.running {
-                running.end().await;
+                running.wait_logging().await;
                 self.running = None;
-                self.due = self.in_time(self.every);
+                self.due = self.due_after(self.every);
             }
             match self.due {
                 Some(due) => sleep_until(due).await,
                 None => std::future::pending().await,
             }
             self.running = self.start();
-            self.due = self.in_time(self.every);
+            self.due = self.due_after(self.every);
         }
     }
 
     /// Asks a running update to end. Killing it would leave its compilers running, and instances with a
     /// half-installed build would not roll back.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn ask_to_end(&mut self) {
         if let Some(running) = &mut self.running {
-            running.wanted = None;
+            running.keep_alive = None;
         }
     }
 
     /// Waits, at most ten seconds, until an update that was asked to end has ended.
-    pub(super) async fn ended(mut self) {
+    pub(super) async fn wait_ended(mut self) {
         if let Some(running) = &mut self.running
-            && timeout(UPDATE_END_LIMIT, running.end()).await.is_err()
+            && timeout(UPDATE_END_LIMIT, running.wait_logging()).await.is_err()
         {
             tracing::info!("llama-warden update ends without us");
         }
@@ -107,7 +107,7 @@ impl UpdateSchedule {
                 let out = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
                 let told = child.stderr.take().map(|pipe| BufReader::new(pipe).lines());
                 tracing::info!("llama-warden update begins (`update.every`)");
-                Some(RunningUpdate { wanted: child.stdin.take(), child, out, told })
+                Some(RunningUpdate { keep_alive: child.stdin.take(), child, stdout: out, stderr: told })
             }
             Err(error) => {
                 tracing::warn!(%error, "llama-warden update cannot be started");
@@ -124,18 +124,18 @@ const MIN_FIRST_DELAY: Duration = Duration::from_secs(60);
 
 impl RunningUpdate {
     /// Logs its output until it has ended.
-    async fn end(&mut self) {
+    async fn wait_logging(&mut self) {
         loop {
             tokio::select! {
-                line = next(&mut self.out) => match line {
+                line = next_line(&mut self.stdout) => match line {
                     Some(line) => tracing::info!(target: "update", "{line}"),
-                    None => self.out = None,
+                    None => self.stdout = None,
                 },
-                line = next(&mut self.told) => match line {
+                line = next_line(&mut self.stderr) => match line {
                     Some(line) => tracing::info!(target: "update", "{line}"),
-                    None => self.told = None,
+                    None => self.stderr = None,
                 },
-                status = self.child.wait(), if self.out.is_none() && self.told.is_none() => {
+                status = self.child.wait(), if self.stdout.is_none() && self.stderr.is_none() => {
                     match status {
                         Ok(status) => tracing::info!(%status, "llama-warden update has ended"),
                         Err(error) => tracing::warn!(%error, "llama-warden update cannot be waited for"),
@@ -148,7 +148,7 @@ impl RunningUpdate {
 }
 
 /// The next line; `None` at the end. Never resolves without a stream to read.
-async fn next<R: AsyncRead + Unpin>(lines: &mut Option<Lines<BufReader<R>>>) -> Option<String> {
+async fn next_line<R: AsyncRead + Unpin>(lines: &mut Option<Lines<BufReader<R>>>) -> Option<String> {
     match lines {
         Some(lines) => lines.next_line().await.ok().flatten(),
         None => std::future::pending().await,

@@ -21,22 +21,22 @@ use warden_supervisor::{ApplyReport, Fleet, WorkKind, run_detached};
 
 use super::certificate;
 use super::leaving::LeaveControl;
-use super::live::live;
+use super::live::gateway_config;
 use super::manager::{ActivatedSockets, LoopAnswers, ServiceManager};
 use super::measure;
-use super::observe::{RequestObserver, events};
+use super::observe::{RequestObserver, log_events};
 use super::reload::needs_restart;
 use super::upgrade::inquiry::SelfTest;
 use super::upgrade::new::{InheritedAdmin, InheritedSockets, ReceivedHandover};
 use super::upgrade::order::{UpgradeOrder, UpgradeOrders};
 use crate::access_log::AccessLog;
-use crate::admin::answer::{AdminConfig, AdminState, InstanceInfo, budgets, next_binaries};
+use crate::admin::answer::{AdminConfig, AdminState, InstanceInfo, budgets_by_model, next_binaries};
 use crate::admin::canary::CanarySettings;
 use crate::admin::instance::InstanceDirs;
 use crate::admin::metrics::MetricsRegistry;
 use crate::admin::page::door::SignInGuard;
-use crate::admin::page::holds::plans;
-use crate::admin::server::{GivenSockets, PulseSender, RestoredSocket, bind, inherit};
+use crate::admin::page::holds::planned_needs;
+use crate::admin::server::{GivenSockets, PulseSender, RestoredSocket, bind_listeners, inherit_listeners};
 use crate::clock;
 use crate::config::changes::{ConfigChanges, compare_loaded};
 use crate::config::machine::HostMachine;
@@ -59,7 +59,7 @@ pub(crate) struct RunningInstance {
     resolved: ResolvedConfig,
     address: SocketAddr,
     /// Addresses of the second and further hosts.
-    others: Vec<SocketAddr>,
+    other_addresses: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
     /// Addresses of the probe listener and of the `HAProxy` agent.
     probes: (Option<SocketAddr>, Option<SocketAddr>),
@@ -87,9 +87,9 @@ pub(crate) struct RunningInstance {
     copies: Mutex<SocketCopies>,
     admin_given: bool,
     /// The admin socket, if it had to be made again.
-    admin_remade: RestoredSocket,
+    restored_admin_socket: RestoredSocket,
     /// Cancelled when the successor has the admin sockets.
-    admin_stays: CancellationToken,
+    admin_handed_over: CancellationToken,
     /// Orders to upgrade.
     orders: Option<mpsc::Receiver<UpgradeOrder>>,
     /// Path of the admin socket for programs.
@@ -124,7 +124,7 @@ impl RunningInstance {
         inheritance: Option<ReceivedHandover>,
     ) -> Result<Self, CommandError> {
         let (begun, mut claim, left, leaves, will) = if let Some(inheritance) = inheritance {
-            let ReceivedHandover { begun, lock, sockets, leaves, will } = inheritance;
+            let ReceivedHandover { begun, lock, sockets, is_leaving: leaves, will } = inheritance;
             (begun, InstanceDirs::inherit(&resolved.dirs, lock), Some(sockets), leaves, Some(will))
         } else {
             let begun = CancellationToken::new();
@@ -144,7 +144,7 @@ impl RunningInstance {
         recorders.open(&resolved)?;
         let config = GatewayConfig::new(&resolved.server, &resolved.upstream);
         let config = match &resolved.collector {
-            Some(collector) => config.traced(collector.numbers.ratio),
+            Some(collector) => config.with_traces(collector.numbers.ratio),
             None => config,
         };
         let gateway = match public {
@@ -152,28 +152,28 @@ impl RunningInstance {
             None => Gateway::bind_or_adopt(config, given.public).await,
         };
         let gateway = gateway.map_err(|error| gateway_failure(&error))?;
-        let public = gateway.sockets().map_err(|error| copied(&error))?;
+        let public = gateway.sockets().map_err(|error| socket_failure(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
         let (control, requests) = (gateway.control(), gateway.requests());
         let (tls, pulse) = (gateway.tls(), gateway.pulse());
-        control.update(live(&resolved, &recorders));
+        control.update(gateway_config(&resolved, &recorders));
         let pause = resolved.server.accept_pause;
-        let listeners = if let Some(InheritedAdmin { socket, address, given }) = admin_sockets {
-            inherit(socket, address, given, pause).map_err(|error| copied(&error))?
+        let listeners = if let Some(InheritedAdmin { socket, address, from_manager: given }) = admin_sockets {
+            inherit_listeners(socket, address, given, pause).map_err(|error| socket_failure(&error))?
         } else {
             let given = GivenSockets { unix: given.admin, tcp: given.admin_tcp };
-            bind(&resolved.admin_socket, resolved.admin_address, given, pause).await?
+            bind_listeners(&resolved.admin_socket, resolved.admin_address, given, pause).await?
         };
         let admin_given = listeners.given();
         let (operators, admin_stays) =
-            (listeners.sockets().map_err(|error| copied(&error))?, listeners.stays());
-        let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.asking());
-        let admin_remade = listeners.remade();
+            (listeners.sockets().map_err(|error| socket_failure(&error))?, listeners.handed_over());
+        let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.pulse());
+        let admin_remade = listeners.restored();
         let admin_address = listeners.address();
         let probe = listen::ProbeListeners::bind(resolved.probe_address, resolved.agent_address, left)?;
-        let probe_sockets = probe.sockets().map_err(|error| copied(&error))?;
+        let probe_sockets = probe.sockets().map_err(|error| socket_failure(&error))?;
         let probes = probe.addresses();
         let unmeasured = measure::MeasureJob::new(&resolved, nursery.clone());
         let fleet = match will {
@@ -209,12 +209,12 @@ impl RunningInstance {
             }
         };
         let now = AdminConfig {
-            budgets: budgets(&resolved.fleet.models),
+            budgets: budgets_by_model(&resolved.fleet.models),
             servers: resolved.servers(machine),
             binaries: next_binaries(&resolved.fleet.models),
-            bound: resolved.bound(),
-            tries: tries(&resolved),
-            plans: plans(&resolved.fleet.models),
+            bound: resolved.bound_models(),
+            tries: canary_settings(&resolved),
+            plans: planned_needs(&resolved.fleet.models),
             configuration: shown_configuration(&resolved, machine, Vec::new()),
         };
         let (tell, told) = watch::channel(now);
@@ -226,18 +226,24 @@ impl RunningInstance {
             series: kept.clone(),
             state: fleet.state_writer().clone(),
         };
-        books.tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), file, books.closed.clone()));
+        books.tasks.spawn(log_events(
+            fleet.clone(),
+            metrics.clone(),
+            told.clone(),
+            file,
+            books.closed.clone(),
+        ));
         if let Some(job) = unmeasured {
             tasks.spawn(once(job.run(fleet.clone(), stop.clone()).boxed()));
         }
-        let recording = series::record(kept.clone(), fleet.clone(), books.closed.clone());
+        let recording = series::record_fleet(kept.clone(), fleet.clone(), books.closed.clone());
         books.tasks.spawn(once(recording.boxed()));
         let (upgrades, orders) = UpgradeOrders::new();
         let leaving = Arc::new(LeaveControl::new(gauges.clone()));
         if leaves {
             leaving.begin();
         }
-        let board = Arc::new(ProbeBoard::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
+        let board = Arc::new(ProbeBoard::new(resolved.probe.clone(), gauges.clone(), metrics.probe_pace()));
         // Viewers of the page on the public listener must not delay its end.
         let retiring = ends.stop.child_token();
         let admin = AdminState {
@@ -246,12 +252,12 @@ impl RunningInstance {
             connections: resolved.server.connections,
             fleet: fleet.clone(),
             metrics: metrics.clone(),
-            told,
+            config: told,
             gauges: gauges.clone(),
             gateway: control.clone(),
             access: access.clone(),
             requests,
-            by: "llama-warden".into(),
+            caller: "llama-warden".into(),
             instance: Arc::new(instance),
             page: Arc::default(),
             captures: recorders.captures(),
@@ -263,9 +269,9 @@ impl RunningInstance {
         let gateway = gateway.with_page(Arc::new(door)).accepting_from(begun.clone());
         let inquiry = SelfTest::new(gateway.inward(), admin.clone());
         if probes.0.is_some() || probes.1.is_some() {
-            tasks.spawn(keeper::keep(board.clone(), admin.clone(), stop.clone()));
+            tasks.spawn(keeper::keep_board(board.clone(), admin.clone(), stop.clone()));
             let all = pulse_checks(&pulse, &admin_pulse, &fleet);
-            tasks.spawn(keeper::turns(board.clone(), all, retiring.clone()));
+            tasks.spawn(keeper::watch_loops(board.clone(), all, retiring.clone()));
         }
         let until = stop.clone();
         let probing = async move {
@@ -282,7 +288,7 @@ impl RunningInstance {
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), ends.clone());
         if let Some(tls) = tls.clone() {
             let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
-            tasks.spawn(certificate::watch(tls, gauges.clone(), every, warn, stop.clone()));
+            tasks.spawn(certificate::watch_certificate(tls, gauges.clone(), every, warn, stop.clone()));
         }
         let done = gateway_done.clone().drop_guard();
         tasks.spawn(async move {
@@ -292,7 +298,7 @@ impl RunningInstance {
         Ok(Self {
             resolved,
             address,
-            others,
+            other_addresses: others,
             admin_address,
             probes,
             leaving,
@@ -313,8 +319,8 @@ impl RunningInstance {
             claim,
             copies: Mutex::new(SocketCopies { public, operators, probes: probe_sockets }),
             admin_given,
-            admin_remade,
-            admin_stays,
+            restored_admin_socket: admin_remade,
+            admin_handed_over: admin_stays,
             orders: Some(orders),
             admin_socket,
             pulse,
@@ -330,8 +336,8 @@ impl RunningInstance {
     }
 
     /// Addresses of the second and further hosts.
-    pub(crate) fn others(&self) -> &[SocketAddr] {
-        &self.others
+    pub(crate) fn other_addresses(&self) -> &[SocketAddr] {
+        &self.other_addresses
     }
 
     /// The URL scheme for clients.
@@ -350,7 +356,7 @@ impl RunningInstance {
     }
 
     /// Announces our end to balancers. Returns how long requests are still accepted.
-    pub(crate) fn leave(&self) -> Duration {
+    pub(crate) fn announce_stop(&self) -> Duration {
         self.leaving.end(self.resolved.probe.drain_delay)
     }
 
@@ -361,14 +367,14 @@ impl RunningInstance {
     /// Starts to report status and pulse to the service manager. `signals`: asks the loop that handles
     /// signals and orders.
     pub(crate) fn attend_manager(&self, manager: &Arc<ServiceManager>, signals: PulseSender) {
-        let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
+        let told = manager.clone().report_status(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
         self.tasks.spawn(told);
         let all = pulse_checks(&self.pulse, &self.admin_pulse, &self.fleet);
         let all = move || {
             let hears = ("the loop that hears signals".to_owned(), signals.ask());
             std::iter::once(hears).chain(all()).collect()
         };
-        self.tasks.spawn(manager.clone().feed(all, self.retiring.clone()));
+        self.tasks.spawn(manager.clone().feed_watchdog(all, self.retiring.clone()));
     }
 
     pub(crate) fn fleet(&self) -> &Fleet {
@@ -386,7 +392,7 @@ impl RunningInstance {
     }
 
     /// Resolves if the gateway ends unexpectedly: then nothing can be served.
-    pub(crate) async fn ended(&self) -> CommandError {
+    pub(crate) async fn wait_gateway_failure(&self) -> CommandError {
         self.gateway_done.cancelled().await;
         CommandError::failed("the listener ended unexpectedly")
     }
@@ -440,17 +446,17 @@ impl RunningInstance {
         let servers = new.servers(machine);
         let binaries = next_binaries(&fleet.models);
         self.told.send_replace(AdminConfig {
-            budgets: budgets(&fleet.models),
+            budgets: budgets_by_model(&fleet.models),
             servers,
             binaries,
-            bound: new.bound(),
-            tries: tries(&new),
-            plans: plans(&fleet.models),
+            bound: new.bound_models(),
+            tries: canary_settings(&new),
+            plans: planned_needs(&fleet.models),
             configuration: shown_configuration(&new, machine, kept_back),
         });
-        self.gateway.update(live(&new, &self.recorders));
+        self.gateway.update(gateway_config(&new, &self.recorders));
         if let Some(tls) = self.tls.clone() {
-            self.tasks.spawn(async move { certificate::read(&tls).await });
+            self.tasks.spawn(async move { certificate::reload_certificate(&tls).await });
         }
         self.resolved.fleet = fleet;
         self.resolved.dirs.models.clone_from(&new.dirs.models);
@@ -507,7 +513,7 @@ impl RunningInstance {
         let _ = tokio::join!(tasks, self.exporting.end());
         self.books.finish().await;
         self.access.flush();
-        self.claim.end().await;
+        self.claim.remove().await;
     }
 }
 
@@ -562,7 +568,7 @@ fn pulse_checks(
     }
 }
 
-fn tries(resolved: &ResolvedConfig) -> CanarySettings {
+fn canary_settings(resolved: &ResolvedConfig) -> CanarySettings {
     CanarySettings {
         data: resolved.dirs.data.clone(),
         cache: resolved.dirs.cache.clone(),
@@ -571,7 +577,7 @@ fn tries(resolved: &ResolvedConfig) -> CanarySettings {
     }
 }
 
-fn copied(error: &io::Error) -> CommandError {
+fn socket_failure(error: &io::Error) -> CommandError {
     CommandError::failed(format!("cannot use or copy a listening socket: {error}"))
 }
 

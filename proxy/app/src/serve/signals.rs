@@ -57,7 +57,7 @@ impl SignalHandlers {
         // Checked before HUP gets a handler of ours.
         let ignored = is_hangup_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         Ok(Self {
-            terminal: if ignored { None } else { ControllingTerminal::ours() },
+            terminal: if ignored { None } else { ControllingTerminal::open() },
             term: listen(SignalKind::terminate())?,
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
@@ -70,7 +70,7 @@ impl SignalHandlers {
     }
 
     /// Waits for TERM or INT.
-    pub(crate) async fn end(&mut self) {
+    pub(crate) async fn wait_end(&mut self) {
         loop {
             tokio::select! {
                 _ = self.term.recv() => {}
@@ -83,7 +83,7 @@ impl SignalHandlers {
     }
 
     /// Waits for TERM, INT, or the end of the terminal: for commands that have nothing to reload.
-    pub(crate) async fn leave(&mut self) {
+    pub(crate) async fn wait_leave(&mut self) {
         loop {
             tokio::select! {
                 _ = self.term.recv() => {}
@@ -147,7 +147,7 @@ struct ControllingTerminal {
 
 impl ControllingTerminal {
     /// `None` for a service, and where the terminal cannot be watched.
-    fn ours() -> Option<Self> {
+    fn open() -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?;
         #[expect(

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use warden_builder::ServerBehaviour;
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::CancelMode;
-use warden_policies::own_variables::is_ours_alone;
+use warden_policies::own_variables::is_own_variable;
 use warden_policies::server_flags::FlagList;
 use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::ServerCommand;
@@ -74,26 +74,26 @@ impl FoundBinary {
     }
 
     /// Collects the known behaviour: from the provenance, from earlier measurements, or from `--help`.
-    async fn behaves(
+    async fn known_behaviour(
         &self,
         asked: &ServerCommand,
         cache: &Path,
         version: &str,
         timeout: Duration,
     ) -> ServerKnowledge {
-        let help = help(asked, timeout).await;
+        let help = query_help(asked, timeout).await;
         let slot_files = help.as_deref().and_then(slot_files_in);
         let flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
         match self {
             Self::Built(build) => {
-                let known = ServerKnowledge::built(build.measured, cache, &build.facts.binary, version);
+                let known = ServerKnowledge::from_build(build.measured, cache, &build.facts.binary, version);
                 ServerKnowledge { slot_files, flags, ..known }
             }
             Self::Foreign(path) => {
                 let mut known = ServerKnowledge {
                     slot_files,
                     flags,
-                    ..ServerKnowledge::remembered(cache, path, version)
+                    ..ServerKnowledge::recall_foreign(cache, path, version)
                 };
                 if known.measured.unix_sockets.is_none() {
                     known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
@@ -107,7 +107,7 @@ impl FoundBinary {
     fn facts(self, version: &str) -> BuildFacts {
         match self {
             Self::Built(build) => build.facts,
-            Self::Foreign(path) => BuildFacts::of_binary(&path, version),
+            Self::Foreign(path) => BuildFacts::from_binary(&path, version),
         }
     }
 }
@@ -116,7 +116,7 @@ impl FoundBinary {
 ///
 /// # Errors
 /// A binary is missing, is no llama-server, or does not support the mitigations of its model.
-pub async fn fill(
+pub async fn fill_binaries(
     resolved: &mut ResolvedConfig,
     machine: &HostMachine,
     builds: FindBuild<'_>,
@@ -132,16 +132,16 @@ pub async fn fill(
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
     let models = models.zip(&resolved.cancel).zip(resolved.builds.iter_mut().zip(&mut resolved.flags));
     for ((((spec, (choice, place)), mitigations), cancel), (build, flags)) in models {
-        let asked = asking(&spec.command);
+        let asked = query_command(&spec.command);
         let key = (choice.clone(), asked.clone());
         if !known.contains_key(&key) {
-            let tried = match find(choice, runs_elsewhere(&asked), place, machine, builds) {
+            let tried = match find_binary(choice, runs_elsewhere(&asked), place, machine, builds) {
                 Ok(found) => {
                     let asked = ServerCommand { binary: found.path().to_owned(), ..asked };
                     match try_version(&asked, timeout, place, machine).await {
                         Ok(version) => {
                             let behaves =
-                                found.behaves(&asked, &resolved.dirs.cache, &version, timeout).await;
+                                found.known_behaviour(&asked, &resolved.dirs.cache, &version, timeout).await;
                             Ok((found.facts(&version), behaves))
                         }
                         Err(problem) => Err(problem),
@@ -154,16 +154,17 @@ pub async fn fill(
         }
         if let Some(Some((facts, behaves))) = known.get(&key) {
             let name = spec.name.as_str();
-            let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
+            let command = judge.check(name, mitigations, facts, &mut problems, &mut resolved.warnings);
             spec.command.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
             flags.clone_from(&behaves.flags);
             let name = spec.name.clone();
-            let command = command.translated(flags.as_deref());
+            let command = command.respelled(flags.as_deref());
             set_command(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
             let known = flags.as_deref();
-            spec.start_switches = start_switches::find(name.as_str(), mitigations, facts, known, drop_in);
-            let facts = server_facts::of(behaves.measured, &spec.command, cores);
+            spec.start_switches =
+                start_switches::find_switches(name.as_str(), mitigations, facts, known, drop_in);
+            let facts = server_facts::server_facts(behaves.measured, &spec.command, cores);
             spec.facts = ServerFacts { slot_files: behaves.slot_files, ..facts };
             unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
         }
@@ -184,7 +185,7 @@ fn set_command(
 ) {
     (own.args, own.env, own.env_remove) =
         (command.args, command.env, with_access_variables(command.env_remove, drop_in));
-    own.env.extend(cancel::variable(cancel, facts, mitigations, &own.env));
+    own.env.extend(cancel::cancel_fix_variable(cancel, facts, mitigations, &own.env));
     let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
         || (std::env::var_os(ALIAS_VARIABLE).is_some()
             && own.env_remove.iter().all(|name| name != ALIAS_VARIABLE));
@@ -200,7 +201,7 @@ pub struct AlternativeCommand {
     /// Notes about the list: omitted, overruled and ineffective items.
     pub notes: Vec<String>,
     /// Description of each item's effect.
-    pub told: Vec<String>,
+    pub descriptions: Vec<String>,
 }
 
 /// A checked llama-server.
@@ -218,7 +219,7 @@ pub struct CheckedBinary {
 ///
 /// # Errors
 /// The file or build does not exist, or is no llama-server.
-pub async fn tried(
+pub async fn check_binary(
     choice: &BinaryChoice,
     machine: &HostMachine,
     builds: FindBuild<'_>,
@@ -229,12 +230,12 @@ pub async fn tried(
         let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
         format!("{}{hint}", problem.message)
     };
-    let found = find(choice, false, &ConfigPlace::Nowhere, machine, builds).map_err(told)?;
+    let found = find_binary(choice, false, &ConfigPlace::Nowhere, machine, builds).map_err(told)?;
     let binary = found.path().to_owned();
-    let nothing = ServerCommand::bare(binary.clone());
+    let nothing = ServerCommand::from_binary(binary.clone());
     let version = try_version(&nothing, timeout, &ConfigPlace::Nowhere, machine).await.map_err(told)?;
     let ServerKnowledge { measured, slot_files, .. } =
-        found.behaves(&nothing, cache, &version, timeout).await;
+        found.known_behaviour(&nothing, cache, &version, timeout).await;
     let build = match (&found, choice) {
         (FoundBinary::Built(_), BinaryChoice::Build(id)) => {
             let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
@@ -245,7 +246,7 @@ pub async fn tried(
     };
     // Leave facts that depend on a model's flags at their defaults.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut facts = ServerFacts { slot_files, ..server_facts::of(measured, &nothing, cores) };
+    let mut facts = ServerFacts { slot_files, ..server_facts::server_facts(measured, &nothing, cores) };
     if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
         // The number of threads may depend on flags, which are unknown here; `None` is the safe answer.
         facts.http_threads = None;
@@ -270,11 +271,11 @@ impl ResolvedConfig {
         let Some(Some(facts)) = self.builds.get(model) else {
             return Err("its llama-server is not known".to_owned());
         };
-        let (mitigations, mut notes) = configured.with(list)?;
+        let (mitigations, mut notes) = configured.with_list(list)?;
         let (mut problems, mut warnings) = (Vec::new(), Vec::new());
         let name = spec.name.as_str();
         let flags = self.flags.get(model).and_then(Option::as_deref);
-        let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings).translated(flags);
+        let done = judge.check(name, &mitigations, facts, &mut problems, &mut warnings).respelled(flags);
         let prefix = format!("model `{name}`: ");
         let bare = |problem: ConfigProblem| {
             problem.message.strip_prefix(&prefix).map_or(problem.message.clone(), str::to_owned)
@@ -286,7 +287,7 @@ impl ResolvedConfig {
         notes.extend(warnings.into_iter().map(bare));
         let mut command = spec.command.clone();
         set_command(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
-        Ok(AlternativeCommand { command, notes, told: mitigations.told() })
+        Ok(AlternativeCommand { command, notes, descriptions: mitigations.describe_effects() })
     }
 }
 
@@ -303,20 +304,20 @@ fn runs_elsewhere(command: &ServerCommand) -> bool {
 
 /// The command that queries a model's binary. Uses the wrapper, which may prepare the environment, and the
 /// model's `LD_*` variables.
-pub(crate) fn asking(own: &ServerCommand) -> ServerCommand {
+pub(crate) fn query_command(own: &ServerCommand) -> ServerCommand {
     let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
-    ServerCommand { wrapper: own.wrapper.clone(), env, ..ServerCommand::bare(own.binary.clone()) }
+    ServerCommand { wrapper: own.wrapper.clone(), env, ..ServerCommand::from_binary(own.binary.clone()) }
 }
 
 /// Finds the chosen binary. With `elsewhere`, a bare name is not resolved in this system.
-fn find(
+fn find_binary(
     choice: &BinaryChoice,
     elsewhere: bool,
     place: &ConfigPlace,
     machine: &HostMachine,
     builds: FindBuild<'_>,
 ) -> Result<FoundBinary, ConfigProblem> {
-    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).hint(hint));
+    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
     let store = |id: Option<&str>| builds(id).map_err(|error| ConfigProblem::new(place.clone(), error));
     match choice {
         BinaryChoice::Path(path) => Ok(FoundBinary::Foreign(path.clone())),
@@ -353,7 +354,7 @@ async fn try_version(
     place: &ConfigPlace,
     machine: &HostMachine,
 ) -> Result<String, ConfigProblem> {
-    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).hint(hint));
+    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
     let path = asked.binary.as_path();
     let shown = path.display();
     let hint = "give the path of a llama-server, or build one with `llama-warden build`";
@@ -370,7 +371,7 @@ async fn try_version(
     let words = asked.program_words();
     let shown = words.join(OsStr::new(" "));
     let shown = shown.display();
-    match tokio::time::timeout(timeout, ask(asked, "--version")).await {
+    match tokio::time::timeout(timeout, query_program(asked, "--version")).await {
         Err(_) => {
             fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
         }
@@ -395,7 +396,7 @@ async fn try_version(
 ///
 /// A freshly written file may be "busy" for a moment: a child forked by another thread holds a copy of the
 /// open file until its exec. Retries after this error for at most [`BUSY_RETRY_LIMIT`].
-pub(crate) async fn ask(asked: &ServerCommand, flag: &str) -> io::Result<String> {
+pub(crate) async fn query_program(asked: &ServerCommand, flag: &str) -> io::Result<String> {
     let given_up = Instant::now() + BUSY_RETRY_LIMIT;
     loop {
         let mut words = asked.program_words().into_iter();
@@ -404,7 +405,7 @@ pub(crate) async fn ask(asked: &ServerCommand, flag: &str) -> io::Result<String>
         // Keep Ctrl-C from the program: its reaction would be no answer.
         command.args(words).arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
         for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(is_ours_alone) {
+            if name.to_str().is_some_and(is_own_variable) {
                 command.env_remove(name);
             }
         }
@@ -427,8 +428,8 @@ const BUSY_RETRY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// Output of `--help`; `None` if it does not arrive in time.
-async fn help(asked: &ServerCommand, timeout: Duration) -> Option<String> {
-    tokio::time::timeout(timeout, ask(asked, "--help")).await.ok()?.ok()
+async fn query_help(asked: &ServerCommand, timeout: Duration) -> Option<String> {
+    tokio::time::timeout(timeout, query_program(asked, "--help")).await.ok()?.ok()
 }
 
 /// Recognises llama.cpp, which prints `version: 1234 (abcdef)` and `built with ...`.
@@ -449,7 +450,7 @@ mod tests {
     }
 
     async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
-        let asked = ServerCommand::bare(path.to_owned());
+        let asked = ServerCommand::from_binary(path.to_owned());
         let found = try_version(&asked, timeout, &ConfigPlace::Nowhere, &HostMachine::read()).await;
         found
             .map(drop)
@@ -483,9 +484,9 @@ mod tests {
         let own = ServerCommand {
             wrapper: ["env", "NEEDED=1"].map(str::to_owned).to_vec(),
             env: vec![("LD_FOUND".to_owned(), "2".to_owned()), ("OTHER".to_owned(), "3".to_owned())],
-            ..ServerCommand::bare(binary.clone())
+            ..ServerCommand::from_binary(binary.clone())
         };
-        let asked = ServerCommand { binary: binary.clone(), ..asking(&own) };
+        let asked = ServerCommand { binary: binary.clone(), ..query_command(&own) };
         let (wait, machine) = (Duration::from_secs(20), HostMachine::read());
         let told = try_version(&asked, wait, &ConfigPlace::Nowhere, &machine).await;
         assert_eq!(told.unwrap(), "version: 1 (--version)\n");
@@ -498,10 +499,11 @@ mod tests {
         // A container has another file of that name, or none.
         let wrapper = script(dir.path(), "toolbox", "[ $3 = llama-server ] && echo 'version: 2 (in)'");
         let words = [wrapper.to_str().unwrap(), "run", "-c"].map(str::to_owned).to_vec();
-        let asked = ServerCommand { wrapper: words, ..ServerCommand::bare("llama-server".into()) };
+        let asked = ServerCommand { wrapper: words, ..ServerCommand::from_binary("llama-server".into()) };
         let choice = BinaryChoice::InPath("llama-server".into());
         let found =
-            find(&choice, runs_elsewhere(&asked), &ConfigPlace::Nowhere, &machine, &|_| Ok(None)).unwrap();
+            find_binary(&choice, runs_elsewhere(&asked), &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
+                .unwrap();
         assert_eq!(found.path(), Path::new("llama-server"));
         assert!(try_version(&asked, wait, &ConfigPlace::Nowhere, &machine).await.is_ok());
     }
@@ -510,19 +512,19 @@ mod tests {
     async fn the_one_program_of_llama_cpp_is_asked_as_a_server() {
         let dir = tempfile::tempdir().unwrap();
         let body = "[ \"$1\" = serve ] && echo \"version: 0.2.0 ($2)\" || echo 'Usage: llama <command>'";
-        let asked = ServerCommand::bare(script(dir.path(), "llama", body));
-        assert_eq!(ask(&asked, "--help").await.unwrap(), "version: 0.2.0 (--help)\n");
+        let asked = ServerCommand::from_binary(script(dir.path(), "llama", body));
+        assert_eq!(query_program(&asked, "--help").await.unwrap(), "version: 0.2.0 (--help)\n");
     }
 
     #[tokio::test]
     async fn a_binary_that_is_being_written_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
-        let asked = ServerCommand::bare(path.clone());
+        let asked = ServerCommand::from_binary(path.clone());
         let writer = std::fs::File::options().append(true).open(&path).unwrap();
         // `biased` polls in order: the first attempt runs while the file is open, the next ones when it is
         // closed.
-        let (told, ()) = tokio::join!(biased; ask(&asked, "--version"), async { drop(writer) });
+        let (told, ()) = tokio::join!(biased; query_program(&asked, "--version"), async { drop(writer) });
         assert_eq!(told.unwrap(), "version: 1 (abc)\n");
     }
 
@@ -533,16 +535,19 @@ mod tests {
         let mut machine = HostMachine::read();
         machine.env = vec![("PATH".into(), dir.path().into())];
         let find = |built: Option<StoreBuild>| {
-            find(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &move |_| Ok(built.clone()))
-                .unwrap()
+            find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &move |_| {
+                Ok(built.clone())
+            })
+            .unwrap()
         };
         let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
         let built = StoreBuild { facts, measured: ServerBehaviour::default() };
         assert_eq!(find(Some(built.clone())), FoundBinary::Built(built));
         assert_eq!(find(None), FoundBinary::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
-        let error = super::find(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
-            .unwrap_err();
+        let error =
+            super::find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
+                .unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
     }
 }

@@ -17,7 +17,7 @@ pub(crate) const CANCEL_FIX_VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
 /// The variable for the fix, if `cancel` allows it, the build has it, and the operator set neither the
 /// variable nor the mitigation.
-pub(crate) fn variable(
+pub(crate) fn cancel_fix_variable(
     cancel: CancelMode,
     build: &BuildFacts,
     mitigations: &ModelMitigations,
@@ -49,16 +49,21 @@ mod tests {
         let none = ModelMitigations::default();
         let with = build(Some(&["other", CANCEL_FIX]));
         let set = Some((CANCEL_FIX_VARIABLE.to_owned(), "1".to_owned()));
-        assert_eq!(variable(CancelMode::Auto, &with, &none, &[]), set);
-        assert_eq!(variable(CancelMode::Assemble, &with, &none, &[]), None);
-        assert_eq!(variable(CancelMode::Off, &with, &none, &[]), None);
+        assert_eq!(cancel_fix_variable(CancelMode::Auto, &with, &none, &[]), set);
+        assert_eq!(cancel_fix_variable(CancelMode::Assemble, &with, &none, &[]), None);
+        assert_eq!(cancel_fix_variable(CancelMode::Off, &with, &none, &[]), None);
         assert_eq!(
-            variable(CancelMode::Auto, &with, &none, &[(CANCEL_FIX_VARIABLE.to_owned(), "0".to_owned())]),
+            cancel_fix_variable(
+                CancelMode::Auto,
+                &with,
+                &none,
+                &[(CANCEL_FIX_VARIABLE.to_owned(), "0".to_owned())]
+            ),
             None
         );
-        assert_eq!(variable(CancelMode::Auto, &build(Some(&["other"])), &none, &[]), None);
-        assert_eq!(variable(CancelMode::Auto, &build(None), &none, &[]), None);
+        assert_eq!(cancel_fix_variable(CancelMode::Auto, &build(Some(&["other"])), &none, &[]), None);
+        assert_eq!(cancel_fix_variable(CancelMode::Auto, &build(None), &none, &[]), None);
         let foreign = BuildFacts { binary: "/x".into(), number: Some(8827), provenance: None };
-        assert_eq!(variable(CancelMode::Auto, &foreign, &none, &[]), None);
+        assert_eq!(cancel_fix_variable(CancelMode::Auto, &foreign, &none, &[]), None);
     }
 }

@@ -46,7 +46,7 @@ impl LoadedConfig {
                 machine.uid
             );
             let hint = "set HOME, or name directories with `paths.state_dir` and its like";
-            return Err(ConfigProblem::new(ConfigPlace::Nowhere, message).hint(hint).into());
+            return Err(ConfigProblem::new(ConfigPlace::Nowhere, message).with_hint(hint).into());
         };
         // Without a home directory, use folders in the configured state directory.
         let beside = |name: &str| state.join(name);
@@ -54,7 +54,7 @@ impl LoadedConfig {
         let cache =
             given(&paths.cache_dir).or_else(|| machine.cache_dir()).unwrap_or_else(|| beside("cache"));
         let runtime_base = given(&paths.runtime_dir).unwrap_or_else(|| machine.runtime_base());
-        let runtime = PrivateDir::place(&runtime_base, machine.pid);
+        let runtime = PrivateDir::path_for(&runtime_base, machine.pid);
         Ok(WardenDirs { state, runtime, runtime_base, data, cache, models: self.folders.clone() })
     }
 }

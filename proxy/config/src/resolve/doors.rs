@@ -21,7 +21,7 @@ pub(crate) const KEYS_STOP_HERE: &str =
 
 impl ConfigResolver<'_> {
     /// Resolves a configured file relative to the configuration file; `None` if it is empty.
-    pub(crate) fn file(&self, named: &str) -> Option<PathBuf> {
+    pub(crate) fn resolve_file(&self, named: &str) -> Option<PathBuf> {
         (!named.is_empty()).then(|| self.absolute(Path::new(named)))
     }
 
@@ -31,12 +31,12 @@ impl ConfigResolver<'_> {
     }
 
     /// Resolves the API keys. `others` holds names and aliases that no local process serves.
-    pub(crate) fn keys(
+    pub(crate) fn resolve_keys(
         &mut self,
         models: &[SharedSpec],
         others: Vec<(ModelName, Vec<String>)>,
     ) -> Option<Vec<KeySpec>> {
-        let path = self.file(&self.loaded.settings.server.keys)?;
+        let path = self.resolve_file(&self.loaded.settings.server.keys)?;
         let models = models.iter().map(|model| (model.name.clone(), model.aliases.clone()));
         let names: Vec<_> = models.chain(others).collect();
         match KeyFile::load(&path) {
@@ -47,8 +47,9 @@ impl ConfigResolver<'_> {
                     let message = "a key has `operator = true`, which opens the page at /page/, and with \
                                    `server.api_prefix` the page's own addresses would lead elsewhere";
                     let hint = "take `operator` from the key, or listen without `server.api_prefix`";
-                    self.problems
-                        .push(ConfigProblem::new(self.place(&["server", "api_prefix"]), message).hint(hint));
+                    self.problems.push(
+                        ConfigProblem::new(self.place(&["server", "api_prefix"]), message).with_hint(hint),
+                    );
                 }
                 self.warnings.extend(warnings);
                 Some(specs)
@@ -84,7 +85,7 @@ impl ConfigResolver<'_> {
     pub(crate) fn host_names(&self) -> HostNames {
         let server = &self.loaded.settings.server;
         let closed = server.cors != AllowedOrigins::Mirror && !self.has_keys() && !self.processes_need_keys();
-        server.names.clone().decided(closed && is_loopback(&server.host))
+        server.names.clone().resolve(closed && is_loopback(&server.host))
     }
 
     /// Warns if all web pages may call, other machines can connect, and no key is required. Any page that a
@@ -104,7 +105,7 @@ impl ConfigResolver<'_> {
             server.host
         );
         let hint = "name a file of keys in `server.keys`, or the pages in `server.cors`, or set `server.cors = \"off\"`";
-        self.warnings.push(ConfigProblem::new(self.place(&["server", "host"]), message).hint(hint));
+        self.warnings.push(ConfigProblem::new(self.place(&["server", "host"]), message).with_hint(hint));
     }
 }
 
@@ -125,8 +126,8 @@ fn is_loopback_host(host: &str) -> bool {
 mod tests {
     use super::*;
     use crate::machine::HostMachine;
-    use crate::resolve::{ResolvedConfig, resolve};
-    use crate::source::layers::{ConfigSources, load};
+    use crate::resolve::{ResolvedConfig, resolve_config};
+    use crate::source::layers::{ConfigSources, load_config};
 
     /// Resolves a configuration next to a file with one key.
     fn read(
@@ -137,16 +138,16 @@ mod tests {
     ) -> Result<ResolvedConfig, String> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();
-        let hash = warden_gateway::KeyHash::of(b"k").to_hex();
+        let hash = warden_gateway::KeyHash::from_key(b"k").to_hex();
         let keys = format!("[alice]\nsha256 = \"{hash}\"\nmodels = [\"a\", \"nick\", \"z\"]\n");
         std::fs::write(dir.path().join("keys.toml"), keys).unwrap();
         let file = dir.path().join("w.toml");
         let text = format!("[server]\n{server}\n[models.a]\nmodel = \"m.gguf\"\n{model}\n");
         std::fs::write(&file, text).unwrap();
-        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+        let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
         let mut machine = HostMachine::read();
         machine.env = env.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-        resolve(&loaded, &machine, any_name).map_err(|problems| problems.lines().join("\n"))
+        resolve_config(&loaded, &machine, any_name).map_err(|problems| problems.lines().join("\n"))
     }
 
     const KEYS: &str = "keys = \"keys.toml\"";
@@ -171,7 +172,7 @@ mod tests {
     fn a_page_behind_a_prefix_is_refused_before_its_links_lead_nowhere() {
         let dir = tempfile::tempdir().unwrap();
         let keys = dir.path().join("keys.toml");
-        let hash = warden_gateway::KeyHash::of(b"k").to_hex();
+        let hash = warden_gateway::KeyHash::from_key(b"k").to_hex();
         for (operator, refused) in [(true, true), (false, false)] {
             std::fs::write(&keys, format!("[a]\nsha256 = \"{hash}\"\noperator = {operator}\n")).unwrap();
             let server = format!("keys = \"{}\"\napi_prefix = \"/llm\"", keys.display());

@@ -11,9 +11,9 @@ use warden_patches::mitigation::BuildFacts;
 use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
 use warden_supervisor::ServerCommand;
 
-use super::binary::{ask, asking};
+use super::binary::{query_command, query_program};
 use super::mitigations::ModelMitigations;
-use crate::problem::{ConfigPlace, ConfigProblem, alike};
+use crate::problem::{ConfigPlace, ConfigProblem, similarity};
 use crate::resolve::ResolvedConfig;
 use crate::source::layers::LoadedConfig;
 
@@ -31,7 +31,7 @@ pub struct UnknownWords {
 
 /// Finds unknown flags and variables of all models. The binaries must be filled in; each is queried once.
 /// Skips a binary that does not answer: an earlier check has already run it.
-pub async fn unknown(loaded: &LoadedConfig, resolved: &ResolvedConfig) -> UnknownWords {
+pub async fn find_unknown_words(loaded: &LoadedConfig, resolved: &ResolvedConfig) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut unknown = UnknownWords::default();
     let models =
@@ -41,16 +41,18 @@ pub async fn unknown(loaded: &LoadedConfig, resolved: &ResolvedConfig) -> Unknow
         let key = (spec.command.wrapper.as_slice(), binary);
         let list = match lists.entry(key) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(known(&spec.command, resolved.child.version_timeout).await),
+            Entry::Vacant(entry) => {
+                entry.insert(known_flags(&spec.command, resolved.child.version_timeout).await)
+            }
         };
         let check = ModelFlagCheck { name, binary, list: list.as_ref(), build: build.as_ref() };
         for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
             let path = ["models".to_owned(), name.clone(), key.to_owned()];
             let place = |index: usize| loaded.item_place(&path, index);
-            unknown.refused.extend(check.own_words(args, mitigations, &place));
+            unknown.refused.extend(check.check_arguments(args, mitigations, &place));
         }
         let place = |key: &str| loaded.place(&["models", name.as_str(), "env", key].map(str::to_owned));
-        unknown.ignored.extend(model.env.keys().filter_map(|key| check.variable(key, place(key))));
+        unknown.ignored.extend(model.env.keys().filter_map(|key| check.check_variable(key, place(key))));
         unknown.refused.extend(check.check_mitigation_flags(&spec.command.args, mitigations));
     }
     unknown
@@ -66,24 +68,24 @@ struct ModelFlagCheck<'a> {
 
 impl ModelFlagCheck<'_> {
     /// Checks the operator's arguments.
-    fn own_words(
+    fn check_arguments(
         &self,
         args: &[String],
         mitigations: &ModelMitigations,
         place: &dyn Fn(usize) -> ConfigPlace,
     ) -> Vec<ConfigProblem> {
         let (name, binary) = (self.name, self.binary.display());
-        let unknown = self.list.map(|list| strangers(args, list)).unwrap_or_default();
+        let unknown = self.list.map(|list| unknown_flags(args, list)).unwrap_or_default();
         let unknown = unknown.into_iter().map(|(index, word)| {
             let message = format!("model `{name}`: {binary} has no flag `{word}`");
             let next = args.get(index + 1).map(String::as_str);
-            ConfigProblem::new(place(index), message).hint(self.hint(word, next))
+            ConfigProblem::new(place(index), message).with_hint(self.hint(word, next))
         });
-        let catalogue = mitigations.known().ok().zip(self.build);
+        let catalogue = mitigations.available().ok().zip(self.build);
         let refused = catalogue.map(|(list, build)| list.refused_values(args, build)).unwrap_or_default();
         let refused = refused.into_iter().map(|(index, why)| {
             let hint = "choose another value, or another build";
-            ConfigProblem::new(place(index), format!("model `{name}`: {why}")).hint(hint)
+            ConfigProblem::new(place(index), format!("model `{name}`: {why}")).with_hint(hint)
         });
         // Check values only for builds of the store: a fork may number its builds differently.
         let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
@@ -91,16 +93,16 @@ impl ModelFlagCheck<'_> {
     }
 
     /// Checks a variable that the operator sets, because llama-server silently ignores unknown ones.
-    fn variable(&self, key: &str, place: ConfigPlace) -> Option<ConfigProblem> {
+    fn check_variable(&self, key: &str, place: ConfigPlace) -> Option<ConfigProblem> {
         let list = self.list.filter(|list| !list.knows_variable(key))?;
         let (name, binary) = (self.name, self.binary.display());
-        let hint = match nearest(key, list.variables(), bare) {
+        let hint = match nearest(key, list.variables(), strip_variable_prefix) {
             Some(nearest) => format!("the nearest is `{nearest}`"),
             None => format!("`{binary} --help` lists those that it knows"),
         };
         Some(
             ConfigProblem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`"))
-                .hint(hint),
+                .with_hint(hint),
         )
     }
 
@@ -119,7 +121,7 @@ impl ModelFlagCheck<'_> {
                 );
                 let hint = self.hint(flag, words.get(1).map(String::as_str));
                 ConfigProblem::new(place.clone(), message)
-                    .hint(format!("remove it from `mitigations`; {hint}"))
+                    .with_hint(format!("remove it from `mitigations`; {hint}"))
             })
         });
         wrong.collect()
@@ -137,18 +139,19 @@ impl ModelFlagCheck<'_> {
 }
 
 /// Strips the common prefixes of variables, which would make any two similar.
-fn bare(variable: &str) -> &str {
+fn strip_variable_prefix(variable: &str) -> &str {
     variable.trim_start_matches("LLAMA_ARG_").trim_start_matches("NO_")
 }
 
 /// Parses all flags of a command's llama-server from its help; `None` if it prints none.
-pub async fn known(command: &ServerCommand, timeout: Duration) -> Option<FlagList> {
-    let help = tokio::time::timeout(timeout, ask(&asking(command), "--help")).await.ok()?.ok()?;
+pub async fn known_flags(command: &ServerCommand, timeout: Duration) -> Option<FlagList> {
+    let help =
+        tokio::time::timeout(timeout, query_program(&query_command(command), "--help")).await.ok()?.ok()?;
     FlagList::parse(&help)
 }
 
 /// Words that look like flags and are unknown. Skips a word behind a known flag, which may be its value.
-fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
+fn unknown_flags<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
     let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !known.knows(word));
     // Allow `-p -x`: a text may begin with one hyphen.
     let value = |at: usize, word: &str| {
@@ -160,7 +163,7 @@ fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> 
 
 /// The most similar known word, compared by `part` of the words, if it is similar enough.
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
-    let scored = known.map(|one| (alike(part(word), part(one)), one));
+    let scored = known.map(|one| (similarity(part(word), part(one)), one));
     scored
         .filter(|(score, _)| *score >= MIN_SIMILARITY)
         .max_by(|a, b| a.0.total_cmp(&b.0))
@@ -188,15 +191,22 @@ mod tests {
         let filler = (0..20).fold(String::new(), |text, n| text + &format!("--zz{n}zz N  a number\n"));
         let known = FlagList::parse(&format!("{HELP}{filler}")).unwrap();
         for args in ["-c 1 --cache_ram -1", "-np 2 --flash-attn on", "-cram -x", "-- - -1 a-b"] {
-            assert_eq!(strangers(&words(args), &known), [], "{args}");
+            assert_eq!(unknown_flags(&words(args), &known), [], "{args}");
         }
         let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --qqq");
-        assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
+        assert_eq!(unknown_flags(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
         assert_eq!(nearest("--ctx-sice", known.names(), |word| word).as_deref(), Some("--ctx-size"));
         assert_eq!(nearest("-cramm", known.names(), |word| word).as_deref(), Some("-cram"));
         assert_eq!(nearest("--qqq", known.names(), |word| word), None);
         let variables = || ["LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_NUMA", "LLAMA_ARG_MMPROJ"].into_iter();
-        assert_eq!(nearest("LLAMA_ARG_CTX_SICE", variables(), bare).as_deref(), Some("LLAMA_ARG_CTX_SIZE"));
-        assert_eq!(nearest("LLAMA_ARG_NO_MMAP", variables(), bare), None, "alike by what all begin with");
+        assert_eq!(
+            nearest("LLAMA_ARG_CTX_SICE", variables(), strip_variable_prefix).as_deref(),
+            Some("LLAMA_ARG_CTX_SIZE")
+        );
+        assert_eq!(
+            nearest("LLAMA_ARG_NO_MMAP", variables(), strip_variable_prefix),
+            None,
+            "alike by what all begin with"
+        );
     }
 }

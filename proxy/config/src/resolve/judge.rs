@@ -11,7 +11,7 @@ use warden_supervisor::spec::SharedSpec;
 use super::contradictions::{self, ConfigSummary, ModelSummary};
 use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
 use crate::arguments::{self, ListeningFlag};
-use crate::problem::{ConfigPlace, ConfigProblem, quoted};
+use crate::problem::{ConfigPlace, ConfigProblem, quoted_key};
 use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 
@@ -48,14 +48,16 @@ impl ConfigResolver<'_> {
         directory: Option<&Path>,
     ) {
         let key = if model.model.is_some() { "model" } else { "args" };
-        let Some(file) = arguments::model(args) else {
+        let Some(file) = arguments::model_path(args) else {
             let in_env =
                 model.env.contains_key("LLAMA_ARG_MODEL") || self.machine.var("LLAMA_ARG_MODEL").is_some();
             if arguments::remote_model(args).is_none() && !in_env {
                 let place = self.place(&["models", name]);
                 let problem = ConfigProblem::new(place, format!("model `{name}`: no model file is given"));
-                self.warnings
-                    .push(problem.hint(format!("set `model = \"file.gguf\"` in [models.{}]", quoted(name))));
+                self.warnings.push(
+                    problem
+                        .with_hint(format!("set `model = \"file.gguf\"` in [models.{}]", quoted_key(name))),
+                );
             }
             return;
         };
@@ -71,7 +73,7 @@ impl ConfigResolver<'_> {
         let place = self.place(&["models", name, key]);
         let hint =
             "check the path; `llama-warden sample-model -o FILE` writes a small model to try things with";
-        self.problems.push(ConfigProblem::new(place, complaint).hint(hint));
+        self.problems.push(ConfigProblem::new(place, complaint).with_hint(hint));
     }
 
     pub(crate) fn check_listening(&mut self, name: &str, model: &ModelConfig, args: &[String]) {
@@ -84,20 +86,20 @@ impl ConfigResolver<'_> {
                 place,
                 format!("model `{name}`: {key} in `env` says where to listen, and that is ours"),
             );
-            self.problems.push(problem.hint("set `host` and `port` in [server]"));
+            self.problems.push(problem.with_hint("set `host` and `port` in [server]"));
         }
         if let Some((key, place)) = self.harmful_variable(name, model) {
             let message = format!("model `{name}`: with {key} we could not reach the process");
             let hint =
                 "remove it; `tls_cert`, `tls_key` and `api_prefix` in [server] do the same for all models";
-            self.problems.push(ConfigProblem::new(place, message).hint(hint));
+            self.problems.push(ConfigProblem::new(place, message).with_hint(hint));
         }
         if self.has_keys()
             && let Some(place) = self.key_variable(name, model)
         {
             let problem =
                 ConfigProblem::new(place, format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}"));
-            self.problems.push(problem.hint("unset it, or remove `server.keys`"));
+            self.problems.push(problem.with_hint("unset it, or remove `server.keys`"));
         }
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
@@ -107,7 +109,7 @@ impl ConfigResolver<'_> {
             ListeningFlag::Host | ListeningFlag::Port => {
                 ("listening is ours", "set `host` and `port` in [server]")
             }
-            ListeningFlag::Pointless => {
+            ListeningFlag::Ignored => {
                 ("listening is ours", "remove it: each process has a socket of its own")
             }
             ListeningFlag::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
@@ -120,7 +122,7 @@ impl ConfigResolver<'_> {
             ),
         };
         let problem = ConfigProblem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
-        self.problems.push(problem.hint(hint));
+        self.problems.push(problem.with_hint(hint));
     }
 
     /// Finds a harmful variable of a model, set in its configuration or inherited from llama-warden.
@@ -143,8 +145,8 @@ impl ConfigResolver<'_> {
             env.retain(|name, _| !command.env_remove.contains(name));
             env.extend(command.env.iter().cloned());
             let slots = arguments::slots(&command.args);
-            let keeps = DeclaredMemory::declared(&command.args, &env, None);
-            ModelSummary { name, model, keeps, args: &command.args, slots }
+            let keeps = DeclaredMemory::from_command(&command.args, &env, None);
+            ModelSummary { name, model, declared: keeps, args: &command.args, slots }
         });
         let whole = ConfigSummary {
             settings: &self.loaded.settings,
@@ -152,7 +154,8 @@ impl ConfigResolver<'_> {
             models: models.collect(),
         };
         for found in contradictions::find(&whole) {
-            let problem = ConfigProblem::new(self.loaded.place(&found.path), found.message).hint(found.hint);
+            let problem =
+                ConfigProblem::new(self.loaded.place(&found.path), found.message).with_hint(found.hint);
             if found.fatal { self.problems.push(problem) } else { self.warnings.push(problem) }
         }
     }

@@ -25,7 +25,7 @@ use warden_gateway::{KeyHash, KeySpec};
 use warden_policies::{ModelName, RateLimit, pattern_matches};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted};
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted_key};
 use crate::schema::validate::validate_as;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
@@ -75,7 +75,7 @@ impl KeyFile {
         let whole = || ConfigPlace::File { path: path.to_owned(), line: 0 };
         let unreadable = |error: std::io::Error| {
             ConfigProblem::new(whole(), format!("the file of keys cannot be read: {error}"))
-                .hint("`llama-warden keys new NAME --file FILE` writes one; `server.keys` names it")
+                .with_hint("`llama-warden keys new NAME --file FILE` writes one; `server.keys` names it")
         };
         let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
         let bytes = Zeroizing::new(std::fs::read(path).map_err(unreadable)?);
@@ -94,7 +94,7 @@ impl KeyFile {
             "`chmod 600 {}`; a file with nothing but `sha256` may be read by everybody",
             path.display()
         );
-        Err(ConfigProblem::new(whole(), format!("the file of keys: {why}")).hint(hint).into())
+        Err(ConfigProblem::new(whole(), format!("the file of keys: {why}")).with_hint(hint).into())
     }
 
     /// Parses the text of a key file.
@@ -110,8 +110,8 @@ impl KeyFile {
             ConfigProblem::new(locate(byte), format!("this is not TOML: {message}"))
         })?;
         let mut problems = Vec::new();
-        let mut tree = tree(table, &locate, &mut problems);
-        problems.extend(validate_as(&mut tree, schema(), &locate));
+        let mut tree = to_tree(table, &locate, &mut problems);
+        problems.extend(validate_as(&mut tree, key_file_schema(), &locate));
         let ConfigValue::Table(entries) = &tree.kind else { return Err(ConfigProblems(problems)) };
         let mut keys: Vec<WrittenKey> = Vec::new();
         for entry in entries {
@@ -120,14 +120,15 @@ impl KeyFile {
             if let Some(same) = keys.iter().find(|other| other.hash == key.hash) {
                 let message = format!("`{}` and `{}` are the same key", same.name, key.name);
                 problems.push(
-                    ConfigProblem::new(key.place.clone(), message).hint("give each its own, or remove one"),
+                    ConfigProblem::new(key.place.clone(), message)
+                        .with_hint("give each its own, or remove one"),
                 );
             }
             keys.push(key);
         }
         if keys.is_empty() && problems.is_empty() {
             let problem = ConfigProblem::new(locate(None), "there is no key in the file of keys");
-            problems.push(problem.hint("`llama-warden keys new NAME` prints one"));
+            problems.push(problem.with_hint("`llama-warden keys new NAME` prints one"));
         }
         if problems.is_empty() { Ok(Self { keys }) } else { Err(ConfigProblems(problems)) }
     }
@@ -140,7 +141,7 @@ impl KeyFile {
             name: Arc::from(key.name.as_str()),
             hash: key.hash,
             models: key.models.as_ref().map(|patterns| {
-                patterns.iter().flat_map(|pattern| key.meant(pattern, models, &mut warnings)).collect()
+                patterns.iter().flat_map(|pattern| key.match_models(pattern, models, &mut warnings)).collect()
             }),
             rate: key.rate,
             tokens: key.tokens,
@@ -153,7 +154,7 @@ impl KeyFile {
 }
 
 impl WrittenKey {
-    fn meant(
+    fn match_models(
         &self,
         pattern: &str,
         models: &[(ModelName, Vec<String>)],
@@ -168,13 +169,13 @@ impl WrittenKey {
             let message = format!("key `{}`: `{pattern}` in `models` means no model", self.name);
             let names: Vec<_> = models.iter().map(|(name, _)| format!("`{name}`")).collect();
             let hint = format!("the models are {}", names.join(", "));
-            warnings.push(ConfigProblem::new(self.place.clone(), message).hint(hint));
+            warnings.push(ConfigProblem::new(self.place.clone(), message).with_hint(hint));
         }
         found
     }
 }
 
-fn schema() -> &'static Value {
+fn key_file_schema() -> &'static Value {
     static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
         let text = json!({ "type": "string" });
         json!({ "type": "object", "additionalProperties": {
@@ -216,20 +217,20 @@ fn convert_entry(
         let parsed = text(field)?.parse::<RateLimit>();
         parsed
             .map_err(|e| {
-                problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted(&name))))
+                problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted_key(&name))))
             })
             .ok()
     };
     let (rate, tokens) = (rate("rate"), rate("tokens"));
     let missing = |message: String| {
         ConfigProblem::new(place.clone(), message)
-            .hint("`llama-warden keys new NAME` prints a key and what to write")
+            .with_hint("`llama-warden keys new NAME` prints a key and what to write")
     };
     let hash = match (text("key"), text("sha256")) {
         (Some(_), Some(_)) => {
             problems.push(
                 ConfigProblem::new(at("sha256"), format!("key `{name}`: both `key` and `sha256` are given"))
-                    .hint("keep `sha256`"),
+                    .with_hint("keep `sha256`"),
             );
             None
         }
@@ -241,7 +242,7 @@ fn convert_entry(
                 let message = format!("key `{name}`: `sha256` needs 64 hexadecimal digits");
                 problems.push(
                     ConfigProblem::new(at("sha256"), message)
-                        .hint("`printf %s \"$KEY\" | sha256sum` prints them"),
+                        .with_hint("`printf %s \"$KEY\" | sha256sum` prints them"),
                 );
             }
             parsed
@@ -273,7 +274,7 @@ fn convert_entry(
 }
 
 /// Converts the file for validation, with a hash in place of each clear-text key.
-fn tree(
+fn to_tree(
     table: Spanned<DeTable<'_>>,
     locate: &dyn Fn(Option<usize>) -> ConfigPlace,
     problems: &mut Vec<ConfigProblem>,
@@ -286,23 +287,24 @@ fn tree(
             let message = "a name begins like a secret key, and names are shown in logs";
             let problem = ConfigProblem::new(locate(Some(at.start)), message);
             problems.push(
-                problem.hint("write a section like `[alice]` with `key = \"...\"` or `sha256 = \"...\"`"),
+                problem
+                    .with_hint("write a section like `[alice]` with `key = \"...\"` or `sha256 = \"...\"`"),
             );
             continue;
         }
-        let mut value = node(value);
+        let mut value = to_node(value);
         if let ConfigValue::Table(fields) = &mut value.kind
             && let Some(field) = fields.iter_mut().find(|field| field.key == "key")
             && let ConfigValue::Text(text) = &mut field.value.kind
         {
-            if let Some(wrong) = unfit(text) {
+            if let Some(wrong) = unsuitable_key(text) {
                 let place = locate(field.value.span.as_ref().map(|span| span.start));
                 problems.push(
                     ConfigProblem::new(place, format!("key `{}`: {wrong}", name.get_ref()))
-                        .hint("`llama-warden keys new NAME` prints one that nobody guesses"),
+                        .with_hint("`llama-warden keys new NAME` prints one that nobody guesses"),
                 );
             }
-            let hash = KeyHash::of(text.as_bytes()).to_hex();
+            let hash = KeyHash::from_key(text.as_bytes()).to_hex();
             text.zeroize();
             *text = hash;
         }
@@ -314,7 +316,7 @@ fn tree(
 }
 
 /// The reason why a text cannot be a key.
-fn unfit(key: &str) -> Option<String> {
+fn unsuitable_key(key: &str) -> Option<String> {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Some("a key has no spaces and nothing but ASCII letters, digits and signs".to_owned());
     }
@@ -322,7 +324,7 @@ fn unfit(key: &str) -> Option<String> {
         .then(|| format!("a key of {} letters can be guessed; {MIN_KEY_BYTES} are the least", key.len()))
 }
 
-fn node(value: Spanned<DeValue<'_>>) -> ConfigNode {
+fn to_node(value: Spanned<DeValue<'_>>) -> ConfigNode {
     let span = value.span();
     let kind = match value.into_inner() {
         DeValue::String(text) => ConfigValue::Text(text.into_owned()),
@@ -331,7 +333,7 @@ fn node(value: Spanned<DeValue<'_>>) -> ConfigNode {
         DeValue::Float(number) => ConfigValue::Float(number.as_str().parse().unwrap_or(f64::NAN)),
         DeValue::Boolean(flag) => ConfigValue::Bool(flag),
         DeValue::Datetime(_) => ConfigValue::Date,
-        DeValue::Array(items) => ConfigValue::List(items.into_iter().map(node).collect()),
+        DeValue::Array(items) => ConfigValue::List(items.into_iter().map(to_node).collect()),
         DeValue::Table(table) => ConfigValue::Table(
             table
                 .into_iter()
@@ -340,7 +342,7 @@ fn node(value: Spanned<DeValue<'_>>) -> ConfigNode {
                     TableEntry {
                         key: key.into_inner().into_owned(),
                         key_span: Some(span),
-                        value: node(value),
+                        value: to_node(value),
                     }
                 })
                 .collect(),
@@ -350,7 +352,7 @@ fn node(value: Spanned<DeValue<'_>>) -> ConfigNode {
 }
 
 /// Creates a key of 256 random bits.
-pub fn fresh() -> Zeroizing<String> {
+pub fn new_key() -> Zeroizing<String> {
     let bits = Zeroizing::new(rand::random::<[u8; 32]>());
     let mut text = Zeroizing::new(String::with_capacity(SECRET_PREFIX.len() + 64));
     text.push_str(SECRET_PREFIX);
@@ -363,8 +365,8 @@ pub fn fresh() -> Zeroizing<String> {
 }
 
 /// The section of a key for the file, which contains its hash but not the key.
-pub fn section(name: &str, key: &str) -> String {
-    format!("[{}]\nsha256 = \"{}\"\n", quoted(name), KeyHash::of(key.as_bytes()).to_hex())
+pub fn key_section(name: &str, key: &str) -> String {
+    format!("[{}]\nsha256 = \"{}\"\n", quoted_key(name), KeyHash::from_key(key.as_bytes()).to_hex())
 }
 
 #[cfg(test)]

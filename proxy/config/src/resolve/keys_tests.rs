@@ -20,25 +20,29 @@ fn a_whole_file_is_taken() {
     let text = format!(
         "# keys\n[bob]\nkey = \"{SECRET}\"\nmodels = [\"qwen\", \"em*-alias\"]\nrate = \"60/min\"\ntokens = \"1000/h\"\n\
          concurrency = 4\n\n[alice]\nsha256 = \"{}\"\n",
-        KeyHash::of(b"other").to_hex()
+        KeyHash::from_key(b"other").to_hex()
     );
     let file = KeyFile::parse(Path::new("keys.toml"), &text).unwrap();
     let (specs, warnings) = file.specs(&names(&["qwen", "qwen-2", "embed"]));
     let [bob, alice] = specs.as_slice() else { panic!("{specs:?}") };
-    assert_eq!((&*bob.name, bob.hash), ("bob", KeyHash::of(SECRET.as_bytes())), "in the order of the file");
+    assert_eq!(
+        (&*bob.name, bob.hash),
+        ("bob", KeyHash::from_key(SECRET.as_bytes())),
+        "in the order of the file"
+    );
     assert_eq!(bob.models, Some(["qwen", "embed"].iter().map(ModelName::new).collect()));
     assert_eq!(
         (bob.rate, bob.tokens, bob.concurrency),
         ("60/min".parse().ok(), "1000/h".parse().ok(), Some(4))
     );
-    assert_eq!((alice.hash, &alice.models, alice.rate), (KeyHash::of(b"other"), &None, None));
+    assert_eq!((alice.hash, &alice.models, alice.rate), (KeyHash::from_key(b"other"), &None, None));
     assert!(warnings.is_empty(), "{warnings:?}");
     assert!(!format!("{file:?}{specs:?}").contains("top-secret"));
 }
 
 #[test]
 fn what_is_wrong_is_told_with_its_line_and_the_cure() {
-    let hash = KeyHash::of(b"x").to_hex();
+    let hash = KeyHash::from_key(b"x").to_hex();
     let wrong = [
         format!("[a]\nkye = \"{SECRET}\"\n"),
         format!("[a]\nkey = \"{SECRET}\"\nsha256 = \"{hash}\"\n"),
@@ -63,8 +67,10 @@ fn what_is_wrong_is_told_with_its_line_and_the_cure() {
 
 #[test]
 fn a_key_and_the_hash_of_the_same_are_found_out() {
-    let text =
-        format!("[a]\nkey = \"{SECRET}\"\n[b]\nsha256 = \"{}\"\n", KeyHash::of(SECRET.as_bytes()).to_hex());
+    let text = format!(
+        "[a]\nkey = \"{SECRET}\"\n[b]\nsha256 = \"{}\"\n",
+        KeyHash::from_key(SECRET.as_bytes()).to_hex()
+    );
     assert!(told(&text).contains("`a` and `b` are the same key"));
 }
 
@@ -81,7 +87,7 @@ fn a_pattern_that_means_nothing_is_warned_about() {
 fn a_file_that_others_may_read_or_write_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let clear = format!("[a]\nkey = \"{SECRET}\"\n");
-    let hashed = section("a", SECRET);
+    let hashed = key_section("a", SECRET);
     for (text, mode, taken) in [
         (&clear, 0o600, true),
         (&clear, 0o640, true),
@@ -104,9 +110,9 @@ fn a_file_that_others_may_read_or_write_is_refused() {
 
 #[test]
 fn a_fresh_key_is_long_and_never_the_same() {
-    let (one, two) = (fresh(), fresh());
+    let (one, two) = (new_key(), new_key());
     assert_ne!(*one, *two);
-    assert_eq!((one.len(), unfit(&one)), (67, None));
-    let file = KeyFile::parse(Path::new("k"), &section("a.b", &one)).unwrap();
-    assert_eq!((file.keys[0].name.as_str(), file.keys[0].hash), ("a.b", KeyHash::of(one.as_bytes())));
+    assert_eq!((one.len(), unsuitable_key(&one)), (67, None));
+    let file = KeyFile::parse(Path::new("k"), &key_section("a.b", &one)).unwrap();
+    assert_eq!((file.keys[0].name.as_str(), file.keys[0].hash), ("a.b", KeyHash::from_key(one.as_bytes())));
 }

@@ -22,7 +22,7 @@ use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
 
 /// The compiled-in list of mitigations. The list of a model contains the fixes of its own sets, too:
-/// [`ModelMitigations::known`].
+/// [`ModelMitigations::available`].
 ///
 /// # Errors
 /// The compiled-in list is broken.
@@ -61,7 +61,7 @@ pub struct MitigatedCommand {
 
 impl MitigatedCommand {
     /// Respells the added flags for a llama-server with these flags. Keeps the operator's words.
-    pub(crate) fn translated(mut self, flags: Option<&FlagList>) -> Self {
+    pub(crate) fn respelled(mut self, flags: Option<&FlagList>) -> Self {
         if let Some(flags) = flags {
             let ours = self.args.split_off(self.own_words);
             self.args.extend(flags.translate(&ours).words);
@@ -86,8 +86,8 @@ impl ModelMitigations {
     ///
     /// # Errors
     /// The list is wrong, in words.
-    pub(crate) fn with(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
-        let done = self.known()?.resolve(list);
+    pub(crate) fn with_list(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
+        let done = self.available()?.resolve(list);
         let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
         if let Some(wrong) = wrong.into_iter().next() {
             return Err(match wrong.hint {
@@ -112,12 +112,12 @@ impl ModelMitigations {
     ///
     /// # Errors
     /// The errors of [`catalogue`], or a broken set of the model.
-    pub fn known(&self) -> Result<Arc<MitigationCatalogue>, String> {
+    pub fn available(&self) -> Result<Arc<MitigationCatalogue>, String> {
         self.known.clone().map_or_else(catalogue, Ok)
     }
 
     /// Items as written; those of the user's own sets with the set.
-    pub fn shown(&self) -> Vec<String> {
+    pub fn display_items(&self) -> Vec<String> {
         let own = |item: usize| {
             let found = self.effects.iter().find(|(effect, _)| effect.item == item);
             let entry = found.map(|(effect, _)| &effect.mitigation).filter(|entry| entry.own.is_some())?;
@@ -129,7 +129,7 @@ impl ModelMitigations {
     }
 
     /// The operator's own arguments and variables, without mitigations.
-    pub(crate) fn written(&self) -> (&[String], &[(String, String)]) {
+    pub(crate) fn unmitigated(&self) -> (&[String], &[(String, String)]) {
         (&self.args, &self.env)
     }
 
@@ -183,7 +183,7 @@ impl ModelMitigations {
         }
         for flag in &effect.flags {
             let words: Vec<&str> = flag.words.iter().map(String::as_str).collect();
-            if let Some((given, same)) = arguments::given(&self.args, &flag.names, &words) {
+            if let Some((given, same)) = arguments::find_given(&self.args, &flag.names, &words) {
                 if !same {
                     overruled(format!("`args` have `{given}`"));
                 }
@@ -194,14 +194,14 @@ impl ModelMitigations {
             }
         }
         for flag in &effect.forbidden {
-            if arguments::given(&self.args, std::slice::from_ref(flag), &[]).is_some() {
+            if arguments::find_given(&self.args, std::slice::from_ref(flag), &[]).is_some() {
                 overruled(format!("`args` have `{flag}`"));
             }
         }
     }
 
     /// Describes the effect of each item.
-    pub fn told(&self) -> Vec<String> {
+    pub fn describe_effects(&self) -> Vec<String> {
         let done = self.command(&[]);
         let mut lines = Vec::new();
         for (index, (effect, _)) in self.effects.iter().enumerate() {
@@ -271,7 +271,7 @@ impl ConfigResolver<'_> {
         for (index, what) in all.command(&[]).overruled {
             let place = all.effects[index].1.clone();
             let hint = "remove one of the two";
-            self.warnings.push(ConfigProblem::new(place, format!("model `{name}`: {what}")).hint(hint));
+            self.warnings.push(ConfigProblem::new(place, format!("model `{name}`: {what}")).with_hint(hint));
         }
         self.warn_about_inherited(name, &all);
         all
@@ -291,7 +291,7 @@ impl ConfigResolver<'_> {
                     "model `{name}`: {key} acts by being present, whatever its value: {}",
                     entry.title
                 );
-                self.warnings.push(ConfigProblem::new(place, message).hint(format!(
+                self.warnings.push(ConfigProblem::new(place, message).with_hint(format!(
                     "remove it from `env`; `mitigations = [\"{}\"]` says it without the trap",
                     entry.id
                 )));
@@ -330,7 +330,7 @@ pub fn explain_mitigations(
     let mut resolver = ConfigResolver::new(loaded, machine);
     let all = resolver.mitigations(name, model, model.args.clone());
     let wrong = resolver.problems.iter().map(|problem| format!("error: {}", problem.message));
-    all.told().into_iter().chain(wrong).collect()
+    all.describe_effects().into_iter().chain(wrong).collect()
 }
 
 /// Cache of checks of mitigations against llama-servers; each binary is searched for a fix once.
@@ -339,7 +339,7 @@ pub struct MitigationChecker(HashMap<(PathBuf, String), MitigationFit>);
 
 impl MitigationChecker {
     /// Checks a model's mitigations against its llama-server. Returns the command without unsuitable ones.
-    pub(crate) fn judge(
+    pub(crate) fn check(
         &mut self,
         name: &str,
         all: &ModelMitigations,
@@ -360,7 +360,7 @@ impl MitigationChecker {
                     leave_out.push(index);
                     warnings.push(problem(message));
                 }
-                MitigationFit::Missing { message, hint } => problems.push(problem(message).hint(hint)),
+                MitigationFit::Missing { message, hint } => problems.push(problem(message).with_hint(hint)),
             }
         }
         all.command(&leave_out)

@@ -6,8 +6,8 @@ use std::path::Path;
 use warden_patches::mitigation::ProvenanceFacts;
 
 use crate::problem::ConfigProblems;
-use crate::resolve::{ResolvedConfig, resolve};
-use crate::source::layers::{ConfigSources, load};
+use crate::resolve::{ResolvedConfig, resolve_config};
+use crate::source::layers::{ConfigSources, load_config};
 
 /// Resolves a configuration with these lines under one model, and inherited variables.
 fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<ResolvedConfig, ConfigProblems> {
@@ -15,10 +15,10 @@ fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<ResolvedConfig, Confi
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
     let file = dir.path().join("w.toml");
     std::fs::write(&file, format!("[models.a]\nmodel = \"m.gguf\"\n{lines}\n")).unwrap();
-    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() })?;
+    let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() })?;
     let mut machine = HostMachine::read();
     machine.env = inherited.iter().map(|(key, value)| (key.into(), value.into())).collect();
-    resolve(&loaded, &machine, false)
+    resolve_config(&loaded, &machine, false)
 }
 
 /// Arguments behind the model file, set variables, and removed variables.
@@ -103,7 +103,7 @@ fn a_models_own_list_replaces_the_one_for_all_models() {
 fn judged(lines: &str, build: &BuildFacts) -> (MitigatedCommand, String, String) {
     let resolved = read(lines, &[]).unwrap();
     let (mut problems, mut warnings) = (Vec::new(), Vec::new());
-    let command = MitigationChecker::default().judge(
+    let command = MitigationChecker::default().check(
         "a",
         &resolved.mitigations[0],
         build,
@@ -116,7 +116,7 @@ fn judged(lines: &str, build: &BuildFacts) -> (MitigatedCommand, String, String)
 fn build(backend: &str) -> BuildFacts {
     let provenance = ProvenanceFacts {
         own: Vec::new(),
-        lives: Vec::new(),
+        fix_states: Vec::new(),
         id: "12345678".to_owned(),
         backend: backend.to_owned(),
         fixes: Some(Vec::new()),

@@ -45,7 +45,7 @@ use self::telemetry::TraceCollector;
 use crate::advice::{AdvisedServer, AdvisedServers};
 use crate::arguments;
 use crate::machine::HostMachine;
-use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted};
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted_key};
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
 
@@ -120,7 +120,7 @@ pub struct ResolvedConfig {
 
 impl ResolvedConfig {
     /// Models whose configuration names a build or a program.
-    pub fn bound(&self) -> Vec<String> {
+    pub fn bound_models(&self) -> Vec<String> {
         let all = self.choices.iter().zip(&self.fleet.models);
         let bound = all.filter(|((choice, _), _)| *choice != BinaryChoice::Newest);
         bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
@@ -132,7 +132,7 @@ impl ResolvedConfig {
         let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
         models
             .map(|((spec, facts), mitigations)| {
-                let server = AdvisedServer::of(spec, facts.as_ref(), mitigations, &inherited);
+                let server = AdvisedServer::from_spec(spec, facts.as_ref(), mitigations, &inherited);
                 (spec.name.as_str().to_owned(), server)
             })
             .collect()
@@ -158,7 +158,7 @@ impl LoadedConfig {
     ///
     /// # Errors
     /// A value of the model is wrong.
-    pub fn launch(
+    pub fn launch_settings(
         &self,
         machine: &HostMachine,
         name: &str,
@@ -166,14 +166,14 @@ impl LoadedConfig {
     ) -> Result<LaunchSettings, ConfigProblems> {
         let mut resolver = ConfigResolver::new(self, machine);
         let mitigations = resolver.mitigations(name, model, model.args.clone());
-        let (choice, _) = resolver.choice(name, model);
+        let (choice, _) = resolver.binary_choice(name, model);
         if !resolver.problems.is_empty() {
             return Err(ConfigProblems(resolver.problems));
         }
         let data = self.dirs(machine)?.data;
         let built = match &choice {
-            BinaryChoice::Build(id) => store::find(&data, Some(id)),
-            BinaryChoice::Newest => store::find(&data, None),
+            BinaryChoice::Build(id) => store::find_build(&data, Some(id)),
+            BinaryChoice::Newest => store::find_build(&data, None),
             BinaryChoice::Path(_) | BinaryChoice::InPath(_) => Ok(None),
         };
         let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
@@ -192,7 +192,7 @@ impl LoadedConfig {
 ///
 /// # Errors
 /// Values are wrong, or contradict each other.
-pub fn resolve(
+pub fn resolve_config(
     loaded: &LoadedConfig,
     machine: &HostMachine,
     any_name: bool,
@@ -202,8 +202,8 @@ pub fn resolve(
     let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
     let mut rules = Vec::new();
     for (name, model) in &loaded.models {
-        rules.push(Arc::new(resolver.rules(name, model)));
-        let (spec, choice, own) = resolver.model(name, model);
+        rules.push(Arc::new(resolver.model_rules(name, model)));
+        let (spec, choice, own) = resolver.resolve_model(name, model);
         models.push(SharedSpec::new(spec, ServerFacts::default()));
         choices.push(choice);
         mitigations.push(own);
@@ -212,18 +212,18 @@ pub fn resolve(
         let shares = |other: &ModelConfig| other.groups.iter().any(|group| model.groups.contains(group));
         let others = loaded.models.iter().filter(|(other, model)| other != name && shares(model));
         spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
-        spec.loading.with = resolver.company(name, model);
+        spec.loading.companions = resolver.loaded_with(name, model);
     }
-    resolver.names();
-    let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.remotes().into_iter().unzip();
-    let by_name = resolver.by_name(&rules, &remotes, &remote_rules);
+    resolver.check_names();
+    let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.resolve_remotes().into_iter().unzip();
+    let by_name = resolver.resolve_names(&rules, &remotes, &remote_rules);
     resolver.check_runtime_dir(&dirs, &models);
     resolver.check_state_dir(&dirs);
     let server = resolver.server();
-    resolver.log_level();
+    resolver.check_log_level();
     let others = remotes.iter().map(|spec| (spec.name.clone(), spec.aliases.clone()));
     let others = others.chain(by_name.keys().map(|name| (ModelName::new(name), Vec::new())));
-    let keys = resolver.keys(&models, others.collect());
+    let keys = resolver.resolve_keys(&models, others.collect());
     resolver.check_origins();
     let names = resolver.host_names();
     resolver.check_contradictions(&models);
@@ -232,20 +232,20 @@ pub fn resolve(
         let message = format!(
             "`{key}` replaces a number that is compiled in: it is for tests, and may change without notice"
         );
-        ConfigProblem::new(place.clone(), message).hint("leave it out")
+        ConfigProblem::new(place.clone(), message).with_hint("leave it out")
     }));
-    resolver.warnings.extend(loaded.left_out.iter().map(|name| {
+    resolver.warnings.extend(loaded.skipped_models.iter().map(|name| {
         let place = loaded.place(&["models".to_owned(), name.clone()]);
         let message = format!(
             "model `{name}` names no file, and the folders of models have none of that name: it is left out"
         );
-        ConfigProblem::new(place, message).hint("it comes when its file does; or name one with `model`")
+        ConfigProblem::new(place, message).with_hint("it comes when its file does; or name one with `model`")
     }));
     let admin_address = resolver.admin_address();
     let probe_address = resolver.probe_address("address", &settings.probe.address);
     let agent_address = resolver.probe_address("agent", &settings.probe.agent);
-    let access_log = resolver.file(&settings.log.access);
-    let collector = resolver.collector();
+    let access_log = resolver.resolve_file(&settings.log.access);
+    let collector = resolver.resolve_collector();
     let admin_socket = settings
         .admin
         .socket
@@ -255,7 +255,7 @@ pub fn resolve(
         models,
         remotes,
         any_name,
-        shared: resolver.shared(),
+        shared: resolver.shared_budgets(),
         loading: settings.loading.clone(),
         growth: settings.growth.clone(),
         health: settings.health.clone(),
@@ -348,7 +348,7 @@ impl ConfigResolver<'_> {
         let Some(address) = text.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
             let problem =
                 ConfigProblem::new(place, format!("`admin.address`: `{text}` is no address with a port"));
-            self.problems.push(problem.hint("write it like `127.0.0.1:9090`"));
+            self.problems.push(problem.with_hint("write it like `127.0.0.1:9090`"));
             return None;
         };
         if !address.ip().is_loopback() {
@@ -356,7 +356,7 @@ impl ConfigResolver<'_> {
                 "`admin.address`: `{text}` can be reached from other machines, and admin routes ask for no key"
             );
             self.problems.push(
-                ConfigProblem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"),
+                ConfigProblem::new(place, message).with_hint("use a loopback address like `127.0.0.1:9090`"),
             );
         }
         Some(address)
@@ -368,12 +368,12 @@ impl ConfigResolver<'_> {
         if address.is_none() && !text.is_empty() {
             let message = format!("`probe.{key}`: `{text}` is no address with a port");
             let problem = ConfigProblem::new(self.place(&["probe", key]), message);
-            self.problems.push(problem.hint("write it like `0.0.0.0:8081`"));
+            self.problems.push(problem.with_hint("write it like `0.0.0.0:8081`"));
         }
         address
     }
 
-    fn shared(&self) -> SharedBudgets {
+    fn shared_budgets(&self) -> SharedBudgets {
         let shared = self.loaded.settings.shared;
         let host = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
         SharedBudgets {
@@ -384,7 +384,7 @@ impl ConfigResolver<'_> {
         }
     }
 
-    fn log_level(&mut self) {
+    fn check_log_level(&mut self) {
         if let Err(problem) = crate::log_filter::log_filter(&self.loaded.settings.log.level) {
             let place = self.place(&["log", "level"]);
             self.problems.push(ConfigProblem::new(place, format!("`log.level`: {problem}")));
@@ -392,7 +392,7 @@ impl ConfigResolver<'_> {
     }
 
     /// Checks that no two models share a name or an alias.
-    fn names(&mut self) {
+    fn check_names(&mut self) {
         let mut owners: HashMap<&String, (&str, &String)> = HashMap::new();
         let loaded = self.loaded;
         let models = loaded.models.iter().map(|(name, model)| ("models", name, &model.aliases));
@@ -409,10 +409,10 @@ impl ConfigResolver<'_> {
                     let message = format!("model `{name}`: `{key}` is a pattern, and a model has names");
                     let hint = format!(
                         "patterns are in `[names]`: `[names.{}]` with `models = [{}]`",
-                        quoted(key),
+                        quoted_key(key),
                         toml::Value::from(name.as_str())
                     );
-                    self.problems.push(ConfigProblem::new(place, message).hint(hint));
+                    self.problems.push(ConfigProblem::new(place, message).with_hint(hint));
                 } else if let Some(other) = owners.insert(key, (table, name)) {
                     let who = if other == (table, name) {
                         "twice by this model".to_owned()
@@ -421,26 +421,26 @@ impl ConfigResolver<'_> {
                     };
                     let problem =
                         ConfigProblem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
-                    self.problems.push(problem.hint("every name and alias must be unique"));
+                    self.problems.push(problem.with_hint("every name and alias must be unique"));
                 }
             }
         }
     }
 
-    fn model(
+    fn resolve_model(
         &mut self,
         name: &str,
         model: &ModelConfig,
     ) -> (ModelSpec, (BinaryChoice, ConfigPlace), ModelMitigations) {
         let mut args = model.args.clone();
         if let Some(file) = &model.model {
-            if arguments::model(&args).is_some() {
+            if arguments::model_path(&args).is_some() {
                 let place = self.place(&["models", name, "model"]);
                 let problem = ConfigProblem::new(
                     place,
                     format!("model `{name}`: the file is given in `model` and again in `args`"),
                 );
-                self.problems.push(problem.hint("keep one of them"));
+                self.problems.push(problem.with_hint("keep one of them"));
             }
             args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
         }
@@ -452,14 +452,14 @@ impl ConfigResolver<'_> {
             let problem =
                 ConfigProblem::new(place, format!("model `{name}`: `wrapper` begins with an empty word"));
             self.problems
-                .push(problem.hint("begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`"));
+                .push(problem.with_hint("begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`"));
         }
         let directory = model.directory.as_ref().map(|path| self.absolute(path));
         self.check_directory(name, directory.as_deref());
         self.check_file(name, model, &args, directory.as_deref());
         let all: Vec<String> = args.iter().chain(&model.fallback).cloned().collect();
         self.check_listening(name, model, &all);
-        let recycle = model.policy.recycle(Some(self.machine.memory));
+        let recycle = model.policy.to_recycle_policy(Some(self.machine.memory));
         let policy = &model.policy.common;
         let spec = ModelSpec {
             name: ModelName::new(name),
@@ -495,10 +495,10 @@ impl ConfigResolver<'_> {
             quarantine: model.quarantine,
             canary_of: None,
         };
-        (spec, self.choice(name, model), mitigations)
+        (spec, self.binary_choice(name, model), mitigations)
     }
 
-    fn choice(&mut self, name: &str, model: &ModelConfig) -> (BinaryChoice, ConfigPlace) {
+    fn binary_choice(&mut self, name: &str, model: &ModelConfig) -> (BinaryChoice, ConfigPlace) {
         match (&model.binary, &model.build) {
             (Some(_), Some(_)) => {
                 let place = self.place(&["models", name, "build"]);
@@ -506,7 +506,7 @@ impl ConfigResolver<'_> {
                     place.clone(),
                     format!("model `{name}`: both `binary` and `build` say what to run"),
                 );
-                self.problems.push(problem.hint("keep one of them"));
+                self.problems.push(problem.with_hint("keep one of them"));
                 (BinaryChoice::Newest, place)
             }
             // Search a bare word in PATH, like a shell.

@@ -36,7 +36,7 @@ impl LoadedConfig {
             let place =
                 if self.settings.paths.patches.is_empty() { ConfigPlace::Nowhere } else { self.place(&path) };
             ConfigProblem::new(place, format!("a patch set of `paths.patches`: {error}"))
-                .hint("`llama-warden patches list` tells when it is well; docs/patches.md explains sets of your own")
+                .with_hint("`llama-warden patches list` tells when it is well; docs/patches.md explains sets of your own")
         };
         let mut all = Sets::embedded().map_err(|error| broken(&error))?;
         for folder in &self.settings.paths.patches {
@@ -87,20 +87,20 @@ impl ConfigResolver<'_> {
         let curated = catalogue()?;
         // Drop problems of the choice: the resolution of the model reports them.
         let known = self.problems.len();
-        let (choice, place) = self.choice(name, model);
+        let (choice, place) = self.binary_choice(name, model);
         self.problems.truncate(known);
         if let Some(list) = self.own.lists.get(&choice) {
             return Ok(Arc::clone(list));
         }
         let mut list = MitigationCatalogue::clone(&curated);
-        if let Some(build) = self.built(&choice).filter(|build| !build.own.is_empty()) {
+        if let Some(build) = self.build_provenance(&choice).filter(|build| !build.own.is_empty()) {
             list = with_build(list, &build).unwrap_or_else(|error| {
                 let problem = ConfigProblem::new(place, format!("model `{name}`: {error}"));
-                self.warnings.push(problem.hint("build it again, with the fix under another name"));
+                self.warnings.push(problem.with_hint("build it again, with the fix under another name"));
                 MitigationCatalogue::clone(&curated)
             });
         }
-        if let Some(sets) = self.folders() {
+        if let Some(sets) = self.folder_sets() {
             let without = list.clone();
             list = with_folders(list, &sets).unwrap_or_else(|error| {
                 let place = self.place(&["paths", "patches"]);
@@ -114,7 +114,7 @@ impl ConfigResolver<'_> {
     }
 
     /// The sets of `paths.patches`. Reports problems once.
-    fn folders(&mut self) -> Option<Arc<Sets>> {
+    fn folder_sets(&mut self) -> Option<Arc<Sets>> {
         if self.loaded.settings.paths.patches.is_empty() {
             return None;
         }
@@ -129,13 +129,13 @@ impl ConfigResolver<'_> {
     }
 
     /// Facts from the provenance of a chosen build. Ignores a damaged store, which a start reports.
-    fn built(&self, choice: &BinaryChoice) -> Option<ProvenanceFacts> {
+    fn build_provenance(&self, choice: &BinaryChoice) -> Option<ProvenanceFacts> {
         let data = self.loaded.dirs(self.machine).ok()?.data;
         let id = match choice {
             BinaryChoice::Build(id) => Some(id.as_str()),
             BinaryChoice::Newest => None,
             BinaryChoice::Path(_) | BinaryChoice::InPath(_) => return None,
         };
-        store::find(&data, id).ok().flatten()?.facts.provenance
+        store::find_build(&data, id).ok().flatten()?.facts.provenance
     }
 }

@@ -16,11 +16,11 @@ impl ConfigResolver<'_> {
         if self.loaded.settings.paths.runtime_dir.is_none() {
             return;
         }
-        let base = real(&dirs.runtime_base);
-        let Some(what) = self.purpose(&base, dirs, models) else { return };
+        let base = resolve_links(&dirs.runtime_base);
+        let Some(what) = self.other_purpose(&base, dirs, models) else { return };
         let message = format!("`paths.runtime_dir`: {} is {what}", dirs.runtime_base.display());
         let problem = ConfigProblem::new(self.place(&["paths", "runtime_dir"]), message);
-        self.problems.push(problem.hint("name a directory for sockets alone, like `/run/llama-warden`"));
+        self.problems.push(problem.with_hint("name a directory for sockets alone, like `/run/llama-warden`"));
     }
 
     /// Warns if data that should survive a reboot is kept in memory.
@@ -34,7 +34,7 @@ impl ConfigResolver<'_> {
             ),
             ("data_dir", &self.loaded.settings.paths.data_dir, &dirs.data, "builds"),
         ] {
-            if named.is_none() || !is_in_memory(&real(dir)) {
+            if named.is_none() || !is_in_memory(&resolve_links(dir)) {
                 continue;
             }
             let message = format!(
@@ -42,34 +42,36 @@ impl ConfigResolver<'_> {
                 dir.display()
             );
             let problem = ConfigProblem::new(self.place(&["paths", key]), message);
-            self.warnings.push(
-                problem.hint(format!("name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)")),
-            );
+            self.warnings
+                .push(problem.with_hint(format!(
+                    "name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)"
+                )));
         }
     }
 
-    fn purpose(&self, base: &Path, dirs: &WardenDirs, models: &[SharedSpec]) -> Option<String> {
+    fn other_purpose(&self, base: &Path, dirs: &WardenDirs, models: &[SharedSpec]) -> Option<String> {
         if base == Path::new("/") {
             return Some("the root directory".to_owned());
         }
-        if self.machine.home().is_some_and(|home| real(&home) == base) {
+        if self.machine.home().is_some_and(|home| resolve_links(&home) == base) {
             return Some("a home directory".to_owned());
         }
-        let holds = |file: &Path| real(file).parent() == Some(base);
+        let holds = |file: &Path| resolve_links(file).parent() == Some(base);
         if self.loaded.file.as_deref().is_some_and(|file| holds(&self.machine.cwd.join(file))) {
             return Some("where the configuration is".to_owned());
         }
         let model = models.iter().find(|spec| {
             let directory = spec.command.directory.as_deref().unwrap_or(&self.machine.cwd);
-            arguments::model(&spec.command.args).is_some_and(|file| holds(&directory.join(file)))
+            arguments::model_path(&spec.command.args).is_some_and(|file| holds(&directory.join(file)))
         });
         if let Some(spec) = model {
             return Some(format!("where the file of model `{}` is", spec.name));
         }
         let store = warden_builder::BuildStore::new(&dirs.data);
         // Refuse only an existing store: an empty directory may serve both purposes.
-        (store.root().is_dir() && (real(&dirs.data) == base || base.starts_with(real(store.root()))))
-            .then(|| "where builds are kept".to_owned())
+        (store.root().is_dir()
+            && (resolve_links(&dirs.data) == base || base.starts_with(resolve_links(store.root()))))
+        .then(|| "where builds are kept".to_owned())
     }
 }
 
@@ -89,10 +91,10 @@ fn is_in_memory(_: &Path) -> bool {
 }
 
 /// Resolves links in the existing part of a path.
-fn real(path: &Path) -> PathBuf {
+fn resolve_links(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     path.canonicalize().unwrap_or_else(|_| match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) => real(parent).join(name),
+        (Some(parent), Some(name)) => resolve_links(parent).join(name),
         _ => path.clone(),
     })
 }
@@ -100,8 +102,8 @@ fn real(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use crate::machine::HostMachine;
-    use crate::resolve::resolve;
-    use crate::source::layers::{ConfigSources, load};
+    use crate::resolve::resolve_config;
+    use crate::source::layers::{ConfigSources, load_config};
 
     /// Reports on a configuration with this directory, in a folder with a model, a store and a home.
     fn said(runtime_dir: &str) -> String {
@@ -119,15 +121,16 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let mut machine = HostMachine::read();
         machine.env = vec![("HOME".into(), dir.path().join("home").into())];
-        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
-        resolve(&loaded, &machine, false).map_or_else(|problems| problems.to_string(), |_| String::new())
+        let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+        resolve_config(&loaded, &machine, false)
+            .map_or_else(|problems| problems.to_string(), |_| String::new())
     }
 
     #[test]
     fn without_any_home_a_place_for_the_state_has_to_be_named() {
         let mut machine = HostMachine::read();
         machine.env.clear();
-        let loaded = load(ConfigSources::default()).unwrap();
+        let loaded = load_config(ConfigSources::default()).unwrap();
         for listed in [None, Some("/")] {
             machine.listed_home = listed.map(Into::into);
             let refused = loaded.dirs(&machine).unwrap_err().to_string();
@@ -138,7 +141,7 @@ mod tests {
         assert_eq!(dirs.state, std::path::Path::new("/home/me/.local/state/llama-warden"));
         let flags =
             vec![crate::source::layers::FlagSetting::raw("--set", &["paths", "state_dir"], "/srv/state")];
-        let named = load(ConfigSources { flags, ..ConfigSources::default() }).unwrap();
+        let named = load_config(ConfigSources { flags, ..ConfigSources::default() }).unwrap();
         machine.listed_home = None;
         let dirs = named.dirs(&machine).unwrap();
         assert_eq!((dirs.state, dirs.cache), ("/srv/state".into(), "/srv/state/cache".into()));
@@ -178,8 +181,8 @@ mod tests {
             "paths = { state_dir = 'not/there/yet' }\n[models.m]\nmodel = 'm.gguf'\nbinary = '/bin/true'\n";
         std::fs::write(&file, text).unwrap();
         let machine = HostMachine::read();
-        let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
-        let warnings = resolve(&loaded, &machine, false).unwrap().warnings;
+        let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+        let warnings = resolve_config(&loaded, &machine, false).unwrap().warnings;
         let said: Vec<String> = warnings.iter().map(ToString::to_string).collect();
         assert!(
             said.len() == 1 && said[0].contains("`paths.state_dir`") && said[0].contains("tmpfs"),

@@ -17,11 +17,11 @@ const PROOFS_FILE: &str = "verified.toml";
 ///
 /// # Errors
 /// There is neither a configuration file nor a home directory.
-pub fn file(loaded: &LoadedConfig, machine: &HostMachine) -> Result<PathBuf, ConfigProblem> {
+pub fn proofs_path(loaded: &LoadedConfig, machine: &HostMachine) -> Result<PathBuf, ConfigProblem> {
     let beside = loaded.file.as_deref().map(|file| loaded_folder(machine, file));
     beside.or_else(|| machine.config_dir()).map(|folder| folder.join(PROOFS_FILE)).ok_or_else(|| {
         ConfigProblem::new(ConfigPlace::Nowhere, "there is no place to record it in: HOME is not set")
-            .hint("name a configuration file with --config: the record lies beside it")
+            .with_hint("name a configuration file with --config: the record lies beside it")
     })
 }
 
@@ -34,23 +34,24 @@ fn loaded_folder(machine: &HostMachine, file: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The file exists and cannot be read or parsed.
-pub fn known(loaded: &LoadedConfig, machine: &HostMachine) -> Result<ProofRecords, ConfigProblem> {
-    file(loaded, machine).map_or_else(|_| Ok(ProofRecords::default()), |file| read(&file))
+pub fn load_proofs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<ProofRecords, ConfigProblem> {
+    proofs_path(loaded, machine).map_or_else(|_| Ok(ProofRecords::default()), |file| read_proofs(&file))
 }
 
 /// Reads the proofs of a file; empty without a file.
 ///
 /// # Errors
 /// The file exists and cannot be read or parsed. It stays unchanged.
-pub fn read(file: &Path) -> Result<ProofRecords, ConfigProblem> {
+pub fn read_proofs(file: &Path) -> Result<ProofRecords, ConfigProblem> {
     let place = || ConfigPlace::File { path: file.to_owned(), line: 0 };
     let hint = "mend it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
     match std::fs::read_to_string(file) {
         Ok(text) => ProofRecords::parse(&text).map_err(|why| {
-            ConfigProblem::new(place(), format!("this is no record of `patches prove`: {why}")).hint(hint)
+            ConfigProblem::new(place(), format!("this is no record of `patches prove`: {why}"))
+                .with_hint(hint)
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ProofRecords::default()),
-        Err(error) => Err(ConfigProblem::new(place(), format!("cannot be read: {error}")).hint(hint)),
+        Err(error) => Err(ConfigProblem::new(place(), format!("cannot be read: {error}")).with_hint(hint)),
     }
 }
 
@@ -58,13 +59,13 @@ pub fn read(file: &Path) -> Result<ProofRecords, ConfigProblem> {
 ///
 /// # Errors
 /// The file cannot be written; the old one stays.
-pub fn write(file: &Path, proofs: &ProofRecords) -> Result<(), ConfigProblem> {
+pub fn write_proofs(file: &Path, proofs: &ProofRecords) -> Result<(), ConfigProblem> {
     let trouble = |error: &dyn std::fmt::Display| {
         ConfigProblem::new(
             ConfigPlace::File { path: file.to_owned(), line: 0 },
             format!("cannot be written: {error}"),
         )
-        .hint("what was shown is not recorded; make the folder writable, or name another configuration")
+        .with_hint("what was shown is not recorded; make the folder writable, or name another configuration")
     };
     let text = proofs.to_toml().map_err(|error| trouble(&error))?;
     let folder = file.parent().unwrap_or_else(|| Path::new("."));
@@ -85,11 +86,11 @@ mod tests {
     fn what_cannot_be_understood_is_told_and_stays() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("deeper").join(PROOFS_FILE);
-        assert_eq!(read(&file).unwrap(), ProofRecords::default());
-        write(&file, &ProofRecords::default()).unwrap();
-        assert_eq!(read(&file).unwrap(), ProofRecords::default());
+        assert_eq!(read_proofs(&file).unwrap(), ProofRecords::default());
+        write_proofs(&file, &ProofRecords::default()).unwrap();
+        assert_eq!(read_proofs(&file).unwrap(), ProofRecords::default());
         std::fs::write(&file, "schema = 9\n").unwrap();
-        let problem = read(&file).unwrap_err();
+        let problem = read_proofs(&file).unwrap_err();
         assert!(problem.message.contains("version 9") && problem.hint.is_some(), "{problem}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "schema = 9\n");
     }

@@ -36,7 +36,7 @@ pub struct ServerKnowledge {
 
 impl ServerKnowledge {
     /// Recalls the measurements of a foreign binary. `version` is its output of `--version`.
-    pub fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
+    pub fn recall_foreign(cache: &Path, binary: &Path, version: &str) -> Self {
         let Some(identity) = MeasurementCache::identity(binary, version) else { return Self::default() };
         let recalled = MeasurementCache::new(cache).read(&identity);
         let measured = recalled.map(|recalled| recalled.measured).unwrap_or_default();
@@ -47,11 +47,11 @@ impl ServerKnowledge {
 
     /// Behaviour of a build of the store, from its provenance. Adds later measurements for checks that are
     /// newer than the build.
-    pub fn built(measured: ServerBehaviour, cache: &Path, binary: &Path, version: &str) -> Self {
+    pub fn from_build(measured: ServerBehaviour, cache: &Path, binary: &Path, version: &str) -> Self {
         if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };
         }
-        let since = Self::remembered(cache, binary, version);
+        let since = Self::recall_foreign(cache, binary, version);
         let discards_bodies = since.measured.discards_bodies;
         Self { measured: ServerBehaviour { discards_bodies, ..measured }, ..since }
     }
@@ -72,7 +72,7 @@ pub fn slot_files_in(help: &str) -> Option<bool> {
 }
 
 /// Facts about a model's server with this command. `cores` is the number of usable processors.
-pub fn of(measured: ServerBehaviour, command: &ServerCommand, cores: usize) -> ServerFacts {
+pub fn server_facts(measured: ServerBehaviour, command: &ServerCommand, cores: usize) -> ServerFacts {
     ServerFacts {
         stream_head: match measured.stream_head {
             Some(StreamHead::BeforeFirstToken) => server_facts::StreamHeadTime::BeforeFirstToken,
@@ -114,13 +114,13 @@ mod tests {
         ServerCommand {
             args: args.iter().map(|&word| word.to_owned()).collect(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            ..ServerCommand::bare("/x".into())
+            ..ServerCommand::from_binary("/x".into())
         }
     }
 
     #[test]
     fn what_is_not_measured_is_unknown() {
-        assert_eq!(of(ServerBehaviour::default(), &command(&[], &[]), 4), ServerFacts::default());
+        assert_eq!(server_facts(ServerBehaviour::default(), &command(&[], &[]), 4), ServerFacts::default());
     }
 
     #[test]
@@ -129,26 +129,26 @@ mod tests {
         let (cache, binary) = (folder.path(), folder.path().join("llama-server"));
         std::fs::write(&binary, "x").unwrap();
         let new = ServerBehaviour { discards_bodies: Some(true), ..ServerBehaviour::default() };
-        assert_eq!(ServerKnowledge::built(new, cache, &binary, "v").unmeasured, None);
+        assert_eq!(ServerKnowledge::from_build(new, cache, &binary, "v").unmeasured, None);
         let old = ServerBehaviour { unix_sockets: Some(true), ..ServerBehaviour::default() };
-        let known = ServerKnowledge::built(old, cache, &binary, "v");
+        let known = ServerKnowledge::from_build(old, cache, &binary, "v");
         assert_eq!(known.measured, old, "unknown until it is measured");
         let identity = known.unmeasured.unwrap().identity;
         let found = ServerBehaviour { discards_bodies: Some(false), ..ServerBehaviour::default() };
         MeasurementCache::new(cache).write(&identity, &binary, found).unwrap();
-        let known = ServerKnowledge::built(old, cache, &binary, "v");
+        let known = ServerKnowledge::from_build(old, cache, &binary, "v");
         assert_eq!(known.measured, ServerBehaviour { discards_bodies: Some(false), ..old });
         assert_eq!(known.unmeasured, None);
         // A failed measurement is not repeated at every start.
         MeasurementCache::new(cache).write(&identity, &binary, ServerBehaviour::default()).unwrap();
-        assert_eq!(ServerKnowledge::built(old, cache, &binary, "v").unmeasured, None);
+        assert_eq!(ServerKnowledge::from_build(old, cache, &binary, "v").unmeasured, None);
     }
 
     #[test]
     fn threads_are_counted_by_the_flags_of_the_model() {
         let threads = |measured, args: &[&str], env: &[(&str, &str)], cores| {
             let measured = ServerBehaviour { http_threads: Some(measured), ..ServerBehaviour::default() };
-            of(measured, &command(args, env), cores).http_threads.unwrap()
+            server_facts(measured, &command(args, env), cores).http_threads.unwrap()
         };
         assert_eq!(threads(HttpThreads::OnDemand, &[], &[], 2), ServerFacts::THREADS_ON_DEMAND);
         assert_eq!(threads(HttpThreads::Fixed, &[], &[], 2), 3);

@@ -17,21 +17,21 @@ const UNQUANTISED_CACHE_TYPES: [&str; 3] = ["f16", "f32", "bf16"];
 
 /// Finds the switches. `flags` are those of the binary; without them no flag is offered. `typed` means that
 /// the model is llama-server's own command line.
-pub(super) fn find(
+pub(super) fn find_switches(
     model: &str,
     mitigations: &ModelMitigations,
     build: &BuildFacts,
     flags: Option<&FlagList>,
     typed: bool,
 ) -> Vec<StartSwitch> {
-    let Ok(list) = mitigations.known() else { return Vec::new() };
-    let (args, env) = mitigations.written();
+    let Ok(list) = mitigations.available() else { return Vec::new() };
+    let (args, env) = mitigations.unmitigated();
     let offer = |item: String| {
         let effect = list.resolve(std::slice::from_ref(&item)).effects.into_iter().next()?;
         if mitigations.ids().contains(&effect.mitigation.id) {
             return None;
         }
-        let switch = offer(&list, &effect, item, args, env, build, flags)?;
+        let switch = offer_switch(&list, &effect, item, args, env, build, flags)?;
         let configured = mitigations.list();
         let (words, overruled) = (switch.words(), switch.line.clone());
         let overruled = Some(overruled.as_str()).filter(|words| !words.is_empty());
@@ -48,7 +48,7 @@ pub(super) fn find(
 fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
     let half = |item: &String| {
         let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
-        let (given, _) = arguments::given(args, &names, &[]).filter(|_| item == "gpu-layers=0")?;
+        let (given, _) = arguments::find_given(args, &names, &[]).filter(|_| item == "gpu-layers=0")?;
         let layers: u64 = given.split(' ').next_back()?.parse().ok()?;
         (2..ALL_LAYERS).contains(&layers).then(|| format!("gpu-layers={}", layers / 2))
     };
@@ -56,7 +56,7 @@ fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
 }
 
 /// Offers an effect if it applies. `line` of the switch names words of `args` that it overrules.
-fn offer(
+fn offer_switch(
     list: &MitigationCatalogue,
     effect: &MitigationEffect,
     item: String,
@@ -90,7 +90,7 @@ fn offer(
                     return None;
                 }
                 let given: Vec<&str> = flag.words.iter().map(String::as_str).collect();
-                match arguments::given(args, &flag.names, &given) {
+                match arguments::find_given(args, &flag.names, &given) {
                     Some((_, true)) => return None,
                     // Already given under another name: `-lm none` for `--no-mmap`.
                     Some((given, false))
@@ -121,7 +121,7 @@ fn offer(
 /// start either.
 fn has_quantised_v_cache(args: &[String]) -> bool {
     let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
-    let given = arguments::given(args, &names, &[]);
+    let given = arguments::find_given(args, &names, &[]);
     given.is_some_and(|(words, _)| {
         words.split(' ').nth(1).is_some_and(|kind| !UNQUANTISED_CACHE_TYPES.contains(&kind))
     })

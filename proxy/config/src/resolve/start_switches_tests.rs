@@ -22,7 +22,7 @@ fn offered(args: &str, backend: Option<&str>, help: Option<&str>) -> Vec<(String
         |backend: &str| ProvenanceFacts { backend: backend.to_owned(), ..ProvenanceFacts::default() };
     let build = BuildFacts { binary: "/b".into(), number: None, provenance: backend.map(provenance) };
     let flags = help.map(flags);
-    let all = find("a", &mitigations, &build, flags.as_ref(), false);
+    let all = find_switches("a", &mitigations, &build, flags.as_ref(), false);
     all.into_iter().map(|one| (one.words(), one.line)).collect()
 }
 

@@ -13,24 +13,27 @@ use crate::resolve::ResolvedConfig;
 ///
 /// # Errors
 /// The errors of [`binary::fill`].
-pub async fn fill(resolved: &mut ResolvedConfig, machine: &HostMachine) -> Result<(), ConfigProblems> {
+pub async fn fill_from_store(
+    resolved: &mut ResolvedConfig,
+    machine: &HostMachine,
+) -> Result<(), ConfigProblems> {
     let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
-    let look = |id: Option<&str>| match (find(&data, id)?, &other) {
-        (None, Some(other)) if id.is_some() => find(other, id),
+    let look = |id: Option<&str>| match (find_build(&data, id)?, &other) {
+        (None, Some(other)) if id.is_some() => find_build(other, id),
         (found, _) => Ok(found),
     };
-    binary::fill(resolved, machine, &look).await
+    binary::fill_binaries(resolved, machine, &look).await
 }
 
 /// Finds a build by id or prefix, or the one in use. `Ok(None)` if there is none.
 ///
 /// # Errors
 /// The prefix fits several builds, or the build is damaged.
-pub fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
+pub fn find_build(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
     let store = BuildStore::new(data_dir);
     let found = match id {
         Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
-        None => match store.in_use() {
+        None => match store.default_build() {
             Ok(Some(build)) => Ok(build),
             Ok(None) => return Ok(None),
             Err(error) => Err(error),
@@ -54,7 +57,7 @@ mod tests {
     #[test]
     fn an_empty_store_has_no_build_by_any_name() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(find(dir.path(), None), Ok(None));
-        assert_eq!(find(dir.path(), Some("abc")), Ok(None));
+        assert_eq!(find_build(dir.path(), None), Ok(None));
+        assert_eq!(find_build(dir.path(), Some("abc")), Ok(None));
     }
 }

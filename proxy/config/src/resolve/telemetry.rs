@@ -38,34 +38,35 @@ pub struct TraceCollector {
 
 impl ConfigResolver<'_> {
     /// Resolves the collector, if one is configured.
-    pub(super) fn collector(&mut self) -> Option<TraceCollector> {
+    pub(super) fn resolve_collector(&mut self) -> Option<TraceCollector> {
         let numbers = self.loaded.settings.telemetry.clone();
         let written = numbers.endpoint.clone();
         let (origin, path) = if written.is_empty() {
             self.endpoint_from_variables()?
         } else {
             let place = self.place(&["telemetry", "endpoint"]);
-            match endpoint(&written, true) {
+            match parse_endpoint(&written, true) {
                 Ok(found) => found,
                 Err(why) => {
-                    let message = format!("`telemetry.endpoint`: `{}`: {why}", secrets::text(&written));
+                    let message =
+                        format!("`telemetry.endpoint`: `{}`: {why}", secrets::redact_text(&written));
                     self.problems.push(
-                        ConfigProblem::new(place, message).hint("write it like `http://127.0.0.1:4318`"),
+                        ConfigProblem::new(place, message).with_hint("write it like `http://127.0.0.1:4318`"),
                     );
                     return None;
                 }
             }
         };
-        let headers = match self.file(&numbers.headers) {
+        let headers = match self.resolve_file(&numbers.headers) {
             Some(file) => self.read_headers(&file)?,
             None => self.headers_from_variables(),
         };
-        if !headers.is_empty() && !origin.is_encrypted() && !origin.is_near() {
+        if !headers.is_empty() && !origin.is_encrypted() && !origin.is_local() {
             let place = self.place(&["telemetry", "headers"]);
             let message = "`telemetry`: the collector's headers go over the network for anybody to read";
-            self.warnings.push(ConfigProblem::new(place, message).hint("use an `https://` endpoint"));
+            self.warnings.push(ConfigProblem::new(place, message).with_hint("use an `https://` endpoint"));
         }
-        Some(TraceCollector { origin, path, headers, resource: self.resource(), numbers })
+        Some(TraceCollector { origin, path, headers, resource: self.resource_attributes(), numbers })
     }
 
     fn variable(&self, name: &str) -> Option<String> {
@@ -73,15 +74,15 @@ impl ConfigResolver<'_> {
     }
 
     /// A variable for traces, or else for all signals.
-    fn either(&self, rest: &str) -> Option<String> {
+    fn otlp_variable(&self, rest: &str) -> Option<String> {
         let of_traces = self.variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{rest}"));
         of_traces.or_else(|| self.variable(&format!("OTEL_EXPORTER_OTLP_{rest}")))
     }
 
     /// Reports a faulty variable as a warning, because it may be set for other programs.
-    fn unusable(&mut self, message: String, hint: &str) {
+    fn warn_unusable(&mut self, message: String, hint: &str) {
         let place = self.place(&["telemetry"]);
-        self.warnings.push(ConfigProblem::new(place, message).hint(hint));
+        self.warnings.push(ConfigProblem::new(place, message).with_hint(hint));
     }
 
     fn endpoint_from_variables(&mut self) -> Option<(RemoteOrigin, String)> {
@@ -92,24 +93,25 @@ impl ConfigResolver<'_> {
         if is_off || self.variable("OTEL_TRACES_EXPORTER").as_deref() == Some("none") {
             return None;
         }
-        if let Some(protocol) = self.either("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+        if let Some(protocol) = self.otlp_variable("PROTOCOL").filter(|protocol| protocol != "http/protobuf")
+        {
             let message = format!(
                 "variables of OpenTelemetry ask for the protocol `{protocol}`: no traces are exported"
             );
-            self.unusable(
+            self.warn_unusable(
                 message,
                 "OTLP is spoken as `http/protobuf`: name such an endpoint in `telemetry.endpoint`",
             );
             return None;
         }
-        match endpoint(&written, is_for_all) {
+        match parse_endpoint(&written, is_for_all) {
             Ok(found) => Some(found),
             Err(why) => {
                 let message = format!(
                     "variables of OpenTelemetry name the endpoint `{}`: {why}; no traces are exported",
-                    secrets::text(&written)
+                    secrets::redact_text(&written)
                 );
-                self.unusable(message, "write it like `http://127.0.0.1:4318`");
+                self.warn_unusable(message, "write it like `http://127.0.0.1:4318`");
                 None
             }
         }
@@ -124,7 +126,7 @@ impl ConfigResolver<'_> {
                 return Err("is no small file".to_owned());
             }
             let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
-            Ok((headers(&text)?, about.permissions().mode()))
+            Ok((parse_headers(&text)?, about.permissions().mode()))
         };
         let place = self.place(&["telemetry", "headers"]);
         match read() {
@@ -134,14 +136,14 @@ impl ConfigResolver<'_> {
                         "`telemetry.headers`: every user of this machine can read {}",
                         file.display()
                     );
-                    self.warnings.push(ConfigProblem::new(place, message).hint("`chmod 600` it"));
+                    self.warnings.push(ConfigProblem::new(place, message).with_hint("`chmod 600` it"));
                 }
                 Some(headers)
             }
             Err(why) => {
                 let message = format!("`telemetry.headers`: {} {why}", file.display());
                 let hint = "write one header on a line, like `Authorization: Bearer …`";
-                self.problems.push(ConfigProblem::new(place, message).hint(hint));
+                self.problems.push(ConfigProblem::new(place, message).with_hint(hint));
                 None
             }
         }
@@ -150,8 +152,8 @@ impl ConfigResolver<'_> {
     fn headers_from_variables(&mut self) -> HeaderMap {
         let mut all = HeaderMap::new();
         let mut bad = 0;
-        for (name, value) in parse_pairs(&self.either("HEADERS").unwrap_or_default()) {
-            match header(&name, &value) {
+        for (name, value) in parse_pairs(&self.otlp_variable("HEADERS").unwrap_or_default()) {
+            match parse_header(&name, &value) {
                 Some((name, value)) => drop(all.insert(name, value)),
                 None => bad += 1,
             }
@@ -159,13 +161,13 @@ impl ConfigResolver<'_> {
         if bad > 0 {
             let message =
                 format!("variables of OpenTelemetry have {bad} headers that are none: they are left out");
-            self.unusable(message, "write them like `name=value,name=value`");
+            self.warn_unusable(message, "write them like `name=value,name=value`");
         }
         all
     }
 
     /// Resource attributes. Those of variables have priority.
-    fn resource(&self) -> Vec<(String, String)> {
+    fn resource_attributes(&self) -> Vec<(String, String)> {
         let mut all = parse_pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
         if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
             all.retain(|(key, _)| key != "service.name");
@@ -179,7 +181,7 @@ impl ConfigResolver<'_> {
 }
 
 /// Parses an endpoint. With `adds`, it is for all signals, and the path for traces is added.
-fn endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
+fn parse_endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
     if uri.query().is_some() {
         return Err("it has a `?` in it".to_owned());
@@ -196,21 +198,21 @@ fn endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
 }
 
 /// Parses lines of `Name: value`. Skips empty lines and those that begin with `#`.
-fn headers(text: &str) -> Result<HeaderMap, String> {
+fn parse_headers(text: &str) -> Result<HeaderMap, String> {
     let mut all = HeaderMap::new();
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
             continue;
         }
         // Do not quote the line, which may be a secret.
-        let read = line.split_once(':').and_then(|(name, value)| header(name.trim(), value.trim()));
+        let read = line.split_once(':').and_then(|(name, value)| parse_header(name.trim(), value.trim()));
         let (name, value) = read.ok_or_else(|| format!("has no header in line {}", at + 1))?;
         all.insert(name, value);
     }
     Ok(all)
 }
 
-fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
+fn parse_header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     let name: HeaderName = name.parse().ok()?;
     // Refuse headers that belong to the connection or describe the body.
     let is_ours = matches!(

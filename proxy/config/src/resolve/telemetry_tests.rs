@@ -3,8 +3,8 @@
 use super::*;
 use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
-use crate::resolve::{ResolvedConfig, resolve};
-use crate::source::layers::{ConfigSources, load};
+use crate::resolve::{ResolvedConfig, resolve_config};
+use crate::source::layers::{ConfigSources, load_config};
 
 /// Resolves this `[telemetry]`, a file of headers next to it, and these variables.
 fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<ResolvedConfig, String> {
@@ -17,11 +17,11 @@ fn read(text: &str, file: &str, variables: &[(&str, &str)]) -> Result<ResolvedCo
     std::fs::write(&path, format!("[telemetry]\n{text}\n[remotes.x]\nurl = \"http://127.0.0.1:1\"\n"))
         .unwrap();
     let told = |problems: ConfigProblems| problems.lines().join("\n");
-    let loaded = load(ConfigSources { file: Some(path), ..ConfigSources::default() }).map_err(told)?;
+    let loaded = load_config(ConfigSources { file: Some(path), ..ConfigSources::default() }).map_err(told)?;
     let mut machine = HostMachine::read();
     machine.env.retain(|(name, _)| !name.to_string_lossy().starts_with("OTEL_"));
     machine.env.extend(variables.iter().map(|(name, value)| (name.into(), value.into())));
-    resolve(&loaded, &machine, false).map_err(told)
+    resolve_config(&loaded, &machine, false).map_err(told)
 }
 
 fn collector(text: &str, file: &str, variables: &[(&str, &str)]) -> Option<TraceCollector> {

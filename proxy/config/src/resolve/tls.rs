@@ -17,7 +17,7 @@ impl ConfigResolver<'_> {
                 *path = self.absolute(Path::new(path)).to_string_lossy().into_owned();
             }
         }
-        if let Some(files) = TlsFiles::of(&server.tls_cert, &server.tls_key) {
+        if let Some(files) = TlsFiles::from_settings(&server.tls_cert, &server.tls_key) {
             self.check_tls(files, server.h2);
         }
         server
@@ -31,7 +31,7 @@ impl ConfigResolver<'_> {
         if readable_by_all(&files.key) {
             let message = format!("the TLS key {} can be read by everybody here", files.key.display());
             let problem = ConfigProblem::new(place(self, "tls_key"), message);
-            self.warnings.push(problem.hint(format!("run `chmod o-r {}`", files.key.display())));
+            self.warnings.push(problem.with_hint(format!("run `chmod o-r {}`", files.key.display())));
         }
         if let Err(error) = TlsState::load(files, h2) {
             let place = place(
@@ -40,7 +40,7 @@ impl ConfigResolver<'_> {
             );
             let problem = ConfigProblem::new(place, error.to_string());
             let hint = "`server.tls_cert` and `server.tls_key` are PEM files that llama-warden can read; without both, it speaks HTTP";
-            self.problems.push(problem.hint(hint));
+            self.problems.push(problem.with_hint(hint));
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 use warden_policies::defaults::{self, DefaultsKey, DefaultsSection};
 
-use crate::problem::{ConfigPlace, ConfigProblem, dotted};
+use crate::problem::{ConfigPlace, ConfigProblem, dotted_key};
 use crate::schema;
 use crate::source::tree::{ConfigNode, ConfigValue};
 
@@ -28,46 +28,46 @@ pub(crate) const INTERNAL: &str = "internal";
 struct CompiledSection {
     name: &'static str,
     /// Path of its keys in a configuration; `None` if nothing can set them.
-    home: Option<&'static [&'static str]>,
+    path: Option<&'static [&'static str]>,
     keys: &'static [DefaultsKey],
 }
 
-const fn part<T: DefaultsSection>(home: &'static [&'static str]) -> CompiledSection {
-    CompiledSection { name: T::NAME, home: Some(home), keys: T::KEYS }
+const fn settable_section<T: DefaultsSection>(home: &'static [&'static str]) -> CompiledSection {
+    CompiledSection { name: T::NAME, path: Some(home), keys: T::KEYS }
 }
 
-const fn fixed<T: DefaultsSection>() -> CompiledSection {
-    CompiledSection { name: T::NAME, home: None, keys: T::KEYS }
+const fn fixed_section<T: DefaultsSection>() -> CompiledSection {
+    CompiledSection { name: T::NAME, path: None, keys: T::KEYS }
 }
 
 static PARTS: [CompiledSection; 27] = [
-    part::<defaults::Server>(&["server"]),
-    part::<defaults::Log>(&["log"]),
-    part::<defaults::Upstream>(&["upstream"]),
-    part::<defaults::Sensors>(&["sensors"]),
-    part::<defaults::Growth>(&["growth"]),
-    part::<defaults::Remote>(&["remote"]),
-    part::<defaults::Canary>(&["canary"]),
-    part::<defaults::Series>(&["series"]),
-    part::<defaults::Health>(&["health"]),
-    part::<defaults::Child>(&["child"]),
-    part::<defaults::Loading>(&["loading"]),
-    part::<defaults::Build>(&["build"]),
-    part::<defaults::Diagnose>(&["diagnose"]),
-    part::<defaults::Proof>(&["proof"]),
-    part::<defaults::Update>(&["update"]),
-    part::<defaults::Telemetry>(&["telemetry"]),
-    part::<defaults::Probe>(&["probe"]),
-    part::<defaults::Model>(&["defaults"]),
-    part::<defaults::Queue>(&["defaults", "queue"]),
-    part::<defaults::Quarantine>(&["defaults", "quarantine"]),
-    part::<defaults::Lifecycle>(&["defaults", "lifecycle"]),
-    part::<defaults::Recycle>(&["defaults", "policy"]),
-    fixed::<defaults::Levels>(),
-    fixed::<defaults::Moment>(),
-    fixed::<defaults::Admission>(),
-    fixed::<defaults::Warmth>(),
-    fixed::<defaults::StartSearch>(),
+    settable_section::<defaults::Server>(&["server"]),
+    settable_section::<defaults::Log>(&["log"]),
+    settable_section::<defaults::Upstream>(&["upstream"]),
+    settable_section::<defaults::Sensors>(&["sensors"]),
+    settable_section::<defaults::Growth>(&["growth"]),
+    settable_section::<defaults::Remote>(&["remote"]),
+    settable_section::<defaults::Canary>(&["canary"]),
+    settable_section::<defaults::Series>(&["series"]),
+    settable_section::<defaults::Health>(&["health"]),
+    settable_section::<defaults::Child>(&["child"]),
+    settable_section::<defaults::Loading>(&["loading"]),
+    settable_section::<defaults::Build>(&["build"]),
+    settable_section::<defaults::Diagnose>(&["diagnose"]),
+    settable_section::<defaults::Proof>(&["proof"]),
+    settable_section::<defaults::Update>(&["update"]),
+    settable_section::<defaults::Telemetry>(&["telemetry"]),
+    settable_section::<defaults::Probe>(&["probe"]),
+    settable_section::<defaults::Model>(&["defaults"]),
+    settable_section::<defaults::Queue>(&["defaults", "queue"]),
+    settable_section::<defaults::Quarantine>(&["defaults", "quarantine"]),
+    settable_section::<defaults::Lifecycle>(&["defaults", "lifecycle"]),
+    settable_section::<defaults::Recycle>(&["defaults", "policy"]),
+    fixed_section::<defaults::Levels>(),
+    fixed_section::<defaults::Moment>(),
+    fixed_section::<defaults::Admission>(),
+    fixed_section::<defaults::Warmth>(),
+    fixed_section::<defaults::StartSearch>(),
 ];
 
 impl CompiledSection {
@@ -81,8 +81,8 @@ impl CompiledSection {
 }
 
 /// Path of a section's keys in a configuration; `None` if nothing can set them.
-pub(crate) fn home(section: &str) -> Option<Vec<String>> {
-    let home = PARTS.iter().find(|part| part.name == section)?.home?;
+pub(crate) fn section_path(section: &str) -> Option<Vec<String>> {
+    let home = PARTS.iter().find(|part| part.name == section)?.path?;
     Some(home.iter().map(|&key| key.to_owned()).collect())
 }
 
@@ -96,7 +96,7 @@ fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Compile
         }
         path => path.iter().map(String::as_str).collect(),
     };
-    let mut at_home = PARTS.iter().filter(|part| part.home.unwrap_or(&[part.name]) == path);
+    let mut at_home = PARTS.iter().filter(|part| part.path.unwrap_or(&[part.name]) == path);
     let own = at_home.find(|part| part.has(key));
     own.or_else(|| PARTS.iter().filter(|_| bare && path.is_empty()).find(|part| part.has(key)))
 }
@@ -113,13 +113,18 @@ pub(crate) fn is_section(path: &[String], key: &str) -> bool {
 }
 
 /// The problem of a compiled-in number that is set outside of `[internal]`.
-pub(crate) fn refusal(place: ConfigPlace, path: &[String], key: &str, bare: bool) -> Option<ConfigProblem> {
+pub(crate) fn compiled_in_problem(
+    place: ConfigPlace,
+    path: &[String],
+    key: &str,
+    bare: bool,
+) -> Option<ConfigProblem> {
     let part = section_of(path, key, bare)?;
     let full: Vec<String> = path.iter().cloned().chain([key.to_owned()]).collect();
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
     let why = "leave it out; `llama-warden config show --defaults` says why it is what it is";
     // Tables and lists of numbers cannot be set at all.
-    let settable = part.home.filter(|_| !value.is_empty());
+    let settable = part.path.filter(|_| !value.is_empty());
     let (since, hint) = match settable {
         Some(home) => {
             let whose = if home[0] == "defaults" { " for all models" } else { "" };
@@ -129,28 +134,28 @@ pub(crate) fn refusal(place: ConfigPlace, path: &[String], key: &str, bare: bool
         }
         None => ("", why.to_owned()),
     };
-    let message = format!("`{}` is no key{since}: its value{value} is compiled in", dotted(&full));
-    Some(ConfigProblem::new(place, message).hint(hint))
+    let message = format!("`{}` is no key{since}: its value{value} is compiled in", dotted_key(&full));
+    Some(ConfigProblem::new(place, message).with_hint(hint))
 }
 
 pub(crate) fn internal() -> &'static Value {
     static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
         let sections = PARTS
             .iter()
-            .filter(|part| part.home.is_some())
-            .map(|part| (part.name.to_owned(), schema::section(part.name, part.hidden()).to_value()));
+            .filter(|part| part.path.is_some())
+            .map(|part| (part.name.to_owned(), schema::section_schema(part.name, part.hidden()).to_value()));
         json!({ "type": "object", "properties": sections.collect::<serde_json::Map<_, _>>(), "additionalProperties": false })
     });
     &SCHEMA
 }
 
 /// Moves the values of `[internal]` to their sections. Returns their names, each with its byte offset.
-pub(crate) fn take(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
+pub(crate) fn move_internal(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
     let mut taken = Vec::new();
     let Some(internal) = tree.take(INTERNAL) else { return taken };
     let ConfigValue::Table(sections) = internal.value.kind else { return taken };
     for section in sections {
-        let (Some(home), ConfigValue::Table(keys)) = (home(&section.key), section.value.kind) else {
+        let (Some(home), ConfigValue::Table(keys)) = (section_path(&section.key), section.value.kind) else {
             continue;
         };
         for key in keys {
@@ -164,9 +169,9 @@ pub(crate) fn take(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
 }
 
 /// Compiled-in numbers that can be set: section, path in a configuration, name.
-pub(crate) fn settable() -> impl Iterator<Item = (&'static str, Vec<String>, &'static str)> {
+pub(crate) fn settable_numbers() -> impl Iterator<Item = (&'static str, Vec<String>, &'static str)> {
     PARTS.iter().flat_map(|part| {
-        let home = home(part.name);
+        let home = section_path(part.name);
         part.hidden().filter_map(move |key| Some((part.name, home.clone()?, key.name)))
     })
 }

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-use super::values::accepts;
-use crate::schema::{DEFAULT_PREFIX, format, root};
+use super::values::accepts_type;
+use crate::schema::{DEFAULT_PREFIX, format, root_schema};
 
 /// Sections with a table, each with its path in the schema; `*` stands for any name.
 const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
@@ -41,23 +41,23 @@ const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
 pub const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Prints all tables.
-pub fn tables() -> String {
+pub fn all_tables() -> String {
     DOCUMENTED_SECTIONS.iter().map(|(section, path)| table(section, path)).collect::<Vec<_>>().join("\n")
 }
 
 fn table(section: &str, path: &[&str]) -> String {
-    let rows: String = keys(at(path), "").iter().map(|(key, schema)| row(key, schema)).collect();
+    let rows: String = keys(schema_at(path), "").iter().map(|(key, schema)| table_row(key, schema)).collect();
     let head =
         "| key | takes | default | what it means, and why the default is what it is |\n|---|---|---|---|\n";
-    format!("{}{head}{rows}{TABLE_END_MARK}", start(section))
+    format!("{}{head}{rows}{TABLE_END_MARK}", table_start_mark(section))
 }
 
-fn start(section: &str) -> String {
+fn table_start_mark(section: &str) -> String {
     format!("<!-- keys of [{section}], printed by `llama-warden config schema --markdown` -->\n")
 }
 
-fn at(path: &[&str]) -> &'static Value {
-    path.iter().fold(root(), |schema, key| match *key {
+fn schema_at(path: &[&str]) -> &'static Value {
+    path.iter().fold(root_schema(), |schema, key| match *key {
         "*" => &schema["additionalProperties"],
         key => &schema["properties"][key],
     })
@@ -77,7 +77,7 @@ fn keys<'a>(schema: &'a Value, prefix: &str) -> Vec<(String, &'a Value)> {
     all
 }
 
-fn row(key: &str, schema: &Value) -> String {
+fn table_row(key: &str, schema: &Value) -> String {
     let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
     let (meaning, rest) = text.split_once(DEFAULT_PREFIX).unwrap_or((&text, "none."));
     let (default, reason) = if schema["default"].is_null() {
@@ -114,11 +114,11 @@ fn value_text(schema: &Value) -> String {
         Some(format::PATH) => "path",
         Some(format::GIT) => "URL or path",
         _ if schema["additionalProperties"]["format"] == format::JSON => "table",
-        _ if accepts(schema, "object") => "table of text",
-        _ if accepts(schema, "array") => "list of text",
-        _ if accepts(schema, "integer") => "whole number",
-        _ if accepts(schema, "number") => "number",
-        _ if accepts(schema, "boolean") => "true or false",
+        _ if accepts_type(schema, "object") => "table of text",
+        _ if accepts_type(schema, "array") => "list of text",
+        _ if accepts_type(schema, "integer") => "whole number",
+        _ if accepts_type(schema, "number") => "number",
+        _ if accepts_type(schema, "boolean") => "true or false",
         _ => "text",
     };
     word.to_owned()
@@ -132,7 +132,9 @@ mod tests {
     /// With `WARDEN_RENEW_DOCS=1`, writes the page instead.
     #[test]
     fn the_tables_of_the_documentation_are_those_that_are_printed() {
-        let tables = DOCUMENTED_SECTIONS.iter().map(|(section, path)| (start(section), table(section, path)));
+        let tables = DOCUMENTED_SECTIONS
+            .iter()
+            .map(|(section, path)| (table_start_mark(section), table(section, path)));
         check_page("configuration.md", tables).unwrap();
     }
 
@@ -141,11 +143,11 @@ mod tests {
         let mut listed: Vec<String> = DOCUMENTED_SECTIONS
             .iter()
             .flat_map(|(section, path)| {
-                keys(at(path), "").into_iter().map(move |(key, _)| format!("{section}.{key}"))
+                keys(schema_at(path), "").into_iter().map(move |(key, _)| format!("{section}.{key}"))
             })
             .collect();
         let mut all = Vec::new();
-        every(root(), "", &mut all);
+        every(root_schema(), "", &mut all);
         listed.sort();
         all.sort();
         assert_eq!(all, listed);
@@ -171,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_a_key_is_stands_in_its_row() {
-        let all = tables();
+        let all = all_tables();
         for part in [
             "| `port` | whole number | `8080` | Port. *llama-server's own default port, so that clients need no change.* |",
             "| `host.soft` | budget | none | ",

@@ -32,7 +32,7 @@ use crate::settings::{ConfigSettings, ModelConfig};
 pub const DEFAULT_PREFIX: &str = "Default: ";
 
 /// The schema of a whole configuration file.
-pub fn root() -> &'static Value {
+pub fn root_schema() -> &'static Value {
     static ROOT: LazyLock<Value> = LazyLock::new(|| {
         let settings = SchemaSettings::draft2020_12()
             .with(|settings| settings.inline_subschemas = true)
@@ -56,8 +56,8 @@ pub fn root() -> &'static Value {
 }
 
 /// The schema of one model's `policy`.
-pub fn policy() -> &'static Value {
-    &root()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
+pub fn policy_schema() -> &'static Value {
+    &root_schema()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
 }
 
 /// Removes null from the types, because TOML expresses it by an absent key.
@@ -159,7 +159,7 @@ impl<T: DefaultsSection> JsonSchema for SectionSchema<T> {
         true
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        section(T::NAME, T::KEYS.iter().filter(|key| key.is_public))
+        section_schema(T::NAME, T::KEYS.iter().filter(|key| key.is_public))
     }
 }
 
@@ -206,7 +206,7 @@ fn close_schema(mut schema: Schema, without: &[&str]) -> Schema {
 }
 
 /// The schema of some keys of a section of `defaults.toml`.
-pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a DefaultsKey>) -> Schema {
+pub(crate) fn section_schema<'a>(name: &str, keys: impl Iterator<Item = &'a DefaultsKey>) -> Schema {
     let mut properties = Map::new();
     let table = defaults_document().get(name).and_then(toml_edit::Item::as_table);
     for key in keys {
@@ -220,10 +220,10 @@ pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a DefaultsKey
         }
         let Some(value) = item.as_value() else { continue };
         let mut schema = value_schema(key.takes, value);
-        let reason = table.key(key.name).map(reason).unwrap_or_default();
+        let reason = table.key(key.name).map(key_reason).unwrap_or_default();
         let text = format!("{meaning} {DEFAULT_PREFIX}{}. {reason}", value.to_string().trim());
         schema.insert("description".to_owned(), json!(text));
-        schema.insert("default".to_owned(), plain(value));
+        schema.insert("default".to_owned(), plain_json(value));
         properties.insert(key.name.to_owned(), Value::Object(schema));
     }
     let mut schema = Map::new();
@@ -243,11 +243,11 @@ pub(crate) fn default_text(section: &str, key: &str) -> Option<String> {
 fn extensible_table(table: &toml_edit::Table, meaning: &str) -> Value {
     let known = table.iter().filter_map(|(key, item)| {
         let value = item.as_value()?;
-        let reason = table.key(key).map(reason).unwrap_or_default();
+        let reason = table.key(key).map(key_reason).unwrap_or_default();
         let text = format!("{DEFAULT_PREFIX}{}. {reason}", value.to_string().trim());
         Some((
             key.to_owned(),
-            json!({ "type": "string", "format": format::GIT, "description": text, "default": plain(value) }),
+            json!({ "type": "string", "format": format::GIT, "description": text, "default": plain_json(value) }),
         ))
     });
     json!({
@@ -266,7 +266,7 @@ fn defaults_document() -> &'static toml_edit::DocumentMut {
 }
 
 /// The comment above a key, which gives its reason.
-fn reason(key: &toml_edit::Key) -> String {
+fn key_reason(key: &toml_edit::Key) -> String {
     let prefix = key.leaf_decor().prefix().and_then(toml_edit::RawString::as_str).unwrap_or_default();
     let lines = prefix.lines().map(|line| line.trim().trim_start_matches('#').trim());
     lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
@@ -317,7 +317,7 @@ fn schema_of_default(default: &toml_edit::Value) -> Value {
     }
 }
 
-fn plain(value: &toml_edit::Value) -> Value {
+fn plain_json(value: &toml_edit::Value) -> Value {
     match value {
         toml_edit::Value::Integer(number) => json!(number.value()),
         toml_edit::Value::Float(number) => json!(number.value()),

@@ -7,9 +7,9 @@
 use serde_json::Value;
 
 use super::compiled_in;
-use super::values::{accepts, check_value, typed};
-use crate::problem::{ConfigPlace, ConfigProblem, alike, dotted};
-use crate::schema::root;
+use super::values::{accepts_type, check_value, convert_raw};
+use crate::problem::{ConfigPlace, ConfigProblem, dotted_key, similarity};
+use crate::schema::root_schema;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
 /// Returns the place of a byte offset.
@@ -17,7 +17,7 @@ pub type PlaceOfByte<'a> = &'a dyn Fn(Option<usize>) -> ConfigPlace;
 
 /// Validates a whole tree, and types raw text.
 pub fn validate(tree: &mut ConfigNode, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
-    validate_as(tree, root(), locate)
+    validate_as(tree, root_schema(), locate)
 }
 
 /// Validates a part of a configuration against this part of the schema.
@@ -35,30 +35,30 @@ struct TreeValidator<'a> {
 impl TreeValidator<'_> {
     fn check(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         if let ConfigValue::Raw(text) = &node.kind {
-            node.kind = typed(text, schema);
+            node.kind = convert_raw(text, schema);
         }
         if schema["format"].is_null() && !schema["enum"].is_array() {
-            if accepts(schema, "object") {
+            if accepts_type(schema, "object") {
                 return self.check_table(node, schema, path);
             }
-            if accepts(schema, "array") {
+            if accepts_type(schema, "array") {
                 return self.check_list(node, schema, path);
             }
         }
         if let Some(message) = check_value(node, schema) {
-            self.tell(node, path, &message);
+            self.report(node, path, &message);
         }
     }
 
-    fn tell(&mut self, node: &ConfigNode, path: &[String], message: &str) {
+    fn report(&mut self, node: &ConfigNode, path: &[String], message: &str) {
         let place = (self.locate)(node.span.as_ref().map(|span| span.start));
-        self.problems.push(ConfigProblem::new(place, format!("`{}`: {message}", dotted(path))));
+        self.problems.push(ConfigProblem::new(place, format!("`{}`: {message}", dotted_key(path))));
     }
 
     fn check_list(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
         let ConfigValue::List(items) = &mut node.kind else {
-            return self.tell(
+            return self.report(
                 node,
                 path,
                 &format!("this is {noun}; a list is needed, like `[\"a\", \"b\"]`"),
@@ -72,8 +72,8 @@ impl TreeValidator<'_> {
     fn check_table(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
         let ConfigValue::Table(entries) = &mut node.kind else {
-            let message = format!("this is {noun}; a table is needed, like `[{}]`", dotted(path));
-            return self.tell(node, path, &message);
+            let message = format!("this is {noun}; a table is needed, like `[{}]`", dotted_key(path));
+            return self.report(node, path, &message);
         };
         for entry in entries {
             let inner = match &schema["properties"][&entry.key] {
@@ -81,12 +81,12 @@ impl TreeValidator<'_> {
                 Value::Null
                     if path.is_empty()
                         && entry.key == compiled_in::INTERNAL
-                        && std::ptr::eq(schema, root()) =>
+                        && std::ptr::eq(schema, root_schema()) =>
                 {
                     compiled_in::internal()
                 }
                 Value::Null => {
-                    self.unknown(entry, path, schema);
+                    self.report_unknown(entry, path, schema);
                     continue;
                 }
                 inner => inner,
@@ -98,7 +98,7 @@ impl TreeValidator<'_> {
     }
 
     /// Reports an unknown entry. If it is a section without public keys, reports its keys.
-    fn unknown(&mut self, entry: &TableEntry, path: &[String], schema: &Value) {
+    fn report_unknown(&mut self, entry: &TableEntry, path: &[String], schema: &Value) {
         let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
         match &entry.value.kind {
             ConfigValue::Table(inner) if compiled_in::is_section(path, &entry.key) && !inner.is_empty() => {
@@ -110,7 +110,7 @@ impl TreeValidator<'_> {
             }
             ConfigValue::Table(_) if compiled_in::is_section(path, &entry.key) => {
                 let message = format!("nothing in `[{}]` is a key: its numbers are compiled in", entry.key);
-                self.problems.push(ConfigProblem::new(place, message).hint("leave the section out"));
+                self.problems.push(ConfigProblem::new(place, message).with_hint("leave the section out"));
             }
             _ => self.problems.push(unknown(place, &entry.key, path, schema)),
         }
@@ -118,23 +118,25 @@ impl TreeValidator<'_> {
 }
 
 fn unknown(place: ConfigPlace, key: &str, path: &[String], schema: &Value) -> ConfigProblem {
-    if let Some(compiled_in) = compiled_in::refusal(place.clone(), path, key, !std::ptr::eq(schema, root())) {
+    if let Some(compiled_in) =
+        compiled_in::compiled_in_problem(place.clone(), path, key, !std::ptr::eq(schema, root_schema()))
+    {
         return compiled_in;
     }
     let section =
-        if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted(path)) };
+        if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted_key(path)) };
     let problem = ConfigProblem::new(place, format!("unknown key `{key}` {section}"));
     let near = schema["properties"].as_object().and_then(|known| {
-        let scored = known.keys().map(|known| (alike(key, known), known));
+        let scored = known.keys().map(|known| (similarity(key, known), known));
         scored.max_by(|a, b| a.0.total_cmp(&b.0))
     });
-    let elsewhere = section_of_key(key, root(), &mut Vec::new());
+    let elsewhere = section_of_key(key, root_schema(), &mut Vec::new());
     match (near, elsewhere) {
         (Some((score, known)), _) if score >= 0.8 => {
-            problem.hint(format!("the nearest valid key is `{known}`"))
+            problem.with_hint(format!("the nearest valid key is `{known}`"))
         }
-        (_, Some(home)) => problem.hint(format!("`{key}` belongs in [{home}]")),
-        (Some((_, known)), None) => problem.hint(format!("the nearest valid key is `{known}`")),
+        (_, Some(home)) => problem.with_hint(format!("`{key}` belongs in [{home}]")),
+        (Some((_, known)), None) => problem.with_hint(format!("the nearest valid key is `{known}`")),
         (None, None) => problem,
     }
 }

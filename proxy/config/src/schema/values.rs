@@ -9,7 +9,7 @@ use warden_policies::defaults::parse_duration;
 use warden_policies::hosts::HostPattern;
 use warden_policies::origins::WebOrigin;
 use warden_policies::schedule::DayWindows;
-use warden_policies::units::{SizeError, span};
+use warden_policies::units::{SizeError, format_span};
 use warden_policies::{AllowedOrigins, ByteSize, HostNames, MemoryLimit};
 
 use crate::schema::format;
@@ -48,7 +48,7 @@ pub(crate) fn check_value(node: &ConfigNode, schema: &Value) -> Option<String> {
     }
 }
 
-pub(crate) fn accepts(schema: &Value, kind: &str) -> bool {
+pub(crate) fn accepts_type(schema: &Value, kind: &str) -> bool {
     match &schema["type"] {
         Value::String(one) => one == kind,
         Value::Array(several) => several.iter().any(|one| one == kind),
@@ -57,16 +57,16 @@ pub(crate) fn accepts(schema: &Value, kind: &str) -> bool {
 }
 
 /// Converts raw text to the type of the schema. Text that does not fit stays text, and the check reports it.
-pub(crate) fn typed(text: &str, schema: &Value) -> ConfigValue {
+pub(crate) fn convert_raw(text: &str, schema: &Value) -> ConfigValue {
     let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| ConfigNode::from(&value).kind);
-    let wants_text = accepts(schema, "string");
+    let wants_text = accepts_type(schema, "string");
     match parsed() {
         Some(kind @ (ConfigValue::List(_) | ConfigValue::Table(_))) if !wants_text => kind,
-        Some(kind @ ConfigValue::List(_)) if accepts(schema, "array") => kind,
+        Some(kind @ ConfigValue::List(_)) if accepts_type(schema, "array") => kind,
         Some(kind @ (ConfigValue::Int(_) | ConfigValue::Float(_) | ConfigValue::Bool(_))) if !wants_text => {
             kind
         }
-        Some(kind @ ConfigValue::Int(_)) if accepts(schema, "integer") => kind,
+        Some(kind @ ConfigValue::Int(_)) if accepts_type(schema, "integer") => kind,
         _ => ConfigValue::Text(text.to_owned()),
     }
 }
@@ -89,9 +89,13 @@ fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
             }
             Ok(_) => Some(match (least, most) {
                 (Some(least), Some(most)) => {
-                    format!("`{text}` is out of range: it goes from {} to {}", span(least), span(most))
+                    format!(
+                        "`{text}` is out of range: it goes from {} to {}",
+                        format_span(least),
+                        format_span(most)
+                    )
                 }
-                (Some(least), None) => format!("`{text}` is too short: {} is the least", span(least)),
+                (Some(least), None) => format!("`{text}` is too short: {} is the least", format_span(least)),
                 _ => format!("`{text}` is out of range"),
             }),
         },
@@ -195,20 +199,22 @@ fn check_choice(node: &ConfigNode, schema: &Value) -> Option<String> {
 
 #[expect(clippy::cast_precision_loss, reason = "a comparison with the small bounds of the schema")]
 fn check_scalar(node: &ConfigNode, schema: &Value) -> Option<String> {
-    let wanted = if accepts(schema, "string") {
+    let wanted = if accepts_type(schema, "string") {
         "text in quotes"
-    } else if accepts(schema, "boolean") {
+    } else if accepts_type(schema, "boolean") {
         "`true` or `false`"
-    } else if accepts(schema, "integer") {
+    } else if accepts_type(schema, "integer") {
         "a whole number"
     } else {
         "a number"
     };
     let number = match &node.kind {
-        ConfigValue::Text(_) if accepts(schema, "string") => return None,
-        ConfigValue::Bool(_) if accepts(schema, "boolean") => return None,
-        ConfigValue::Int(number) if accepts(schema, "integer") || accepts(schema, "number") => *number as f64,
-        ConfigValue::Float(number) if accepts(schema, "number") => *number,
+        ConfigValue::Text(_) if accepts_type(schema, "string") => return None,
+        ConfigValue::Bool(_) if accepts_type(schema, "boolean") => return None,
+        ConfigValue::Int(number) if accepts_type(schema, "integer") || accepts_type(schema, "number") => {
+            *number as f64
+        }
+        ConfigValue::Float(number) if accepts_type(schema, "number") => *number,
         ConfigValue::Text(text) => return Some(format!("`{text}` is text; {wanted} is needed")),
         _ => return Some(format!("this is {}; {wanted} is needed", node.noun())),
     };
@@ -252,14 +258,14 @@ mod tests {
     #[test]
     fn text_from_the_environment_gets_the_type_that_the_schema_wants() {
         let schema = |kind: &str| serde_json::json!({ "type": kind });
-        assert_eq!(typed("1", &schema("integer")), ConfigValue::Int(1));
-        assert_eq!(typed("1", &schema("string")), ConfigValue::Text("1".to_owned()));
-        assert_eq!(typed("true", &schema("boolean")), ConfigValue::Bool(true));
-        assert_eq!(typed("12GiB", &schema("string")), ConfigValue::Text("12GiB".to_owned()));
+        assert_eq!(convert_raw("1", &schema("integer")), ConfigValue::Int(1));
+        assert_eq!(convert_raw("1", &schema("string")), ConfigValue::Text("1".to_owned()));
+        assert_eq!(convert_raw("true", &schema("boolean")), ConfigValue::Bool(true));
+        assert_eq!(convert_raw("12GiB", &schema("string")), ConfigValue::Text("12GiB".to_owned()));
         assert!(
-            matches!(typed("[\"-c\", \"1\"]", &schema("array")), ConfigValue::List(items) if items.len() == 2)
+            matches!(convert_raw("[\"-c\", \"1\"]", &schema("array")), ConfigValue::List(items) if items.len() == 2)
         );
         let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
-        assert_eq!(typed("512", &size), ConfigValue::Int(512));
+        assert_eq!(convert_raw("512", &size), ConfigValue::Int(512));
     }
 }

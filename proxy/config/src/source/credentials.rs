@@ -16,7 +16,7 @@ const CREDENTIAL_PREFIX: &str = "credential:";
 pub(super) const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
 /// Replaces names of credentials by paths, in values that are paths by the schema.
-pub(super) fn fill(
+pub(super) fn resolve_credentials(
     tree: &mut ConfigNode,
     schema: &Value,
     directory: Option<&str>,
@@ -26,18 +26,18 @@ pub(super) fn fill(
     visit_paths(tree, schema, &mut |node| {
         let ConfigValue::Text(text) = &node.kind else { return };
         let Some(name) = text.strip_prefix(CREDENTIAL_PREFIX) else { return };
-        match path(name, directory) {
+        match credential_path(name, directory) {
             Ok(path) => node.kind = ConfigValue::Text(path),
             Err((message, hint)) => {
                 let place = locate(node.span.as_ref().map(|span| span.start));
-                problems.push(ConfigProblem::new(place, format!("`{text}`: {message}")).hint(hint));
+                problems.push(ConfigProblem::new(place, format!("`{text}`: {message}")).with_hint(hint));
             }
         }
     });
     problems
 }
 
-fn path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, String)> {
+fn credential_path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, String)> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_name) {
         let hint = format!(
@@ -79,7 +79,7 @@ fn visit_paths(node: &mut ConfigNode, schema: &Value, see: &mut impl FnMut(&mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{ConfigSources, load};
+    use crate::source::layers::{ConfigSources, load_config};
 
     fn loaded(key: &str, value: &str, directory: Option<&str>) -> Result<String, String> {
         let (dir, file) = (tempfile::tempdir().unwrap(), "[models.m]\nmodel = \"m.gguf\"\n");
@@ -88,7 +88,8 @@ mod tests {
         let env = directory.map(|directory| (CREDENTIALS_VARIABLE.to_owned(), directory.to_owned()));
         let sources =
             ConfigSources { file: Some(path), env: env.into_iter().collect(), ..ConfigSources::default() };
-        let loaded = load(sources).map_err(|problems| problems.0[0].hint.clone().unwrap_or_default())?;
+        let loaded =
+            load_config(sources).map_err(|problems| problems.0[0].hint.clone().unwrap_or_default())?;
         Ok(loaded.settings.server.keys.clone())
     }
 

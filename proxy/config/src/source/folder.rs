@@ -37,7 +37,7 @@ pub(crate) struct FolderModel {
 ///
 /// # Errors
 /// A folder cannot be read. Its models are then unknown, not removed.
-pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, ModelFileStamp>, (PathBuf, io::Error)> {
+pub fn list_files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, ModelFileStamp>, (PathBuf, io::Error)> {
     let mut found = BTreeMap::new();
     for dir in dirs {
         walk_folder(dir, MAX_FOLDER_DEPTH, &mut found)?;
@@ -71,7 +71,7 @@ fn walk_folder(
             // hubs use in their caches.
             Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk_folder(&path, depth - 1, found)?,
             Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
-                found.extend(model_files::stamp(&path).map(|stamp| (path, stamp)));
+                found.extend(model_files::file_stamp(&path).map(|stamp| (path, stamp)));
             }
             _ => {}
         }
@@ -82,7 +82,7 @@ fn walk_folder(
 /// Recognises a model file by its name, which must be valid UTF-8 because it becomes the model's name.
 fn is_gguf(path: &Path) -> bool {
     path.to_str().is_some()
-        && !stem(path).is_empty()
+        && !model_stem(path).is_empty()
         && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
@@ -90,8 +90,8 @@ fn is_gguf(path: &Path) -> bool {
 /// `taken`.
 ///
 /// # Errors
-/// The errors of [`files`].
-pub(crate) fn scan(
+/// The errors of [`list_files`].
+pub(crate) fn scan_models(
     dirs: &[PathBuf],
     memory: u64,
     taken: &[String],
@@ -103,13 +103,13 @@ pub(crate) fn scan(
     let mut projectors: Vec<PathBuf> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     for dir in dirs {
-        for file in files(std::slice::from_ref(dir))?.into_keys() {
+        for file in list_files(std::slice::from_ref(dir))?.into_keys() {
             let real = file.canonicalize().unwrap_or_else(|_| file.clone());
-            if seen.contains(&real) || part(&file).is_some_and(|(_, number)| number > 1) {
+            if seen.contains(&real) || split_part(&file).is_some_and(|(_, number)| number > 1) {
                 continue;
             }
             seen.push(real);
-            match model_files::read(&file) {
+            match model_files::read_model_file(&file) {
                 Ok(facts) if is_projector(&file, &facts) => projectors.push(file),
                 Ok(facts) if is_model(&facts) => models.push((dir.clone(), file, facts)),
                 Ok(_) => {}
@@ -122,21 +122,21 @@ pub(crate) fn scan(
     let room = left_for_models(memory, &own_memory(&GpuSensors::open()), &defaults().loading);
     let mut found: BTreeMap<String, FolderModel> = BTreeMap::new();
     for (dir, file, facts) in &models {
-        let short = stem(file);
+        let short = model_stem(file);
         let long = file.strip_prefix(dir).unwrap_or(file).with_extension("").display().to_string();
         let whole = file.with_extension("").display().to_string();
         let free = |name: &String| !found.contains_key(name) && !taken.contains(name);
         let Some(name) = [short, long, whole].into_iter().find(free) else { continue };
         let alone = models.iter().filter(|(_, other, _)| other.parent() == file.parent()).count() == 1;
         let projector = find_projector(file, alone, &projectors);
-        let context = context(facts, projector.as_deref(), &room);
+        let context = default_context(facts, projector.as_deref(), &room);
         drop(found.insert(name.clone(), FolderModel { name, file: file.clone(), projector, context }));
     }
     Ok(found.into_values().collect())
 }
 
 /// Parses `name-00002-of-00003.gguf` into name and number.
-fn part(file: &Path) -> Option<(String, u32)> {
+fn split_part(file: &Path) -> Option<(String, u32)> {
     let stem = file.file_stem()?.to_str()?;
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;
@@ -144,15 +144,15 @@ fn part(file: &Path) -> Option<(String, u32)> {
     (digits(count) && digits(number)).then(|| Some((name.to_owned(), number.parse().ok()?)))?
 }
 
-fn stem(file: &Path) -> String {
+fn model_stem(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    part(file).map_or(stem, |(name, _)| name)
+    split_part(file).map_or(stem, |(name, _)| name)
 }
 
 fn is_projector(file: &Path, facts: &ModelFile) -> bool {
     matches!(facts.architecture.as_str(), "clip" | "mmproj")
         || facts.texts.get("general.type").is_some_and(|kind| kind == "mmproj")
-        || (facts.architecture.is_empty() && stem(file).to_ascii_lowercase().contains("mmproj"))
+        || (facts.architecture.is_empty() && model_stem(file).to_ascii_lowercase().contains("mmproj"))
 }
 
 /// Returns whether the file is a model, not an adapter, a vocabulary or an importance matrix.
@@ -169,17 +169,21 @@ fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<P
     if let ([only], true) = (beside.as_slice(), alone) {
         return Some((*only).clone());
     }
-    let own = words(&stem(model));
+    let own = name_words(&model_stem(model));
     let fits = |projector: &&&PathBuf| {
-        let its = words(&stem(projector));
+        let its = name_words(&model_stem(projector));
         !its.is_empty() && its.len() <= own.len() && its.iter().zip(&own).all(|(one, other)| one == other)
     };
     // Of several precisions take the first by name, because they differ little.
-    beside.iter().filter(fits).max_by_key(|projector| words(&stem(projector)).len()).map(|one| (*one).clone())
+    beside
+        .iter()
+        .filter(fits)
+        .max_by_key(|projector| name_words(&model_stem(projector)).len())
+        .map(|one| (*one).clone())
 }
 
 /// The words of a file name that identify the model.
-fn words(stem: &str) -> Vec<String> {
+fn name_words(stem: &str) -> Vec<String> {
     let lower = stem.to_ascii_lowercase();
     let all = lower.split(['-', '_', '.']).filter(|word| !word.is_empty() && *word != "mmproj");
     all.take_while(|word| !is_precision(word)).map(str::to_owned).collect()
@@ -193,15 +197,15 @@ fn is_precision(word: &str) -> bool {
 
 /// The model's training context, limited to a maximum and to the memory of this machine if no other model
 /// is loaded.
-fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
+fn default_context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
     let shape = facts.shape.as_ref().ok()?;
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());
     let mut context = shape.context.min(MAX_DEFAULT_CONTEXT);
     while context > MIN_DEFAULT_CONTEXT {
         let run = ServerRun { context: Some(context), ..ServerRun::default() };
-        let needs = book::needs(shape, &run, ServerBuild::newest(!room.gpus.is_empty()), bytes);
+        let needs = book::predict_needs(shape, &run, ServerBuild::newest(!room.gpus.is_empty()), bytes);
         let one = PlacementRequest { name: String::new(), needs, gpus: Vec::new(), may_split: true };
-        if book::fit(room, &[&one]).is_ok() {
+        if book::fit_models(room, &[&one]).is_ok() {
             break;
         }
         context /= 2;
@@ -216,10 +220,10 @@ mod tests {
     #[test]
     fn parts_and_projectors_are_known_by_their_names() {
         let path = Path::new;
-        assert_eq!(part(path("d/big-00002-of-00003.gguf")), Some(("big".to_owned(), 2)));
-        assert_eq!(part(path("d/a-2-of-3.gguf")), None);
+        assert_eq!(split_part(path("d/big-00002-of-00003.gguf")), Some(("big".to_owned(), 2)));
+        assert_eq!(split_part(path("d/a-2-of-3.gguf")), None);
         assert_eq!(
-            (stem(path("big-00001-of-00003.gguf")), stem(path("a.b.gguf"))),
+            (model_stem(path("big-00001-of-00003.gguf")), model_stem(path("a.b.gguf"))),
             ("big".to_owned(), "a.b".to_owned())
         );
         let projectors: Vec<PathBuf> =
@@ -248,11 +252,15 @@ mod tests {
         std::os::unix::fs::symlink(at("blob"), at("hub/models--a--b/snapshots/1/f.gguf")).unwrap();
         std::os::unix::fs::symlink(dir.path(), at("hub/circle")).unwrap();
         std::os::unix::fs::symlink(at("nowhere"), at("gone.gguf")).unwrap();
-        assert!(files(&[dir.path().to_owned(), at("not-there")]).is_err(), "nobody knows what is in it");
-        let found = files(&[dir.path().to_owned()]).unwrap();
+        assert!(list_files(&[dir.path().to_owned(), at("not-there")]).is_err(), "nobody knows what is in it");
+        let found = list_files(&[dir.path().to_owned()]).unwrap();
         let names: Vec<String> =
             found.keys().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
         assert_eq!(names, ["B.GGUF", "a.gguf", "f.gguf"]);
-        assert_eq!(scan(&[dir.path().to_owned()], 1 << 30, &[]).unwrap(), [], "none of them is a model");
+        assert_eq!(
+            scan_models(&[dir.path().to_owned()], 1 << 30, &[]).unwrap(),
+            [],
+            "none of them is a model"
+        );
     }
 }

@@ -16,7 +16,7 @@ use super::variables;
 use crate::arguments;
 use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
 use crate::schema::validate::validate;
-use crate::schema::{compiled_in, root};
+use crate::schema::{compiled_in, root_schema};
 use crate::settings::{ConfigSettings, ModelConfig};
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
@@ -79,7 +79,7 @@ pub(crate) struct ConfigLayer {
 
 impl ConfigLayer {
     /// Creates the layer of one environment variable.
-    pub(crate) fn of_variable(name: String, path: &[String], value: String) -> Self {
+    pub(crate) fn from_variable(name: String, path: &[String], value: String) -> Self {
         let mut tree = ConfigNode::table();
         tree.set(path, ConfigNode::new(ConfigValue::Raw(value)));
         Self { origin: LayerOrigin::Env(name), tree }
@@ -138,7 +138,7 @@ pub struct LoadedConfig {
     /// Folders of models.
     pub folders: Vec<PathBuf>,
     /// Models without a file, skipped because folders determine the models.
-    pub left_out: Vec<String>,
+    pub skipped_models: Vec<String>,
     layers: Vec<ConfigLayer>,
 }
 
@@ -150,13 +150,13 @@ impl LoadedConfig {
 
     /// Merges one model's table with the defaults for all models. Computed on demand: for 1,000 models,
     /// stored tables would repeat all defaults 1,000 times (12 MiB).
-    pub fn table(&self, model: &str) -> Dict {
+    pub fn merged_table(&self, model: &str) -> Dict {
         // Cannot fail: any dictionary can be read as a dictionary.
-        merge_model(&self.settings.defaults, self.own(model)).extract().unwrap_or_default()
+        merge_model(&self.settings.defaults, self.own_table(model)).extract().unwrap_or_default()
     }
 
     /// Merges what the layers set for one model, without the defaults for all models.
-    pub fn own(&self, model: &str) -> Dict {
+    pub fn own_table(&self, model: &str) -> Dict {
         let path = ["models".to_owned(), model.to_owned()];
         let written = self.layers.iter().filter_map(|layer| layer.tree.find(&path));
         let merged = written.fold(Figment::new(), |merged, node| merged.merge(MergedTable(node.to_dict())));
@@ -178,17 +178,18 @@ impl LoadedConfig {
                 Some(layer.place(Some(span?.start)))
             })
         };
-        let found = if written(&self.layers, path).is_some() { item(path) } else { item(&inherited(path)) };
+        let found =
+            if last_place(&self.layers, path).is_some() { item(path) } else { item(&defaults_path(path)) };
         found.unwrap_or_else(|| self.place(path))
     }
 }
 
 fn place(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
-    written(layers, path).or_else(|| written(layers, &inherited(path)))
+    last_place(layers, path).or_else(|| last_place(layers, &defaults_path(path)))
 }
 
 /// Maps the path of a model's key to that of the section for all models; empty for other paths.
-fn inherited(path: &[String]) -> Vec<String> {
+fn defaults_path(path: &[String]) -> Vec<String> {
     match path {
         [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
             std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect()
@@ -198,7 +199,7 @@ fn inherited(path: &[String]) -> Vec<String> {
 }
 
 /// The last source of the value at a path.
-pub(crate) fn written(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
+pub(crate) fn last_place(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
     layers.iter().rev().find_map(|layer| {
         let node = layer.tree.find(path)?;
         let (last, parent) = path.split_last()?;
@@ -211,7 +212,7 @@ pub(crate) fn written(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigP
 ///
 /// # Errors
 /// A layer cannot be read, or has a key or value that is wrong: all problems at once.
-pub fn load(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
+pub fn load_config(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
     let mut layers = vec![defaults_layer()?];
     if let Some(path) = &sources.file {
         layers.push(file_layer(path)?);
@@ -222,7 +223,7 @@ pub fn load(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
         .iter()
         .find(|(name, _)| name == credentials::CREDENTIALS_VARIABLE)
         .map(|(_, value)| value.clone());
-    let (variables, mut problems) = variables::layers(sources.env, &[layers.as_slice(), &flags]);
+    let (variables, mut problems) = variables::environment_layers(sources.env, &[layers.as_slice(), &flags]);
     layers.extend(variables);
     layers.extend(flags);
     let mut internal = Vec::new();
@@ -230,9 +231,11 @@ pub fn load(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
     for layer in layers.iter_mut().skip(1) {
         let mut tree = layer.tree.clone();
         problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
-        let filled = credentials::fill(&mut tree, root(), handed.as_deref(), &|byte| layer.place(byte));
+        let filled = credentials::resolve_credentials(&mut tree, root_schema(), handed.as_deref(), &|byte| {
+            layer.place(byte)
+        });
         problems.extend(filled);
-        let taken = compiled_in::take(&mut tree);
+        let taken = compiled_in::move_internal(&mut tree);
         internal.extend(taken.into_iter().map(|(key, byte)| (key, layer.place(byte))));
         layer.tree = tree;
     }
@@ -240,20 +243,20 @@ pub fn load(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
         return Err(ConfigProblems(problems));
     }
     let dirs = folders(&layers, sources.file.as_deref())?;
-    let found = folder::scan(&dirs, sources.memory, &aliases(&layers)).map_err(|(path, error)| {
+    let found = folder::scan_models(&dirs, sources.memory, &aliases(&layers)).map_err(|(path, error)| {
         let place =
-            written(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(ConfigPlace::Nowhere);
+            last_place(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(ConfigPlace::Nowhere);
         ConfigProblem::new(place, format!("the folder of models {} cannot be read: {error}", path.display()))
-            .hint("name a folder that exists and that we may read (`paths.models`)")
+            .with_hint("name a folder that exists and that we may read (`paths.models`)")
     })?;
     for (index, found) in found.into_iter().enumerate() {
         layers.insert(1 + index, found_layer(found));
     }
-    let mut loaded = merge(layers, sources.file)?;
+    let mut loaded = merge_layers(layers, sources.file)?;
     if !dirs.is_empty() {
         let (models, left_out) = loaded.models.into_iter().partition(|(_, model)| has_model(model));
         loaded.models = models;
-        loaded.left_out = left_out.into_iter().map(|(name, _)| name).collect();
+        loaded.skipped_models = left_out.into_iter().map(|(name, _)| name).collect();
     }
     Ok(LoadedConfig { internal, folders: dirs, ..loaded })
 }
@@ -264,7 +267,7 @@ fn folders(layers: &[ConfigLayer], file: Option<&Path>) -> Result<Vec<PathBuf>, 
     let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
         Ok(dirs) => dirs,
         Err(error) if error.missing() => Vec::new(),
-        Err(error) => return Err(problem(layers, &error, &[])),
+        Err(error) => return Err(type_problem(layers, &error, &[])),
     };
     let base = file.and_then(Path::parent).unwrap_or_else(|| Path::new(""));
     Ok(dirs.iter().map(|dir| std::path::absolute(base.join(dir)).unwrap_or_else(|_| dir.clone())).collect())
@@ -273,7 +276,7 @@ fn folders(layers: &[ConfigLayer], file: Option<&Path>) -> Result<Vec<PathBuf>, 
 /// Returns whether the settings name a model file or a remote model.
 fn has_model(model: &ModelConfig) -> bool {
     model.model.is_some()
-        || arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
+        || arguments::model_path(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
         || model
             .env
             .keys()
@@ -321,9 +324,9 @@ fn found_layer(found: FolderModel) -> ConfigLayer {
     ConfigLayer { origin: LayerOrigin::Found(file), tree }
 }
 
-fn merge(layers: Vec<ConfigLayer>, file: Option<PathBuf>) -> Result<LoadedConfig, ConfigProblems> {
+fn merge_layers(layers: Vec<ConfigLayer>, file: Option<PathBuf>) -> Result<LoadedConfig, ConfigProblems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
-    let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
+    let problem = |error: figment::Error, under: &[&str]| type_problem(&layers, &error, under);
     let mut settings: ConfigSettings = merged.extract().map_err(|error| problem(error, &[]))?;
     let mut written = std::mem::take(&mut settings.models);
     let mut all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
@@ -340,7 +343,17 @@ fn merge(layers: Vec<ConfigLayer>, file: Option<PathBuf>) -> Result<LoadedConfig
         models.push((name, model));
     }
     let (internal, folders, left_out) = (Vec::new(), Vec::new(), Vec::new());
-    Ok(LoadedConfig { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
+    Ok(LoadedConfig {
+        settings,
+        defaults,
+        models,
+        file,
+        merged: all,
+        internal,
+        folders,
+        skipped_models: left_out,
+        layers,
+    })
 }
 
 /// Merges one model's own table over the defaults for all models.
@@ -376,7 +389,7 @@ fn names_in_order(layers: &[ConfigLayer]) -> Vec<String> {
 }
 
 /// Reports a value that the schema accepts and the type does not, such as a number too large for its type.
-pub(crate) fn problem(layers: &[ConfigLayer], error: &figment::Error, under: &[&str]) -> ConfigProblems {
+pub(crate) fn type_problem(layers: &[ConfigLayer], error: &figment::Error, under: &[&str]) -> ConfigProblems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
     let place = place(layers, &path).unwrap_or(ConfigPlace::Nowhere);
     let what = match &error.kind {
@@ -388,7 +401,7 @@ pub(crate) fn problem(layers: &[ConfigLayer], error: &figment::Error, under: &[&
         }
         kind => kind.to_string(),
     };
-    ConfigProblem::new(place, format!("`{}`: {what}", crate::problem::dotted(&path))).into()
+    ConfigProblem::new(place, format!("`{}`: {what}", crate::problem::dotted_key(&path))).into()
 }
 
 /// The compiled-in defaults in the shape of a configuration file; sections about models go under
@@ -403,7 +416,9 @@ fn defaults_layer() -> Result<ConfigLayer, ConfigProblems> {
         return Ok(ConfigLayer { origin: LayerOrigin::Default, tree });
     };
     for entry in entries {
-        let (Some(home), ConfigValue::Table(keys)) = (compiled_in::home(&entry.key), entry.value.kind) else {
+        let (Some(home), ConfigValue::Table(keys)) =
+            (compiled_in::section_path(&entry.key), entry.value.kind)
+        else {
             continue;
         };
         for key in keys {
@@ -420,7 +435,7 @@ pub(crate) fn file_layer(path: &Path) -> Result<ConfigLayer, ConfigProblems> {
             ConfigPlace::File { path: path.to_owned(), line: 0 },
             format!("the configuration file cannot be read: {error}"),
         )
-        .hint("check the path given with --config")
+        .with_hint("check the path given with --config")
     })?;
     let document = toml_edit::Document::parse(text.clone()).map_err(|error| {
         let byte = error.span().map(|span| span.start);

@@ -16,7 +16,7 @@ fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
 
 #[test]
 fn with_no_source_everything_is_the_compiled_in_default() {
-    let loaded = load(ConfigSources::default()).unwrap();
+    let loaded = load_config(ConfigSources::default()).unwrap();
     assert_eq!(loaded.settings.server.port, 8080);
     assert_eq!(loaded.defaults.queue.depth, 512);
     assert_eq!(loaded.defaults.run.replicas, 1);
@@ -28,7 +28,7 @@ fn with_no_source_everything_is_the_compiled_in_default() {
 #[test]
 fn flags_come_over_the_environment_over_the_file_over_the_defaults() {
     let (_dir, file) = file("[server]\nport = 1\nhost = \"0.0.0.0\"\nconnections = 7\n");
-    let loaded = load(ConfigSources {
+    let loaded = load_config(ConfigSources {
         file: Some(file.clone()),
         env: vec![
             ("LLAMA_WARDEN_SERVER__PORT".into(), "2".into()),
@@ -55,7 +55,7 @@ fn a_model_has_its_own_values_over_those_for_all_models() {
          [models.\"z.1\"]\nenv = { B = \"2\" }\npolicy.max_age = \"1h\"\n\
          [models.a]\nargs = [\"-t\", \"1\"]\nbuild = \"b\"\nqueue.wait = \"3s\"\n",
     );
-    let loaded = load(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
+    let loaded = load_config(ConfigSources { file: Some(file.clone()), ..ConfigSources::default() }).unwrap();
     let names: Vec<&str> = loaded.models.iter().map(|(name, ..)| name.as_str()).collect();
     assert_eq!(names, ["z.1", "a"], "in the order of the file");
     let (z, a) = (&loaded.models[0].1, &loaded.models[1].1);
@@ -72,7 +72,7 @@ fn a_model_has_its_own_values_over_those_for_all_models() {
 
 #[test]
 fn what_is_wrong_in_the_environment_names_the_variable() {
-    let error = load(ConfigSources {
+    let error = load_config(ConfigSources {
         env: vec![
             ("LLAMA_WARDEN_SERVER__PROT".into(), "2".into()),
             ("LLAMA_WARDEN_QUEUE__WAIT".into(), "soon".into()),
@@ -93,7 +93,7 @@ fn names_in_variables_stay_what_they_are() {
         env: all.iter().map(|(name, value)| (format!("{ENV_PREFIX}{name}"), (*value).to_owned())).collect(),
         ..ConfigSources::default()
     };
-    let loaded = load(variables(&[
+    let loaded = load_config(variables(&[
         ("DEFAULTS__ENV__GGML_CUDA_DISABLE_GRAPHS", "1"),
         ("MODELS__QWEN3__REPLICAS", "2"),
         ("MODELS__Other__MODEL", "b.gguf"),
@@ -104,17 +104,18 @@ fn names_in_variables_stay_what_they_are() {
         loaded.models.iter().map(|(name, model)| (name.as_str(), model.run.replicas)).collect();
     assert_eq!(told, [("Qwen3", 2), ("Other", 3)]);
     assert_eq!(loaded.models[0].1.env["GGML_CUDA_DISABLE_GRAPHS"], "1");
-    let wrong =
-        load(variables(&[("MODELS__QWEN__REPLICAS", "2"), ("MODELS__zzz__PRELOAD", "true")])).unwrap_err();
+    let wrong = load_config(variables(&[("MODELS__QWEN__REPLICAS", "2"), ("MODELS__zzz__PRELOAD", "true")]))
+        .unwrap_err();
     insta::assert_snapshot!(wrong.lines().join("\n"));
 }
 
 #[test]
 fn a_file_that_is_not_toml_is_an_error_with_its_line() {
     let (_dir, file) = file("[server]\nport = = 1\n");
-    let error = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap_err().to_string();
+    let error =
+        load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap_err().to_string();
     assert!(error.contains("warden.toml:2: this is not TOML"), "{error}");
-    let error = load(ConfigSources { file: Some("/no/such".into()), ..ConfigSources::default() })
+    let error = load_config(ConfigSources { file: Some("/no/such".into()), ..ConfigSources::default() })
         .unwrap_err()
         .to_string();
     assert!(error.starts_with("/no/such: the configuration file cannot be read"), "{error}");

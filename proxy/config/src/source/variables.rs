@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::layers::{ConfigLayer, ENV_PREFIX};
 use super::tree::ConfigNode;
-use crate::problem::{ConfigPlace, ConfigProblem, alike};
-use crate::schema::{format, root};
+use crate::problem::{ConfigPlace, ConfigProblem, similarity};
+use crate::schema::{format, root_schema};
 
 /// Returns the known names at a path of the configuration, such as those of the models.
 type KnownNames<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
@@ -27,9 +27,10 @@ struct AmbiguousVariable {
 
 /// The path that a variable sets, without the prefix. Unknown parts become small letters, and the
 /// validation reports them.
-fn path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariable> {
+fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariable> {
     let parts: Vec<&str> = key.split("__").collect();
-    let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) = (root(), Vec::new(), parts.as_slice());
+    let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) =
+        (root_schema(), Vec::new(), parts.as_slice());
     while let Some((first, more)) = rest.split_first() {
         let small = first.to_lowercase();
         let inner = &schema["properties"][&small];
@@ -55,7 +56,7 @@ fn path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariab
             path.push(rest.join("__"));
             break;
         }
-        let (name, used) = name(rest, &known(&path))?;
+        let (name, used) = leading_name(rest, &known(&path))?;
         path.push(name);
         (schema, rest) = (named, rest.get(used..).unwrap_or_default());
     }
@@ -67,7 +68,7 @@ fn is_capitals(text: &str) -> bool {
 }
 
 /// Finds the name at the beginning of these parts, and their number: a name may contain two underscores, too.
-fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVariable> {
+fn leading_name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVariable> {
     let begins = |used: usize| parts.get(..used).unwrap_or_default().join("__");
     let longest_first = || (1..=parts.len()).rev().map(|used| (begins(used), used));
     if let Some(exact) = longest_first().find(|(text, _)| known.contains(text)) {
@@ -92,7 +93,7 @@ fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVa
 
 /// The layers of the environment. `others` are all other layers, which contain the names. Ignores variables
 /// without `__`.
-pub(crate) fn layers(
+pub(crate) fn environment_layers(
     env: Vec<(String, String)>,
     others: &[&[ConfigLayer]],
 ) -> (Vec<ConfigLayer>, Vec<ConfigProblem>) {
@@ -103,13 +104,13 @@ pub(crate) fn layers(
     let (mut layers, mut problems) = (Vec::new(), Vec::new());
     for (name, value) in env {
         let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
-        match path(key, &known) {
-            Ok(path) => layers.push(ConfigLayer::of_variable(name, &path, value)),
+        match variable_path(key, &known) {
+            Ok(path) => layers.push(ConfigLayer::from_variable(name, &path, value)),
             Err(AmbiguousVariable { written, names }) => {
                 let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
                 let problem =
                     ConfigProblem::new(ConfigPlace::Env(name), format!("`{written}` may be {names}"));
-                problems.push(problem.hint("write the name in the variable exactly as it is"));
+                problems.push(problem.with_hint("write the name in the variable exactly as it is"));
             }
         }
     }
@@ -145,14 +146,14 @@ fn unknown_models(layers: &[ConfigLayer], known: &[String]) -> Vec<ConfigProblem
                 || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
                 |near| format!("the nearest is `{near}`"),
             );
-            ConfigProblem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
+            ConfigProblem::new(layer.place(None), format!("there is no model `{model}`")).with_hint(hint)
         })
         .collect()
 }
 
 fn nearest_name(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
     let small = name.to_lowercase();
-    let scored = all.map(|one| (alike(&small, &one.to_lowercase()), one));
+    let scored = all.map(|one| (similarity(&small, &one.to_lowercase()), one));
     scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
 }
 
@@ -164,7 +165,7 @@ mod tests {
         let known = |at: &[String]| {
             if at == ["models"] { names.iter().map(|&name| name.to_owned()).collect() } else { Vec::new() }
         };
-        path(key, &known).map(|path| path.join("|"))
+        variable_path(key, &known).map(|path| path.join("|"))
     }
 
     #[test]

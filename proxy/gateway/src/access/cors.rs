@@ -60,7 +60,7 @@ impl Default for CorsConfig {
 
 impl CorsConfig {
     /// Returns whether answers are exactly llama-server's.
-    pub(crate) fn is_plain(&self) -> bool {
+    pub(crate) fn is_like_llama_server(&self) -> bool {
         self.origins == AllowedOrigins::Mirror && !self.with_keys
     }
 
@@ -71,8 +71,8 @@ impl CorsConfig {
         }
     }
 
-    /// Adds the headers to an answer of the gateway, or to a backend's answer after [`strip`].
-    pub(crate) fn mark(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
+    /// Adds the headers to an answer of the gateway, or to a backend's answer after [`strip_cors_headers`].
+    pub(crate) fn add_headers(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         if self.origins == AllowedOrigins::Off {
             return;
         }
@@ -84,11 +84,11 @@ impl CorsConfig {
         }
     }
 
-    /// Returns the answer to a preflight, before [`Self::mark`]. A page that may not call learns nothing
+    /// Returns the answer to a preflight, before [`Self::add_headers`]. A page that may not call learns nothing
     /// from it.
     pub(crate) fn preflight_headers(&self, asked: &HeaderMap) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        if self.is_plain() {
+        if self.is_like_llama_server() {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, PLAIN_METHODS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
@@ -114,8 +114,8 @@ impl CorsConfig {
 }
 
 /// Removes a backend's CORS headers.
-pub(crate) fn strip(headers: &mut HeaderMap) {
-    headers::sweep(headers, |name| CORS_HEADERS.contains(name));
+pub(crate) fn strip_cors_headers(headers: &mut HeaderMap) {
+    headers::remove_fields(headers, |name| CORS_HEADERS.contains(name));
 }
 
 #[cfg(test)]
@@ -142,7 +142,7 @@ mod tests {
     fn answer(cors: &CorsConfig, origin: &'static str) -> HeaderMap {
         let asked = asking(origin);
         let mut headers = cors.preflight_headers(&asked);
-        cors.mark(asked.get(ORIGIN), &mut headers);
+        cors.add_headers(asked.get(ORIGIN), &mut headers);
         headers
     }
 
@@ -179,7 +179,7 @@ mod tests {
         let headers = answer(&cors, "https://evil.example");
         assert_eq!(headers.keys().collect::<Vec<_>>(), [VARY]);
         let mut headers = HeaderMap::new();
-        cors.mark(None, &mut headers);
+        cors.add_headers(None, &mut headers);
         assert_eq!(headers.keys().collect::<Vec<_>>(), [VARY], "also for those who do not ask");
     }
 
@@ -188,7 +188,7 @@ mod tests {
         assert!(answer(&cors(&["off"], true), "https://any.example").is_empty());
         let mut headers = answer(&cors(&["mirror"], false), "https://any.example");
         headers.insert("content-type", HeaderValue::from_static("x"));
-        strip(&mut headers);
+        strip_cors_headers(&mut headers);
         let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["content-type", "vary"]);

@@ -21,7 +21,7 @@ use crate::refusal::RequestRefusal;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses requests of pages that may not call.
-pub(crate) fn check(origins: &AllowedOrigins, parts: &Parts) -> Result<(), RequestRefusal> {
+pub(crate) fn check_origin(origins: &AllowedOrigins, parts: &Parts) -> Result<(), RequestRefusal> {
     if *origins == AllowedOrigins::Mirror || parts.method.is_safe() {
         return Ok(());
     }
@@ -37,7 +37,7 @@ pub(crate) fn check(origins: &AllowedOrigins, parts: &Parts) -> Result<(), Reque
 
 /// Returns whether the page came from the host that the request is for.
 fn is_same_host(origin: &HeaderValue, parts: &Parts) -> bool {
-    let host = host_check::named(parts);
+    let host = host_check::requested_host(parts);
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());
     page.zip(host).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host))
 }
@@ -53,7 +53,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
-        check(&AllowedOrigins::parse(cors).unwrap(), &parts).is_ok()
+        check_origin(&AllowedOrigins::parse(cors).unwrap(), &parts).is_ok()
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::refusal::RequestRefusal;
 
 /// Returns the host of a request as its client wrote it. An absolute target takes precedence over `Host`
 /// (RFC 9112 section 3.2.2); that the two agree was checked before.
-pub(crate) fn named(parts: &Parts) -> Option<&[u8]> {
+pub(crate) fn requested_host(parts: &Parts) -> Option<&[u8]> {
     match parts.uri.authority() {
         Some(authority) => Some(authority.as_str().as_bytes()),
         None => parts.headers.get(HOST).map(HeaderValue::as_bytes),
@@ -18,11 +18,11 @@ pub(crate) fn named(parts: &Parts) -> Option<&[u8]> {
 }
 
 /// Refuses a request for another host. A client that names no host is no browser and passes.
-pub(crate) fn check(names: &HostNames, parts: &Parts) -> Result<(), RequestRefusal> {
+pub(crate) fn check_host(names: &HostNames, parts: &Parts) -> Result<(), RequestRefusal> {
     if *names == HostNames::Any {
         return Ok(());
     }
-    match named(parts).and_then(|host| Authority::try_from(host).ok()) {
+    match requested_host(parts).and_then(|host| Authority::try_from(host).ok()) {
         Some(host) if names.allow(host.host()) => Ok(()),
         Some(host) => Err(RequestRefusal::Name(host.host().to_owned())),
         None if parts.version < Version::HTTP_11 && !parts.headers.contains_key(HOST) => Ok(()),

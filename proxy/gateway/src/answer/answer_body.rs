@@ -61,7 +61,7 @@ impl AnswerBody {
         let answer = Arc::new(UnreadAnswer::new(relay, held, ahead));
         if ahead > 0 {
             let answer: Arc<dyn AnswerReadAhead> = answer.clone();
-            busy.conn().answers(Arc::downgrade(&answer));
+            busy.conn().set_answer(Arc::downgrade(&answer));
         }
         Self { kind: AnswerBodyKind::Relay(answer), busy: Some(busy) }
     }
@@ -70,12 +70,12 @@ impl AnswerBody {
     pub(crate) fn interim(interim: InterimBody, conn: Arc<ConnState>) -> Self {
         let interim = Arc::new(Mutex::new(interim));
         let waits: Arc<dyn AnswerReadAhead> = interim.clone();
-        conn.answers(Arc::downgrade(&waits));
+        conn.set_answer(Arc::downgrade(&waits));
         Self { kind: AnswerBodyKind::Interim { interim, conn }, busy: None }
     }
 }
 
-fn lock(interim: &Mutex<InterimBody>) -> MutexGuard<'_, InterimBody> {
+fn lock_interim(interim: &Mutex<InterimBody>) -> MutexGuard<'_, InterimBody> {
     interim.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -98,14 +98,14 @@ impl Body for AnswerBody {
                     *bytes = None;
                 }
                 if let (Some(portion), Some(flight)) = (&portion, flight) {
-                    flight.passed(portion.len());
+                    flight.count_passed(portion.len());
                 }
                 Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
             }
             AnswerBodyKind::Page { body, flight } => {
                 let polled = std::task::ready!(Pin::new(body).poll_frame(context));
                 if let Some(Ok(bytes)) = polled.as_ref().map(|frame| frame.as_ref().map(Frame::data_ref)) {
-                    flight.passed(bytes.map_or(0, Bytes::len));
+                    flight.count_passed(bytes.map_or(0, Bytes::len));
                 }
                 Poll::Ready(polled.map(|frame| frame.map_err(|never| match never {})))
             }
@@ -114,13 +114,13 @@ impl Body for AnswerBody {
                     busy.as_ref().is_some_and(ConnBusy::takes_cancel).then(|| relay.cancel(context));
                 let polled = cancelled.flatten().unwrap_or_else(|| relay.poll(context));
                 if let Some(busy) = busy {
-                    busy.conn().passed(matches!(polled, Poll::Ready(Some(Ok(_)))));
+                    busy.conn().note_frame(matches!(polled, Poll::Ready(Some(Ok(_)))));
                 }
                 polled
             }
             AnswerBodyKind::Interim { interim, conn } => {
-                let polled = lock(interim).poll(context);
-                conn.passed(matches!(polled, Poll::Ready(Some(Ok(_)))));
+                let polled = lock_interim(interim).poll(context);
+                conn.note_frame(matches!(polled, Poll::Ready(Some(Ok(_)))));
                 polled
             }
         }
@@ -131,7 +131,7 @@ impl Body for AnswerBody {
             AnswerBodyKind::Fixed { bytes, .. } => bytes.is_none(),
             AnswerBodyKind::Page { body, .. } => body.is_end_stream(),
             AnswerBodyKind::Relay(relay) => relay.is_over(),
-            AnswerBodyKind::Interim { interim, .. } => lock(interim).is_over(),
+            AnswerBodyKind::Interim { interim, .. } => lock_interim(interim).is_over(),
         }
     }
 

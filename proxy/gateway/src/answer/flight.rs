@@ -19,7 +19,7 @@ pub(crate) struct InFlightRequest {
     /// The request's place in its key's concurrency limit.
     pub(crate) pass: Option<ConcurrencyPass>,
     /// Bytes of prompt and answer whose tokens were not counted.
-    pub(crate) untold: u64,
+    pub(crate) uncounted_bytes: u64,
     /// Bytes of prompt text sent to a backend that has not yet reported their number of tokens.
     pub(crate) prompt_bytes: u64,
     /// Progress that operators see.
@@ -29,7 +29,7 @@ pub(crate) struct InFlightRequest {
     started: Instant,
     observer: Arc<dyn GatewayObserver>,
     gauges: Arc<GatewayGauges>,
-    told: bool,
+    is_reported: bool,
 }
 
 impl InFlightRequest {
@@ -68,7 +68,7 @@ impl InFlightRequest {
             work: WorkDone::default(),
             retries: 0,
             continued: false,
-            tried: None,
+            canary_part: None,
             trace: None,
         };
         let started = Instant::now();
@@ -76,50 +76,50 @@ impl InFlightRequest {
         Box::new(Self {
             record,
             pass: None,
-            untold: 0,
+            uncounted_bytes: 0,
             prompt_bytes: 0,
             progress,
             ticket,
             started,
             observer,
             gauges,
-            told: false,
+            is_reported: false,
         })
     }
 
     /// Counts bytes passed to the client.
-    pub(crate) fn passed(&mut self, bytes: usize) {
+    pub(crate) fn count_passed(&mut self, bytes: usize) {
         self.record.bytes_out += bytes as u64;
         if self.record.first_byte.is_none() {
             let now = Instant::now();
             self.record.first_byte = Some(now.saturating_duration_since(self.started));
             if !self.record.stream {
-                self.progress.answers(now);
+                self.progress.note_answer(now);
             }
         }
     }
 
     /// Notes the first event of a stream; called once for each backend that serves it.
-    pub(crate) fn begins(&mut self, generates: bool) {
+    pub(crate) fn note_first_event(&mut self, generates: bool) {
         let now = Instant::now();
-        self.progress.answers(now);
+        self.progress.note_answer(now);
         if generates {
-            self.speaks(now);
+            self.note_first_token(now);
         }
     }
 
     /// Notes the first event with generated content. Only the first call counts.
-    pub(crate) fn speaks(&mut self, now: Instant) {
+    pub(crate) fn note_first_token(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.started);
         self.record.first_token.get_or_insert(since);
         if let Some(trace) = &mut self.record.trace {
-            trace.speaks(now);
+            trace.note_first_token(now);
         }
     }
 
     /// Reports to the observer. Only the first call does.
     pub(crate) fn finish(&mut self, outcome: RequestOutcome) {
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.is_reported, true) {
             self.record.outcome = match outcome {
                 // A cancelled request whose client could not be informed looks as if the client had left.
                 RequestOutcome::ClientGone if self.progress.is_cancelled() => RequestOutcome::Cancelled,
@@ -136,7 +136,7 @@ impl InFlightRequest {
                 // The prompt of a client that leaves before it is counted was evaluated all the same.
                 let uncounted =
                     if self.record.outcome == RequestOutcome::ClientGone { self.prompt_bytes } else { 0 };
-                pass.done(self.record.work, self.untold.saturating_add(uncounted));
+                pass.charge_request(self.record.work, self.uncounted_bytes.saturating_add(uncounted));
             }
             if let Some(ticket) = self.ticket.take() {
                 ticket.end(&self.record);

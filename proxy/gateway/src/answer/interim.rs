@@ -26,7 +26,7 @@ use super::assemble::is_events;
 use super::teller::LoadingNotifier;
 use crate::backend::backends::BoxFuture;
 use crate::protocol::conn_state::AnswerReadAhead;
-use crate::refusal::{ErrorDialect, error_event};
+use crate::refusal::{ErrorDialect, answer_error_event};
 
 /// Bytes of an error that are read. The client gets only the status of a longer one.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
@@ -42,8 +42,8 @@ pub(crate) struct InterimBody {
 }
 
 enum InterimState {
-    Waits(BoxFuture<'static, Response<AnswerBody>>),
-    Passes(Box<AnswerBody>),
+    Waiting(BoxFuture<'static, Response<AnswerBody>>),
+    Passing(Box<AnswerBody>),
     Gathers { status: u16, body: Box<AnswerBody>, read: Vec<u8> },
     Over,
 }
@@ -57,15 +57,15 @@ impl InterimBody {
         dialect: ErrorDialect,
     ) -> Self {
         let next_sign = Box::pin(sleep_until(Instant::now()));
-        Self { state: InterimState::Waits(answer), teller, every, next_sign, last_words: None, dialect }
+        Self { state: InterimState::Waiting(answer), teller, every, next_sign, last_words: None, dialect }
     }
 
     /// Handles the arrival of the model's answer or of a refusal.
     fn note_answer(&mut self, answer: Response<AnswerBody>) {
         let (head, body) = answer.into_parts();
         if head.status.is_success() && is_events(&head.headers) {
-            self.state = InterimState::Passes(Box::new(body));
-            self.last_words = self.teller.ends();
+            self.state = InterimState::Passing(Box::new(body));
+            self.last_words = self.teller.end_notice();
         } else {
             let (status, body) = (head.status.as_u16(), Box::new(body));
             self.state = InterimState::Gathers { status, body, read: Vec::new() };
@@ -81,19 +81,19 @@ impl InterimBody {
                 return Poll::Ready(Some(Ok(Frame::data(words))));
             }
             match &mut self.state {
-                InterimState::Waits(answer) => match answer.as_mut().poll(context) {
+                InterimState::Waiting(answer) => match answer.as_mut().poll(context) {
                     Poll::Ready(answer) => self.note_answer(answer),
                     Poll::Pending => {
                         ready!(self.next_sign.as_mut().poll(context));
                         self.next_sign.as_mut().reset(Instant::now() + self.every);
-                        return Poll::Ready(Some(Ok(Frame::data(self.teller.sign()))));
+                        return Poll::Ready(Some(Ok(Frame::data(self.teller.next_sign()))));
                     }
                 },
-                InterimState::Passes(body) => return Pin::new(body.as_mut()).poll_frame(context),
+                InterimState::Passing(body) => return Pin::new(body.as_mut()).poll_frame(context),
                 InterimState::Gathers { status, body, read } => {
                     // Of an error body that broke off, the client gets the part that arrived.
                     let Some(Ok(frame)) = ready!(Pin::new(body.as_mut()).poll_frame(context)) else {
-                        let event = error_event(*status, read, self.dialect);
+                        let event = answer_error_event(*status, read, self.dialect);
                         self.state = InterimState::Over;
                         return Poll::Ready(Some(Ok(Frame::data(Bytes::from(event)))));
                     };
@@ -108,9 +108,9 @@ impl InterimBody {
 
     pub(super) fn is_over(&self) -> bool {
         match &self.state {
-            InterimState::Passes(body) => self.last_words.is_none() && body.is_end_stream(),
+            InterimState::Passing(body) => self.last_words.is_none() && body.is_end_stream(),
             InterimState::Over => true,
-            InterimState::Waits(_) | InterimState::Gathers { .. } => false,
+            InterimState::Waiting(_) | InterimState::Gathers { .. } => false,
         }
     }
 }
@@ -119,7 +119,7 @@ impl AnswerReadAhead for Mutex<InterimBody> {
     fn read_ahead(&self, context: &mut Context<'_>) {
         let mut interim = self.lock().unwrap_or_else(PoisonError::into_inner);
         // From then on the model's own answer takes care of reading ahead.
-        if let InterimState::Waits(answer) = &mut interim.state
+        if let InterimState::Waiting(answer) = &mut interim.state
             && let Poll::Ready(answer) = answer.as_mut().poll(context)
         {
             interim.note_answer(answer);

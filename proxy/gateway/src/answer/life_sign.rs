@@ -9,7 +9,7 @@ use crate::refusal::ErrorDialect;
 
 /// Returns a comment, followed by an event where clients of this dialect need one. `comment` is one line.
 /// `has_begun`: the client already has events of the answer.
-pub(super) fn life_sign(dialect: ErrorDialect, has_begun: bool, comment: &str) -> Bytes {
+pub(super) fn keep_alive(dialect: ErrorDialect, has_begun: bool, comment: &str) -> Bytes {
     let event = match dialect {
         ErrorDialect::Anthropic => "event: ping\ndata: {\"type\":\"ping\"}\n\n",
         // OpenAI's own streams have this event. Its Python client (3.54) fails if the first event is not
@@ -28,7 +28,7 @@ mod tests {
     #[test]
     fn each_dialect_gets_the_event_that_its_clients_count_as_life() {
         for has_begun in [false, true] {
-            let sign = |dialect| life_sign(dialect, has_begun, "x");
+            let sign = |dialect| keep_alive(dialect, has_begun, "x");
             assert_eq!(sign(ErrorDialect::OpenAi), ": x\n\n");
             assert_eq!(sign(ErrorDialect::Anthropic), ": x\n\nevent: ping\ndata: {\"type\":\"ping\"}\n\n");
             let alive = if has_begun { "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n" } else { "" };

@@ -123,7 +123,7 @@ impl AnswerMeter {
     /// incomplete object, or else of a possible name.
     fn keep_from(&mut self, bytes: &[u8]) -> usize {
         let seam = bytes.len().saturating_sub(NAME_SEAM_BYTES);
-        let from = match self.search(bytes) {
+        let from = match self.read_objects(bytes) {
             Some(from) if bytes.len() - from <= self.limit => from.min(seam),
             _ => seam,
         };
@@ -156,7 +156,7 @@ impl AnswerMeter {
     }
 
     /// Returns whether the answer reports any work. A client can exclude the counters (`response_fields`).
-    pub(crate) fn is_told(&self) -> bool {
+    pub(crate) fn has_counters(&self) -> bool {
         let (usage, timings) = (&self.usage, &self.timings);
         let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
         told.into_iter().chain([usage.input_tokens, usage.output_tokens]).any(|told| told.is_some())
@@ -185,17 +185,17 @@ impl AnswerMeter {
     }
 
     /// Adds the prompt to a trace, and if `whole` also the server's times for the prompt and the tokens.
-    pub(crate) fn tell(&self, trace: &mut GatewayTrace, whole: bool) {
+    pub(crate) fn add_to_trace(&self, trace: &mut GatewayTrace, whole: bool) {
         let ended = self.outcome(200);
         trace.prompt = ended.prompt.or(trace.prompt);
         let took = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).ok();
         if whole {
-            trace.timed(self.timings.prompt_ms.and_then(took), self.timings.predicted_ms.and_then(took));
+            trace.note_times(self.timings.prompt_ms.and_then(took), self.timings.predicted_ms.and_then(took));
         }
     }
 
     /// Reads all complete objects in `bytes`; returns the offset of an incomplete one, if any.
-    fn search(&mut self, bytes: &[u8]) -> Option<usize> {
+    fn read_objects(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut start = 0;
         while let Some(found) = NAME_SEARCHER.find_in(bytes, Span { start, end: bytes.len() }) {
             let at = found.start();
@@ -209,10 +209,10 @@ impl AnswerMeter {
             }
             let rest = &bytes[found.end()..];
             let is_complete = match found.pattern().as_usize() {
-                0 => self.read(rest, Self::used),
-                1 => self.read(rest, Self::timed),
-                2 => self.read(rest, Self::failed),
-                _ => self.read(rest, |meter, progress: &PromptProgress| {
+                0 => self.read_object(rest, Self::note_usage),
+                1 => self.read_object(rest, Self::note_timings),
+                2 => self.read_object(rest, Self::note_failure),
+                _ => self.read_object(rest, |meter, progress: &PromptProgress| {
                     meter.evaluated = Some((progress.processed, progress.cache));
                 }),
             };
@@ -224,8 +224,8 @@ impl AnswerMeter {
     }
 
     /// Reads the object after a name; false if it is incomplete.
-    fn read<T: DeserializeOwned>(&mut self, bytes: &[u8], note: impl FnOnce(&mut Self, &T)) -> bool {
-        match object(bytes) {
+    fn read_object<T: DeserializeOwned>(&mut self, bytes: &[u8], note: impl FnOnce(&mut Self, &T)) -> bool {
+        match parse_object(bytes) {
             ParsedObject::Whole(object) => note(self, &object),
             ParsedObject::Incomplete => return false,
             ParsedObject::None => {}
@@ -233,7 +233,7 @@ impl AnswerMeter {
         true
     }
 
-    fn used(&mut self, new: &ReportedUsage) {
+    fn note_usage(&mut self, new: &ReportedUsage) {
         let old = &mut self.usage;
         old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
         old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
@@ -244,7 +244,7 @@ impl AnswerMeter {
         old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details);
     }
 
-    fn timed(&mut self, new: &ReportedTimings) {
+    fn note_timings(&mut self, new: &ReportedTimings) {
         let old = &mut self.timings;
         old.cache_n = new.cache_n.or(old.cache_n);
         old.prompt_n = new.prompt_n.or(old.prompt_n);
@@ -253,7 +253,7 @@ impl AnswerMeter {
         old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
     }
 
-    fn failed(&mut self, failure: &ReportedFailure) {
+    fn note_failure(&mut self, failure: &ReportedFailure) {
         let message = failure.message.to_ascii_lowercase();
         self.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
     }
@@ -267,7 +267,7 @@ enum ParsedObject<T> {
 }
 
 /// Reads the object after a name: `: {...}`.
-fn object<T: DeserializeOwned>(bytes: &[u8]) -> ParsedObject<T> {
+fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> ParsedObject<T> {
     let rest = bytes.trim_ascii_start();
     let rest = match rest.split_first() {
         Some((b':', rest)) => rest.trim_ascii_start(),

@@ -18,25 +18,30 @@ pub(crate) struct TurnRecorder {
     body: Option<HeldPieces>,
     has_media: bool,
     /// Non-streaming answer so far; `None` if it is longer than `limit`.
-    said: Option<Vec<u8>>,
+    answer: Option<Vec<u8>>,
     limit: usize,
 }
 
 impl TurnRecorder {
     /// Starts to record a request to this path. `understood`: the supervisor can derive another request
     /// from it. At most `limit` bytes of its answer are held.
-    pub(crate) fn of(message: &UpstreamRequest, path: &str, understood: bool, limit: usize) -> Self {
+    pub(crate) fn from_request(
+        message: &UpstreamRequest,
+        path: &str,
+        understood: bool,
+        limit: usize,
+    ) -> Self {
         let (images, audio) = message.media();
         let has_media = images + audio > 0;
-        let body = if understood && !has_media { message.remembered() } else { None };
-        Self { path: path.to_owned(), body, has_media, said: Some(Vec::new()), limit }
+        let body = if understood && !has_media { message.held_copy() } else { None };
+        Self { path: path.to_owned(), body, has_media, answer: Some(Vec::new()), limit }
     }
 
     /// Records a piece of a non-streaming answer.
-    pub(super) fn hear(&mut self, piece: &[u8]) {
-        let Some(said) = self.said.as_mut().filter(|_| self.body.is_some()) else { return };
+    pub(super) fn add_piece(&mut self, piece: &[u8]) {
+        let Some(said) = self.answer.as_mut().filter(|_| self.body.is_some()) else { return };
         if said.len() + piece.len() > self.limit {
-            self.said = None;
+            self.answer = None;
         } else {
             said.extend_from_slice(piece);
         }
@@ -44,7 +49,7 @@ impl TurnRecorder {
 
     /// Hands the exchange to the lease once the answer is complete. `heard`: text of a stream, as far as
     /// known.
-    pub(super) fn note(
+    pub(super) fn note_turn(
         self,
         lease: &dyn BackendLease,
         meter: &AnswerMeter,
@@ -52,13 +57,13 @@ impl TurnRecorder {
         heard: Option<&AnswerTranscript>,
     ) {
         let Some(prompt) = ended.prompt else { return };
-        let said = match (heard.and_then(AnswerTranscript::all), self.said) {
+        let said = match (heard.and_then(AnswerTranscript::whole_content), self.answer) {
             (Some(text), _) => AnswerText::Text(text.to_owned()),
             (None, Some(said)) if heard.is_none() && !said.is_empty() => AnswerText::Whole(said.into()),
             _ => AnswerText::Nothing,
         };
         let body = self.body.map(|held| {
-            let mut pieces = held.again();
+            let mut pieces = held.shared_pieces();
             match pieces.len() {
                 1 => pieces.pop_front().unwrap_or_default(),
                 _ => Bytes::from(Vec::from(pieces).concat()),

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_supervisor::NextProcess;
 
-use crate::answer::life_sign::life_sign;
+use crate::answer::life_sign::keep_alive;
 use crate::backend::backends::LeaseProvider;
 use crate::refusal::ErrorDialect;
 
@@ -32,7 +32,7 @@ pub(crate) struct LoadingNotifier {
     dialect: ErrorDialect,
     began: Instant,
     /// Last message; it is not repeated.
-    said: Option<String>,
+    last_notice: Option<String>,
 }
 
 impl LoadingNotifier {
@@ -44,37 +44,37 @@ impl LoadingNotifier {
         dialect: ErrorDialect,
         began: Instant,
     ) -> Self {
-        Self { backends, model, request_id, manner, dialect, began, said: None }
+        Self { backends, model, request_id, manner, dialect, began, last_notice: None }
     }
 
     /// Returns the next keep-alive.
-    pub(crate) fn sign(&mut self) -> Bytes {
+    pub(crate) fn next_sign(&mut self) -> Bytes {
         let now = Instant::now();
-        let coming = self.backends.coming(&self.model);
+        let coming = self.backends.next_process(&self.model);
         match self.manner {
             LoadingNoticeForm::Comments => {
-                let far = coming.map_or_else(|| "starts".to_owned(), |coming| stage(&coming, now));
+                let far = coming.map_or_else(|| "starts".to_owned(), |coming| describe_stage(&coming, now));
                 let waited = now.saturating_duration_since(self.began).as_secs();
-                life_sign(self.dialect, false, &format!("the model {far}; waited for {waited} s"))
+                keep_alive(self.dialect, false, &format!("the model {far}; waited for {waited} s"))
             }
             LoadingNoticeForm::Reasoning => {
                 let stage =
                     coming.map_or_else(|| "starts".to_owned(), |coming| describe_first_stage(&coming));
-                let text = if self.said.as_ref() == Some(&stage) {
+                let text = if self.last_notice.as_ref() == Some(&stage) {
                     ".".to_owned()
                 } else {
-                    let line = if self.said.is_some() { "\n" } else { "" };
+                    let line = if self.last_notice.is_some() { "\n" } else { "" };
                     format!("{line}`{}` {stage} ", self.model)
                 };
-                self.said = Some(stage);
+                self.last_notice = Some(stage);
                 self.chunk(&text)
             }
         }
     }
 
     /// Returns the end of the messages, when the model answers.
-    pub(crate) fn ends(&self) -> Option<Bytes> {
-        self.said.as_ref().map(|_| self.chunk("\n\n"))
+    pub(crate) fn end_notice(&self) -> Option<Bytes> {
+        self.last_notice.as_ref().map(|_| self.chunk("\n\n"))
     }
 
     fn chunk(&self, text: &str) -> Bytes {
@@ -91,10 +91,10 @@ impl LoadingNotifier {
 }
 
 /// Describes the progress and the remaining time.
-fn stage(coming: &NextProcess, now: Instant) -> String {
+fn describe_stage(coming: &NextProcess, now: Instant) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(left) =
-        coming.left(now).filter(|left| *left >= Duration::from_secs(1) && coming.since.is_some())
+        coming.time_left(now).filter(|left| *left >= Duration::from_secs(1) && coming.since.is_some())
     {
         // Writing to a String cannot fail.
         let _written = write!(words, ", some {} s are left", left.as_secs());
@@ -127,15 +127,15 @@ mod tests {
     fn it_is_told_how_far_a_load_is_as_far_as_that_is_known() {
         let now = Instant::now();
         let unknown = NextProcess::default();
-        assert_eq!(stage(&unknown, now), "waits to be loaded");
+        assert_eq!(describe_stage(&unknown, now), "waits to be loaded");
         let room = NextProcess { waits_for_room: true, took: Some(Duration::from_secs(40)), ..unknown };
-        assert_eq!(stage(&room, now), "waits until others have made room for it");
+        assert_eq!(describe_stage(&room, now), "waits until others have made room for it");
         let loads = NextProcess { since: now.checked_sub(Duration::from_secs(15)), ..room };
-        assert_eq!(stage(&loads, now), "is being loaded, some 25 s are left");
+        assert_eq!(describe_stage(&loads, now), "is being loaded, some 25 s are left");
         assert_eq!(describe_first_stage(&loads), "is being loaded (the last time it took 40 s)");
         let late = NextProcess { since: now.checked_sub(Duration::from_secs(50)), ..room };
         assert_eq!(
-            stage(&late, now),
+            describe_stage(&late, now),
             "is being loaded",
             "it takes longer than the last one, nobody knows how long"
         );

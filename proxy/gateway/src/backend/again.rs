@@ -61,7 +61,7 @@ impl RepeatableRequest {
             kind,
             tokens,
             // The request was admitted before, and its process is restarted anyway.
-            loads: true,
+            may_load: true,
             limits: &limits,
             // The death of a canary does not count for the next servers.
             died: (!dead.is_canary()).then_some(died),

@@ -36,7 +36,7 @@ use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_supervisor::{LeaseAddress, LeaseDenied, ListenAddress, SolitudeResult};
 
 use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::checkpoint::{BodyCheckpoint, let_others_in_later};
+use crate::backend::checkpoint::{BodyCheckpoint, join_others_later};
 use crate::backend::message::UpstreamRequest;
 use crate::backend::pool::ConnectionPool;
 use crate::backend::request_body::RequestBody;
@@ -60,10 +60,10 @@ const LEASE_RETRIES: u32 = 50;
 pub(crate) struct RelayedAnswer {
     pub(crate) response: Response<Incoming>,
     /// Pieces of its body that were read already.
-    pub(crate) ahead: VecDeque<Bytes>,
+    pub(crate) read_ahead: VecDeque<Bytes>,
     pub(crate) backend: Box<AnsweringBackend>,
     /// The request, if it asked for a stream and may be executed once more.
-    pub(crate) kept: Option<Box<UpstreamRequest>>,
+    pub(crate) message: Option<Box<UpstreamRequest>>,
 }
 
 /// Resources that serve an answer and are released with it.
@@ -78,7 +78,7 @@ pub(crate) struct AnsweringBackend {
     pub(crate) deadline: Instant,
     /// Deadline of a canary for the first part of its answer, before the request moves to the model's own
     /// build; `None` for that build.
-    pub(crate) begins_by: Option<Instant>,
+    pub(crate) first_event_deadline: Option<Instant>,
 }
 
 /// A request on its way to a backend, with everything that each attempt needs.
@@ -92,7 +92,7 @@ pub(crate) struct BackendAttempts<'a> {
     /// Prompt tokens, if admission needs them.
     pub(crate) tokens: Option<u64>,
     /// The request may load its model.
-    pub(crate) loads: bool,
+    pub(crate) may_load: bool,
     /// Limits of its body.
     pub(crate) limits: &'a BodyLimits,
     /// Set once a server died that may have executed the request: the client's error if no answer follows.
@@ -108,13 +108,13 @@ impl BackendAttempts<'_> {
         &mut self,
         intake: &mut BodyIntake,
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        self.waits();
+        self.note_waiting();
         let granted = tokio::select! {
             biased;
             granted = self.upstream.backends.lease(self.model, self.kind, self.tokens) => granted,
-            refusal = intake.ahead() => return Err(refusal),
+            refusal = intake.read_ahead() => return Err(refusal),
         };
-        self.granted(granted)
+        self.note_granted(granted)
     }
 
     /// Like [`Self::lease`], for a request that loads no model.
@@ -124,61 +124,61 @@ impl BackendAttempts<'_> {
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         tokio::select! {
             biased;
-            lease = self.loaded() => lease,
-            refusal = intake.ahead() => Err(refusal),
+            lease = self.lease_if_loaded() => lease,
+            refusal = intake.read_ahead() => Err(refusal),
         }
     }
 
-    async fn loaded(&mut self) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        self.waits();
+    async fn lease_if_loaded(&mut self) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
+        self.note_waiting();
         let granted = self.upstream.backends.lease_loaded(self.model, self.kind, self.tokens).await;
         match granted.transpose() {
-            Some(granted) => self.granted(granted),
+            Some(granted) => self.note_granted(granted),
             None => Err(RequestRefusal::NotLoaded { model: self.model.clone() }),
         }
     }
 
     /// Records the result of asking for a lease.
-    pub(crate) fn granted(
+    pub(crate) fn note_granted(
         &mut self,
         granted: Result<Arc<dyn BackendLease>, LeaseDenied>,
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         let lease = granted.map_err(|denied| RequestRefusal::Denied { model: self.model.clone(), denied })?;
         self.record.queued += lease.queued_for();
         if let Some(trace) = &mut self.record.trace {
-            trace.granted(lease.queued_for());
+            trace.note_granted(lease.queued_for());
         }
         self.record.generation = Some(lease.generation());
-        self.progress.leased(lease.generation(), self.record.queued);
+        self.progress.note_leased(lease.generation(), self.record.queued);
         Ok(lease)
     }
 
     /// Records that the request asks for a lease.
-    pub(crate) fn waits(&mut self) {
+    pub(crate) fn note_waiting(&mut self) {
         if let Some(trace) = &mut self.record.trace {
-            trace.waits();
+            trace.note_waiting();
         }
     }
 
     /// Records that the request is sent to a backend, and makes the backend's span a child of the trace.
-    pub(crate) fn asks(&mut self, lease: &Arc<dyn BackendLease>, message: &mut UpstreamRequest) {
+    pub(crate) fn note_sent(&mut self, lease: &Arc<dyn BackendLease>, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
-            let peer = || TracePeer::of(lease.generation(), lease.is_canary(), lease.address());
-            message.follow(trace.asks(peer));
+            let peer = || TracePeer::from_address(lease.generation(), lease.is_canary(), lease.address());
+            message.set_parent_span(trace.start_attempt(peer));
         }
     }
 
     /// Makes a question of our own a child of the current span. A span of its own would be of no use.
-    pub(crate) fn asks_beside(&mut self, message: &mut UpstreamRequest) {
+    pub(crate) fn note_side_question(&mut self, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
-            message.follow(trace.asks_beside());
+            message.set_parent_span(trace.side_traceparent());
         }
     }
 
     /// Records that the request sent got no answer.
-    pub(crate) fn failed(&mut self, why: &'static str) {
+    pub(crate) fn note_failed(&mut self, why: &'static str) {
         if let Some(trace) = &mut self.record.trace {
-            trace.answered(Some(why));
+            trace.end_attempt(Some(why));
         }
     }
 
@@ -192,10 +192,10 @@ impl BackendAttempts<'_> {
         deadline: Instant,
     ) -> Result<RelayedAnswer, RequestRefusal> {
         let relayed = {
-            let searching = pin!(self.search(lease, message, deadline));
+            let searching = pin!(self.run_attempts(lease, message, deadline));
             searching.await
         };
-        relayed.map_err(|refusal| self.judged(refusal))
+        relayed.map_err(|refusal| self.choose_refusal(refusal))
     }
 
     /// Like [`Self::run`], for a request whose server died after its answer had begun.
@@ -207,12 +207,12 @@ impl BackendAttempts<'_> {
     ) -> Result<RelayedAnswer, RequestRefusal> {
         match self.lease_once_more(dead).await {
             Ok(lease) => self.run(lease, message, deadline).await,
-            Err(refusal) => Err(self.judged(refusal)),
+            Err(refusal) => Err(self.choose_refusal(refusal)),
         }
     }
 
     /// Chooses the error to report: the first server's death, not the failed search for a second one.
-    pub(crate) fn judged(&mut self, refusal: RequestRefusal) -> RequestRefusal {
+    pub(crate) fn choose_refusal(&mut self, refusal: RequestRefusal) -> RequestRefusal {
         match self.died.take() {
             Some(died) if !refusal.may_have_executed() => died.merge_with(refusal),
             _ => refusal,
@@ -220,7 +220,7 @@ impl BackendAttempts<'_> {
     }
 
     #[inline]
-    async fn search(
+    async fn run_attempts(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
         mut message: Box<UpstreamRequest>,
@@ -231,23 +231,23 @@ impl BackendAttempts<'_> {
         let mut attempt = 1;
         if lease.is_canary() {
             // Rare, so boxed: it would enlarge every request's future.
-            match Box::pin(self.by_canary(lease, message, deadline)).await? {
+            match Box::pin(self.try_canary(lease, message, deadline)).await? {
                 CanaryAttempt::Answers(relayed) => return Ok(*relayed),
-                CanaryAttempt::Left(other, back) => (lease, message) = (other, back),
+                CanaryAttempt::Failed(other, back) => (lease, message) = (other, back),
             }
         }
         loop {
             if message.is_safe() {
-                lease.reads();
+                lease.mark_read_only();
             }
-            if let Some(print) = message.sent().print() {
+            if let Some(print) = message.sent().fingerprint() {
                 lease = self.wait_until_alone(lease, print, deadline).await?;
             }
-            self.asks(&lease, &mut message);
+            self.note_sent(&lease, &mut message);
             let mut revoked = lease.clone().revoked();
             let result = {
                 // Pinned first: the timeout would take a copy of it otherwise.
-                let once = pin!(Self::once(upstream, &lease, &mut message));
+                let once = pin!(Self::attempt_once(upstream, &lease, &mut message));
                 let mut once = pin!(timeout_at(deadline, once));
                 tokio::select! {
                     biased;
@@ -262,15 +262,15 @@ impl BackendAttempts<'_> {
                 }
             };
             let Some(result) = result else {
-                self.failed("stopped");
+                self.note_failed("stopped");
                 if let Some(print) = message.sent().sent_fingerprint() {
-                    lease.lost(print);
+                    lease.report_lost(print);
                     if lease.is_alone() {
                         // Once the process has ended, it is known whether this request killed it; see below.
                         drop(timeout_at(deadline, lease.settled()).await);
                     }
-                    if let RequestStanding::Refused { .. } = lease.standing(print) {
-                        return Err(upstream.quarantined(model, print, true));
+                    if let RequestStanding::Refused { .. } = lease.request_standing(print) {
+                        return Err(upstream.quarantine_refusal(model, print, true));
                     }
                 }
                 let revoked_early = lease.revoked_refusal(model);
@@ -295,23 +295,23 @@ impl BackendAttempts<'_> {
                         pool,
                         sent,
                         deadline,
-                        begins_by: None,
+                        first_event_deadline: None,
                     });
                     let kept = message.streams() && self.may_repeat(&message);
                     return Ok(RelayedAnswer {
                         response,
-                        ahead: VecDeque::new(),
+                        read_ahead: VecDeque::new(),
                         backend,
-                        kept: kept.then_some(message),
+                        message: kept.then_some(message),
                     });
                 }
                 Ok(Err(failed)) => failed,
             };
-            self.failed(failed.as_str());
+            self.note_failed(failed.as_str());
             let sent = message.sent();
-            match (sent.fault(), sent.print()) {
+            match (sent.fault(), sent.fingerprint()) {
                 (Some(BodyError::Quarantined), Some(print)) => {
-                    return Err(upstream.quarantined(model, print, false));
+                    return Err(upstream.quarantine_refusal(model, print, false));
                 }
                 (Some(BodyError::Stopped), _) => {
                     return Err(RequestRefusal::Unreachable { model: model.clone(), attempts: attempt });
@@ -322,16 +322,17 @@ impl BackendAttempts<'_> {
             // A request that was not sent completely was not executed.
             let print = sent.sent_fingerprint().filter(|_| failed.was_sent());
             if let Some(print) = print {
-                lease.broke(print);
+                lease.report_broken(print);
             }
-            if failed != AttemptFailure::Starved {
+            if failed != AttemptFailure::NoDescriptors {
                 lease.doubt();
             }
             let held = message.is_held();
             let is_safe = message.is_safe();
-            let not_begun = held && message.generates_stream() && lease.facts().no_head_means_not_begun();
+            let not_begun =
+                held && message.generates_stream() && lease.server_facts().no_head_means_not_begun();
             let proved = match failed {
-                AttemptFailure::Refused | AttemptFailure::Starved | AttemptFailure::Unsent => true,
+                AttemptFailure::Refused | AttemptFailure::NoDescriptors | AttemptFailure::Unsent => true,
                 AttemptFailure::Sent => held && (is_safe || not_begun),
                 AttemptFailure::Begun => held && is_safe,
                 AttemptFailure::Garbled => false,
@@ -339,15 +340,15 @@ impl BackendAttempts<'_> {
             let nothing_ran = match failed {
                 AttemptFailure::Sent => not_begun,
                 AttemptFailure::Begun | AttemptFailure::Garbled => false,
-                AttemptFailure::Refused | AttemptFailure::Starved | AttemptFailure::Unsent => true,
+                AttemptFailure::Refused | AttemptFailure::NoDescriptors | AttemptFailure::Unsent => true,
             };
             if let Some(print) = print.filter(|_| lease.is_alone()) {
                 // The request ran alone, so its server may have died of it. Wait for the end of the
                 // process, however long it takes (its GPU frees memory slowly): only this client waits, and
                 // another server would die the same way.
                 drop(timeout_at(deadline, lease.settled()).await);
-                if let RequestStanding::Refused { .. } = lease.standing(print) {
-                    return Err(upstream.quarantined(model, print, !nothing_ran));
+                if let RequestStanding::Refused { .. } = lease.request_standing(print) {
+                    return Err(upstream.quarantine_refusal(model, print, !nothing_ran));
                 }
             }
             if let AttemptFailure::Garbled = failed {
@@ -374,13 +375,13 @@ impl BackendAttempts<'_> {
             self.record.retries += 1;
             // `revoked` keeps the old lease alive, and the next attempt may have to wait for its place.
             drop(revoked);
-            lease = Box::pin(self.again(lease, config.connect_timeout)).await?;
+            lease = Box::pin(self.lease_elsewhere(lease, config.connect_timeout)).await?;
         }
     }
 
     /// Returns whether the request may be sent again although it may have been executed.
     pub(super) fn may_repeat(&self, message: &UpstreamRequest) -> bool {
-        self.died.is_none() && message.repeats()
+        self.died.is_none() && message.may_repeat()
     }
 
     /// Takes a lease for a request that a dead or dying server may have executed.
@@ -389,13 +390,13 @@ impl BackendAttempts<'_> {
         dead: Arc<dyn BackendLease>,
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         self.record.continued = true;
-        self.failed("died");
+        self.note_failed("died");
         if dead.is_canary() {
-            self.leave(if dead.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE });
+            self.note_canary_failure(if dead.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE });
         } else {
             self.record.retries += 1;
         }
-        self.again(dead, self.upstream.config.upstream.connect_timeout).await
+        self.lease_elsewhere(dead, self.upstream.config.upstream.connect_timeout).await
     }
 
     /// Waits until nothing else runs on the generation of a suspect. If the generation ends meanwhile, no
@@ -407,10 +408,10 @@ impl BackendAttempts<'_> {
         deadline: Instant,
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         loop {
-            match lease.standing(print) {
+            match lease.request_standing(print) {
                 RequestStanding::Clear => return Ok(lease),
                 RequestStanding::Refused { .. } => {
-                    return Err(self.upstream.quarantined(self.model, print, false));
+                    return Err(self.upstream.quarantine_refusal(self.model, print, false));
                 }
                 RequestStanding::Suspect => {}
             }
@@ -418,16 +419,16 @@ impl BackendAttempts<'_> {
             let alone = timeout_at(deadline, lease.clone().alone(print)).await;
             match alone.map_err(|_| RequestRefusal::Unreachable { model: self.model.clone(), attempts: 0 })? {
                 SolitudeResult::Granted => {
-                    let_others_in_later(&lease, print, &self.upstream.tasks);
+                    join_others_later(&lease, print, &self.upstream.tasks);
                     return Ok(lease);
                 }
-                SolitudeResult::InCompany => return Ok(lease),
+                SolitudeResult::Shared => return Ok(lease),
                 SolitudeResult::Refused(_) => {
-                    return Err(self.upstream.quarantined(self.model, print, false));
+                    return Err(self.upstream.quarantine_refusal(self.model, print, false));
                 }
                 SolitudeResult::Gone => {
                     let patience = self.upstream.config.upstream.connect_timeout;
-                    lease = Box::pin(self.again(lease, patience)).await?;
+                    lease = Box::pin(self.lease_elsewhere(lease, patience)).await?;
                 }
             }
         }
@@ -436,7 +437,7 @@ impl BackendAttempts<'_> {
     /// Takes a lease on another generation than the failed one. The supervisor may offer the old one again
     /// until it notices the failure. Waiting for that is limited, because the old generation may also be
     /// alive and misbehaving.
-    pub(super) async fn again(
+    pub(super) async fn lease_elsewhere(
         &mut self,
         failed: Arc<dyn BackendLease>,
         patience: Duration,
@@ -445,22 +446,22 @@ impl BackendAttempts<'_> {
         if failed.is_canary() {
             // The failed lease was another model's: do not wait for its end.
             drop(failed);
-            self.waits();
+            self.note_waiting();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
-            return self.granted(granted);
+            return self.note_granted(granted);
         }
         let (generation, settled) = (failed.generation(), failed.settled());
         drop(failed);
         // The end of the failed generation decides whether the request may run next to others.
         drop(timeout_at(Instant::now() + patience, settled).await);
-        if !self.loads {
-            return self.loaded().await;
+        if !self.may_load {
+            return self.lease_if_loaded().await;
         }
         let until = Instant::now() + patience;
         loop {
-            self.waits();
+            self.note_waiting();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
-            let lease = self.granted(granted)?;
+            let lease = self.note_granted(granted)?;
             // A remote endpoint was probed before its gate was opened again.
             let is_remote = matches!(lease.address(), LeaseAddress::Remote(_));
             if lease.generation() != generation || is_remote || Instant::now() >= until {
@@ -474,7 +475,7 @@ impl BackendAttempts<'_> {
     /// Makes one attempt on one generation. If an idle connection turns out to be closed, a second
     /// connection is made within the same attempt.
     #[inline]
-    pub(crate) async fn once(
+    pub(crate) async fn attempt_once(
         upstream: &UpstreamContext,
         lease: &Arc<dyn BackendLease>,
         message: &mut UpstreamRequest,
@@ -482,31 +483,31 @@ impl BackendAttempts<'_> {
         let pool = upstream.pool(&**lease);
         let mut request = None;
         if let Some(mut conn) = pool.reuse() {
-            let sending = Self::request(upstream, message, lease);
-            lease.note_asked(message.sent(), message.streams());
+            let sending = Self::build_request(upstream, message, lease);
+            lease.note_sent(message.sent(), message.streams());
             match conn.send(sending).await {
                 Ok(response) => return Ok((response, conn, pool)),
-                Err(UpstreamSendError::Sent(error)) => return Err(AttemptFailure::sent(&error)),
-                Err(UpstreamSendError::Begun(error)) => return Err(AttemptFailure::begun(&error)),
+                Err(UpstreamSendError::Sent(error)) => return Err(AttemptFailure::from_send_error(&error)),
+                Err(UpstreamSendError::Begun(error)) => return Err(AttemptFailure::from_head_error(&error)),
                 Err(UpstreamSendError::Unsent(unsent)) => request = Some(*unsent),
             }
         }
-        let mut conn = match connect(&**lease, &pool).await {
+        let mut conn = match connect_to_generation(&**lease, &pool).await {
             Ok(conn) => conn,
             Err(error) => {
                 tracing::debug!(%error, "cannot connect to a backend");
                 if let Some(request) = request {
                     message.put_back(request);
                 }
-                return Err(AttemptFailure::refused(&error));
+                return Err(AttemptFailure::from_connect_error(&error));
             }
         };
-        let request = request.unwrap_or_else(|| Self::request(upstream, message, lease));
-        lease.note_asked(message.sent(), message.streams());
+        let request = request.unwrap_or_else(|| Self::build_request(upstream, message, lease));
+        lease.note_sent(message.sent(), message.streams());
         match conn.send(request).await {
             Ok(response) => Ok((response, conn, pool)),
-            Err(UpstreamSendError::Sent(error)) => Err(AttemptFailure::sent(&error)),
-            Err(UpstreamSendError::Begun(error)) => Err(AttemptFailure::begun(&error)),
+            Err(UpstreamSendError::Sent(error)) => Err(AttemptFailure::from_send_error(&error)),
+            Err(UpstreamSendError::Begun(error)) => Err(AttemptFailure::from_head_error(&error)),
             Err(UpstreamSendError::Unsent(request)) => {
                 message.put_back(*request);
                 Err(AttemptFailure::Unsent)
@@ -515,26 +516,29 @@ impl BackendAttempts<'_> {
     }
 
     /// Builds the request for one attempt. A body that is still arriving gets a checkpoint at its end.
-    fn request(
+    fn build_request(
         upstream: &UpstreamContext,
         message: &mut UpstreamRequest,
         lease: &Arc<dyn BackendLease>,
     ) -> Request<RequestBody> {
         let mut request = message.request();
         if let LeaseAddress::Remote(origin) = lease.address()
-            && let Err(error) = origin.address(&mut request)
+            && let Err(error) = origin.address_request(&mut request)
         {
             // Cannot happen: address and key were checked at configuration, and the path was parsed.
             tracing::error!(%error, "a request cannot be addressed");
         }
-        close_after_unread_body(&mut request, lease.facts());
+        close_after_unread_body(&mut request, lease.server_facts());
         request.body_mut().set_checkpoint(|| BodyCheckpoint::new(lease, upstream.tasks.clone()));
         request
     }
 }
 
 /// Connects to a generation, and checks that the generation's own process listens.
-pub(crate) async fn connect(lease: &dyn BackendLease, pool: &ConnectionPool) -> io::Result<UpstreamConn> {
+pub(crate) async fn connect_to_generation(
+    lease: &dyn BackendLease,
+    pool: &ConnectionPool,
+) -> io::Result<UpstreamConn> {
     let conn = pool.connect(lease.address()).await?;
     // Another process may own its port by now and would get the request.
     let is_its_own =
@@ -548,7 +552,7 @@ pub(crate) enum AttemptFailure {
     /// No connection.
     Refused,
     /// No connection because our process is out of file descriptors: no fault of the backend, and temporary.
-    Starved,
+    NoDescriptors,
     /// The connection was closed before a byte was sent.
     Unsent,
     /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
@@ -564,7 +568,7 @@ impl AttemptFailure {
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Refused => "refused",
-            Self::Starved => "no_files",
+            Self::NoDescriptors => "no_files",
             Self::Unsent => "unsent",
             Self::Sent => "died",
             Self::Begun => "died_in_its_head",
@@ -577,19 +581,19 @@ impl AttemptFailure {
         matches!(self, Self::Sent | Self::Begun | Self::Garbled)
     }
 
-    fn refused(error: &io::Error) -> Self {
+    fn from_connect_error(error: &io::Error) -> Self {
         match Errno::from_io_error(error) {
-            Some(Errno::MFILE | Errno::NFILE) => Self::Starved,
+            Some(Errno::MFILE | Errno::NFILE) => Self::NoDescriptors,
             _ => Self::Refused,
         }
     }
 
-    fn sent(error: &hyper::Error) -> Self {
+    fn from_send_error(error: &hyper::Error) -> Self {
         tracing::debug!(%error, "a backend's connection ended before its answer");
         if error.is_parse() { Self::Garbled } else { Self::Sent }
     }
 
-    fn begun(error: &hyper::Error) -> Self {
+    fn from_head_error(error: &hyper::Error) -> Self {
         tracing::debug!(%error, "a backend's answer broke off in its head");
         if error.is_parse() { Self::Garbled } else { Self::Begun }
     }

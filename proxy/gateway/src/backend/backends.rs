@@ -62,16 +62,16 @@ pub(crate) trait LeaseProvider: Send + Sync + 'static {
         tokens: Option<u64>,
     ) -> Option<Arc<dyn BackendLease>>;
     /// Returns whether a prompt of this size would fit into memory now.
-    fn weigh(&self, model: &ModelName, size: PromptSize) -> PromptFit;
+    fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit;
     /// Returns when a model without a serving process will serve; `None` if a process serves it.
-    fn coming(&self, model: &ModelName) -> Option<NextProcess>;
+    fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
     /// Returns whether a request for a model would be refused at once now.
-    fn refuses(&self, model: &ModelName) -> bool;
+    fn refuses_requests(&self, model: &ModelName) -> bool;
     /// Returns whether a model is loaded, or could be without unloading another one, as far as memory is
     /// known.
     fn has_room(&self, model: &ModelName) -> bool;
     /// Returns the quarantine state of a request.
-    fn standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
+    fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
     fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
     fn view(&self) -> Arc<FleetView>;
 }
@@ -95,7 +95,7 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     /// Records that bytes of an answer came, or its head (0): the backend is alive.
     fn note_progress(&self, bytes: usize);
     /// Records that the request is sent, and whether it asks for a stream.
-    fn note_asked(&self, asked: Arc<SentBody>, streams: bool);
+    fn note_sent(&self, asked: Arc<SentBody>, streams: bool);
     /// Records the head of the answer: whether a stream follows, and whether it is a success.
     fn note_answered(&self, streams: bool, succeeds: bool);
     /// Records that the client has everything since this moment and waits for more.
@@ -118,13 +118,13 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     /// Otherwise the next request in the queue would be sent to a dying process.
     fn doubt(&self);
     /// Returns the measured behaviour of its binary.
-    fn facts(&self) -> ServerFacts;
+    fn server_facts(&self) -> ServerFacts;
     /// Returns the quarantine state of a request.
-    fn standing(&self, request: RequestFingerprint) -> RequestStanding;
+    fn request_standing(&self, request: RequestFingerprint) -> RequestStanding;
     /// Reports that the connection broke after this request was sent completely.
-    fn broke(&self, request: RequestFingerprint);
+    fn report_broken(&self, request: RequestFingerprint);
     /// Reports that the lease of this request, which was sent completely, was revoked.
-    fn lost(&self, request: RequestFingerprint);
+    fn report_lost(&self, request: RequestFingerprint);
     /// Resolves when the fate of the generation is known after such a report. Holds no lease.
     fn settled(&self) -> BoxFuture<'static, ()>;
     /// Waits until nothing else runs in the generation's slots, for a suspect.
@@ -132,18 +132,18 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     /// Returns whether the request is alone now.
     fn is_alone(&self) -> bool;
     /// Returns for how long this request may be alone.
-    fn alone_for(&self, request: RequestFingerprint) -> Duration;
+    fn solitude_limit(&self, request: RequestFingerprint) -> Duration;
     /// Ends being alone: other requests are let in again.
-    fn join(&self);
+    fn end_solitude(&self);
     /// Reports that a suspect was answered.
-    fn survived(&self, request: RequestFingerprint);
+    fn note_survival(&self, request: RequestFingerprint);
     /// Reports that the answer came completely and the server no longer works on it. A lease that is
     /// returned without this call, and without a broken connection, counts as a client that left.
     fn done(&self);
     /// Reports that the request only reads: it does not disturb a suspect that runs alone.
-    fn reads(&self);
+    fn mark_read_only(&self);
     /// Reports that the answer is an endless stream of events.
-    fn watches(&self);
+    fn mark_endless(&self);
     /// Resolves when the generation has to end in spite of this lease.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
@@ -151,10 +151,10 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
 impl dyn BackendLease {
     /// Reports a complete answer: the backend has finished, and the request with this fingerprint is no
     /// longer a suspect.
-    pub(crate) fn answered(&self, print: Option<RequestFingerprint>) {
+    pub(crate) fn note_whole_answer(&self, print: Option<RequestFingerprint>) {
         self.done();
-        if let Some(print) = print.filter(|print| self.standing(*print) == RequestStanding::Suspect) {
-            self.survived(print);
+        if let Some(print) = print.filter(|print| self.request_standing(*print) == RequestStanding::Suspect) {
+            self.note_survival(print);
         }
     }
 
@@ -179,11 +179,11 @@ impl LeaseProvider for Fleet {
         fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
         fn takes_any_name(&self) -> bool;
         fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
-        fn weigh(&self, model: &ModelName, size: PromptSize) -> PromptFit;
-        fn coming(&self, model: &ModelName) -> Option<NextProcess>;
+        fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit;
+        fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
         fn has_room(&self, model: &ModelName) -> bool;
-        fn refuses(&self, model: &ModelName) -> bool;
-        fn standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
+        fn refuses_requests(&self, model: &ModelName) -> bool;
+        fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
         fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
         fn view(&self) -> Arc<FleetView>;
     }
@@ -249,7 +249,7 @@ impl BackendLease for Lease {
         fn kin(&self) -> Option<AnswerIdentity>;
         fn add_work(&self, work: WorkDone);
         fn note_outcome(&self, outcome: &ExchangeOutcome);
-        fn note_asked(&self, asked: Arc<SentBody>, streams: bool);
+        fn note_sent(&self, asked: Arc<SentBody>, streams: bool);
         fn note_answered(&self, streams: bool, succeeds: bool);
         fn note_waiting(&self, since: Instant);
         fn note_events(&self, events: u64);
@@ -258,16 +258,16 @@ impl BackendLease for Lease {
         fn keeps_turns(&self) -> bool;
         fn note_turn(&self, turn: ConversationTurn);
         fn saves_for_us(&self) -> bool;
-        fn facts(&self) -> ServerFacts;
-        fn standing(&self, request: RequestFingerprint) -> RequestStanding;
-        fn broke(&self, request: RequestFingerprint);
-        fn lost(&self, request: RequestFingerprint);
+        fn server_facts(&self) -> ServerFacts;
+        fn request_standing(&self, request: RequestFingerprint) -> RequestStanding;
+        fn report_broken(&self, request: RequestFingerprint);
+        fn report_lost(&self, request: RequestFingerprint);
         fn is_alone(&self) -> bool;
-        fn alone_for(&self, request: RequestFingerprint) -> Duration;
-        fn join(&self);
-        fn survived(&self, request: RequestFingerprint);
-        fn reads(&self);
-        fn watches(&self);
+        fn solitude_limit(&self, request: RequestFingerprint) -> Duration;
+        fn end_solitude(&self);
+        fn note_survival(&self, request: RequestFingerprint);
+        fn mark_read_only(&self);
+        fn mark_endless(&self);
     }
 
     fn note_progress(&self, _: usize) {
@@ -279,7 +279,7 @@ impl BackendLease for Lease {
     }
 
     fn doubt(&self) {
-        self.refused();
+        self.report_refused();
     }
 
     fn done(&self) {
@@ -287,14 +287,14 @@ impl BackendLease for Lease {
     }
 
     fn settled(&self) -> BoxFuture<'static, ()> {
-        Box::pin(Lease::settled(self))
+        Box::pin(Lease::until_settled(self))
     }
 
     fn alone(self: Arc<Self>, request: RequestFingerprint) -> BoxFuture<'static, SolitudeResult> {
-        Box::pin(async move { Lease::alone(&self, request).await })
+        Box::pin(async move { Lease::wait_alone(&self, request).await })
     }
 
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { Lease::revoked(&self).await })
+        Box::pin(async move { Lease::until_revoked(&self).await })
     }
 }

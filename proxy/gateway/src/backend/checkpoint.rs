@@ -37,7 +37,7 @@ impl BodyCheckpoint {
     ) -> Poll<Result<(), BodyError>> {
         if self.waiting.is_none() {
             let Some(lease) = self.lease.upgrade() else { return Poll::Ready(Err(BodyError::Stopped)) };
-            match lease.standing(print) {
+            match lease.request_standing(print) {
                 RequestStanding::Clear => return Poll::Ready(Ok(())),
                 RequestStanding::Refused { .. } => return Poll::Ready(Err(BodyError::Quarantined)),
                 RequestStanding::Suspect => self.waiting = Some(lease.alone(print)),
@@ -49,11 +49,11 @@ impl BodyCheckpoint {
         Poll::Ready(match alone {
             SolitudeResult::Granted => {
                 if let Some(lease) = self.lease.upgrade() {
-                    let_others_in_later(&lease, print, &self.tracker);
+                    join_others_later(&lease, print, &self.tracker);
                 }
                 Ok(())
             }
-            SolitudeResult::InCompany => Ok(()),
+            SolitudeResult::Shared => Ok(()),
             SolitudeResult::Refused(_) => Err(BodyError::Quarantined),
             SolitudeResult::Gone => Err(BodyError::Stopped),
         })
@@ -61,16 +61,16 @@ impl BodyCheckpoint {
 }
 
 /// Lets other requests in next to a suspect that runs for a long time.
-pub(crate) fn let_others_in_later(
+pub(crate) fn join_others_later(
     lease: &Arc<dyn BackendLease>,
     print: RequestFingerprint,
     tracker: &TaskTracker,
 ) {
-    let (lone, after) = (Arc::downgrade(lease), lease.alone_for(print));
+    let (lone, after) = (Arc::downgrade(lease), lease.solitude_limit(print));
     drop(tracker.spawn(async move {
         tokio::time::sleep(after).await;
         if let Some(lease) = lone.upgrade() {
-            lease.join();
+            lease.end_solitude();
         }
     }));
 }

@@ -37,22 +37,22 @@ impl ConnWaker {
     }
 
     /// Resets the state for a new request.
-    pub(crate) fn listen(&self) {
+    pub(crate) fn reset_heard(&self) {
         self.heard.store(false, Ordering::Relaxed);
     }
 
     /// Records that bytes came.
-    pub(crate) fn hear(&self) {
+    pub(crate) fn note_bytes(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any byte has come since [`Self::listen`].
+    /// Returns whether any byte has come since [`Self::reset_heard`].
     pub(crate) fn has_heard(&self) -> bool {
         self.heard.load(Ordering::Relaxed)
     }
 
     /// Marks the connection as driven by this task, which is woken from now on.
-    pub(crate) fn enter(&self, task: &Waker) {
+    pub(crate) fn start_driving(&self, task: &Waker) {
         let mut known = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         match known.as_mut() {
             Some(known) => known.clone_from(task),
@@ -71,7 +71,7 @@ impl ConnWaker {
 
     /// Ends driving. Returns true if the connection is due nevertheless: then the task has to poll again by
     /// itself.
-    pub(crate) fn leave(&self) -> bool {
+    pub(crate) fn stop_driving(&self) -> bool {
         self.driven.store(false, Ordering::SeqCst);
         self.is_due()
     }
@@ -82,7 +82,7 @@ impl ConnWaker {
     }
 
     /// Like [`Self::is_due`], and clears the mark until the next wake.
-    pub(crate) fn take(&self) -> bool {
+    pub(crate) fn take_due(&self) -> bool {
         self.due.swap(false, Ordering::SeqCst)
     }
 }
@@ -123,16 +123,16 @@ mod tests {
         let woken = || count.0.load(Ordering::SeqCst);
         let conn_waker = ConnWaker::new();
         let waker = Waker::from(conn_waker.clone());
-        conn_waker.enter(&task);
-        assert!(conn_waker.take() && !conn_waker.take());
+        conn_waker.start_driving(&task);
+        assert!(conn_waker.take_due() && !conn_waker.take_due());
         waker.wake_by_ref();
         assert_eq!(woken(), 0, "it is there");
-        assert!(conn_waker.leave(), "and told when it goes");
-        assert!(conn_waker.take());
+        assert!(conn_waker.stop_driving(), "and told when it goes");
+        assert!(conn_waker.take_due());
         waker.wake_by_ref();
         assert_eq!(woken(), 1, "it is away");
         conn_waker.start_driving_alone();
-        assert!(conn_waker.take() && !conn_waker.leave());
+        assert!(conn_waker.take_due() && !conn_waker.stop_driving());
         waker.wake();
         assert_eq!((woken(), conn_waker.is_due()), (1, true), "nobody waits");
     }

@@ -38,16 +38,16 @@ pub(crate) struct RepeatPolicy {
     /// The request is kept for the next process.
     pub(crate) remembers: bool,
     /// Largest body that is kept, in bytes.
-    pub(crate) most_bytes: usize,
+    pub(crate) max_bytes: usize,
 }
 
 enum OutgoingBody {
     /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
-    Again(Box<BodyIntake>),
+    Repeatable(Box<BodyIntake>),
     /// Sent once, unless a connection hands it back unsent.
     Once(Option<RequestBody>, Arc<SentBody>),
     /// A request of our own on behalf of a client's request, which is blamed for its effects.
-    Beside(HeldPieces, Arc<SentBody>),
+    Side(HeldPieces, Arc<SentBody>),
 }
 
 /// RFC 9110 section 9.2.1. The gateway answers the other safe methods itself.
@@ -62,7 +62,7 @@ impl UpstreamRequest {
         intake: Box<BodyIntake>,
         repeating: RepeatPolicy,
     ) -> Result<Box<Self>, RequestRefusal> {
-        let RepeatPolicy { generates, repeats, remembers, most_bytes } = repeating;
+        let RepeatPolicy { generates, repeats, remembers, max_bytes: most_bytes } = repeating;
         let parts = *parts;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| RequestRefusal::Host)?;
@@ -78,32 +78,32 @@ impl UpstreamRequest {
         }
         *head.method_mut() = parts.method;
         let body = if kept && intake.is_whole() && intake.len() <= most_bytes as u64 {
-            OutgoingBody::Again(intake)
+            OutgoingBody::Repeatable(intake)
         } else {
             let sent = intake.sent.clone();
-            OutgoingBody::Once(Some(RequestBody::once(intake)), sent)
+            OutgoingBody::Once(Some(RequestBody::from_intake(intake)), sent)
         };
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
 
     /// Makes the following attempts children of this span.
-    pub(super) fn follow(&mut self, parent: Option<HeaderValue>) {
-        trace::follow(self.head.headers_mut(), parent);
+    pub(super) fn set_parent_span(&mut self, parent: Option<HeaderValue>) {
+        trace::set_traceparent(self.head.headers_mut(), parent);
     }
 
     /// Returns the request to send. A request that is sent only once is handed out by the first call.
     pub(super) fn request(&mut self) -> Request<RequestBody> {
         let (headers, body) = match &mut self.body {
-            OutgoingBody::Again(intake) => {
-                let (pieces, sent) = intake.again();
-                (self.head.headers().clone(), RequestBody::again(pieces, sent))
+            OutgoingBody::Repeatable(intake) => {
+                let (pieces, sent) = intake.pieces_to_repeat();
+                (self.head.headers().clone(), RequestBody::from_held(pieces, sent))
             }
-            OutgoingBody::Beside(held, sent) => {
-                *sent = Arc::new(SentBody::again(sent));
-                (self.head.headers().clone(), RequestBody::again(held.again(), sent.clone()))
+            OutgoingBody::Side(held, sent) => {
+                *sent = Arc::new(SentBody::for_resend(sent));
+                (self.head.headers().clone(), RequestBody::from_held(held.shared_pieces(), sent.clone()))
             }
             OutgoingBody::Once(body, sent) => {
-                let body = body.take().unwrap_or_else(|| RequestBody::nothing(sent.clone()));
+                let body = body.take().unwrap_or_else(|| RequestBody::empty(sent.clone()));
                 (std::mem::take(self.head.headers_mut()), body)
             }
         };
@@ -129,11 +129,11 @@ impl UpstreamRequest {
 
     /// Returns whether all of its body is held, to be sent again.
     pub(super) fn is_held(&self) -> bool {
-        matches!(self.body, OutgoingBody::Again(_))
+        matches!(self.body, OutgoingBody::Repeatable(_))
     }
 
     /// Returns whether it may be executed again if its server dies.
-    pub(super) fn repeats(&self) -> bool {
+    pub(super) fn may_repeat(&self) -> bool {
         self.repeats && self.is_held()
     }
 
@@ -149,57 +149,62 @@ impl UpstreamRequest {
 
     pub(crate) fn sent(&self) -> Arc<SentBody> {
         match &self.body {
-            OutgoingBody::Again(intake) => intake.sent.clone(),
-            OutgoingBody::Once(_, sent) | OutgoingBody::Beside(_, sent) => sent.clone(),
+            OutgoingBody::Repeatable(intake) => intake.sent.clone(),
+            OutgoingBody::Once(_, sent) | OutgoingBody::Side(_, sent) => sent.clone(),
         }
     }
 
     /// Returns the whole JSON body, if it is held.
     pub(crate) fn json(&self) -> Option<Bytes> {
         match &self.body {
-            OutgoingBody::Again(intake) => intake.json(),
-            OutgoingBody::Once(..) | OutgoingBody::Beside(..) => None,
+            OutgoingBody::Repeatable(intake) => intake.json(),
+            OutgoingBody::Once(..) | OutgoingBody::Side(..) => None,
         }
     }
 
     /// Returns whether the body may be held until the answer is complete: there is room left for other
     /// bodies, and it has no images or audio.
-    pub(crate) fn may_stay(&self) -> bool {
+    pub(crate) fn may_be_held(&self) -> bool {
         match &self.body {
-            OutgoingBody::Again(intake) => intake.may_stay(),
-            OutgoingBody::Once(..) | OutgoingBody::Beside(..) => false,
+            OutgoingBody::Repeatable(intake) => intake.may_be_held(),
+            OutgoingBody::Once(..) | OutgoingBody::Side(..) => false,
         }
     }
 
     /// Counts its images and recordings, before it is sent.
     pub(crate) fn media(&self) -> (u64, u64) {
         match &self.body {
-            OutgoingBody::Again(intake) => intake.media(),
-            OutgoingBody::Once(..) | OutgoingBody::Beside(..) => self.sent().media(),
+            OutgoingBody::Repeatable(intake) => intake.media(),
+            OutgoingBody::Once(..) | OutgoingBody::Side(..) => self.sent().media(),
         }
     }
 
     /// Returns the whole JSON body, to be kept until its answer is complete; `None` if it may not be held
     /// that long.
-    pub(crate) fn remembered(&self) -> Option<HeldPieces> {
+    pub(crate) fn held_copy(&self) -> Option<HeldPieces> {
         match &self.body {
-            OutgoingBody::Again(intake) if intake.may_stay() => intake.remembered(),
+            OutgoingBody::Repeatable(intake) if intake.may_be_held() => intake.held_copy(),
             _ => None,
         }
     }
 
     /// Builds another request with the head of this one, to `path` if given. `None` if no more bytes may be
     /// held now.
-    pub(crate) fn beside(&self, path: Option<&'static str>, body: Bytes, streams: bool) -> Option<Self> {
-        let OutgoingBody::Again(intake) = &self.body else { return None };
+    pub(crate) fn side_request(
+        &self,
+        path: Option<&'static str>,
+        body: Bytes,
+        streams: bool,
+    ) -> Option<Self> {
+        let OutgoingBody::Repeatable(intake) = &self.body else { return None };
         let mut head = Request::new(());
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
         *head.headers_mut() = self.head.headers().clone();
         // llama-server records the events of the client's own request under this id.
         head.headers_mut().remove(CONVERSATION_ID);
-        let sent = Arc::new(SentBody::again(&intake.sent));
-        let body = OutgoingBody::Beside(intake.beside(body)?, sent);
+        let sent = Arc::new(SentBody::for_resend(&intake.sent));
+        let body = OutgoingBody::Side(intake.hold_other(body)?, sent);
         Some(Self { head, body, streams, generates_stream: false, repeats: false })
     }
 }

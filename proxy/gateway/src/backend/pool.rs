@@ -50,7 +50,7 @@ impl PoolLimits {
     /// Returns how many idle connections may be kept. In a llama-server with a fixed number of connection
     /// threads an idle connection occupies one. Half of them are left for new connections, such as the
     /// supervisor's probes.
-    fn allowed(&self, facts: ServerFacts) -> usize {
+    fn max_idle(&self, facts: ServerFacts) -> usize {
         match facts.http_threads {
             Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
             Some(_) => self.kept,
@@ -79,17 +79,17 @@ impl ConnectionPool {
     }
 
     fn shelf(&self) -> &Mutex<PoolShelf> {
-        &self.shelves[workers::number() % self.shelves.len()]
+        &self.shelves[workers::worker_number() % self.shelves.len()]
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut PoolShelf) -> T) -> T {
+    fn with_shelf<T>(&self, act: impl FnOnce(&mut PoolShelf) -> T) -> T {
         act(&mut self.shelf().lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes an idle connection, if there is a usable one.
     pub(crate) fn reuse(&self) -> Option<UpstreamConn> {
         loop {
-            let IdleConnection { mut conn, since } = self.with(|shelf| shelf.idle.pop())?;
+            let IdleConnection { mut conn, since } = self.with_shelf(|shelf| shelf.idle.pop())?;
             self.kept.fetch_sub(1, Ordering::Relaxed);
             if since.elapsed() >= self.limits.idle {
                 // The remaining ones are older still.
@@ -115,26 +115,26 @@ impl ConnectionPool {
     }
 
     /// Keeps a connection whose last answer was read to its end.
-    pub(crate) fn put(self: &Arc<Self>, mut conn: UpstreamConn, facts: ServerFacts) {
+    pub(crate) fn put_back(self: &Arc<Self>, mut conn: UpstreamConn, facts: ServerFacts) {
         if !conn.settle() {
             return;
         }
-        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.allowed(facts) {
+        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.max_idle(facts) {
             self.kept.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let swept = self.with(|shelf| {
+        let swept = self.with_shelf(|shelf| {
             shelf.idle.push(IdleConnection { conn, since: Instant::now() });
             std::mem::replace(&mut shelf.swept, true)
         });
         if !swept {
-            drop(self.tracker.spawn(sweep(Arc::downgrade(self), self.limits.idle)));
+            drop(self.tracker.spawn(sweep_shelf(Arc::downgrade(self), self.limits.idle)));
         }
     }
 
     /// Closes connections that are too old or were closed by the backend. Returns false if none is left.
     fn prune(&self) -> bool {
-        let (gone, left) = self.with(|shelf| {
+        let (gone, left) = self.with_shelf(|shelf| {
             let gone: Vec<IdleConnection> = shelf
                 .idle
                 .extract_if(.., |idle| idle.since.elapsed() >= self.limits.idle || !idle.conn.settle())
@@ -152,12 +152,12 @@ impl ConnectionPool {
 }
 
 /// Prunes one thread's shelf until it is empty, or the pool is dropped.
-async fn sweep(pool: Weak<ConnectionPool>, every: Duration) {
+async fn sweep_shelf(pool: Weak<ConnectionPool>, every: Duration) {
     loop {
         sleep(every).await;
         let Some(pool) = pool.upgrade() else { return };
         if !pool.prune() {
-            let done = pool.with(|shelf| {
+            let done = pool.with_shelf(|shelf| {
                 shelf.swept = !shelf.idle.is_empty();
                 !shelf.swept
             });
@@ -176,7 +176,7 @@ mod tests {
     fn idle_connections_leave_threads_to_others() {
         let second = Duration::from_secs(1);
         let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
-        let of = |http_threads| limits.allowed(ServerFacts { http_threads, ..ServerFacts::default() });
+        let of = |http_threads| limits.max_idle(ServerFacts { http_threads, ..ServerFacts::default() });
         assert_eq!(of(None), 2);
         assert_eq!((of(Some(1)), of(Some(6)), of(Some(500))), (0, 3, 64));
         assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND)), 64);

@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::backend::checkpoint::BodyCheckpoint;
-use crate::body::fingerprint::parts;
+use crate::body::fingerprint::cache_sized_parts;
 use crate::body::intake::{BodyIntake, PassingBody};
 use crate::body::request_stream::RequestStream;
 use crate::body::sent::SentBody;
@@ -41,20 +41,23 @@ struct LiveBody {
 }
 
 impl RequestBody {
-    pub(crate) fn nothing(sent: Arc<SentBody>) -> Self {
+    pub(crate) fn empty(sent: Arc<SentBody>) -> Self {
         Self::new(BodySource::Nothing, sent)
     }
 
     /// Creates a body of which every piece is held elsewhere.
-    pub(crate) fn again(pieces: VecDeque<Bytes>, sent: Arc<SentBody>) -> Self {
+    pub(crate) fn from_held(pieces: VecDeque<Bytes>, sent: Arc<SentBody>) -> Self {
         Self::new(BodySource::Again(pieces), sent)
     }
 
     /// Creates a body from the pieces that are here, then the rest as it arrives.
-    pub(crate) fn once(intake: Box<BodyIntake>) -> Self {
+    pub(crate) fn from_intake(intake: Box<BodyIntake>) -> Self {
         let sent = intake.sent.clone();
         let live = |body| Box::new(LiveBody { body, waiting: None, checkpoint: None, last: None });
-        Self::new(intake.pass().map_or(BodySource::Nothing, |body| BodySource::Live(live(body))), sent)
+        Self::new(
+            intake.into_passing().map_or(BodySource::Nothing, |body| BodySource::Live(live(body))),
+            sent,
+        )
     }
 
     /// Sets a checkpoint for the end of the body, if that is still to come.
@@ -91,7 +94,7 @@ impl RequestBody {
                 live.body.held.len() == 0
                     && live.last.is_none()
                     && live.checkpoint.is_none()
-                    && live.body.rest.as_ref().is_none_or(is_done)
+                    && live.body.rest.as_ref().is_none_or(is_body_done)
             }
         }
     }
@@ -160,7 +163,7 @@ impl Body for RequestBody {
 
 /// Returns whether no more bytes can come. Over HTTP/2 the end of a stream may be a frame of its own, after
 /// the last declared byte.
-fn is_done(rest: &RequestStream) -> bool {
+fn is_body_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }
 
@@ -199,12 +202,12 @@ impl LiveBody {
                     Err(_) => continue,
                 },
             };
-            self.body.limits.rate.came(waited, piece.len());
+            self.body.limits.rate.note_piece(waited, piece.len());
             let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
             if total > self.body.limits.bytes {
                 return Poll::Ready(Some(Err(BodyError::TooLarge)));
             }
-            for part in parts(&piece) {
+            for part in cache_sized_parts(&piece) {
                 if let Some(scanner) = &mut self.body.scanner {
                     scanner.feed(part);
                 }
@@ -217,7 +220,7 @@ impl LiveBody {
                 sent.note_media(scanner.images(), scanner.audio());
             }
             self.body.copy = self.body.copy.take().and_then(|mut copy| copy.add(&piece).then_some(copy));
-            if self.body.rest.as_ref().is_none_or(is_done) {
+            if self.body.rest.as_ref().is_none_or(is_body_done) {
                 self.last = Some(piece);
                 return self.poll_last(context, sent);
             }
@@ -233,7 +236,7 @@ impl LiveBody {
     ) -> Poll<Option<Result<Bytes, BodyError>>> {
         let print = self.body.printer.finish();
         if sent.bytes.load(Ordering::Relaxed) > 0 {
-            sent.seal(print);
+            sent.set_fingerprint(print);
         }
         if let Some(checkpoint) = &mut self.checkpoint
             && let Err(fault) = ready!(checkpoint.poll(print, context))

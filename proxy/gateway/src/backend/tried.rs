@@ -19,18 +19,18 @@ use crate::refusal::{BodyError, RequestRefusal};
 
 impl BackendAttempts<'_> {
     /// Makes one attempt by a canary. Without a sound answer, returns a lease of the model's own build.
-    pub(super) async fn by_canary(
+    pub(super) async fn try_canary(
         &mut self,
         lease: Arc<dyn BackendLease>,
         mut message: Box<UpstreamRequest>,
         deadline: Instant,
     ) -> Result<CanaryAttempt, RequestRefusal> {
         let Self { upstream, model, limits, .. } = *self;
-        self.asks(&lease, &mut message);
+        self.note_sent(&lease, &mut message);
         let mut revoked = lease.clone().revoked();
         let until = deadline.min(Instant::now() + self.patience);
         let result = {
-            let mut once = pin!(timeout_at(until, Self::once(upstream, &lease, &mut message)));
+            let mut once = pin!(timeout_at(until, Self::attempt_once(upstream, &lease, &mut message)));
             tokio::select! {
                 biased;
                 result = &mut once => Some(result),
@@ -40,8 +40,15 @@ impl BackendAttempts<'_> {
         let why = match result {
             Some(Ok(Ok((response, conn, pool)))) => {
                 let (sent, begins_by) = (message.sent(), Some(until));
-                let backend =
-                    Box::new(AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by });
+                let backend = Box::new(AnsweringBackend {
+                    lease,
+                    revoked,
+                    conn,
+                    pool,
+                    sent,
+                    deadline,
+                    first_event_deadline: begins_by,
+                });
                 match check_canary_answer(
                     response,
                     backend,
@@ -55,25 +62,25 @@ impl BackendAttempts<'_> {
                         let kept = kept.then_some(message);
                         return Ok(CanaryAttempt::Answers(Box::new(RelayedAnswer {
                             response,
-                            ahead,
+                            read_ahead: ahead,
                             backend,
-                            kept,
+                            message: kept,
                         })));
                     }
                     Err((backend, why)) => {
                         let AnsweringBackend { lease, sent, .. } = *backend;
                         if let Some(print) = sent.sent_fingerprint().filter(|_| why == CANARY_BROKE) {
-                            lease.broke(print);
+                            lease.report_broken(print);
                             lease.doubt();
                         }
-                        let other = self.instead(lease, why).await?;
-                        return Ok(CanaryAttempt::Left(other, message));
+                        let other = self.lease_own_build(lease, why).await?;
+                        return Ok(CanaryAttempt::Failed(other, message));
                     }
                 }
             }
             None => {
                 if let Some(print) = message.sent().sent_fingerprint() {
-                    lease.lost(print);
+                    lease.report_lost(print);
                 }
                 if lease.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE }
             }
@@ -81,46 +88,46 @@ impl BackendAttempts<'_> {
             Some(Ok(Err(failed))) => {
                 let sent = message.sent();
                 // A body that the client did not send completely, or may not send, is no fault of the canary.
-                match (sent.fault(), sent.print()) {
+                match (sent.fault(), sent.fingerprint()) {
                     (Some(BodyError::Quarantined), Some(print)) => {
-                        return Err(upstream.quarantined(model, print, false));
+                        return Err(upstream.quarantine_refusal(model, print, false));
                     }
                     (Some(fault), _) => return Err(limits.refusal(fault)),
                     (None, _) => {}
                 }
                 if let Some(print) = sent.sent_fingerprint().filter(|_| failed.was_sent()) {
-                    lease.broke(print);
+                    lease.report_broken(print);
                 }
-                if failed != AttemptFailure::Starved {
+                if failed != AttemptFailure::NoDescriptors {
                     lease.doubt();
                 }
                 if failed == AttemptFailure::Garbled { ANSWER_GARBLED } else { CANARY_BROKE }
             }
         };
         drop(revoked);
-        let other = self.instead(lease, why).await?;
-        Ok(CanaryAttempt::Left(other, message))
+        let other = self.lease_own_build(lease, why).await?;
+        Ok(CanaryAttempt::Failed(other, message))
     }
 
     /// Takes a lease of the model's own build in place of a canary's.
-    async fn instead(
+    async fn lease_own_build(
         &mut self,
         lease: Arc<dyn BackendLease>,
         why: &'static str,
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         tracing::debug!(model = %self.model, why, "a canary is left for the model's own build");
-        self.failed("canary_left");
-        self.leave(why);
-        self.again(lease, Duration::ZERO).await
+        self.note_failed("canary_left");
+        self.note_canary_failure(why);
+        self.lease_elsewhere(lease, Duration::ZERO).await
     }
 
     /// Records that a canary did not answer.
-    pub(crate) fn leave(&mut self, why: &'static str) {
+    pub(crate) fn note_canary_failure(&mut self, why: &'static str) {
         self.record.retries += 1;
-        match &mut self.record.tried {
+        match &mut self.record.canary_part {
             // Neither a deliberate stop nor a large answer is the canary's fault.
             tried if why == CANARY_STOPPED || why == ANSWER_TOO_LARGE => *tried = None,
-            Some(tried) => tried.left = Some(why),
+            Some(tried) => tried.canary_failure = Some(why),
             None => {}
         }
     }
@@ -130,7 +137,7 @@ impl BackendAttempts<'_> {
 pub(super) enum CanaryAttempt {
     Answers(Box<RelayedAnswer>),
     /// The canary failed: a lease of the model's own build, and the request.
-    Left(Arc<dyn BackendLease>, Box<UpstreamRequest>),
+    Failed(Arc<dyn BackendLease>, Box<UpstreamRequest>),
 }
 
 /// Reasons why a canary was abandoned.

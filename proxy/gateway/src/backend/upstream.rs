@@ -41,13 +41,13 @@ impl UpstreamContext {
     }
 
     /// Builds the refusal of a request that is known to kill its server.
-    pub(crate) fn quarantined(
+    pub(crate) fn quarantine_refusal(
         &self,
         model: &ModelName,
         print: RequestFingerprint,
         executed: bool,
     ) -> RequestRefusal {
-        let left = match self.backends.standing(model, print) {
+        let left = match self.backends.request_standing(model, print) {
             RequestStanding::Refused { left } => left,
             RequestStanding::Clear | RequestStanding::Suspect => Duration::ZERO,
         };

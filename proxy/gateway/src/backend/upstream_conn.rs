@@ -108,10 +108,10 @@ impl UpstreamConn {
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, UpstreamSendError> {
         self.is_closing |= ends_connection(request.headers());
-        self.conn_waker.listen();
+        self.conn_waker.reset_heard();
         let mut answer = pin!(self.sender.try_send_request(request));
         let result = std::future::poll_fn(|context| {
-            self.conn_waker.enter(context.waker());
+            self.conn_waker.start_driving(context.waker());
             let mut result = Poll::Pending;
             for _ in 0..DRIVES_PER_TURN {
                 let moved = self.drive();
@@ -121,7 +121,7 @@ impl UpstreamConn {
                     break;
                 }
             }
-            if self.conn_waker.leave() && result.is_pending() {
+            if self.conn_waker.stop_driving() && result.is_pending() {
                 context.waker().wake_by_ref();
             }
             result
@@ -145,16 +145,16 @@ impl UpstreamConn {
         if self.task.is_some() {
             return poll_data(body, context);
         }
-        self.conn_waker.enter(context.waker());
-        let piece = self.gather(body);
-        if self.conn_waker.leave() && piece.is_pending() {
+        self.conn_waker.start_driving(context.waker());
+        let piece = self.gather_pieces(body);
+        if self.conn_waker.stop_driving() && piece.is_pending() {
             context.waker().wake_by_ref();
         }
         piece
     }
 
     /// Reads the whole body of an answer, up to `limit` bytes.
-    pub(crate) async fn all(
+    pub(crate) async fn read_all(
         &mut self,
         mut body: Incoming,
         limit: usize,
@@ -170,7 +170,7 @@ impl UpstreamConn {
         Ok(all)
     }
 
-    fn gather(&mut self, body: &mut Incoming) -> Poll<Option<Result<Bytes, hyper::Error>>> {
+    fn gather_pieces(&mut self, body: &mut Incoming) -> Poll<Option<Result<Bytes, hyper::Error>>> {
         let mut first: Option<Bytes> = None;
         let mut joined = BytesMut::new();
         let mut looks = 0;
@@ -221,7 +221,7 @@ impl UpstreamConn {
     /// Drives the connection as far as possible now. Returns false if it was not due.
     fn drive(&mut self) -> bool {
         let Some(connection) = &mut self.connection else { return false };
-        if !self.conn_waker.take() {
+        if !self.conn_waker.take_due() {
             return false;
         }
         if let Poll::Ready(result) = Pin::new(connection).poll(&mut Context::from_waker(&self.waker)) {
@@ -243,7 +243,7 @@ impl UpstreamConn {
                 break;
             }
         }
-        self.conn_waker.leave();
+        self.conn_waker.stop_driving();
         self.connection.is_some() && self.sender.is_ready() && !self.is_closing
     }
 
@@ -336,7 +336,7 @@ impl AsyncRead for UpstreamSocket {
         let before = buffer.filled().len();
         let read = either!(self.as_mut(), stream => Pin::new(stream).poll_read(context, buffer));
         if buffer.filled().len() > before {
-            self.conn_waker.hear();
+            self.conn_waker.note_bytes();
         }
         read
     }

@@ -7,31 +7,31 @@ use std::time::Duration;
 /// Time credit of one body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyRate {
-    left: Duration,
-    most: Duration,
+    credit: Duration,
+    max_credit: Duration,
     /// Bytes per second. With 0, every byte restores the full credit.
     rate: u64,
     /// Total waiting time left until the deadline.
-    whole: Duration,
+    total_left: Duration,
 }
 
 impl BodyRate {
     /// Starts a body. `most` is the longest silence, `whole` the longest waiting time in total.
-    pub(crate) fn new(most: Duration, rate: u64, whole: Duration) -> Self {
-        Self { left: most, most, rate, whole }
+    pub(crate) fn new(max_credit: Duration, rate: u64, total_left: Duration) -> Self {
+        Self { credit: max_credit, max_credit, rate, total_left }
     }
 
     /// Returns how long the next piece may take.
     pub(crate) fn left(&self) -> Duration {
-        self.left.min(self.whole)
+        self.credit.min(self.total_left)
     }
 
     /// Accounts for a piece that came after `waited`.
-    pub(crate) fn came(&mut self, waited: Duration, bytes: usize) {
+    pub(crate) fn note_piece(&mut self, waited: Duration, bytes: usize) {
         let nanos = (bytes as u64).saturating_mul(1_000_000_000).checked_div(self.rate);
-        let earned = nanos.map_or(self.most, Duration::from_nanos);
-        self.whole = self.whole.saturating_sub(waited);
-        self.left = self.left.saturating_sub(waited).saturating_add(earned).min(self.most);
+        let earned = nanos.map_or(self.max_credit, Duration::from_nanos);
+        self.total_left = self.total_left.saturating_sub(waited);
+        self.credit = self.credit.saturating_sub(waited).saturating_add(earned).min(self.max_credit);
     }
 }
 
@@ -46,13 +46,13 @@ mod tests {
         let mut trickle = BodyRate::new(SECOND * 30, 1024, SECOND * 100_000);
         let mut pieces = 0;
         while trickle.left() > SECOND {
-            trickle.came(SECOND, 1);
+            trickle.note_piece(SECOND, 1);
             pieces += 1;
         }
         assert!((29..=30).contains(&pieces), "{pieces}");
         let mut fair = BodyRate::new(SECOND * 30, 1024, SECOND * 100_000);
         for _ in 0..10_000 {
-            fair.came(SECOND, 1024);
+            fair.note_piece(SECOND, 1024);
         }
         assert_eq!(fair.left(), SECOND * 30);
     }
@@ -60,12 +60,12 @@ mod tests {
     #[test]
     fn a_pause_is_forgiven_when_the_rest_comes_fast() {
         let mut pace = BodyRate::new(SECOND * 30, 1024, SECOND * 100_000);
-        pace.came(SECOND * 29, 1400);
+        pace.note_piece(SECOND * 29, 1400);
         assert!(pace.left() > SECOND * 2);
-        pace.came(SECOND / 100, 100_000);
+        pace.note_piece(SECOND / 100, 100_000);
         assert_eq!(pace.left(), SECOND * 30);
         // Never more than at the beginning, and never negative.
-        pace.came(SECOND * 100, 0);
+        pace.note_piece(SECOND * 100, 0);
         assert_eq!(pace.left(), Duration::ZERO);
     }
 
@@ -74,7 +74,7 @@ mod tests {
         let mut slow = BodyRate::new(SECOND * 30, 1024, SECOND * 600);
         for passed in 0..600 {
             assert_eq!(slow.left(), (SECOND * 30).min(SECOND * (600 - passed)));
-            slow.came(SECOND, 1024);
+            slow.note_piece(SECOND, 1024);
         }
         assert_eq!(slow.left(), Duration::ZERO);
     }
@@ -83,7 +83,7 @@ mod tests {
     fn without_a_rate_only_silence_counts() {
         let mut pace = BodyRate::new(SECOND * 30, 0, SECOND * 100_000);
         for _ in 0..100 {
-            pace.came(SECOND * 29, 1);
+            pace.note_piece(SECOND * 29, 1);
         }
         assert_eq!(pace.left(), SECOND * 30);
     }

@@ -23,7 +23,7 @@ const PIECE_OVERHEAD: usize = 64;
 const MAX_SHARE_RATIO: usize = 2;
 
 /// Returns the most bytes of a budget of `all` that one client can hold, if no other client holds any.
-pub fn most_of_one_client(all: u64) -> u64 {
+pub fn max_client_bytes(all: u64) -> u64 {
     let times = MAX_SHARE_RATIO as u64;
     all / (times + 1) * times
 }
@@ -55,7 +55,7 @@ impl BodyBudget {
     }
 
     /// Returns the budget for a client.
-    pub(crate) fn of(&self, peer: Arc<ClientShare>, key: Option<Arc<ClientShare>>) -> Self {
+    pub(crate) fn for_client(&self, peer: Arc<ClientShare>, key: Option<Arc<ClientShare>>) -> Self {
         Self { peer: Some(peer), key, ..self.clone() }
     }
 
@@ -66,19 +66,19 @@ impl BodyBudget {
     /// Reserves bytes if the total then is at most `limit`, and this client's share at most `times` the rest.
     fn take_below(&self, limit: usize, times: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
-        let Some(before) = add_up_to(used, bytes, limit) else { return false };
+        let Some(before) = add_within_limit(used, bytes, limit) else { return false };
         let most = self.limit.saturating_sub(before.saturating_add(bytes)).saturating_mul(times);
         let mut fits = true;
         for share in self.shares() {
             fits &= share.0.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= most;
         }
         if !fits {
-            self.give(bytes);
+            self.release(bytes);
         }
         fits
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         for share in self.shares() {
             share.0.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -114,7 +114,7 @@ impl HeldPieces {
     }
 
     /// Creates an empty list of pieces under the same budget.
-    pub(crate) fn anew(&self) -> Self {
+    pub(crate) fn new_empty(&self) -> Self {
         Self::new(self.budget.clone())
     }
 
@@ -166,7 +166,7 @@ impl HeldPieces {
         self.bytes -= piece.len() as u64;
         let back = (piece.len() + PIECE_OVERHEAD).min(self.reserved);
         self.reserved -= back;
-        self.budget.give(back);
+        self.budget.release(back);
         Some(piece)
     }
 
@@ -182,26 +182,26 @@ impl HeldPieces {
             return false;
         }
         self.reserved += added;
-        self.pieces = splice::apply(std::mem::take(&mut self.pieces), edits);
+        self.pieces = splice::apply_edits(std::mem::take(&mut self.pieces), edits);
         self.bytes = self.pieces.iter().map(|piece| piece.len() as u64).sum();
         true
     }
 
     /// Returns the same pieces, sharing their bytes and not counted in the budget: the caller must keep
     /// `self` as long.
-    pub(crate) fn again(&self) -> VecDeque<Bytes> {
+    pub(crate) fn shared_pieces(&self) -> VecDeque<Bytes> {
         self.pieces.clone()
     }
 }
 
 impl Drop for HeldPieces {
     fn drop(&mut self) {
-        self.budget.give(self.reserved);
+        self.budget.release(self.reserved);
     }
 }
 
 /// Adds to a sum and returns its previous value; `None` if the sum would exceed `limit`.
-pub(crate) fn add_up_to(sum: &AtomicUsize, more: usize, limit: usize) -> Option<usize> {
+pub(crate) fn add_within_limit(sum: &AtomicUsize, more: usize, limit: usize) -> Option<usize> {
     let mut before = sum.load(Ordering::Relaxed);
     loop {
         let after = before.checked_add(more).filter(|after| *after <= limit)?;
@@ -225,19 +225,23 @@ mod tests {
             held.len()
         };
         let (peer, key) = (share(), share());
-        let mut one = HeldPieces::new(budget.of(peer.clone(), None));
+        let mut one = HeldPieces::new(budget.for_client(peer.clone(), None));
         let first = fill(&mut one);
         assert!((1_900_000..=2_000_000).contains(&first), "{first}");
         assert_eq!(
-            fill(&mut HeldPieces::new(budget.of(peer.clone(), Some(key.clone())))),
+            fill(&mut HeldPieces::new(budget.for_client(peer.clone(), Some(key.clone())))),
             0,
             "the same address"
         );
-        let mut two = HeldPieces::new(budget.of(share(), Some(key.clone())));
+        let mut two = HeldPieces::new(budget.for_client(share(), Some(key.clone())));
         let second = fill(&mut two);
         assert!((600_000..=667_000).contains(&second), "{second}");
-        assert_eq!(fill(&mut HeldPieces::new(budget.of(share(), Some(key.clone())))), 0, "the same key");
-        assert!(fill(&mut HeldPieces::new(budget.of(share(), Some(share())))) > 200_000, "neither");
+        assert_eq!(
+            fill(&mut HeldPieces::new(budget.for_client(share(), Some(key.clone())))),
+            0,
+            "the same key"
+        );
+        assert!(fill(&mut HeldPieces::new(budget.for_client(share(), Some(share())))) > 200_000, "neither");
         drop((one, two));
         assert_eq!((peer.0.load(Ordering::Relaxed), key.0.load(Ordering::Relaxed)), (0, 0));
     }

@@ -36,10 +36,10 @@ pub(crate) struct FingerprintKey {
 
 impl FingerprintKey {
     pub(crate) fn new() -> Self {
-        Self::of(rand::random(), rand::random(), &rand::random())
+        Self::from_parts(rand::random(), rand::random(), &rand::random())
     }
 
-    fn of(key: [u64; 4], secret: XxhSecret, lead: &XxhLead) -> Self {
+    fn from_parts(key: [u64; 4], secret: XxhSecret, lead: &XxhLead) -> Self {
         let behind_its_lead = |secret| {
             let mut xxh3 = RawHasher::new(secret);
             xxh3.write(lead);
@@ -58,7 +58,7 @@ impl FingerprintKey {
         FingerprintHasher {
             highway,
             read: 0,
-            rest: self.xxh3.clone().map_or(RestHasher::Refused, RestHasher::None),
+            rest: self.xxh3.clone().map_or(RestHasher::Unavailable, RestHasher::None),
         }
     }
 }
@@ -68,7 +68,7 @@ const CACHE_BYTES: usize = 16 * 1024;
 
 /// Cuts a piece into parts that the scanner and then the printer read: a whole piece may be larger than the
 /// cache.
-pub(crate) fn parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn cache_sized_parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
     piece.chunks(CACHE_BYTES)
 }
 
@@ -87,7 +87,7 @@ enum RestHasher {
     /// XXH3. Boxed, because few bodies are that long.
     Long(Box<XxhHasher>),
     /// XXH3 is unavailable: `HighwayHash` reads everything.
-    Refused,
+    Unavailable,
 }
 
 impl fmt::Debug for FingerprintHasher {
@@ -111,7 +111,7 @@ impl FingerprintHasher {
         }
         match &mut self.rest {
             RestHasher::Long(xxh3) => xxh3.write(behind),
-            RestHasher::None(_) | RestHasher::Refused => self.highway.append(behind),
+            RestHasher::None(_) | RestHasher::Unavailable => self.highway.append(behind),
         }
     }
 
@@ -134,7 +134,7 @@ mod tests {
     const SECRET: XxhSecret = [7; DEFAULT_SECRET_LENGTH];
 
     fn key() -> FingerprintKey {
-        FingerprintKey::of([1, 2, 3, 4], SECRET, &[9; 256])
+        FingerprintKey::from_parts([1, 2, 3, 4], SECRET, &[9; 256])
     }
 
     fn of(key: &FingerprintKey, method: &Method, path: &str, pieces: &[&[u8]]) -> RequestFingerprint {
@@ -158,7 +158,7 @@ mod tests {
         assert_ne!(post("/v1/completions", &[body]), whole);
         assert_ne!(post("/a", &[b"b"]), post("/ab", &[b""]));
         assert_ne!(of(&key, &Method::PUT, "/a", &[b"b"]), post("/a", &[b"b"]));
-        let other = FingerprintKey::of([1, 2, 3, 5], SECRET, &[9; 256]);
+        let other = FingerprintKey::from_parts([1, 2, 3, 5], SECRET, &[9; 256]);
         assert_ne!(of(&other, &Method::POST, "/a", &[b"b"]), post("/a", &[b"b"]), "another key");
     }
 
@@ -183,7 +183,7 @@ mod tests {
         for len in [DIRECT_BYTES - 1, DIRECT_BYTES, DIRECT_BYTES + 1, DIRECT_BYTES + 4999] {
             assert_ne!(post(&[&body[..len]]), whole, "{len}");
         }
-        let other = FingerprintKey::of([1, 2, 3, 4], [8; DEFAULT_SECRET_LENGTH], &[9; 256]);
+        let other = FingerprintKey::from_parts([1, 2, 3, 4], [8; DEFAULT_SECRET_LENGTH], &[9; 256]);
         assert_ne!(of(&other, &Method::POST, "/", &[&body]), whole, "another secret");
     }
 

@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout};
 use warden_policies::defaults::Server;
 
 use crate::body::budget::{BodyBudget, HeldPieces};
-use crate::body::fingerprint::{FingerprintHasher, parts};
+use crate::body::fingerprint::{FingerprintHasher, cache_sized_parts};
 use crate::body::limits::BodyLimits;
 use crate::body::multipart::MultipartScanner;
 use crate::body::request_copy::RequestCopy;
@@ -99,8 +99,10 @@ impl BodyIntake {
             return Err(limits.refusal(BodyError::TooLarge));
         }
         let body = RequestStream::open(headers, body, &budget)?;
-        let form =
-            headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(MultipartScanner::of);
+        let form = headers
+            .get(CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .and_then(MultipartScanner::from_content_type);
         Ok(Box::new(Self {
             held: HeldPieces::new(budget),
             rest: (!body.is_end_stream()).then_some(body),
@@ -114,12 +116,16 @@ impl BodyIntake {
     }
 
     /// Reads as much as needed. With `search`, reads until the model is known.
-    pub(crate) async fn take(&mut self, search: bool, config: &GatewayConfig) -> Result<(), RequestRefusal> {
+    pub(crate) async fn take_needed(
+        &mut self,
+        search: bool,
+        config: &GatewayConfig,
+    ) -> Result<(), RequestRefusal> {
         let small = config.upstream.replay_bytes.0;
         let declared = self.rest.as_ref().and_then(|rest| rest.size_hint().exact());
         let may_be_small = declared.is_none_or(|declared| declared <= small);
         loop {
-            let searching = search && !self.settled();
+            let searching = search && !self.is_model_settled();
             if self.rest.is_none() || !(searching || (may_be_small && self.held.len() < small)) {
                 return Ok(());
             }
@@ -130,7 +136,7 @@ impl BodyIntake {
             }
             let Some(piece) = self.next_in_time().await? else { return Ok(()) };
             if let Err(piece) = self.held.push(piece) {
-                if searching && !self.settled() {
+                if searching && !self.is_model_settled() {
                     return Err(RequestRefusal::Busy);
                 }
                 self.held.push_unreserved(piece);
@@ -141,7 +147,7 @@ impl BodyIntake {
 
     /// Reads the rest before a slot is requested: llama-server computes nothing before it has the last
     /// byte. Stops when half of the budget is used. The rest is then sent as it arrives, under the limits
-    /// of [`Self::hurry`].
+    /// of [`Self::tighten_limits`].
     pub(crate) async fn take_rest(&mut self) -> Result<(), RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };
@@ -154,7 +160,7 @@ impl BodyIntake {
     }
 
     /// Tightens the limits for the rest, because a slot waits for it. Returns the limits in force.
-    pub(crate) fn hurry(&mut self, config: &Server, limits: BodyLimits) -> BodyLimits {
+    pub(crate) fn tighten_limits(&mut self, config: &Server, limits: BodyLimits) -> BodyLimits {
         if self.rest.is_none() {
             return limits;
         }
@@ -165,7 +171,7 @@ impl BodyIntake {
     /// Reads further pieces while the request waits for a backend: a client's leaving is noticed only after
     /// its unread bytes. Resolves only if the body fails. Pauses when nothing is left or half of the budget
     /// is used: waiting requests must not crowd out new ones.
-    pub(crate) async fn ahead(&mut self) -> RequestRefusal {
+    pub(crate) async fn read_ahead(&mut self) -> RequestRefusal {
         while self.rest.is_some() {
             match self.next().await {
                 Err(fault) => return self.limits.refusal(fault),
@@ -195,7 +201,7 @@ impl BodyIntake {
 
     /// Reads the whole body and drops it: the backend gets none.
     pub(crate) async fn discard(&mut self) -> Result<(), RequestRefusal> {
-        self.held = self.held.anew();
+        self.held = self.held.new_empty();
         while self.next_in_time().await?.is_some() {}
         // The scan result belongs to the dropped body.
         self.finder = ModelFinder::Json(BodyScanner::new());
@@ -208,7 +214,7 @@ impl BodyIntake {
         let piece = timeout(self.limits.rate.left(), self.next()).await;
         let piece = piece.map_err(|_| RequestRefusal::BodyTooSlow)?;
         let piece = piece.map_err(|fault| self.limits.refusal(fault))?;
-        self.limits.rate.came(since.elapsed(), piece.as_ref().map_or(0, Bytes::len));
+        self.limits.rate.note_piece(since.elapsed(), piece.as_ref().map_or(0, Bytes::len));
         Ok(piece)
     }
 
@@ -232,7 +238,7 @@ impl BodyIntake {
         if self.rest.is_some() || !scanner.is_complete_object() {
             return None;
         }
-        PromptTexts::of(&self.held.again().iter().fold(Vec::new(), |mut all, piece| {
+        PromptTexts::from_body(&self.held.shared_pieces().iter().fold(Vec::new(), |mut all, piece| {
             all.extend_from_slice(piece);
             all
         }))
@@ -252,7 +258,7 @@ impl BodyIntake {
             if total > self.limits.bytes {
                 return Err(BodyError::TooLarge);
             }
-            for part in parts(&piece) {
+            for part in cache_sized_parts(&piece) {
                 match &mut self.finder {
                     ModelFinder::Json(scanner) => scanner.feed(part),
                     ModelFinder::Form(form) => form.feed(part),
@@ -270,19 +276,19 @@ impl BodyIntake {
 
     fn seal(&self) {
         if self.sent.bytes.load(Ordering::Relaxed) > 0 {
-            self.sent.seal(self.printer.finish());
+            self.sent.set_fingerprint(self.printer.finish());
         }
     }
 
-    fn settled(&self) -> bool {
+    fn is_model_settled(&self) -> bool {
         match &self.finder {
             ModelFinder::Json(scanner) => scanner.settled(),
-            ModelFinder::Form(form) => form.settled(),
+            ModelFinder::Form(form) => form.is_settled(),
         }
     }
 
     /// Returns the model name in the part read so far.
-    pub(crate) fn named(&self) -> BodyModel {
+    pub(crate) fn named_model(&self) -> BodyModel {
         match &self.finder {
             ModelFinder::Form(form) => {
                 form.model().map_or(BodyModel::Nothing, |name| BodyModel::Model(name.to_owned()))
@@ -345,7 +351,7 @@ impl BodyIntake {
     pub(crate) fn json(&self) -> Option<Bytes> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         whole.then(|| {
-            let mut pieces = self.held.again();
+            let mut pieces = self.held.shared_pieces();
             match pieces.len() {
                 1 => pieces.pop_front().unwrap_or_default(),
                 _ => Vec::from(pieces).concat().into(),
@@ -356,7 +362,7 @@ impl BodyIntake {
     /// Replaces the body that is sent. Returns false if the common budget has no room for it.
     pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
         let mut scanner = BodyScanner::new();
-        let mut held = self.held.anew();
+        let mut held = self.held.new_empty();
         for piece in body {
             scanner.feed(piece);
             if held.push(piece.clone()).is_err() {
@@ -370,7 +376,7 @@ impl BodyIntake {
 
     /// Records a copy of everything that the backend gets.
     pub(crate) fn record(&mut self, mut copy: RequestCopy) {
-        if !self.held.again().iter().all(|piece| copy.add(piece)) {
+        if !self.held.shared_pieces().iter().all(|piece| copy.add(piece)) {
             return;
         }
         if self.rest.is_none() {
@@ -384,8 +390,8 @@ impl BodyIntake {
         self.held.len()
     }
 
-    /// See [`crate::backend::message::Message::may_stay`].
-    pub(crate) fn may_stay(&self) -> bool {
+    /// See [`crate::backend::message::Message::may_be_held`].
+    pub(crate) fn may_be_held(&self) -> bool {
         let (images, audio) = self.sent.media();
         images + audio == 0 && self.held.is_ample()
     }
@@ -398,28 +404,28 @@ impl BodyIntake {
 
     /// Returns another copy of a whole JSON body under the same budget; `None` for any other body, or if
     /// there is no room.
-    pub(crate) fn remembered(&self) -> Option<HeldPieces> {
+    pub(crate) fn held_copy(&self) -> Option<HeldPieces> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
-        let mut held = self.held.anew();
-        let fits = whole && self.held.again().into_iter().all(|piece| held.push_ahead(piece).is_ok());
+        let mut held = self.held.new_empty();
+        let fits = whole && self.held.shared_pieces().into_iter().all(|piece| held.push_ahead(piece).is_ok());
         fits.then_some(held)
     }
 
     /// Returns another body held under the same budget; `None` if there is no room for it.
-    pub(crate) fn beside(&self, body: Bytes) -> Option<HeldPieces> {
-        let mut held = self.held.anew();
+    pub(crate) fn hold_other(&self, body: Bytes) -> Option<HeldPieces> {
+        let mut held = self.held.new_empty();
         held.push(body).ok().map(|()| held)
     }
 
     /// Returns the pieces to send, and keeps them to be sent again.
-    pub(crate) fn again(&mut self) -> (VecDeque<Bytes>, Arc<SentBody>) {
+    pub(crate) fn pieces_to_repeat(&mut self) -> (VecDeque<Bytes>, Arc<SentBody>) {
         self.count_media();
-        self.sent = Arc::new(SentBody::again(&self.sent));
-        (self.held.again(), self.sent.clone())
+        self.sent = Arc::new(SentBody::for_resend(&self.sent));
+        (self.held.shared_pieces(), self.sent.clone())
     }
 
     /// Returns the body to send once; `None` if it is empty.
-    pub(crate) fn pass(self) -> Option<PassingBody> {
+    pub(crate) fn into_passing(self) -> Option<PassingBody> {
         self.count_media();
         if self.held.len() == 0 && self.rest.is_none() {
             return None;

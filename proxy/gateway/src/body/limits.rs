@@ -22,7 +22,7 @@ pub(crate) struct BodyLimits {
 
 impl BodyLimits {
     /// Returns the limits of a body of this class.
-    pub(crate) fn of(config: &GatewayConfig, size: BodySize) -> Self {
+    pub(crate) fn for_size(config: &GatewayConfig, size: BodySize) -> Self {
         let (bytes, key) = match size {
             BodySize::Prompt => (config.server.body_bytes, "server.body_bytes"),
             BodySize::Audio => (config.server.audio_body_bytes, "server.audio_body_bytes"),

@@ -32,14 +32,14 @@ pub(crate) struct MultipartScanner {
     at: MultipartState,
     carry: Vec<u8>,
     /// Bytes that were in `carry` and were dropped.
-    gone: u64,
+    dropped_bytes: u64,
     model: Option<String>,
     value: Option<Range<u64>>,
 }
 
 impl MultipartScanner {
     /// Creates a scanner, if the content type is `multipart/form-data` with a boundary.
-    pub(crate) fn of(content_type: &str) -> Option<Self> {
+    pub(crate) fn from_content_type(content_type: &str) -> Option<Self> {
         let (kind, parameters) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
             return None;
@@ -57,7 +57,7 @@ impl MultipartScanner {
             delimiter,
             at: MultipartState::Preamble,
             carry: b"\r\n".to_vec(),
-            gone: 0,
+            dropped_bytes: 0,
             model: None,
             value: None,
         })
@@ -74,7 +74,7 @@ impl MultipartScanner {
     }
 
     /// Returns whether nothing that follows can name the model.
-    pub(crate) fn settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.at == MultipartState::Done
     }
 
@@ -88,7 +88,7 @@ impl MultipartScanner {
             from = next;
         }
         self.carry.drain(..from);
-        self.gone += from as u64;
+        self.dropped_bytes += from as u64;
         if self.at == MultipartState::Done {
             self.carry = Vec::new();
         }
@@ -131,7 +131,7 @@ impl MultipartScanner {
                     self.model =
                         rest.get(2..end).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
                     // The two bytes that were put before the body make up for the line end before the value.
-                    let start = self.gone + from as u64;
+                    let start = self.dropped_bytes + from as u64;
                     self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);
                     self.at = MultipartState::Done;
                 } else if rest.len() > MAX_MODEL_BYTES + self.delimiter.len() {
@@ -162,7 +162,8 @@ mod tests {
 
     fn model_of(body: &str) -> Option<String> {
         let scan = |cut: usize| {
-            let mut scanner = MultipartScanner::of("multipart/form-data; boundary=XX").unwrap();
+            let mut scanner =
+                MultipartScanner::from_content_type("multipart/form-data; boundary=XX").unwrap();
             scanner.feed(&body.as_bytes()[..cut]);
             scanner.feed(&body.as_bytes()[cut..]);
             let model = scanner.model().map(str::to_owned);
@@ -176,7 +177,7 @@ mod tests {
         for cut in 1..=body.len() {
             assert_eq!(scan(cut), whole, "cut at {cut}");
         }
-        let mut bytewise = MultipartScanner::of("multipart/form-data; boundary=XX").unwrap();
+        let mut bytewise = MultipartScanner::from_content_type("multipart/form-data; boundary=XX").unwrap();
         body.bytes().for_each(|byte| bytewise.feed(&[byte]));
         assert_eq!(bytewise.model(), whole.as_deref());
         whole
@@ -201,20 +202,22 @@ mod tests {
 
     #[test]
     fn only_form_data_with_a_boundary_is_scanned() {
-        assert!(MultipartScanner::of("multipart/form-data; charset=x; boundary=\"a b\"").is_some());
+        assert!(
+            MultipartScanner::from_content_type("multipart/form-data; charset=x; boundary=\"a b\"").is_some()
+        );
         for other in [
             "multipart/form-data",
             "multipart/mixed; boundary=x",
             "application/json",
             "multipart/form-data; boundary=",
         ] {
-            assert!(MultipartScanner::of(other).is_none(), "{other}");
+            assert!(MultipartScanner::from_content_type(other).is_none(), "{other}");
         }
     }
 
     #[test]
     fn a_large_file_is_not_held() {
-        let mut scanner = MultipartScanner::of("multipart/form-data; boundary=XX").unwrap();
+        let mut scanner = MultipartScanner::from_content_type("multipart/form-data; boundary=XX").unwrap();
         scanner.feed(b"--XX\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n");
         for _ in 0..100 {
             scanner.feed(&[b'x'; 10_000]);

@@ -68,7 +68,7 @@ impl RequestStream {
         if body.is_end_stream() || !headers.contains_key(CONTENT_ENCODING) {
             return Ok(Self::Plain(body));
         }
-        let coding = coding(headers)?;
+        let coding = parse_coding(headers)?;
         headers.remove(CONTENT_ENCODING);
         let memory = match coding {
             ContentCoding::Identity => return Ok(Self::Plain(body)),
@@ -111,7 +111,7 @@ enum ContentCoding {
     Zstd,
 }
 
-fn coding(headers: &HeaderMap) -> Result<ContentCoding, RequestRefusal> {
+fn parse_coding(headers: &HeaderMap) -> Result<ContentCoding, RequestRefusal> {
     let named: Vec<&[u8]> = headers
         .get_all(CONTENT_ENCODING)
         .iter()

@@ -75,7 +75,7 @@ enum TypeKeyState {
 
 impl TypeKeyState {
     /// Returns the state after a colon.
-    fn colon(self) -> Self {
+    fn after_colon(self) -> Self {
         if self == Self::Seen { Self::Colon } else { Self::No }
     }
 }
@@ -235,8 +235,8 @@ impl BodyScanner {
                 if self.depth == 1 && self.slot == ScanSlot::Colon {
                     self.slot = ScanSlot::Value;
                 }
-                self.type_key = self.type_key.colon();
-                self.data_key = self.data_key.colon();
+                self.type_key = self.type_key.after_colon();
+                self.data_key = self.data_key.after_colon();
                 return at + 1;
             }
             b',' => {

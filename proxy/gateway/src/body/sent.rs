@@ -21,7 +21,7 @@ pub(crate) struct SentBody {
 
 impl SentBody {
     /// Creates the state for sending the same body once more.
-    pub(crate) fn again(before: &Self) -> Self {
+    pub(crate) fn for_resend(before: &Self) -> Self {
         Self {
             bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
             images: AtomicU32::new(before.images.load(Ordering::Relaxed)),
@@ -43,13 +43,13 @@ impl SentBody {
     }
 
     /// Sets the fingerprint, once the client's whole body has come.
-    pub(crate) fn seal(&self, print: RequestFingerprint) {
+    pub(crate) fn set_fingerprint(&self, print: RequestFingerprint) {
         // Set once: a body has one end.
         let _once = self.print.set(print);
     }
 
     /// Returns the fingerprint, once the whole body has come; `None` for an empty one.
-    pub(crate) fn print(&self) -> Option<RequestFingerprint> {
+    pub(crate) fn fingerprint(&self) -> Option<RequestFingerprint> {
         self.print.get().copied()
     }
 
@@ -71,7 +71,7 @@ impl SentBody {
     /// Returns the fingerprint, if the connection took the whole body: only then can the backend be working
     /// on it.
     pub(crate) fn sent_fingerprint(&self) -> Option<RequestFingerprint> {
-        self.print().filter(|_| self.is_whole())
+        self.fingerprint().filter(|_| self.is_whole())
     }
 
     /// Returns why the body ended early, if it did.
@@ -99,12 +99,12 @@ impl warden_supervisor::SentRequest for SentBody {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn media(&self) -> u64 {
+    fn media_count(&self) -> u64 {
         let (images, audio) = Self::media(self);
         images + audio
     }
 
-    fn print(&self) -> Option<RequestFingerprint> {
-        Self::print(self)
+    fn fingerprint(&self) -> Option<RequestFingerprint> {
+        Self::fingerprint(self)
     }
 }

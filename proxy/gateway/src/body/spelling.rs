@@ -8,22 +8,22 @@ use memchr::memchr;
 pub(crate) struct StringSpelling {
     bytes: Vec<u8>,
     limit: usize,
-    over: bool,
+    is_too_long: bool,
     /// The last byte was a backslash, so the next one is escaped.
-    cut: bool,
+    ends_in_escape: bool,
     length: u64,
 }
 
 impl StringSpelling {
     pub(crate) fn new() -> Self {
-        Self { bytes: Vec::new(), limit: 0, over: false, cut: false, length: 0 }
+        Self { bytes: Vec::new(), limit: 0, is_too_long: false, ends_in_escape: false, length: 0 }
     }
 
     /// Begins a string of which at most `limit` raw bytes are kept.
     pub(crate) fn begin(&mut self, limit: usize) {
         self.bytes.clear();
         (self.limit, self.length) = (limit, 0);
-        (self.over, self.cut) = (false, false);
+        (self.is_too_long, self.ends_in_escape) = (false, false);
     }
 
     /// Reads on from `start` to the closing quote or the end of the piece. Returns the offset after what
@@ -34,13 +34,13 @@ impl StringSpelling {
         let mut from = 0;
         while let Some(quote) = memchr(b'"', &text[from..]).map(|n| from + n) {
             if !self.is_next_escaped(&text[..quote]) {
-                self.keep(&text[..quote]);
+                self.append(&text[..quote]);
                 return (start + quote + 1, true);
             }
             from = quote + 1;
         }
-        self.cut = self.is_next_escaped(text);
-        self.keep(text);
+        self.ends_in_escape = self.is_next_escaped(text);
+        self.append(text);
         (piece.len(), false)
     }
 
@@ -48,15 +48,15 @@ impl StringSpelling {
     /// continues the previous piece.
     fn is_next_escaped(&self, text: &[u8]) -> bool {
         let run = text.iter().rev().take_while(|byte| **byte == b'\\').count();
-        (run % 2 == 1) != (run == text.len() && self.cut)
+        (run % 2 == 1) != (run == text.len() && self.ends_in_escape)
     }
 
     /// Appends bytes of a token that is no string.
-    pub(crate) fn keep(&mut self, bytes: &[u8]) {
+    pub(crate) fn append(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
         self.bytes.extend_from_slice(&bytes[..kept]);
-        self.over |= kept < bytes.len();
+        self.is_too_long |= kept < bytes.len();
     }
 
     /// Returns the raw length in bytes, including those not kept.
@@ -66,7 +66,7 @@ impl StringSpelling {
 
     /// Returns whether the string is this word.
     pub(crate) fn spells(&self, word: &str) -> bool {
-        if self.over {
+        if self.is_too_long {
             false
         } else if self.is_escaped() {
             self.decoded().as_deref() == Some(word)
@@ -89,7 +89,7 @@ impl StringSpelling {
 
     /// Returns the raw spelling; `None` if it is too long.
     pub(crate) fn raw(&self) -> Option<&[u8]> {
-        (!self.over).then_some(&self.bytes)
+        (!self.is_too_long).then_some(&self.bytes)
     }
 
     /// Returns whether the kept part has escapes.

@@ -28,7 +28,7 @@ pub(crate) struct ByteEdit {
 
 /// Returns the ranges to cut so that these places disappear and the commas between the others stay right.
 /// `count` is the number of all elements.
-pub(crate) fn removals(places: &[&JsonPlace], count: u32) -> Vec<Range<u64>> {
+pub(crate) fn removal_ranges(places: &[&JsonPlace], count: u32) -> Vec<Range<u64>> {
     // Places at the end are cut with the comma before them, all others with the one after them.
     let mut tail = places.len();
     while tail > 0 && u64::from(places[tail - 1].index) + (places.len() - tail) as u64 + 1 == u64::from(count)
@@ -44,7 +44,7 @@ pub(crate) fn removals(places: &[&JsonPlace], count: u32) -> Vec<Range<u64>> {
 }
 
 /// Applies edits. They must not overlap.
-pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> VecDeque<Bytes> {
+pub(crate) fn apply_edits(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> VecDeque<Bytes> {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut edits = edits.into_iter().peekable();
     let mut out = VecDeque::with_capacity(pieces.len() + 2 * edits.len());
@@ -53,12 +53,12 @@ pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> VecDeq
         while !piece.is_empty() {
             let end = at + piece.len() as u64;
             if at < skip_to {
-                let skipped = piece.split_to(offset(skip_to.min(end) - at));
+                let skipped = piece.split_to(piece_offset(skip_to.min(end) - at));
                 at += skipped.len() as u64;
                 continue;
             }
             if let Some(edit) = edits.next_if(|edit| edit.range.start < end) {
-                let kept = piece.split_to(offset(edit.range.start.saturating_sub(at)));
+                let kept = piece.split_to(piece_offset(edit.range.start.saturating_sub(at)));
                 at += kept.len() as u64;
                 if !kept.is_empty() {
                     out.push_back(kept);
@@ -77,7 +77,7 @@ pub(crate) fn apply(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> VecDeq
 }
 
 /// Converts an offset within one piece, whose length fits.
-fn offset(bytes: u64) -> usize {
+fn piece_offset(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 

@@ -8,7 +8,7 @@ fn edit(range: Range<u64>, text: &str) -> ByteEdit {
 
 fn applied(text: &str, size: usize, edits: &[ByteEdit]) -> String {
     let pieces = text.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect();
-    let out = apply(pieces, edits.to_vec());
+    let out = apply_edits(pieces, edits.to_vec());
     String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap()
 }
 
@@ -29,7 +29,7 @@ fn edits_are_carried_out_wherever_the_seams_are() {
 #[test]
 fn what_stays_is_not_copied() {
     let piece = Bytes::from_static(b"0123456789");
-    let out = apply(VecDeque::from([piece.clone()]), vec![edit(4..5, "")]);
+    let out = apply_edits(VecDeque::from([piece.clone()]), vec![edit(4..5, "")]);
     assert_eq!((out[0].as_ptr(), out[1].as_ptr()), (piece.as_ptr(), piece[5..].as_ptr()));
 }
 
@@ -57,7 +57,7 @@ fn commas_go_with_what_they_part() {
         (vec![0, 1, 2, 3], ""),
     ] {
         let places: Vec<JsonPlace> = gone.iter().map(|index| place(*index)).collect();
-        let cut = removals(&places.iter().collect::<Vec<_>>(), 4);
+        let cut = removal_ranges(&places.iter().collect::<Vec<_>>(), 4);
         let edits: Vec<ByteEdit> = cut.into_iter().map(|range| edit(range, "")).collect();
         assert_eq!(applied("a,b,c,d", 3, &edits), left, "{gone:?}");
     }

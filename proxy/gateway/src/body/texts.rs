@@ -35,7 +35,7 @@ pub(crate) struct PromptTexts {
 impl PromptTexts {
     /// Reads a JSON body; `None` if it is invalid or has too much text. Streams through the parser: as
     /// parsed values, a prompt of numbers would take many times its bytes.
-    pub(crate) fn of(body: &[u8]) -> Option<Self> {
+    pub(crate) fn from_body(body: &[u8]) -> Option<Self> {
         let mut texts = Self::default();
         let mut reader = serde_json::Deserializer::from_slice(body);
         PromptMembers { texts: &mut texts }.deserialize(&mut reader).ok()?;
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     fn texts(body: &Value) -> (String, u64) {
-        let texts = PromptTexts::of(body.to_string().as_bytes()).unwrap();
+        let texts = PromptTexts::from_body(body.to_string().as_bytes()).unwrap();
         (texts.text.replace('\n', "|"), texts.tokens)
     }
 
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn what_is_no_json_or_too_long_is_not_counted() {
-        assert_eq!(PromptTexts::of(b"{\"prompt\":"), None);
+        assert_eq!(PromptTexts::from_body(b"{\"prompt\":"), None);
         let long = json!({"prompt": "x".repeat(MAX_TEXT_BYTES + 1)});
-        assert_eq!(PromptTexts::of(long.to_string().as_bytes()), None);
+        assert_eq!(PromptTexts::from_body(long.to_string().as_bytes()), None);
     }
 }

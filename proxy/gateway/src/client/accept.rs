@@ -26,10 +26,10 @@ use crate::client::client_io::ClientIo;
 use crate::client::tls::{self, ClientStream, HandshakeResult};
 use crate::client::tls_files::TlsState;
 use crate::client::{connection, h2};
-use crate::config::{GatewayConfig, narrow};
+use crate::config::{GatewayConfig, saturate_u32};
 use crate::limits::GatewayLimit;
 use crate::protocol::conn_state::ConnState;
-use crate::refusal::{HeadLimits, not_tls};
+use crate::refusal::{HeadLimits, not_tls_answer};
 use crate::shared::GatewayShared;
 
 /// First bytes of every HTTP/2 connection (RFC 9113 section 3.4).
@@ -69,7 +69,7 @@ pub(crate) struct AcceptedConnection {
 
 impl AcceptedConnection {
     /// Serves the connection to its end. A connection beyond the limit gets a short answer and is closed.
-    pub(crate) async fn serve(self) {
+    pub(crate) async fn serve_connection(self) {
         let Self { acceptor, stream, ip, admitted } = self;
         let peer = admitted.as_ref().map(|admitted| admitted.peer().clone());
         let peer = peer.unwrap_or_else(|| ClientPeer { ip, held: Arc::default() });
@@ -88,22 +88,25 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
     }
     // Otherwise the kernel would buffer as much for a stalled reader as its connection was ever fast enough
     // for.
-    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(narrow(config.server.unsent_bytes)) {
+    if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(saturate_u32(config.server.unsent_bytes))
+    {
         tracing::debug!(%error, "cannot set TCP_NOTSENT_LOWAT");
     }
     let stream = match &acceptor.tls {
         None => ClientStream::from(stream),
         Some(tls) => {
-            let tls = if admitted { tls.serve() } else { tls.refuse() };
+            let tls = if admitted { tls.serve_config() } else { tls.refuse_config() };
             let entered = tokio::select! {
-                entered = tls::enter(tls, stream, config.server.tls_handshake_timeout) => entered,
+                entered = tls::shake_hands(tls, stream, config.server.tls_handshake_timeout) => entered,
                 () = shared.hang_up.cancelled() => return,
             };
             match entered {
                 HandshakeResult::Tls(stream) => stream,
                 HandshakeResult::NotTls(stream) => {
                     limited.note(GatewayLimit::Handshake);
-                    return io(shared, stream.into()).say(&not_tls(), config.server.linger).await;
+                    return http1_io(shared, stream.into())
+                        .send_and_close(&not_tls_answer(), config.server.linger)
+                        .await;
                 }
                 HandshakeResult::Slow => return limited.note(GatewayLimit::HandshakeTime),
                 HandshakeResult::Failed(error) => {
@@ -114,10 +117,10 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
         }
     };
     if !admitted {
-        return io(shared, stream).refuse(503, config.server.linger).await;
+        return http1_io(shared, stream).refuse(503, config.server.linger).await;
     }
     if stream.chose_h2() {
-        return h2::serve(shared.clone(), peer, h2_io(shared, stream, Bytes::new())).await;
+        return h2::serve_http2(shared.clone(), peer, h2_io(shared, stream, Bytes::new())).await;
     }
     let sniffs = config.server.h2c && peer.ip.is_loopback() && !stream.announces_close();
     let (stream, before) = match stream {
@@ -128,7 +131,7 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
             };
             match sniffed {
                 SniffedProtocol::H2(before) => {
-                    return h2::serve(shared.clone(), peer, h2_io(shared, stream.into(), before)).await;
+                    return h2::serve_http2(shared.clone(), peer, h2_io(shared, stream.into(), before)).await;
                 }
                 SniffedProtocol::Other(before) => (stream.into(), before),
                 SniffedProtocol::Slow => return limited.note(GatewayLimit::HeadTime),
@@ -140,7 +143,7 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
     };
     let state = ConnState::new();
     let io = ClientIo::http1(stream, before, state.clone(), head_limits(config));
-    connection::serve(shared.clone(), state, peer, io).await;
+    connection::serve_http1(shared.clone(), state, peer, io).await;
 }
 
 fn head_limits(config: &GatewayConfig) -> HeadLimits {
@@ -149,7 +152,7 @@ fn head_limits(config: &GatewayConfig) -> HeadLimits {
     HeadLimits { bytes, count, retry_after: server.retry_after }
 }
 
-fn io(shared: &GatewayShared, stream: ClientStream) -> ClientIo {
+fn http1_io(shared: &GatewayShared, stream: ClientStream) -> ClientIo {
     ClientIo::http1(stream, Bytes::new(), ConnState::new(), head_limits(&shared.config))
 }
 

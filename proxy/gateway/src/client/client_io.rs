@@ -29,11 +29,11 @@ pub(crate) struct ClientIo {
     /// Bytes that were already read.
     before: Bytes,
     /// Our own answer in place of hyper's.
-    instead: Bytes,
+    own_answer: Bytes,
     /// hyper has unprocessed bytes and does not read on, so it would not notice that the client leaves.
     unread: bool,
     /// Time of the next check for that.
-    look: Option<Pin<Box<Sleep>>>,
+    next_check: Option<Pin<Box<Sleep>>>,
     /// The client did not take all of the last write.
     blocked: bool,
 }
@@ -57,19 +57,19 @@ impl ClientIo {
         state: Arc<ConnState>,
         limits: HeadLimits,
     ) -> Self {
-        let (instead, unread, look, blocked) = (Bytes::new(), false, None, false);
-        Self { stream, state, limits, before, instead, unread, look, blocked }
+        let (own_answer, unread, next_check, blocked) = (Bytes::new(), false, None, false);
+        Self { stream, state, limits, before, own_answer, unread, next_check, blocked }
     }
 
     /// Refuses the connection and closes it, without hyper.
     pub(crate) async fn refuse(self, status: u16, linger: Duration) {
         if let Some(answer) = unreadable_head(status, &self.limits) {
-            self.say(&answer, linger).await;
+            self.send_and_close(&answer, linger).await;
         }
     }
 
     /// Sends these bytes and closes, without hyper.
-    pub(crate) async fn say(mut self, answer: &str, linger: Duration) {
+    pub(crate) async fn send_and_close(mut self, answer: &str, linger: Duration) {
         let write = timeout(linger, self.stream.write_all(answer.as_bytes())).await;
         if matches!(write, Ok(Ok(()))) {
             drain(&mut self.stream, linger).await;
@@ -93,10 +93,10 @@ impl ClientIo {
             return Ok(());
         }
         if !matches!(self.state.phase(), ConnPhase::Busy(_)) {
-            self.look = None;
+            self.next_check = None;
             return Ok(());
         }
-        let look = self.look.get_or_insert_with(|| Box::pin(sleep(LEFT_CHECK_INTERVAL)));
+        let look = self.next_check.get_or_insert_with(|| Box::pin(sleep(LEFT_CHECK_INTERVAL)));
         while look.as_mut().poll(context).is_ready() {
             if has_left(self.stream.tcp()) {
                 return Err(io::ErrorKind::ConnectionReset.into());
@@ -106,10 +106,10 @@ impl ClientIo {
         Ok(())
     }
 
-    fn wrote<T>(&mut self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn note_write<T>(&mut self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_pending() != self.blocked {
             self.blocked = result.is_pending();
-            self.state.blocked(self.blocked);
+            self.state.set_blocked(self.blocked);
         }
         result
     }
@@ -126,7 +126,7 @@ fn has_left(stream: &TcpStream) -> bool {
 
 /// Makes the close of a connection drop unsent bytes: the kernel would keep them for minutes if the client
 /// does not read.
-fn reset(stream: &TcpStream) {
+fn reset_on_close(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         tracing::debug!(%error, "cannot reset a connection");
     }
@@ -144,7 +144,7 @@ async fn drain(stream: &mut ClientStream, linger: Duration) {
 }
 
 /// Returns whether a head contains these words, in any case.
-fn has(head: &[u8], words: &[u8]) -> bool {
+fn contains_words(head: &[u8], words: &[u8]) -> bool {
     head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words))
 }
 
@@ -152,8 +152,8 @@ fn has(head: &[u8], words: &[u8]) -> bool {
 /// request id, which every answer of ours has.
 fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
-    let is_ours = matches!(state.phase(), ConnPhase::Busy(_)) || has(rest, b"x-request-id");
-    let is_head = rest.ends_with(b"\r\n\r\n") && has(rest, b"content-length: 0\r\n");
+    let is_ours = matches!(state.phase(), ConnPhase::Busy(_)) || contains_words(rest, b"x-request-id");
+    let is_head = rest.ends_with(b"\r\n\r\n") && contains_words(rest, b"content-length: 0\r\n");
     if is_ours || !is_head {
         return None;
     }
@@ -163,11 +163,11 @@ fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
 
 impl ClientIo {
     /// Returns whether `bytes` are dropped because our own answer is sent instead.
-    fn replaces(&mut self, bytes: &[u8]) -> bool {
+    fn replace_bare_answer(&mut self, bytes: &[u8]) -> bool {
         let answer =
             bare_answer_status(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));
         if let Some(answer) = answer {
-            self.instead = Bytes::from(answer);
+            self.own_answer = Bytes::from(answer);
             self.state.must_linger();
             return true;
         }
@@ -175,9 +175,9 @@ impl ClientIo {
     }
 
     fn poll_instead(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.instead.is_empty() {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.instead))?;
-            self.instead.advance(written);
+        while !self.own_answer.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.own_answer))?;
+            self.own_answer.advance(written);
         }
         Poll::Ready(Ok(()))
     }
@@ -198,7 +198,7 @@ impl AsyncRead for ClientIo {
             buffer.put_slice(&self.before.split_to(now));
         }
         self.unread = true;
-        self.state.came(&buffer.filled()[start..]);
+        self.state.note_bytes(&buffer.filled()[start..]);
         Poll::Ready(Ok(()))
     }
 }
@@ -210,11 +210,11 @@ impl AsyncWrite for ClientIo {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_instead(context))?;
-        if self.replaces(bytes) {
+        if self.replace_bare_answer(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.wrote(result)
+        self.note_write(result)
     }
 
     fn poll_write_vectored(
@@ -224,12 +224,12 @@ impl AsyncWrite for ClientIo {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_instead(context))?;
         if let [only] = slices
-            && self.replaces(only)
+            && self.replace_bare_answer(only)
         {
             return Poll::Ready(Ok(only.len()));
         }
         let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.wrote(result)
+        self.note_write(result)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -240,7 +240,7 @@ impl AsyncWrite for ClientIo {
         ready!(self.poll_instead(context))?;
         self.poll_left(context)?;
         let result = Pin::new(&mut self.stream).poll_flush(context);
-        self.wrote(result)
+        self.note_write(result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -252,7 +252,7 @@ impl AsyncWrite for ClientIo {
 impl Drop for ClientIo {
     fn drop(&mut self) {
         if self.state.is_aborted() {
-            reset(self.stream.tcp());
+            reset_on_close(self.stream.tcp());
         }
     }
 }

@@ -83,13 +83,18 @@ enum ConnectionEnd {
 }
 
 /// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<GatewayShared>, state: Arc<ConnState>, peer: ClientPeer, io: ClientIo) {
+pub(crate) async fn serve_http1(
+    shared: Arc<GatewayShared>,
+    state: Arc<ConnState>,
+    peer: ClientPeer,
+    io: ClientIo,
+) {
     let of_all = shared.clone();
     let config = &of_all.config;
     let (stop, hang_up) = (shared.stop.clone(), shared.hang_up.clone());
     let (retire, gauges) = (shared.retire.clone(), shared.gauges.clone());
     let limited = &gauges.limited;
-    let title_case = dropin::is(&shared);
+    let title_case = dropin::is_drop_in(&shared);
     let ip = peer.ip;
     let service = RequestService { shared, state: state.clone(), peer };
     let mut builder = Builder::new();
@@ -116,11 +121,11 @@ pub(crate) async fn serve(shared: Arc<GatewayShared>, state: Arc<ConnState>, pee
     tokio::pin!(watch);
     let (mut stopping, mut closing) = (StopProgress::No, false);
     let cancelling = &state.cancelling;
-    cancelling.serve().await;
+    cancelling.register_task().await;
     let end = loop {
         tokio::select! {
             result = poll_fn(|context| {
-                cancelling.unless_stuck(|| state.served(connection.poll_without_shutdown(context), context))
+                cancelling.unless_stuck(|| state.after_poll(connection.poll_without_shutdown(context), context))
             }) => break result.map_or(ConnectionEnd::Cancelled, ConnectionEnd::Done),
             () = stop.cancelled(), if stopping == StopProgress::No => {
                 // An immediate close would lose a request in transit. Such a request is answered as the
@@ -136,7 +141,7 @@ pub(crate) async fn serve(shared: Arc<GatewayShared>, state: Arc<ConnState>, pee
             }
             () = &mut watch => {
                 let now = Instant::now();
-                let keep_alive = keep_alive(&retire, config);
+                let keep_alive = idle_timeout(&retire, config);
                 let due = next_limit_with(&state, config, keep_alive);
                 // Checked often enough for a head that begins between two checks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
@@ -194,12 +199,12 @@ pub(crate) struct DueLimit {
 }
 
 /// Returns the limit that applies now, and when it is reached.
-pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<DueLimit> {
+pub(crate) fn next_limit(state: &ConnState, config: &GatewayConfig) -> Option<DueLimit> {
     next_limit_with(state, config, config.server.keep_alive)
 }
 
 /// Returns how long a connection may be idle.
-fn keep_alive(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
+fn idle_timeout(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
     let usual = config.server.keep_alive;
     if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }
 }

@@ -42,8 +42,8 @@ use crate::answer::answer_body::AnswerBody;
 use crate::backend::backends::BoxFuture;
 use crate::body::budget::ClientPeer;
 use crate::client::client_io::ClientIo;
-use crate::client::connection::{MIN_CHECK_INTERVAL, due};
-use crate::config::{narrow, window};
+use crate::client::connection::{MIN_CHECK_INTERVAL, next_limit};
+use crate::config::{h2_window, saturate_u32};
 use crate::exchange;
 use crate::limits::GatewayLimit;
 use crate::protocol::conn_state::ConnState;
@@ -63,7 +63,7 @@ struct H2Stream {
 struct H2Streams {
     counts: Mutex<H2StreamCounts>,
     /// Notified when the client resets too many streams.
-    calm: Notify,
+    too_many_resets: Notify,
 }
 
 struct H2StreamCounts {
@@ -77,7 +77,7 @@ impl H2Streams {
     fn new() -> Arc<Self> {
         let now = Instant::now();
         let counts = H2StreamCounts { open: 0, idle_since: now, resets: 0, resets_since: now };
-        Arc::new(Self { counts: Mutex::new(counts), calm: Notify::new() })
+        Arc::new(Self { counts: Mutex::new(counts), too_many_resets: Notify::new() })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut H2StreamCounts) -> T) -> T {
@@ -96,12 +96,12 @@ impl H2Streams {
     }
 
     /// Returns the time since which there is no stream.
-    fn idle(&self) -> Option<Instant> {
+    fn idle_since(&self) -> Option<Instant> {
         self.with(|counts| (counts.open == 0).then_some(counts.idle_since))
     }
 
     /// Counts a request that the client abandoned.
-    fn given_up(&self, limits: &Server) {
+    fn count_reset(&self, limits: &Server) {
         let too_many = self.with(|counts| {
             if counts.resets_since.elapsed() > limits.h2_reset_window {
                 (counts.resets, counts.resets_since) = (0, Instant::now());
@@ -110,7 +110,7 @@ impl H2Streams {
             counts.resets > limits.h2_resets
         });
         if too_many {
-            self.calm.notify_one();
+            self.too_many_resets.notify_one();
         }
     }
 }
@@ -136,19 +136,19 @@ where
         let future = Box::pin(future);
         self.tasks.spawn(async move {
             let cancelling = &stream.conn.cancelling;
-            cancelling.serve().await;
+            cancelling.register_task().await;
             let mut serving = pin!(STREAM.scope(stream.clone(), future));
             tokio::select! {
                 biased;
                 served = poll_fn(|context| {
-                    cancelling.unless_stuck(|| stream.conn.served(serving.as_mut().poll(context), context))
+                    cancelling.unless_stuck(|| stream.conn.after_poll(serving.as_mut().poll(context), context))
                 }) => {
                     // A stream that an operator cancelled was not abandoned by the client.
                     if served.is_some() && !stream.whole.load(Ordering::Relaxed) {
-                        streams.given_up(&shared.config.server);
+                        streams.count_reset(&shared.config.server);
                     }
                 }
-                limit = overdue(&stream.conn, &shared) => shared.gauges.limited.note(limit),
+                limit = wait_until_overdue(&stream.conn, &shared) => shared.gauges.limited.note(limit),
                 () = gone.cancelled() => {}
             }
             streams.end();
@@ -157,14 +157,14 @@ where
 }
 
 /// Resolves when a stream has exceeded its time because its client opens no window.
-async fn overdue(state: &ConnState, shared: &GatewayShared) -> GatewayLimit {
+async fn wait_until_overdue(state: &ConnState, shared: &GatewayShared) -> GatewayLimit {
     let config = &shared.config;
     let look = config.server.send_timeout.max(MIN_CHECK_INTERVAL);
     let mut next = Instant::now() + look;
     loop {
         sleep_until(next).await;
         let now = Instant::now();
-        let busy = due(state, config)
+        let busy = next_limit(state, config)
             .filter(|due| !matches!(due.limit, GatewayLimit::KeepAlive | GatewayLimit::HeadTime));
         next = match busy {
             Some(due) if due.at <= now => return due.limit,
@@ -222,10 +222,10 @@ impl Body for StreamBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        self.stream.conn.blocked(false);
+        self.stream.conn.set_blocked(false);
         let frame = Pin::new(&mut self.body).poll_frame(context);
         // The library polls for the next frame only when there is a window for it.
-        self.stream.conn.blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        self.stream.conn.set_blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
         frame
     }
 
@@ -246,7 +246,7 @@ impl Drop for StreamBody {
     }
 }
 
-pub(crate) async fn serve(
+pub(crate) async fn serve_http2(
     shared: Arc<GatewayShared>,
     peer: ClientPeer,
     (io, state): (ClientIo, Arc<ConnState>),
@@ -261,10 +261,10 @@ pub(crate) async fn serve(
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits.h2_streams)
-        .initial_stream_window_size(window(limits.h2_stream_window))
-        .initial_connection_window_size(window(limits.h2_connection_window))
+        .initial_stream_window_size(h2_window(limits.h2_stream_window))
+        .initial_connection_window_size(h2_window(limits.h2_connection_window))
         .max_send_buf_size(limits.h2_send_buffer.in_memory())
-        .max_header_list_size(narrow(config.server.header_bytes))
+        .max_header_list_size(saturate_u32(config.server.header_bytes))
         .max_pending_accept_reset_streams(limits.h2_pending_resets)
         .max_local_error_reset_streams(limits.h2_local_resets)
         .keep_alive_interval(limits.h2_ping)
@@ -286,7 +286,7 @@ pub(crate) async fn serve(
                 stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = streams.calm.notified(), if !closing => {
+            () = streams.too_many_resets.notified(), if !closing => {
                 closing = true;
                 shared.gauges.limited.note(GatewayLimit::H2Resets);
                 tracing::debug!(peer = %ip, "a client gives up requests as fast as it sends them");
@@ -300,7 +300,7 @@ pub(crate) async fn serve(
                     state.abort();
                     break Some(GatewayLimit::SendTime);
                 }
-                if overdue(streams.idle(), config.server.keep_alive) {
+                if overdue(streams.idle_since(), config.server.keep_alive) {
                     if closing || stopping {
                         state.abort();
                         break Some(GatewayLimit::Overdue);
@@ -308,7 +308,7 @@ pub(crate) async fn serve(
                     closing = true;
                     shared.gauges.limited.note(GatewayLimit::KeepAlive);
                     connection.as_mut().graceful_shutdown();
-                } else if let Some(since) = streams.idle() {
+                } else if let Some(since) = streams.idle_since() {
                     watch.as_mut().reset((since + config.server.keep_alive).min(now + look));
                 }
             }

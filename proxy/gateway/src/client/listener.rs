@@ -84,7 +84,7 @@ impl GatewayListener {
     }
 
     /// Closes the sockets and returns the connections made before that: the kernel would reset them.
-    pub(crate) fn rest(&mut self) -> Vec<(TcpStream, SocketAddr)> {
+    pub(crate) fn close_and_drain(&mut self) -> Vec<(TcpStream, SocketAddr)> {
         let mut all = Vec::new();
         for listener in std::mem::take(&mut self.listeners).into_iter().filter_map(|one| one.into_std().ok())
         {

@@ -60,7 +60,11 @@ pub(crate) enum HandshakeResult {
     Failed(io::Error),
 }
 
-pub(crate) async fn enter(config: Arc<ServerConfig>, stream: TcpStream, limit: Duration) -> HandshakeResult {
+pub(crate) async fn shake_hands(
+    config: Arc<ServerConfig>,
+    stream: TcpStream,
+    limit: Duration,
+) -> HandshakeResult {
     let shake = async {
         let mut first = [0];
         match stream.peek(&mut first).await {

@@ -62,7 +62,7 @@ pub enum TlsError {
     #[error("the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 and RSA from 2048 bits work", key = .key.display(), cert = .cert.display())]
     Unusable { key: PathBuf, cert: PathBuf, reason: String },
     /// The certificate has expired.
-    #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = ago(*.since))]
+    #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = describe_age(*.since))]
     Expired {
         cert: PathBuf,
         /// Seconds since its end.
@@ -77,7 +77,7 @@ pub enum TlsError {
     },
 }
 
-fn ago(since: u64) -> String {
+fn describe_age(since: u64) -> String {
     match since {
         0..3600 => format!("{} minutes ago", since / 60),
         3600..172_800 => format!("{} hours ago", since / 3600),
@@ -131,8 +131,8 @@ impl TlsState {
     /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
         // Taken before reading: a change during the read is then noticed at the next check.
-        let seen = Mutex::new(TlsFileStamps::of(&files));
-        let tickets = ring::Ticketer::new().map_err(|error| unusable(&files, &error))?;
+        let seen = Mutex::new(TlsFileStamps::from_files(&files));
+        let tickets = ring::Ticketer::new().map_err(|error| unusable_pair(&files, &error))?;
         let pair = TlsPair::read(&files, h2, &tickets)?;
         Ok(Self { files, h2, now: ArcSwap::from_pointee(pair), tickets, seen })
     }
@@ -149,11 +149,11 @@ impl TlsState {
 
     /// Checks whether the files have changed, and uses the new pair if it is valid. `None` if nothing has
     /// changed since the last check. Blocks.
-    pub fn look(&self) -> Option<Result<CertificateInfo, TlsError>> {
-        let stamps = TlsFileStamps::of(&self.files);
+    pub fn reload_if_changed(&self) -> Option<Result<CertificateInfo, TlsError>> {
+        let stamps = TlsFileStamps::from_files(&self.files);
         let before =
             std::mem::replace(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner), stamps);
-        (before != stamps).then(|| self.read())
+        (before != stamps).then(|| self.reload())
     }
 
     /// Reads the files, changed or not, and uses the new pair if it is valid. Blocks.
@@ -161,7 +161,7 @@ impl TlsState {
     /// # Errors
     ///
     /// Same as [`Self::load`]. The pair in use stays.
-    pub fn read(&self) -> Result<CertificateInfo, TlsError> {
+    pub fn reload(&self) -> Result<CertificateInfo, TlsError> {
         let pair = TlsPair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;
         self.now.store(Arc::new(pair));
@@ -169,12 +169,12 @@ impl TlsState {
     }
 
     /// Returns the TLS configuration for a connection that is served.
-    pub(crate) fn serve(&self) -> Arc<ServerConfig> {
+    pub(crate) fn serve_config(&self) -> Arc<ServerConfig> {
         self.now.load().serve.clone()
     }
 
     /// Returns the TLS configuration for a connection that is refused.
-    pub(crate) fn refuse(&self) -> Arc<ServerConfig> {
+    pub(crate) fn refuse_config(&self) -> Arc<ServerConfig> {
         self.now.load().refuse.clone()
     }
 }
@@ -185,7 +185,7 @@ impl TlsState {
 struct TlsFileStamps([Option<(SystemTime, u64, u64)>; 2]);
 
 impl TlsFileStamps {
-    fn of(files: &TlsFiles) -> Self {
+    fn from_files(files: &TlsFiles) -> Self {
         use std::os::unix::fs::MetadataExt;
         let stamp = |path: &Path| {
             let facts = std::fs::metadata(path).ok()?;
@@ -206,10 +206,10 @@ impl TlsPair {
         let provider = Arc::new(ring::default_provider());
         let mut serve = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| unusable(files, &error))?
+            .map_err(|error| unusable_pair(files, &error))?
             .with_no_client_auth()
             .with_single_cert(chain, key)
-            .map_err(|error| unusable(files, &error))?;
+            .map_err(|error| unusable_pair(files, &error))?;
         // A returning client needs no new signature from us, and tickets take no memory here.
         serve.ticketer = tickets.clone();
         let mut refuse = serve.clone();
@@ -222,7 +222,7 @@ impl TlsPair {
     }
 }
 
-fn unusable(files: &TlsFiles, error: &rustls::Error) -> TlsError {
+fn unusable_pair(files: &TlsFiles, error: &rustls::Error) -> TlsError {
     let (key, cert) = (files.key.clone(), files.cert.clone());
     match error {
         rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch) => {

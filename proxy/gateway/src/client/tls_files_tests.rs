@@ -77,9 +77,9 @@ fn what_is_wrong_with_the_files_is_said_with_its_cure() {
     files.write(&cert, &key);
     std::fs::remove_file(&files.files.key).unwrap();
     says("the TLS key ");
-    let half = TlsFiles::of("cert.pem", "").unwrap();
+    let half = TlsFiles::from_settings("cert.pem", "").unwrap();
     assert!(matches!(TlsState::load(half, true), Err(TlsError::OneOnly)));
-    assert_eq!(TlsFiles::of("", ""), None);
+    assert_eq!(TlsFiles::from_settings("", ""), None);
 }
 
 #[test]
@@ -88,15 +88,15 @@ fn a_new_pair_is_taken_and_a_bad_one_leaves_the_old_in_place() {
     let (cert, key) = pair(2020, 2100);
     files.write(&cert, &key);
     let tls = files.load().unwrap();
-    assert!(tls.look().is_none(), "nothing has changed");
+    assert!(tls.reload_if_changed().is_none(), "nothing has changed");
     let (newer, newer_key) = pair(2020, 2110);
     files.write(&newer, &newer_key);
-    let taken = tls.look().unwrap().unwrap();
+    let taken = tls.reload_if_changed().unwrap().unwrap();
     assert!(taken.not_after > 4_102_444_800 && tls.certificate() == taken);
     files.write("broken", "broken");
-    assert!(tls.look().unwrap().is_err());
+    assert!(tls.reload_if_changed().unwrap().is_err());
     assert_eq!(tls.certificate(), taken, "the old one stays");
-    assert!(tls.look().is_none(), "told once");
+    assert!(tls.reload_if_changed().is_none(), "told once");
     files.write(&cert, &key);
-    assert!(tls.look().unwrap().is_ok(), "and it goes on");
+    assert!(tls.reload_if_changed().unwrap().is_ok(), "and it goes on");
 }

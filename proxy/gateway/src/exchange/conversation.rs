@@ -35,12 +35,12 @@ pub(super) enum ConversationHint {
     /// The client's own identifier.
     Given(HeaderValue),
     /// An identifier computed by the gateway.
-    Ours,
+    Computed,
 }
 
 /// Removes both headers from a head, because no backend needs them. An identifier unfit as a routing key is
 /// ignored.
-pub(super) fn wish(headers: &mut HeaderMap) -> ConversationHint {
+pub(super) fn conversation_hint(headers: &mut HeaderMap) -> ConversationHint {
     let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK_HEADER));
     let is_fit = |word: &HeaderValue| {
         let bytes = word.as_bytes();
@@ -48,14 +48,16 @@ pub(super) fn wish(headers: &mut HeaderMap) -> ConversationHint {
     };
     match (given.filter(is_fit), ask) {
         (Some(word), _) => ConversationHint::Given(word),
-        (None, Some(ask)) if ask.as_bytes().eq_ignore_ascii_case(b"conversation") => ConversationHint::Ours,
+        (None, Some(ask)) if ask.as_bytes().eq_ignore_ascii_case(b"conversation") => {
+            ConversationHint::Computed
+        }
         _ => ConversationHint::None,
     }
 }
 
 /// Returns the identifier for the answer. Reads the rest of a body that may be held; a longer one gets no
 /// identifier.
-pub(super) async fn word(
+pub(super) async fn conversation_id(
     exchange: &HttpExchange,
     wish: ConversationHint,
     intake: &mut BodyIntake,
@@ -63,8 +65,8 @@ pub(super) async fn word(
     match wish {
         ConversationHint::None => Ok(None),
         ConversationHint::Given(word) => Ok(Some(word)),
-        ConversationHint::Ours if !exchange.route.generates => Ok(None),
-        ConversationHint::Ours => {
+        ConversationHint::Computed if !exchange.route.generates => Ok(None),
+        ConversationHint::Computed => {
             let most = exchange.shared.config.upstream.replay_bytes.0;
             if !intake.take_all().await? || !intake.is_whole() || intake.len() > most {
                 return Ok(None);
@@ -87,7 +89,7 @@ fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
 }
 
 /// Computes the hash for choosing a canary, without a key, because it is never shown.
-pub(super) fn number(body: &[u8]) -> u64 {
+pub(super) fn conversation_hash(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     visit_beginning(body, |text| text.hash(&mut hasher));
     hasher.finish()
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     fn of(body: &Value) -> u64 {
-        number(body.to_string().as_bytes())
+        conversation_hash(body.to_string().as_bytes())
     }
 
     fn said(role: &str, text: &str) -> Value {
@@ -159,7 +161,7 @@ mod tests {
         assert_ne!(responses("x", json!([first])), responses("y", json!([first])));
         assert_ne!(responses("x", json!("a")), responses("x", json!("b")));
         assert_ne!(of(&json!({ "prompt": "a" })), of(&json!({ "prompt": "b" })));
-        assert_ne!(number(b"no json"), number(b"other"));
+        assert_ne!(conversation_hash(b"no json"), conversation_hash(b"other"));
     }
 
     #[test]
@@ -186,19 +188,19 @@ mod tests {
             for (name, value) in fields {
                 headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
             }
-            let wish = wish(&mut headers);
+            let wish = conversation_hint(&mut headers);
             assert!(headers.is_empty(), "{headers:?}");
             wish
         };
         let word = |text: &'static str| ConversationHint::Given(HeaderValue::from_static(text));
         assert_eq!(of(&[]), ConversationHint::None);
-        assert_eq!(of(&[("x-warden-ask", "Conversation")]), ConversationHint::Ours);
+        assert_eq!(of(&[("x-warden-ask", "Conversation")]), ConversationHint::Computed);
         assert_eq!(of(&[("x-warden-ask", "the time")]), ConversationHint::None);
         assert_eq!(of(&[("x-warden-conversation", "abc"), ("x-warden-ask", "conversation")]), word("abc"));
         for unfit in ["", "a b", "\u{e4}", &"x".repeat(65)] {
             assert_eq!(of(&[("x-warden-conversation", unfit)]), ConversationHint::None, "{unfit:?}");
             let both = [("x-warden-conversation", unfit), ("x-warden-ask", "conversation")];
-            assert_eq!(of(&both), ConversationHint::Ours, "{unfit:?}");
+            assert_eq!(of(&both), ConversationHint::Computed, "{unfit:?}");
         }
     }
 }

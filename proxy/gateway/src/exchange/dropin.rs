@@ -11,12 +11,12 @@ use crate::route::LocalRoute;
 use crate::shared::GatewayShared;
 
 /// Returns whether drop-in mode is on.
-pub(crate) fn is(shared: &GatewayShared) -> bool {
+pub(crate) fn is_drop_in(shared: &GatewayShared) -> bool {
     shared.upstream.backends.takes_any_name()
 }
 
 /// Returns whether the gateway answers one of its own routes itself, in drop-in mode.
-pub(super) fn is_ours(shared: &GatewayShared, local: &LocalRoute, asks_for_keys: bool) -> bool {
+pub(super) fn answers_locally(shared: &GatewayShared, local: &LocalRoute, asks_for_keys: bool) -> bool {
     let theirs = match local {
         LocalRoute::Models => true,
         // A preflight has no key, which a forwarded request would need.

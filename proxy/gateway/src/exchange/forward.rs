@@ -57,7 +57,7 @@ struct PreparedRequest {
 pub(super) struct WaitingStream {
     pub(super) manner: LoadingNoticeForm,
     /// Interval of keep-alives to the client.
-    pub(super) every: Duration,
+    pub(super) interval: Duration,
     /// Start of the wait.
     pub(super) since: Instant,
     lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, LeaseDenied>>,
@@ -71,7 +71,7 @@ pub(super) struct WaitingStream {
 #[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
 pub(super) enum ForwardResult {
     Answered(AnsweredRequest),
-    Waits(Box<WaitingStream>),
+    Waiting(Box<WaitingStream>),
 }
 
 /// Forwards an admitted request until its answer begins, or until it has to wait for its model to load.
@@ -82,40 +82,44 @@ pub(super) async fn forward(
 ) -> Result<ForwardResult, RefusedRequest> {
     let ForwardRequest { mut parts, body, named, held, access } = asked;
     let shared = exchange.shared.clone();
-    let limits = BodyLimits::of(&shared.config, exchange.route.size);
-    let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
-    let budget = shared.budget.of(held, access.held());
+    let limits = BodyLimits::for_size(&shared.config, exchange.route.size);
+    let printer = shared.prints.begin(&parts.method, &route::decoded_path(parts.uri.path()));
+    let budget = shared.budget.for_client(held, access.held_share());
     exchange.budget = Some(budget.clone());
-    let unread = ClientBody::unread(&body);
+    let unread = ClientBody::before_reading(&body);
     let mut intake = BodyIntake::begin(&mut parts.headers, body, budget, limits, printer)
-        .map_err(|refusal| unread.refused(refusal))?;
+        .map_err(|refusal| unread.with_refusal(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
-    let wish = conversation::wish(&mut parts.headers);
-    let named =
-        named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
+    let wish = conversation::conversation_hint(&mut parts.headers);
+    let named = named_in_target(exchange, &access, named, &mut parts)
+        .map_err(|refusal| unread.with_refusal(refusal))?;
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
-    let mut prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    let mut prepared = prepared.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
     if wish != ConversationHint::None {
         // Rare, so boxed: it would enlarge every request's future.
-        let word = Box::pin(conversation::word(exchange, wish, &mut intake)).await;
-        exchange.conversation = word.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+        let word = Box::pin(conversation::conversation_id(exchange, wish, &mut intake)).await;
+        exchange.conversation =
+            word.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
     }
-    exchange.flight.progress.waits();
+    exchange.flight.progress.note_waiting();
     if let Some(canary) = shared.upstream.backends.canary(&prepared.model) {
         prepared.patience = canary.patience;
         // Rare, so boxed: it would enlarge every request's future.
-        let tried = Box::pin(tried::lease(exchange, &canary, &prepared.model, prepared.tokens, &mut intake));
-        let lease = tried.await.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+        let tried =
+            Box::pin(tried::lease_canary(exchange, &canary, &prepared.model, prepared.tokens, &mut intake));
+        let lease = tried.await.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
         if let Some(lease) = lease {
-            let lease = prepared.attempts(exchange, &limits).granted(Ok(lease));
-            let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
-            return send(exchange, prepared, parts, intake, limits, lease).await.map(ForwardResult::Answered);
+            let lease = prepared.attempts(exchange, &limits).note_granted(Ok(lease));
+            let lease = lease.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
+            return send_request(exchange, prepared, parts, intake, limits, lease)
+                .await
+                .map(ForwardResult::Answered);
         }
     }
-    if let Some(manner) = manner(exchange, &prepared, &intake) {
+    if let Some(manner) = loading_notice(exchange, &prepared, &intake) {
         // Rare, so boxed: it would enlarge every request's future.
-        return Box::pin(wait(exchange, manner, prepared, parts, intake, limits)).await;
+        return Box::pin(wait_for_lease(exchange, manner, prepared, parts, intake, limits)).await;
     }
     let lease = if prepared.loads {
         prepared.attempts(exchange, &limits).lease(&mut intake).await
@@ -124,14 +128,14 @@ pub(super) async fn forward(
         let mut attempts = prepared.attempts(exchange, &limits);
         Box::pin(attempts.lease_loaded(&mut intake)).await
     };
-    let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
-    let sending = pin!(send(exchange, prepared, parts, intake, limits, lease));
+    let lease = lease.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
+    let sending = pin!(send_request(exchange, prepared, parts, intake, limits, lease));
     sending.await.map(ForwardResult::Answered)
 }
 
 /// Returns the form of progress messages for a stream whose model is being loaded. `None` if the model is
 /// serving, or if the client gets only the model's answer.
-fn manner(
+fn loading_notice(
     exchange: &HttpExchange,
     prepared: &PreparedRequest,
     intake: &BodyIntake,
@@ -146,12 +150,12 @@ fn manner(
         WhileLoading::Reasoning if route.shape == Some(BodyShape::Chat) => LoadingNoticeForm::Reasoning,
         WhileLoading::Comment | WhileLoading::Reasoning => LoadingNoticeForm::Comments,
     };
-    shared.upstream.backends.coming(&prepared.model).map(|_| manner)
+    shared.upstream.backends.next_process(&prepared.model).map(|_| manner)
 }
 
 /// Waits for a lease of a model that is not loaded. If the lease or a refusal comes soon, the client gets a
 /// plain answer, so that a refusal has its own status.
-async fn wait(
+async fn wait_for_lease(
     exchange: &mut HttpExchange,
     manner: LoadingNoticeForm,
     prepared: PreparedRequest,
@@ -165,13 +169,13 @@ async fn wait(
         LoadingNoticeForm::Comments => config.comment_interval,
         LoadingNoticeForm::Reasoning => config.reasoning_interval,
     };
-    prepared.attempts(exchange, &limits).waits();
+    prepared.attempts(exchange, &limits).note_waiting();
     let (model, kind, tokens) = (prepared.model.clone(), exchange.route.kind, prepared.tokens);
     let mut lease: BoxFuture<'static, _> =
         Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await });
     let Ok(granted) = timeout(every, &mut lease).await else {
-        let waits = WaitingStream { manner, every, since, lease, prepared, parts, intake, limits };
-        return Ok(ForwardResult::Waits(Box::new(waits)));
+        let waits = WaitingStream { manner, interval: every, since, lease, prepared, parts, intake, limits };
+        return Ok(ForwardResult::Waiting(Box::new(waits)));
     };
     send_when_granted(exchange, prepared, parts, intake, limits, granted).await.map(ForwardResult::Answered)
 }
@@ -185,9 +189,9 @@ async fn send_when_granted(
     limits: BodyLimits,
     granted: Result<Arc<dyn BackendLease>, LeaseDenied>,
 ) -> Result<AnsweredRequest, RefusedRequest> {
-    let lease = prepared.attempts(exchange, &limits).granted(granted);
-    let lease = lease.map_err(|refusal| ClientBody::Over.refused(refusal))?;
-    send(exchange, prepared, parts, intake, limits, lease).await
+    let lease = prepared.attempts(exchange, &limits).note_granted(granted);
+    let lease = lease.map_err(|refusal| ClientBody::Complete.with_refusal(refusal))?;
+    send_request(exchange, prepared, parts, intake, limits, lease).await
 }
 
 impl WaitingStream {
@@ -215,7 +219,7 @@ impl PreparedRequest {
             model: &self.model,
             kind: exchange.route.kind,
             tokens: self.tokens,
-            loads: self.loads,
+            may_load: self.loads,
             limits,
             died: None,
             patience: self.patience,
@@ -226,7 +230,7 @@ impl PreparedRequest {
 /// Sends a request that has a lease, and waits until its answer begins. Inlined, so that its future is
 /// built in place.
 #[inline]
-async fn send(
+async fn send_request(
     exchange: &mut HttpExchange,
     prepared: PreparedRequest,
     parts: Box<Parts>,
@@ -234,11 +238,12 @@ async fn send(
     limits: BodyLimits,
     lease: Arc<dyn BackendLease>,
 ) -> Result<AnsweredRequest, RefusedRequest> {
-    let rest = ClientBody::behind(&intake);
+    let rest = ClientBody::after_intake(&intake);
     let shared = exchange.shared.clone();
     let (model, kind) = (&prepared.model, exchange.route.kind);
     // There was no room to hold the whole body: from here on a slot waits for the rest.
-    let limits = if kind == LeaseKind::Slot { intake.hurry(&shared.config.server, limits) } else { limits };
+    let limits =
+        if kind == LeaseKind::Slot { intake.tighten_limits(&shared.config.server, limits) } else { limits };
     let rules = exchange.rules(model);
     let on_death = rules.map_or(OnDeath::default(), |rules| rules.on_death);
     let timeout = rules.and_then(|rules| rules.timeout).unwrap_or(shared.config.upstream.exchange_timeout);
@@ -248,50 +253,52 @@ async fn send(
     }
     if exchange.route.effect == RouteEffect::Pauses {
         if lease.saves_for_us() {
-            return Err(rest.refused(RequestRefusal::SlotFiles));
+            return Err(rest.with_refusal(RequestRefusal::SlotFiles));
         }
         lease.note_pause();
     }
     let is_page = parts.method == Method::GET && parts.uri.path() == "/";
-    let generates = exchange.route.shape.filter(|_| exchange.route.generates).and_then(AnswerFormat::of);
+    let generates =
+        exchange.route.shape.filter(|_| exchange.route.generates).and_then(AnswerFormat::from_shape);
     let kept = generates.filter(|_| lease.keeps_turns()).map(|kind| {
         // The other kinds consist of parts that occur in no other request.
         let is_whole = exchange.route.name != "infill";
         let understood =
             matches!(kind, AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native) && is_whole;
-        (route::plain(parts.uri.path()).into_owned(), understood)
+        (route::decoded_path(parts.uri.path()).into_owned(), understood)
     });
     let repeating = RepeatPolicy {
         generates: exchange.route.generates,
         repeats: exchange.route.computes && on_death == OnDeath::Continue,
         remembers: kept.is_some(),
-        most_bytes: shared.config.upstream.replay_bytes.in_memory(),
+        max_bytes: shared.config.upstream.replay_bytes.in_memory(),
     };
     let text_bytes = intake.text_bytes().unwrap_or(0);
     // Used if no exact token count is available.
     let guess = text_bytes / keys::BYTES_PER_TOKEN;
-    let message = UpstreamRequest::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
+    let message =
+        UpstreamRequest::new(parts, intake, repeating).map_err(|refusal| rest.with_refusal(refusal))?;
     let remember = kept.map(|(path, understood)| {
         let limit = shared.config.upstream.continue_bytes.in_memory();
-        Box::new(TurnRecorder::of(&message, &path, understood, limit))
+        Box::new(TurnRecorder::from_request(&message, &path, understood, limit))
     });
-    exchange.flight.progress.asks(message.streams(), prepared.tokens, guess);
+    exchange.flight.progress.note_asked(message.streams(), prepared.tokens, guess);
     if kind == LeaseKind::Slot {
         let counted = prepared.tokens.map(|tokens| tokens.saturating_mul(keys::BYTES_PER_TOKEN));
         exchange.flight.prompt_bytes = counted.unwrap_or(text_bytes);
     }
     let deadline = Instant::now() + timeout;
-    exchange.conn.bound(deadline + shared.config.server.keep_alive);
+    exchange.conn.set_deadline(deadline + shared.config.server.keep_alive);
     let relayed = {
         let mut attempts = prepared.attempts(exchange, &limits);
         let running = pin!(attempts.run(lease, message, deadline));
         running.await
     };
     let PreparedRequest { model, tokens, assemble, sets, .. } = prepared;
-    let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
-    let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
+    let relayed = relayed.and_then(|relayed| check_relayed(relayed, &model, is_page));
+    let mut relayed = relayed.map_err(|refusal| rest.with_refusal(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
-    let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
+    let again = relayed.message.take().filter(|_| is_begun).map(|message| {
         let (upstream, progress) = (shared.upstream.clone(), exchange.flight.progress.clone());
         let search = BackendSearch { upstream, progress, model, kind, tokens, limits, deadline };
         Box::new(RepeatableRequest { search, message })
@@ -300,7 +307,7 @@ async fn send(
 }
 
 /// Checks that the answer can be passed on.
-fn check(
+fn check_relayed(
     mut relayed: RelayedAnswer,
     model: &ModelName,
     is_page: bool,
@@ -343,14 +350,14 @@ async fn prepare(
     };
     let rules = named.as_ref().filter(|_| is_plain).and_then(|model| exchange.rules(model));
     let renamed = rules.is_some_and(|rules| rules.upstream_model.is_some());
-    let taken = intake.take(named.is_none() || renamed, &shared.config).await;
+    let taken = intake.take_needed(named.is_none() || renamed, &shared.config).await;
     exchange.flight.record.bytes_in = intake.len();
     taken?;
     let model = match named {
         Some(model) => model,
         None => named_in_body(exchange, access, intake)?,
     };
-    exchange.flight.progress.model(&model);
+    exchange.flight.progress.set_model(&model);
     exchange.flight.record.model = Some(model.clone());
     if is_sent_without_body(&parts.method) {
         intake.discard().await?;
@@ -360,15 +367,15 @@ async fn prepare(
         return Err(RequestRefusal::NotThere { model });
     }
     if let Some(rules) = rules.filter(|_| is_plain) {
-        rules::apply(&model, rules, route.shape, parts, intake).await?;
+        rules::apply_rules(&model, rules, route.shape, parts, intake).await?;
     }
 
-    wire::sign(&mut parts.headers, parts.version);
-    let conversation = headers::conversation(&parts.headers).filter(|_| exchange.drop_in);
+    wire::add_via(&mut parts.headers, parts.version);
+    let conversation = headers::stream_conversation_id(&parts.headers).filter(|_| exchange.drop_in);
     headers::prepare_for_backend(&mut parts.headers, &exchange.request_id);
     headers::set_stream_conversation_id(&mut parts.headers, conversation);
     if access.has_key() {
-        keys::strip(&mut parts.headers);
+        keys::strip_key_headers(&mut parts.headers);
     }
     // Checked in its final form, before waiting for a backend.
     check_lines(parts)?;
@@ -380,19 +387,20 @@ async fn prepare(
     // Parsed as llama-server's router does.
     let loads =
         asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
-    let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake, loads).await?;
+    let tokens =
+        prompt_size::prompt_tokens(upstream, route.kind, &model, &parts.headers, intake, loads).await?;
     let kind = exchange
         .rules(&model)
         .filter(|rules| is_plain && rules.assemble)
         .and(route.shape)
-        .and_then(AnswerFormat::of);
+        .and_then(AnswerFormat::from_shape);
     let assemble = match kind {
-        Some(kind) => assemble::ask(kind, intake).await?,
+        Some(kind) => assemble::request_stream(kind, intake).await?,
         None => None,
     };
     refuse_quarantined(upstream, &model, intake)?;
     let sets = if route.effect == RouteEffect::Sets && intake.take_all().await? {
-        intake.json().map(|body| (route::plain(parts.uri.path()).into_owned(), body))
+        intake.json().map(|body| (route::decoded_path(parts.uri.path()).into_owned(), body))
     } else {
         None
     };
@@ -409,11 +417,11 @@ fn named_in_target(
     match named {
         Some(Ok(named)) => {
             parts.uri = named.target.into();
-            naming::in_path(exchange.resolve(access, Some(&named.name)), exchange, access).map(Some)
+            naming::resolve_in_path(exchange.resolve(access, Some(&named.name)), exchange, access).map(Some)
         }
         // List only the names that this client may know.
         Some(Err(RequestRefusal::Upstream { .. })) => {
-            Err(RequestRefusal::Upstream { known: naming::known(exchange, access) })
+            Err(RequestRefusal::Upstream { known: naming::known_names(exchange, access) })
         }
         Some(Err(refusal)) => Err(refusal),
         None => {
@@ -429,7 +437,7 @@ pub(super) fn named_in_body(
     access: &ClientAccess,
     intake: &BodyIntake,
 ) -> Result<ModelName, RequestRefusal> {
-    let named = intake.named();
+    let named = intake.named_model();
     if let BodyModel::Model(name) = &named {
         return exchange.resolve(access, Some(name));
     }
@@ -456,11 +464,14 @@ fn refuse_quarantined(
     model: &ModelName,
     intake: &BodyIntake,
 ) -> Result<(), RequestRefusal> {
-    match intake.sent.print() {
+    match intake.sent.fingerprint() {
         Some(print)
-            if matches!(upstream.backends.standing(model, print), RequestStanding::Refused { .. }) =>
+            if matches!(
+                upstream.backends.request_standing(model, print),
+                RequestStanding::Refused { .. }
+            ) =>
         {
-            Err(upstream.quarantined(model, print, false))
+            Err(upstream.quarantine_refusal(model, print, false))
         }
         _ => Ok(()),
     }

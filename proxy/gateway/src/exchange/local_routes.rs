@@ -28,7 +28,7 @@ type ModelFilter<'a> = &'a dyn Fn(&ModelView) -> bool;
 pub(super) type LocalAnswer = (HeaderMap, Bytes);
 
 /// Answers a request to one of these routes.
-pub(super) fn answer(
+pub(super) fn answer_locally(
     exchange: &HttpExchange,
     access: &ClientAccess,
     parts: &Parts,
@@ -48,41 +48,44 @@ pub(super) fn answer(
         LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(RequestRefusal::Loading),
         LocalRoute::Health => health_answer(&backends.view()),
         LocalRoute::Models => {
-            let names = naming::shown(live, access).filter_map(|name| {
-                let model = resolve(name).ok().filter(|model| !listing(live, model).hidden)?;
+            let names = naming::shown_names(live, access).filter_map(|name| {
+                let model = resolve(name).ok().filter(|model| !model_listing(live, model).hidden)?;
                 renamed_entry(&view, live, name, &model, shared.started)
             });
-            let listed = |model: &ModelView| shown(model) && !listing(live, &model.name).hidden;
-            Ok(models(&view, live, shared.started, &listed, names.collect()))
+            let listed = |model: &ModelView| shown(model) && !model_listing(live, &model.name).hidden;
+            Ok(models_answer(&view, live, shared.started, &listed, names.collect()))
         }
-        LocalRoute::Running => Ok(running(&backends.view(), &shown)),
-        LocalRoute::Bare(name) => naming::in_path(resolve(name), exchange, access).map(|_| {
+        LocalRoute::Running => Ok(running_answer(&backends.view(), &shown)),
+        LocalRoute::Bare(name) => naming::resolve_in_path(resolve(name), exchange, access).map(|_| {
             redirect_answer(&format!("{}{}", shared.config.server.api_prefix, target::with_slash(&parts.uri)))
         }),
         LocalRoute::Model(name) => resolve(name).and_then(|resolved| {
             let model = if live.by_name.contains_key(name) && resolved.as_str() != name {
-                renamed_entry(&view, live, name, &resolved, shared.started).map(|entry| words(&entry))
+                renamed_entry(&view, live, name, &resolved, shared.started).map(|entry| json_answer(&entry))
             } else {
-                model(&view, live, &resolved, shared.started)
+                model_answer(&view, live, &resolved, shared.started)
             };
             model.ok_or_else(|| {
-                ResolveError::Unknown { name: name.clone(), known: access.names(backends) }.into()
+                ResolveError::Unknown { name: name.clone(), known: access.names_with_aliases(backends) }
+                    .into()
             })
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight_headers(&parts.headers), Bytes::new())),
         // The page has a body type of its own and was admitted as such.
-        LocalRoute::Page | LocalRoute::Forbidden => Err(RequestRefusal::Method(route::named(&parts.method))),
+        LocalRoute::Page | LocalRoute::Forbidden => {
+            Err(RequestRefusal::Method(route::logged_method(&parts.method)))
+        }
     };
     let rest = match local {
         // A client may send through a tunnel before it learns that the tunnel was refused: the following
         // bytes are no request.
         LocalRoute::Forbidden => ClientBody::Unframed,
-        _ => ClientBody::Over,
+        _ => ClientBody::Complete,
     };
-    answer.map_err(|refusal| rest.refused(refusal))
+    answer.map_err(|refusal| rest.with_refusal(refusal))
 }
 
-pub(super) fn words(body: &Value) -> LocalAnswer {
+pub(super) fn json_answer(body: &Value) -> LocalAnswer {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
     (headers, Bytes::from(body.to_string()))
@@ -97,14 +100,14 @@ fn health_answer(view: &FleetView) -> Result<LocalAnswer, RequestRefusal> {
     };
     let starts: Option<Vec<u64>> = view.models.iter().map(|model| refusing(model)).collect();
     let Some(next) = starts.and_then(|starts| starts.into_iter().min()) else {
-        return Ok(words(&json!({ "status": "ok" })));
+        return Ok(json_answer(&json!({ "status": "ok" })));
     };
     let left = next.saturating_sub(clock::unix_ms());
     Err(RequestRefusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
 }
 
 /// `/v1/models`: every listed model, in any state.
-fn models(
+fn models_answer(
     view: &FleetView,
     live: &LiveConfig,
     created: u64,
@@ -112,13 +115,13 @@ fn models(
     names: Vec<Value>,
 ) -> LocalAnswer {
     let models = || view.models.iter().filter(|model| shown(model));
-    let ollama: Vec<Value> = models().map(|model| ollama(model)).collect();
-    let data: Vec<Value> = models().map(|model| one(model, live, created)).chain(names).collect();
-    words(&json!({ "models": ollama, "object": "list", "data": data }))
+    let ollama: Vec<Value> = models().map(|model| ollama_entry(model)).collect();
+    let data: Vec<Value> = models().map(|model| model_entry(model, live, created)).chain(names).collect();
+    json_answer(&json!({ "models": ollama, "object": "list", "data": data }))
 }
 
 /// `/running`: the processes of the listed models.
-fn running(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer {
+fn running_answer(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer {
     let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
         model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
             json!({
@@ -133,7 +136,7 @@ fn running(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer {
             })
         })
     });
-    words(&json!({ "running": processes.collect::<Vec<_>>() }))
+    json_answer(&json!({ "running": processes.collect::<Vec<_>>() }))
 }
 
 /// Redirects to the same target with a slash at its end.
@@ -146,17 +149,20 @@ fn redirect_answer(location: &str) -> LocalAnswer {
 }
 
 /// `/v1/models/{id}`, by name or alias.
-fn model(view: &FleetView, live: &LiveConfig, name: &ModelName, created: u64) -> Option<LocalAnswer> {
-    view.models.iter().find(|model| model.name == *name).map(|model| words(&one(model, live, created)))
+fn model_answer(view: &FleetView, live: &LiveConfig, name: &ModelName, created: u64) -> Option<LocalAnswer> {
+    view.models
+        .iter()
+        .find(|model| model.name == *name)
+        .map(|model| json_answer(&model_entry(model, live, created)))
 }
 
 /// Returns a model's list fields from the configuration.
-fn listing<'a>(live: &'a LiveConfig, model: &ModelName) -> Cow<'a, ListingRules> {
+fn model_listing<'a>(live: &'a LiveConfig, model: &ModelName) -> Cow<'a, ListingRules> {
     live.models.get(model).map_or_else(Cow::default, |rules| Cow::Borrowed(&rules.listing))
 }
 
 /// Describes a model as llama-server does in lists, with its state as llama-server's router does.
-fn one(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
+fn model_entry(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     let mut entry = json!({
         "id": model.name,
         "object": "model",
@@ -178,7 +184,7 @@ fn one(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     if matches!(model.state, ModelState::Backoff | ModelState::Failed) {
         entry["status"]["failed"] = json!(true);
     }
-    listing(live, &model.name).describe(&mut entry);
+    model_listing(live, &model.name).describe(&mut entry);
     entry
 }
 
@@ -190,13 +196,13 @@ fn renamed_entry(
     model: &ModelName,
     created: u64,
 ) -> Option<Value> {
-    let mut entry = one(view.models.iter().find(|shown| shown.name == *model)?, live, created);
+    let mut entry = model_entry(view.models.iter().find(|shown| shown.name == *model)?, live, created);
     (entry["id"], entry["aliases"], entry["means"]) = (json!(name), json!([]), json!(model));
     Some(entry)
 }
 
 /// Describes a model for the second list of llama-server's `/v1/models`, which clients of Ollama read.
-fn ollama(model: &ModelView) -> Value {
+fn ollama_entry(model: &ModelView) -> Value {
     let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
     let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };
     json!({ "name": model.name, "model": model.name, "type": "model", "capabilities": capabilities })

@@ -90,7 +90,7 @@ struct HttpExchange {
     /// Memory budget of the client, once the client is known.
     budget: Option<BodyBudget>,
     /// Rules of the requested name, if it has its own.
-    renamed: Option<Arc<ModelRules>>,
+    name_rules: Option<Arc<ModelRules>>,
     /// Identifier of the conversation, if the client or a balancer asked for it.
     conversation: Option<HeaderValue>,
 }
@@ -114,7 +114,7 @@ struct ReceivedRequest {
 /// A request with a valid head from a client with access.
 enum AdmittedRequest {
     /// Answered by the gateway: headers and body.
-    Here(LocalAnswer),
+    Answered(LocalAnswer),
     /// A request for the operators' page.
     Page(Box<PageRequest>),
     /// A route of llama-server's router.
@@ -165,30 +165,30 @@ enum ClientBody {
     /// The head is invalid, or asks for a tunnel: the following bytes are no request.
     Unframed,
     /// A part is missing, and must not be taken for the next request.
-    Coming,
+    Incomplete,
     /// Nothing is missing, or hyper takes care of the rest.
-    Over,
+    Complete,
 }
 
 impl AnsweredRequest {
     /// An answer that is passed on unchanged.
-    fn alone(relayed: RelayedAnswer, rest: ClientBody) -> Self {
+    fn relayed_only(relayed: RelayedAnswer, rest: ClientBody) -> Self {
         Self { relayed, rest, assemble: None, sets: None, again: None, remember: None }
     }
 }
 
 impl ClientBody {
     /// State before anything of the body is read.
-    fn unread(body: &Incoming) -> Self {
-        if body.is_end_stream() { Self::Over } else { Self::Coming }
+    fn before_reading(body: &Incoming) -> Self {
+        if body.is_end_stream() { Self::Complete } else { Self::Incomplete }
     }
 
     /// State once a part of the body was read.
-    fn behind(intake: &BodyIntake) -> Self {
-        if intake.is_whole() { Self::Over } else { Self::Coming }
+    fn after_intake(intake: &BodyIntake) -> Self {
+        if intake.is_whole() { Self::Complete } else { Self::Incomplete }
     }
 
-    fn refused(self, refusal: RequestRefusal) -> RefusedRequest {
+    fn with_refusal(self, refusal: RequestRefusal) -> RefusedRequest {
         RefusedRequest { refusal, rest: self }
     }
 }
@@ -204,10 +204,10 @@ impl HttpExchange {
 
     /// Ends the request for an operator: all its work is abandoned, as when its client leaves. `rest` is
     /// the body's last known state; the remaining part may have arrived since.
-    fn cancelled(&self, rest: ClientBody) -> RefusedRequest {
-        let has_come = self.body.as_ref().is_some_and(|body| body.print().is_some());
-        let rest = if has_come { ClientBody::Over } else { rest };
-        rest.refused(RequestRefusal::Cancelled { executed: self.flight.progress.is_sent() })
+    fn cancelled_refusal(&self, rest: ClientBody) -> RefusedRequest {
+        let has_come = self.body.as_ref().is_some_and(|body| body.fingerprint().is_some());
+        let rest = if has_come { ClientBody::Complete } else { rest };
+        rest.with_refusal(RequestRefusal::Cancelled { executed: self.flight.progress.is_sent() })
     }
 }
 
@@ -224,7 +224,7 @@ pub(crate) async fn answer(
     let (mut exchange, received) = receive(shared, conn, peer, request);
     let ended = match admit(&mut exchange, received) {
         Ok(AdmittedRequest::Forward(asked)) => {
-            let rest = ClientBody::unread(&asked.body);
+            let rest = ClientBody::before_reading(&asked.body);
             let forwarded = {
                 let mut forwarding = pin!(forward::forward(&mut exchange, asked));
                 poll_fn(|context| busy.unless_cancelled(forwarding.as_mut(), context)).await
@@ -233,26 +233,28 @@ pub(crate) async fn answer(
                 Some(Ok(ForwardResult::Answered(answered))) => {
                     return Ok(reply::deliver(exchange, answered, busy).await);
                 }
-                Some(Ok(ForwardResult::Waits(waits))) => return Ok(reply::begin(exchange, *waits, busy)),
+                Some(Ok(ForwardResult::Waiting(waits))) => {
+                    return Ok(reply::begin_stream(exchange, *waits, busy));
+                }
                 Some(Err(refused)) => Err(refused),
-                None => Err(exchange.cancelled(rest)),
+                None => Err(exchange.cancelled_refusal(rest)),
             }
         }
         Ok(AdmittedRequest::Page(asked)) => {
             let PageRequest { page, request, asker } = *asked;
-            let rest = ClientBody::unread(request.body());
+            let rest = ClientBody::before_reading(request.body());
             let answer = page.answer(request, asker).await;
-            return Ok(reply::page(exchange, answer, rest, busy));
+            return Ok(reply::reply_with_page(exchange, answer, rest, busy));
         }
         // Rare, so boxed: it would enlarge every request's future.
         Ok(AdmittedRequest::Router(call, asked)) => {
-            Box::pin(router::answer(&mut exchange, call, asked)).await
+            Box::pin(router::answer_router_call(&mut exchange, call, asked)).await
         }
-        Ok(AdmittedRequest::Here(words)) => Ok(words),
+        Ok(AdmittedRequest::Answered(words)) => Ok(words),
         Err(refused) => Err(refused),
     };
     Ok(match ended {
-        Ok(words) => reply::words(exchange, words, busy),
+        Ok(words) => reply::reply_locally(exchange, words, busy),
         Err(refused) => reply::refuse(exchange, &refused, busy),
     })
 }
@@ -271,32 +273,37 @@ fn receive(
     let is_outside = if shared.config.server.api_prefix.is_empty() {
         false
     } else {
-        prefix::strip(&parts.uri, &shared.config.server.api_prefix).map(|uri| parts.uri = uri).is_none()
+        prefix::strip_prefix(&parts.uri, &shared.config.server.api_prefix)
+            .map(|uri| parts.uri = uri)
+            .is_none()
     };
     let request_id = headers::given_request_id(&parts.headers).unwrap_or_else(headers::fresh_request_id);
-    let (backends, live) = (&*shared.upstream.backends, shared.live.now());
+    let (backends, live) = (&*shared.upstream.backends, shared.live.current());
     let more = live.by_name.keys().map(String::as_str);
     let named = target::is_upstream(parts.uri.path())
-        .then(|| target::upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
+        .then(|| target::parse_upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
     let route = match &named {
         // Rules do not apply here: they would change the body.
-        Some(Ok(named)) => RequestRoute { shape: None, ..route::route(&parts.method, named.target.path()) },
-        _ => route::route(&parts.method, parts.uri.path()),
+        Some(Ok(named)) => {
+            RequestRoute { shape: None, ..route::backend_route(&parts.method, named.target.path()) }
+        }
+        _ => route::backend_route(&parts.method, parts.uri.path()),
     };
     let local = match &named {
         Some(Ok(named)) if named.is_bare && parts.method == Method::GET => {
             Some(LocalRoute::Bare(named.name.clone()))
         }
         _ if has_page(&shared, &live, &parts) => Some(LocalRoute::Page),
-        _ => route::local(&parts.method, parts.uri.path()),
+        _ => route::local_route(&parts.method, parts.uri.path()),
     };
-    let drop_in = dropin::is(&shared);
-    let local = local.filter(|local| !drop_in || dropin::is_ours(&shared, local, live.keys.is_some()));
+    let drop_in = dropin::is_drop_in(&shared);
+    let local =
+        local.filter(|local| !drop_in || dropin::answers_locally(&shared, local, live.keys.is_some()));
     let traces = shared.config.traces.filter(|_| local.is_none());
     let trace = traces.map(|ratio| {
         let path = match &named {
-            Some(Ok(named)) => route::known(named.target.path()),
-            _ => route::known(parts.uri.path()),
+            Some(Ok(named)) => route::known_path(named.target.path()),
+            _ => route::known_path(parts.uri.path()),
         };
         GatewayTrace::begin(&mut parts.headers, ratio, path, !shared.config.server.tls_cert.is_empty())
     });
@@ -305,14 +312,14 @@ fn receive(
         shared.gauges.clone(),
         request_id.to_str().unwrap_or_default().to_owned(),
         peer.ip,
-        (route::named(&parts.method), parts.version),
+        (route::logged_method(&parts.method), parts.version),
         local.as_ref().map_or(route.name, LocalRoute::label),
         |record, at| {
             // Own routes are answered at once, and health probes are frequent, so they are not listed.
             if local.is_some() {
                 return (None, ProgressHandle::default());
             }
-            let (ticket, progress) = shared.requests.begin(&begun(record, route, at), &conn);
+            let (ticket, progress) = shared.requests.begin(&request_start(record, route, at), &conn);
             (Some(ticket), progress)
         },
     );
@@ -330,7 +337,7 @@ fn receive(
         flight,
         body: None,
         budget: None,
-        renamed: None,
+        name_rules: None,
         conversation: None,
     };
     (exchange, ReceivedRequest { parts, body, seen, is_outside, local, named, held: peer.held })
@@ -338,11 +345,13 @@ fn receive(
 
 /// Returns whether the request is for the operators' page, and there is one.
 fn has_page(shared: &GatewayShared, live: &LiveConfig, parts: &Parts) -> bool {
-    page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(ApiKeys::has_operators)
+    page::is_page_request(parts)
+        && shared.page.is_some()
+        && live.keys.as_ref().is_some_and(ApiKeys::has_operators)
 }
 
 /// Builds the part of a request's entry for operators that comes from its head.
-fn begun(record: &RequestRecord, route: RequestRoute, at: Instant) -> RequestStart<'_> {
+fn request_start(record: &RequestRecord, route: RequestRoute, at: Instant) -> RequestStart<'_> {
     RequestStart {
         request_id: &record.request_id,
         peer: record.peer,
@@ -358,7 +367,7 @@ fn begun(record: &RequestRecord, route: RequestRoute, at: Instant) -> RequestSta
 fn admit(exchange: &mut HttpExchange, received: ReceivedRequest) -> Result<AdmittedRequest, RefusedRequest> {
     let ReceivedRequest { parts, body, seen, is_outside, local, named, held } = received;
     let config = &exchange.shared.config.server;
-    let unframed = |refusal| ClientBody::Unframed.refused(refusal);
+    let unframed = |refusal| ClientBody::Unframed.with_refusal(refusal);
     if head_bytes(&parts) > config.header_bytes.in_memory() || parts.headers.len() > config.header_count {
         // If both apply, report the more specific one.
         let too_large = RequestRefusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
@@ -367,27 +376,32 @@ fn admit(exchange: &mut HttpExchange, received: ReceivedRequest) -> Result<Admit
     if is_outside {
         return Err(unframed(RequestRefusal::NoPrefix(config.api_prefix.clone())));
     }
-    wire::check(&parts, &body, seen).map_err(|fault| unframed(RequestRefusal::Wire(fault)))?;
-    let unread = ClientBody::unread(&body);
-    let access = access(exchange, &parts, local.as_ref()).map_err(|refusal| unread.refused(refusal))?;
+    wire::check_request(&parts, &body, seen).map_err(|fault| unframed(RequestRefusal::Wire(fault)))?;
+    let unread = ClientBody::before_reading(&body);
+    let access =
+        check_access(exchange, &parts, local.as_ref()).map_err(|refusal| unread.with_refusal(refusal))?;
     if let (Some(LocalRoute::Page), Some(page)) = (&local, exchange.shared.page.clone()) {
-        let asker =
-            PageClient::of(&parts, exchange.flight.record.peer, exchange.shared.config.tls().is_some());
+        let asker = PageClient::from_parts(
+            &parts,
+            exchange.flight.record.peer,
+            exchange.shared.config.tls().is_some(),
+        );
         let request = Request::from_parts(*parts, body);
         return Ok(AdmittedRequest::Page(Box::new(PageRequest { page, request, asker })));
     }
     if let Some(local) = local {
-        return local_routes::answer(exchange, &access, &parts, &local).map(AdmittedRequest::Here);
+        return local_routes::answer_locally(exchange, &access, &parts, &local)
+            .map(AdmittedRequest::Answered);
     }
     let asked = ForwardRequest { parts, body, named, held, access };
-    Ok(match RouterCall::of(exchange, &asked) {
+    Ok(match RouterCall::from_request(exchange, &asked) {
         Some(call) => AdmittedRequest::Router(call, asked),
         None => AdmittedRequest::Forward(asked),
     })
 }
 
 /// Identifies the client and checks its rights.
-fn access(
+fn check_access(
     exchange: &mut HttpExchange,
     parts: &Parts,
     local: Option<&LocalRoute>,
@@ -395,18 +409,18 @@ fn access(
     let live = &exchange.live;
     // Health probes may use any host name; they reveal nothing.
     if !matches!(local, Some(LocalRoute::Health)) {
-        host_check::check(&live.names, parts)?;
-        csrf::check(&live.cors.origins, parts)?;
+        host_check::check_host(&live.names, parts)?;
+        csrf::check_origin(&live.cors.origins, parts)?;
     }
     let Some(keys) = live.keys.as_ref().filter(|_| !local.is_some_and(LocalRoute::is_open)) else {
         return Ok(ClientAccess::default());
     };
-    let access = ClientAccess::by_key(keys, &parts.headers)?;
+    let access = ClientAccess::from_headers(keys, &parts.headers)?;
     exchange.flight.record.key = access.name();
-    exchange.flight.progress.key(exchange.flight.record.key.as_ref());
+    exchange.flight.progress.set_key(exchange.flight.record.key.as_ref());
     // The gateway's own answers do not count against a key's limits.
     if local.is_none() {
-        exchange.flight.pass = access.enter()?;
+        exchange.flight.pass = access.take_pass()?;
     }
     Ok(access)
 }

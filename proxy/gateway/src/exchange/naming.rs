@@ -20,13 +20,13 @@ impl HttpExchange {
         name: Option<&str>,
     ) -> Result<ModelName, RequestRefusal> {
         let (model, rules) = resolve(&self.live, access, &*self.shared.upstream.backends, name)?;
-        self.renamed = rules;
+        self.name_rules = rules;
         Ok(model)
     }
 
     /// Returns the rules for requests to a model, by the requested name.
     pub(super) fn rules(&self, model: &ModelName) -> Option<&ModelRules> {
-        self.renamed.as_ref().or_else(|| self.live.models.get(model)).map(|rules| &**rules)
+        self.name_rules.as_ref().or_else(|| self.live.models.get(model)).map(|rules| &**rules)
     }
 }
 
@@ -57,11 +57,11 @@ pub(super) fn resolve(
         &backends.view(),
         |model| by_name || access.may_use(model),
         |model| backends.has_room(model),
-        |model| backends.refuses(model),
+        |model| backends.refuses_requests(model),
     );
     match chosen {
         Some((model, rules)) => Ok((model.clone(), Some(Arc::clone(rules)))),
-        None => Err(add_names(access.hide(backends, name), live, access)),
+        None => Err(add_names(access.refuse_hidden(backends, name), live, access)),
     }
 }
 
@@ -72,29 +72,32 @@ fn find_pattern<'a>(live: &'a LiveConfig, name: &str) -> Option<(&'a String, &'a
 }
 
 /// Checks the model in a path: a name that the key has no right to is treated as no name.
-pub(super) fn in_path(
+pub(super) fn resolve_in_path(
     resolved: Result<ModelName, RequestRefusal>,
     exchange: &HttpExchange,
     access: &ClientAccess,
 ) -> Result<ModelName, RequestRefusal> {
     resolved.map_err(|refusal| match refusal {
-        RequestRefusal::Hidden(_) => {
-            RequestRefusal::Hidden(Box::new(RequestRefusal::Upstream { known: known(exchange, access) }))
-        }
+        RequestRefusal::Hidden(_) => RequestRefusal::Hidden(Box::new(RequestRefusal::Upstream {
+            known: known_names(exchange, access),
+        })),
         other => other,
     })
 }
 
 /// Returns all names that this client may know, except aliases.
-pub(super) fn known(exchange: &HttpExchange, access: &ClientAccess) -> Vec<String> {
-    let mut known = access.known(&*exchange.shared.upstream.backends);
-    known.extend(shown(&exchange.live, access).cloned());
+pub(super) fn known_names(exchange: &HttpExchange, access: &ClientAccess) -> Vec<String> {
+    let mut known = access.known_names(&*exchange.shared.upstream.backends);
+    known.extend(shown_names(&exchange.live, access).cloned());
     known
 }
 
 /// Returns the names without a process of their own that this client may know, except patterns and models'
 /// own names.
-pub(super) fn shown<'a>(live: &'a LiveConfig, access: &'a ClientAccess) -> impl Iterator<Item = &'a String> {
+pub(super) fn shown_names<'a>(
+    live: &'a LiveConfig,
+    access: &'a ClientAccess,
+) -> impl Iterator<Item = &'a String> {
     let may_use = |model: &ModelName| access.may_use(model);
     let is_own =
         |name: &str, meant: &VirtualName| meant.models.iter().any(|(model, _)| model.as_str() == name);
@@ -114,7 +117,7 @@ fn add_names(mut refusal: RequestRefusal, live: &LiveConfig, access: &ClientAcce
     if let RequestRefusal::Resolve(ResolveError::Unknown { known, .. } | ResolveError::Missing { known }) =
         hidden
     {
-        known.extend(shown(live, access).cloned());
+        known.extend(shown_names(live, access).cloned());
     }
     refusal
 }

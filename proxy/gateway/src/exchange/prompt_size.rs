@@ -32,7 +32,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_supervisor::{PromptFit, PromptSize};
 
-use crate::backend::attempts::connect;
+use crate::backend::attempts::connect_to_generation;
 use crate::backend::request_body::RequestBody;
 use crate::backend::unread_body::close_after_unread_body;
 use crate::backend::upstream::UpstreamContext;
@@ -57,7 +57,7 @@ struct TokenizeCount {
 
 /// Returns the prompt tokens of a request of this kind, if admission needs them. May read the rest of the
 /// body. `loads`: a model that is not loaded may be loaded for the count.
-pub(super) async fn of(
+pub(super) async fn prompt_tokens(
     upstream: &UpstreamContext,
     kind: LeaseKind,
     model: &ModelName,
@@ -71,21 +71,21 @@ pub(super) async fn of(
     }
     for last in [false, true] {
         let Some(bytes) = intake.text_bytes() else { return Ok(None) };
-        match backends.weigh(model, PromptSize::Bytes(bytes)) {
-            PromptFit::Unasked => return Ok(None),
+        match backends.weigh_prompt(model, PromptSize::Bytes(bytes)) {
+            PromptFit::NotChecked => return Ok(None),
             PromptFit::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
             PromptFit::Unclear { tokens } if last || intake.is_whole() => {
                 // A parsed body takes many times its size, so a body that is too long to be counted is not
                 // parsed. A suspect is not counted either: it must run alone first, and counting runs next
                 // to other requests.
-                let print = intake.sent.print();
-                let suspect =
-                    print.is_some_and(|print| backends.standing(model, print) != RequestStanding::Clear);
+                let print = intake.sent.fingerprint();
+                let suspect = print
+                    .is_some_and(|print| backends.request_standing(model, print) != RequestStanding::Clear);
                 let countable = bytes <= MAX_TEXT_BYTES as u64 && !suspect;
                 let counted = match countable.then(|| intake.texts()).flatten() {
                     Some(texts) => {
                         // Rare and large, so boxed: it would enlarge every request's future.
-                        let counting = Box::pin(count(upstream, model, headers, texts, print, loads));
+                        let counting = Box::pin(count_tokens(upstream, model, headers, texts, print, loads));
                         timeout(COUNT_TIMEOUT, counting).await.ok().flatten()
                     }
                     None => None,
@@ -105,7 +105,7 @@ pub(super) async fn of(
 
 /// Asks the backend to count the tokens of some texts, on behalf of their request. Like a computation,
 /// tokenizing a text may kill the process.
-async fn count(
+async fn count_tokens(
     upstream: &UpstreamContext,
     model: &ModelName,
     headers: &HeaderMap,
@@ -121,7 +121,8 @@ async fn count(
     let pool = upstream.pool(&*lease);
     let length = texts.text.len();
     let body = Bytes::from(json!({ "content": texts.text }).to_string());
-    let mut request = Request::new(RequestBody::again(VecDeque::from([body]), Arc::new(SentBody::default())));
+    let mut request =
+        Request::new(RequestBody::from_held(VecDeque::from([body]), Arc::new(SentBody::default())));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = Uri::from_static("/tokenize");
     let fields = request.headers_mut();
@@ -132,13 +133,13 @@ async fn count(
             fields.insert(key, value.clone());
         }
     }
-    close_after_unread_body(&mut request, lease.facts());
-    let mut conn = connect(&*lease, &pool).await.ok()?;
+    close_after_unread_body(&mut request, lease.server_facts());
+    let mut conn = connect_to_generation(&*lease, &pool).await.ok()?;
     let response = match conn.send(request).await {
         Ok(response) => response,
         Err(error) => {
             if let (UpstreamSendError::Sent(_) | UpstreamSendError::Begun(_), Some(print)) = (error, print) {
-                lease.broke(print);
+                lease.report_broken(print);
             }
             lease.doubt();
             return None;
@@ -149,7 +150,7 @@ async fn count(
         return None;
     }
     let limit = length.saturating_mul(ANSWER_BYTES_PER_BYTE).saturating_add(1024);
-    let answer = conn.all(response.into_body(), limit).await.ok()?;
+    let answer = conn.read_all(response.into_body(), limit).await.ok()?;
     let counted: TokenizeCount = serde_json::from_slice(&answer).ok()?;
     Some((counted.tokens.len() as u64).saturating_add(texts.tokens))
 }

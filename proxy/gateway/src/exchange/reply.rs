@@ -53,7 +53,7 @@ async fn assemble_answer(
 ) -> Response<AnswerBody> {
     let rest = answered.rest;
     let gathered = {
-        let mut gathering = pin!(gathered(&mut exchange, kind, answered));
+        let mut gathering = pin!(gather_answer(&mut exchange, kind, answered));
         poll_fn(|context| busy.unless_cancelled(gathering.as_mut(), context)).await
     };
     match gathered {
@@ -61,10 +61,10 @@ async fn assemble_answer(
             headers::mark_continued(&mut headers, exchange.flight.record.continued);
             reply(exchange, status, headers, body, RequestOutcome::Ok, busy)
         }
-        Some(Ok(GatherResult::Passes(answered))) => relay(exchange, *answered, false, busy),
-        Some(Err(refusal)) => refuse(exchange, &rest.refused(refusal), busy),
+        Some(Ok(GatherResult::NotStream(answered))) => relay(exchange, *answered, false, busy),
+        Some(Err(refusal)) => refuse(exchange, &rest.with_refusal(refusal), busy),
         None => {
-            let cancelled = exchange.cancelled(rest);
+            let cancelled = exchange.cancelled_refusal(rest);
             refuse(exchange, &cancelled, busy)
         }
     }
@@ -74,11 +74,11 @@ async fn assemble_answer(
 enum GatherResult {
     Whole(StatusCode, HeaderMap, Bytes),
     /// The backend sent no stream: its answer is relayed.
-    Passes(Box<AnsweredRequest>),
+    NotStream(Box<AnsweredRequest>),
 }
 
 /// Reads a stream to its end; if it breaks off, reads that of a second execution.
-async fn gathered(
+async fn gather_answer(
     exchange: &mut HttpExchange,
     kind: AnswerFormat,
     answered: AnsweredRequest,
@@ -87,7 +87,8 @@ async fn gathered(
     loop {
         let HttpExchange { shared, flight, request_id, .. } = &mut *exchange;
         let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
-        let gathered = assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream).await;
+        let gathered =
+            assemble::gather_stream(kind, relayed, flight, request_id, &shared.config.upstream).await;
         let refusal = match gathered {
             Ok((status, headers, body)) => return Ok(GatherResult::Whole(status, headers, body)),
             Err(refusal) => refusal,
@@ -97,18 +98,18 @@ async fn gathered(
         let spare = dead.is_canary().then(|| before.search.clone());
         let mut next = before.run(&mut flight.record, dead, refusal).await?;
         if !assemble::is_events(next.response.headers()) {
-            return Ok(GatherResult::Passes(Box::new(AnsweredRequest::alone(next, rest))));
+            return Ok(GatherResult::NotStream(Box::new(AnsweredRequest::relayed_only(next, rest))));
         }
-        let kept = spare.zip(next.kept.take());
+        let kept = spare.zip(next.message.take());
         again = kept.map(|(search, message)| Box::new(RepeatableRequest { search, message }));
         relayed = next;
     }
 }
 
 /// Returns the terms under which another server can continue a streamed answer of this route.
-fn continues(route: RequestRoute, most: usize) -> Option<ContinuationTerms> {
-    let kind = route.shape.and_then(AnswerFormat::of)?;
-    Some(ContinuationTerms { kind, most, fills_in: route.name == "infill" })
+fn continuation_terms(route: RequestRoute, most: usize) -> Option<ContinuationTerms> {
+    let kind = route.shape.and_then(AnswerFormat::from_shape)?;
+    Some(ContinuationTerms { kind, max_bytes: most, fills_in: route.name == "infill" })
 }
 
 fn relay(
@@ -118,7 +119,7 @@ fn relay(
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
     let AnsweredRequest {
-        relayed: RelayedAnswer { response, ahead, backend, .. },
+        relayed: RelayedAnswer { response, read_ahead: ahead, backend, .. },
         rest,
         sets,
         again,
@@ -133,16 +134,16 @@ fn relay(
     exchange.add_conversation_header(parts.status, &mut parts.headers);
     // In drop-in mode without CORS settings, llama-server's own headers stay.
     let cors = &exchange.live.cors;
-    if !(exchange.drop_in && cors.is_plain()) {
-        cors::strip(&mut parts.headers);
-        cors.mark(exchange.origin.as_ref(), &mut parts.headers);
+    if !(exchange.drop_in && cors.is_like_llama_server()) {
+        cors::strip_cors_headers(&mut parts.headers);
+        cors.add_headers(exchange.origin.as_ref(), &mut parts.headers);
     }
-    wire::sign(&mut parts.headers, version);
+    wire::add_via(&mut parts.headers, version);
     let record = &mut exchange.flight.record;
     record.note_head(parts.status.as_u16(), is_events);
     headers::mark_continued(&mut parts.headers, record.continued);
-    if is_events && route.watches() && record.method == Method::GET {
-        backend.lease.watches();
+    if is_events && route.is_endless() && record.method == Method::GET {
+        backend.lease.mark_endless();
     }
     backend.lease.note_progress(0);
     backend.lease.note_answered(is_events, parts.status.is_success());
@@ -154,9 +155,9 @@ fn relay(
         generates: route.generates,
         events: is_events.then(|| EventTerms {
             limit: config.event_bytes.in_memory(),
-            silence: config.stream_idle,
-            comment: config.comment_interval,
-            continues: continues(route, config.continue_bytes.in_memory()),
+            max_silence: config.stream_idle,
+            comment_interval: config.comment_interval,
+            continuation: continuation_terms(route, config.continue_bytes.in_memory()),
         }),
         dialect: route.dialect,
         // llama-server closes the connection after a stream and after an error, even if its headers promise
@@ -165,7 +166,7 @@ fn relay(
     };
     if !backend.sent.is_whole() {
         exchange.conn.must_linger();
-        if rest != ClientBody::Over {
+        if rest != ClientBody::Complete {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -184,7 +185,7 @@ fn relay(
 }
 
 /// Sends the head of a stream whose model is not loaded yet; its body reports the progress.
-pub(super) fn begin(
+pub(super) fn begin_stream(
     mut exchange: HttpExchange,
     waits: WaitingStream,
     busy: ConnBusy,
@@ -194,10 +195,10 @@ pub(super) fn begin(
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Like the head of the model's own answer: a buffering proxy would hold the keep-alives back.
     headers.insert(headers::ACCEL_BUFFERING, HeaderValue::from_static("no"));
-    wire::sign(&mut headers, Version::HTTP_11);
+    wire::add_via(&mut headers, Version::HTTP_11);
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
     exchange.add_conversation_header(StatusCode::OK, &mut headers);
-    exchange.live.cors.mark(exchange.origin.as_ref(), &mut headers);
+    exchange.live.cors.add_headers(exchange.origin.as_ref(), &mut headers);
     let record = &mut exchange.flight.record;
     record.note_early_head();
     let teller = LoadingNotifier::new(
@@ -208,7 +209,7 @@ pub(super) fn begin(
         exchange.route.dialect,
         waits.since,
     );
-    let (every, dialect, conn) = (waits.every, exchange.route.dialect, exchange.conn.clone());
+    let (every, dialect, conn) = (waits.interval, exchange.route.dialect, exchange.conn.clone());
     let answer = Box::pin(async move {
         let forwarded = {
             let mut forwarding = pin!(waits.forward(&mut exchange));
@@ -217,7 +218,7 @@ pub(super) fn begin(
         let refused = match forwarded {
             Some(Ok(answered)) => return deliver(exchange, answered, busy).await,
             Some(Err(refused)) => refused,
-            None => exchange.cancelled(ClientBody::Over),
+            None => exchange.cancelled_refusal(ClientBody::Complete),
         };
         refuse(exchange, &refused, busy)
     });
@@ -228,7 +229,7 @@ pub(super) fn begin(
 }
 
 /// Sends an answer of the gateway.
-pub(super) fn words(
+pub(super) fn reply_locally(
     exchange: HttpExchange,
     (headers, body): LocalAnswer,
     busy: ConnBusy,
@@ -247,7 +248,7 @@ pub(super) fn refuse(
     tracing::debug!(request_id, refusal = refusal.to_string(), "refused");
     let answer = refusal.answer(exchange.route.dialect, exchange.shared.config.server.retry_after);
     let mut headers: HeaderMap = answer.headers.into_iter().collect();
-    if *rest != ClientBody::Over {
+    if *rest != ClientBody::Complete {
         exchange.conn.must_linger();
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -255,7 +256,7 @@ pub(super) fn refuse(
 }
 
 /// Sends an answer of the operators' page, without CORS headers, even if other origins may call the models.
-pub(super) fn page(
+pub(super) fn reply_with_page(
     exchange: HttpExchange,
     answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
     rest: ClientBody,
@@ -264,7 +265,7 @@ pub(super) fn page(
     let HttpExchange { conn, request_id, mut flight, .. } = exchange;
     let (mut parts, body) = answer.into_parts();
     parts.headers.insert(headers::REQUEST_ID, request_id);
-    if rest != ClientBody::Over {
+    if rest != ClientBody::Complete {
         conn.must_linger();
         parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -288,10 +289,10 @@ fn reply(
     exchange.add_conversation_header(status, &mut headers);
     let HttpExchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
     headers.insert(headers::REQUEST_ID, request_id);
-    live.cors.mark(origin.as_ref(), &mut headers);
+    live.cors.add_headers(origin.as_ref(), &mut headers);
     flight.record.note_head(status.as_u16(), false);
     // The gateway's own answers are short: a client that has not read one by then does not read.
-    conn.bound(Instant::now() + shared.config.server.send_timeout);
+    conn.set_deadline(Instant::now() + shared.config.server.send_timeout);
     let mut answer = Response::new(AnswerBody::fixed(body, flight, outcome, busy));
     *answer.status_mut() = status;
     *answer.headers_mut() = headers;

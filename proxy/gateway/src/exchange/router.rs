@@ -20,7 +20,7 @@ use serde_json::json;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::{ModelState, ModelView, ResolveError};
 
-use super::local_routes::{LocalAnswer, words};
+use super::local_routes::{LocalAnswer, json_answer};
 use super::{ClientBody, ForwardRequest, HttpExchange, RefusedRequest, forward};
 use crate::access::keys::ClientAccess;
 use crate::body::intake::BodyIntake;
@@ -40,18 +40,18 @@ pub(super) enum RouterCall {
 
 impl RouterCall {
     /// Returns the router call, or `None` for a request that goes to a model.
-    pub(super) fn of(exchange: &mut HttpExchange, asked: &ForwardRequest) -> Option<Self> {
+    pub(super) fn from_request(exchange: &mut HttpExchange, asked: &ForwardRequest) -> Option<Self> {
         let may_be = matches!(exchange.route.name, "router" | "props");
         if !may_be || exchange.drop_in || asked.named.is_some() {
             return None;
         }
         let is_get = matches!(asked.parts.method, Method::GET | Method::HEAD);
-        match (&asked.parts.method, &*route::plain(asked.parts.uri.path())) {
+        match (&asked.parts.method, &*route::decoded_path(asked.parts.uri.path())) {
             (&Method::POST, "/models/load") => Some(Self::Load),
             (&Method::POST, "/models/unload") => Some(Self::Unload),
             (&Method::POST | &Method::DELETE, "/models") => Some(Self::Download),
             (_, "/models/sse") if is_get => Some(Self::Events),
-            (_, "/props") if is_get && named(&asked.parts).is_none() => {
+            (_, "/props") if is_get && model_in_query(&asked.parts).is_none() => {
                 let several = exchange.resolve(&asked.access, None);
                 let is_router = matches!(several, Err(RequestRefusal::Resolve(ResolveError::Missing { .. })));
                 is_router.then_some(Self::Props)
@@ -62,27 +62,27 @@ impl RouterCall {
 }
 
 /// Returns the model named in the query.
-fn named(parts: &Parts) -> Option<String> {
+fn model_in_query(parts: &Parts) -> Option<String> {
     parts.uri.query().and_then(|query| query::parameter(query, "model"))
 }
 
-pub(super) async fn answer(
+pub(super) async fn answer_router_call(
     exchange: &mut HttpExchange,
     call: RouterCall,
     asked: ForwardRequest,
 ) -> Result<LocalAnswer, RefusedRequest> {
-    let unread = ClientBody::unread(&asked.body);
+    let unread = ClientBody::before_reading(&asked.body);
     match call {
-        RouterCall::Props => Ok(props()),
-        RouterCall::Download => Err(unread.refused(RequestRefusal::NoDownloads)),
-        RouterCall::Events => Err(unread.refused(RequestRefusal::NoModelEvents)),
+        RouterCall::Props => Ok(router_props()),
+        RouterCall::Download => Err(unread.with_refusal(RequestRefusal::NoDownloads)),
+        RouterCall::Events => Err(unread.with_refusal(RequestRefusal::NoModelEvents)),
         RouterCall::Load | RouterCall::Unload => change_load_state(exchange, call, asked).await,
     }
 }
 
 /// Builds the description that llama-server's router gives its web page.
-fn props() -> LocalAnswer {
-    words(&json!({
+fn router_props() -> LocalAnswer {
+    json_answer(&json!({
         "role": "router",
         "max_instances": 0,
         "models_autoload": true,
@@ -100,24 +100,24 @@ async fn change_load_state(
 ) -> Result<LocalAnswer, RefusedRequest> {
     let ForwardRequest { mut parts, body, held, access, .. } = asked;
     let shared = exchange.shared.clone();
-    let limits = BodyLimits::of(&shared.config, exchange.route.size);
-    let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
-    let budget = shared.budget.of(held, access.held());
-    let unread = ClientBody::unread(&body);
+    let limits = BodyLimits::for_size(&shared.config, exchange.route.size);
+    let printer = shared.prints.begin(&parts.method, &route::decoded_path(parts.uri.path()));
+    let budget = shared.budget.for_client(held, access.held_share());
+    let unread = ClientBody::before_reading(&body);
     let intake = BodyIntake::begin(&mut parts.headers, body, budget, limits, printer);
-    let mut intake = intake.map_err(|refusal| unread.refused(refusal))?;
+    let mut intake = intake.map_err(|refusal| unread.with_refusal(refusal))?;
     exchange.body = Some(intake.sent.clone());
-    let model = model(exchange, &access, &parts, &mut intake).await;
+    let model = requested_model(exchange, &access, &parts, &mut intake).await;
     let changed = model.and_then(|model| match call {
         RouterCall::Load => load_model(exchange, &model),
-        _ => unload(exchange, &access, &model),
+        _ => unload_model(exchange, &access, &model),
     });
-    changed.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
-    Ok(words(&json!({ "success": true })))
+    changed.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
+    Ok(json_answer(&json!({ "success": true })))
 }
 
 /// Reads the whole body and returns the model it names.
-async fn model(
+async fn requested_model(
     exchange: &mut HttpExchange,
     access: &ClientAccess,
     parts: &Parts,
@@ -128,7 +128,7 @@ async fn model(
     if !taken? {
         return Err(RequestRefusal::Busy);
     }
-    let name = match named(parts) {
+    let name = match model_in_query(parts) {
         Some(name) => exchange.resolve(access, Some(&name))?,
         None => forward::named_in_body(exchange, access, intake)?,
     };
@@ -138,7 +138,7 @@ async fn model(
         Some(model) if model.remote.is_some() => Err(RequestRefusal::NotThere { model: name }),
         Some(model) => Ok(Arc::clone(model)),
         // Removed just now.
-        None => Err(access.hide(&*exchange.shared.upstream.backends, name.as_str())),
+        None => Err(access.refuse_hidden(&*exchange.shared.upstream.backends, name.as_str())),
     }
 }
 
@@ -169,7 +169,11 @@ fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestR
     Ok(())
 }
 
-fn unload(exchange: &HttpExchange, access: &ClientAccess, model: &ModelView) -> Result<(), RequestRefusal> {
+fn unload_model(
+    exchange: &HttpExchange,
+    access: &ClientAccess,
+    model: &ModelView,
+) -> Result<(), RequestRefusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Unloaded | ModelState::Failed) {
         return Err(RequestRefusal::NotRunning { model: name });

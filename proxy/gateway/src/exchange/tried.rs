@@ -21,7 +21,7 @@ use crate::refusal::RequestRefusal;
 
 /// Takes a lease of the canary, if this request's conversation is one of its share. Notes the choice in the
 /// record.
-pub(super) async fn lease(
+pub(super) async fn lease_canary(
     exchange: &mut HttpExchange,
     canary: &CanaryRoute,
     model: &ModelName,
@@ -36,21 +36,21 @@ pub(super) async fn lease(
         return Ok(None);
     }
     let Some(body) = intake.json() else { return Ok(None) };
-    let conversation = conversation::number(&body);
-    let tried = |arm| Some(CanaryPart { conversation, arm, left: None });
-    if !canary.takes(conversation) {
-        exchange.flight.record.tried = tried(TrialArm::Base);
+    let conversation = conversation::conversation_hash(&body);
+    let tried = |arm| Some(CanaryPart { conversation, arm, canary_failure: None });
+    if !canary.takes_conversation(conversation) {
+        exchange.flight.record.canary_part = tried(TrialArm::Base);
         return Ok(None);
     }
     let backends = &shared.upstream.backends;
     let is_suspect = intake
         .sent
-        .print()
-        .is_some_and(|print| backends.standing(&canary.name, print) != RequestStanding::Clear);
+        .fingerprint()
+        .is_some_and(|print| backends.request_standing(&canary.name, print) != RequestStanding::Clear);
     // A request that finds the canary busy is not part of the trial; leaving it out favours neither build.
     let lease = if is_suspect { None } else { backends.lease_now(&canary.name, exchange.route.kind, tokens) };
     if lease.is_some() {
-        exchange.flight.record.tried = tried(TrialArm::Canary);
+        exchange.flight.record.canary_part = tried(TrialArm::Canary);
     }
     Ok(lease)
 }
@@ -63,7 +63,7 @@ mod tests {
 
     fn of(text: &str) -> u64 {
         let body = json!({ "messages": [{ "role": "user", "content": text }] });
-        conversation::number(body.to_string().as_bytes())
+        conversation::conversation_hash(body.to_string().as_bytes())
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
             patience: std::time::Duration::ZERO,
         };
         let taken = |canary: &CanaryRoute| -> Vec<u64> {
-            (0..10_000_u64).filter(|n| canary.takes(of(&n.to_string()))).collect()
+            (0..10_000_u64).filter(|n| canary.takes_conversation(of(&n.to_string()))).collect()
         };
         let (one, other) = (taken(&canary(0.1, 1)), taken(&canary(0.1, 2)));
         assert!((850..1150).contains(&one.len()), "{}", one.len());

@@ -27,7 +27,7 @@ pub(crate) struct CancelState {
 impl CancelState {
     /// Registers the calling task as the server of the requests. Its waker stays the same, so one call is
     /// enough.
-    pub(crate) async fn serve(&self) {
+    pub(crate) async fn register_task(&self) {
         poll_fn(|context| {
             self.set_task(context.waker());
             Poll::Ready(())
@@ -46,7 +46,7 @@ impl CancelState {
     }
 
     /// Asks the running request to end. A second call has no effect.
-    pub(crate) fn ask(&self) {
+    pub(crate) fn request_cancel(&self) {
         if self.state.compare_exchange(NOTHING, ASKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
             if let Some(task) = task {
@@ -56,7 +56,7 @@ impl CancelState {
     }
 
     /// Takes a pending cancel request. If this returns true, the caller must end the request.
-    pub(crate) fn take(&self) -> bool {
+    pub(crate) fn take_request(&self) -> bool {
         self.is_asked()
             && self.state.compare_exchange(ASKED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -97,25 +97,25 @@ mod tests {
     fn it_is_seen_once_wakes_its_task_once_and_ends_with_the_request() {
         let (cancelling, woken) = (CancelState::default(), Arc::new(WokenCount::default()));
         cancelling.set_task(&Waker::from(woken.clone()));
-        assert!(!cancelling.take());
-        cancelling.ask();
-        cancelling.ask();
+        assert!(!cancelling.take_request());
+        cancelling.request_cancel();
+        cancelling.request_cancel();
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
-        assert!(cancelling.take());
-        assert!(!cancelling.take(), "it was seen to");
-        cancelling.ask();
-        assert!(!cancelling.take(), "twice is once");
+        assert!(cancelling.take_request());
+        assert!(!cancelling.take_request(), "it was seen to");
+        cancelling.request_cancel();
+        assert!(!cancelling.take_request(), "twice is once");
         cancelling.begin();
-        assert!(!cancelling.take(), "the next request is another one");
-        cancelling.ask();
-        assert!(cancelling.take());
+        assert!(!cancelling.take_request(), "the next request is another one");
+        cancelling.request_cancel();
+        assert!(cancelling.take_request());
     }
 
     #[test]
     fn only_what_was_asked_before_the_poll_and_not_seen_in_it_is_stuck() {
         let cancelling = CancelState::default();
         let asked_meanwhile = cancelling.unless_stuck(|| {
-            cancelling.ask();
+            cancelling.request_cancel();
             Poll::<()>::Pending
         });
         assert!(asked_meanwhile.is_pending(), "its task is woken and polled once more");
@@ -123,7 +123,11 @@ mod tests {
         assert_eq!(cancelling.unless_stuck(|| Poll::Ready(1)), Poll::Ready(Some(1)));
         assert!(
             cancelling
-                .unless_stuck(|| if cancelling.take() { Poll::<()>::Pending } else { Poll::Ready(()) })
+                .unless_stuck(|| if cancelling.take_request() {
+                    Poll::<()>::Pending
+                } else {
+                    Poll::Ready(())
+                })
                 .is_pending()
         );
     }

@@ -83,7 +83,7 @@ impl ConnState {
     }
 
     /// Sets the deadline of the running request.
-    pub(crate) fn bound(&self, until: Instant) {
+    pub(crate) fn set_deadline(&self, until: Instant) {
         self.with(|inner| inner.phase = ConnPhase::Busy(Some(until)));
     }
 
@@ -94,7 +94,7 @@ impl ConnState {
     }
 
     /// Records whether the client lets bytes wait.
-    pub(crate) fn blocked(&self, blocked: bool) {
+    pub(crate) fn set_blocked(&self, blocked: bool) {
         self.with(|inner| {
             if blocked != inner.blocked.is_some() {
                 inner.blocked = blocked.then(Instant::now);
@@ -115,7 +115,7 @@ impl ConnState {
 
     /// Called with each poll of the task that serves the client. hyper does not poll the answer while the
     /// client does not read, so the answer is read ahead from here.
-    pub(crate) fn served<T>(&self, polled: Poll<T>, context: &mut Context<'_>) -> Poll<T> {
+    pub(crate) fn after_poll<T>(&self, polled: Poll<T>, context: &mut Context<'_>) -> Poll<T> {
         if polled.is_pending() && self.is_ahead.load(Ordering::Relaxed) {
             let answer = self.with(|inner| inner.answer.as_ref().and_then(Weak::upgrade));
             if let Some(answer) = answer {
@@ -126,18 +126,18 @@ impl ConnState {
     }
 
     /// Sets the answer that may be read ahead.
-    pub(crate) fn answers(&self, answer: Weak<dyn AnswerReadAhead>) {
+    pub(crate) fn set_answer(&self, answer: Weak<dyn AnswerReadAhead>) {
         self.with(|inner| inner.answer = Some(answer));
     }
 
     /// Records whether a poll of the answer returned a piece.
-    pub(crate) fn passed(&self, has_piece: bool) {
+    pub(crate) fn note_frame(&self, has_piece: bool) {
         self.is_ahead.store(has_piece, Ordering::Relaxed);
     }
 
     /// Returns the second reader's result for the head of the request that begins, if there is such a reader.
     pub(crate) fn next_head(&self) -> Option<HeadResult> {
-        self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next))
+        self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next_result))
     }
 
     /// Starts the second reader of the connection's heads, which may have at most `limit` bytes.
@@ -157,7 +157,7 @@ impl ConnState {
     }
 
     /// Records received bytes; an empty slice is the end.
-    pub(crate) fn came(&self, bytes: &[u8]) {
+    pub(crate) fn note_bytes(&self, bytes: &[u8]) {
         self.with(|inner| {
             match inner.phase {
                 _ if bytes.is_empty() => inner.ended = true,
@@ -178,7 +178,7 @@ pub(crate) struct ConnBusy(Arc<ConnState>);
 impl ConnBusy {
     /// Takes a pending cancel request. If this returns true, the caller must end the request.
     pub(crate) fn takes_cancel(&self) -> bool {
-        self.0.cancelling.take()
+        self.0.cancelling.take_request()
     }
 
     pub(crate) fn conn(&self) -> &ConnState {
@@ -199,7 +199,7 @@ impl Drop for ConnBusy {
     fn drop(&mut self) {
         // Its request is over: a cancel request in its last moment must not hit the next one.
         self.0.cancelling.begin();
-        self.0.passed(false);
+        self.0.note_frame(false);
         self.0.with(|inner| (inner.phase, inner.answer) = (ConnPhase::Idle(Instant::now()), None));
     }
 }

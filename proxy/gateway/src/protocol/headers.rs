@@ -11,7 +11,7 @@ pub(crate) const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conver
 /// Returns whether a field belongs to one connection, even if `Connection` does not name it; proxy
 /// authentication included. A `match`, because looking up a list of names for each field of each head took
 /// 1.5 % of a request's time in our own code.
-fn is_of_one_connection(name: &str) -> bool {
+fn is_hop_by_hop(name: &str) -> bool {
     matches!(
         name,
         "connection"
@@ -34,7 +34,7 @@ fn is_client_only(name: &str) -> bool {
 
 /// Removes fields by name. Checking each present name is cheaper than looking up each name that might be
 /// present.
-pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
+pub(crate) fn remove_fields(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     // Most heads have at most one of them.
     while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
         headers.remove(name);
@@ -79,14 +79,14 @@ pub(crate) fn strip_host_policies(headers: &mut HeaderMap) {
                 | "www-authenticate"
         )
     };
-    sweep(headers, of_its_host);
+    remove_fields(headers, of_its_host);
 }
 
 /// Removes fields of one connection (RFC 9110 section 7.6.1): every field named in `Connection`, and those
 /// that belong to a connection by definition. For both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     strip_named(headers);
-    sweep(headers, |name| is_of_one_connection(name.as_str()));
+    remove_fields(headers, |name| is_hop_by_hop(name.as_str()));
 }
 
 /// Removes every field named in `Connection`.
@@ -108,9 +108,9 @@ fn strip_named(headers: &mut HeaderMap) {
 /// read it as a dash, and a `Content_Length` must not count as a length. llama-server reads no such field.
 pub(crate) fn prepare_for_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     strip_named(headers);
-    sweep(headers, |name| {
+    remove_fields(headers, |name| {
         let name = name.as_str();
-        is_of_one_connection(name) || is_client_only(name) || name.contains('_')
+        is_hop_by_hop(name) || is_client_only(name) || name.contains('_')
     });
     // The backend listens for us alone; the host name that clients use means nothing to it.
     headers.insert(header::HOST, HeaderValue::from_static("localhost"));
@@ -119,11 +119,11 @@ pub(crate) fn prepare_for_backend(headers: &mut HeaderMap, request_id: &HeaderVa
 
 /// Returns the id under which llama-server keeps a stream for later reading and continues it without its
 /// client. The id is passed on only in drop-in mode.
-pub(crate) fn conversation(headers: &HeaderMap) -> Option<HeaderValue> {
+pub(crate) fn stream_conversation_id(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(CONVERSATION_ID).cloned()
 }
 
-/// Sets the id found by [`conversation`], after [`to_backend`].
+/// Sets the id found by [`stream_conversation_id`], after [`to_backend`].
 pub(crate) fn set_stream_conversation_id(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
     if let Some(value) = conversation {
         headers.insert(CONVERSATION_ID, value);

@@ -5,7 +5,7 @@ use http::Uri;
 use http::uri::PathAndQuery;
 
 /// Returns a target without the prefix; `None` if it lacks the prefix.
-pub(crate) fn strip(uri: &Uri, prefix: &str) -> Option<Uri> {
+pub(crate) fn strip_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
     if prefix.is_empty() {
         return Some(uri.clone());
     }
@@ -44,9 +44,9 @@ mod tests {
             ("http://h:1/llm/props", Some("http://h:1/props")),
             ("http://h:1/props", None),
         ] {
-            let stripped = strip(&target.parse().unwrap(), "/llm").map(|uri| uri.to_string());
+            let stripped = strip_prefix(&target.parse().unwrap(), "/llm").map(|uri| uri.to_string());
             assert_eq!(stripped.as_deref(), rest, "{target}");
         }
-        assert_eq!(strip(&"*".parse().unwrap(), "").unwrap().to_string(), "*");
+        assert_eq!(strip_prefix(&"*".parse().unwrap(), "").unwrap().to_string(), "*");
     }
 }

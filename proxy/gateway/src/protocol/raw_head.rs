@@ -81,7 +81,7 @@ impl RawHeadReader {
     }
 
     /// Returns the result for the next request's head; an error if that was not seen.
-    pub(crate) fn next(&mut self) -> HeadResult {
+    pub(crate) fn next_result(&mut self) -> HeadResult {
         self.seen.pop_front().unwrap_or(Err(WireError::Unseen))
     }
 
@@ -90,7 +90,7 @@ impl RawHeadReader {
         while !rest.is_empty() {
             rest = match self.at {
                 HeadReaderState::Lost => return,
-                HeadReaderState::Head => self.head(rest),
+                HeadReaderState::Head => self.read_head(rest),
                 HeadReaderState::Skip { left, chunked } => {
                     let now = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
                     let left = left - now as u64;
@@ -104,23 +104,23 @@ impl RawHeadReader {
                 HeadReaderState::Size { .. }
                 | HeadReaderState::Extension { .. }
                 | HeadReaderState::Trailer { .. } => {
-                    self.at = self.at.after(rest[0]);
+                    self.at = self.at.next_state(rest[0]);
                     &rest[1..]
                 }
             };
         }
     }
 
-    fn head<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
+    fn read_head<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
         if self.carry.is_empty() {
             // Empty lines before a request are skipped (RFC 9112 section 2.2).
             let skip = piece.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
             let piece = &piece[skip..];
             if let Some(end) = head_end(piece, 0) {
-                self.note(&piece[..end]);
+                self.record_head(&piece[..end]);
                 return &piece[end..];
             }
-            self.keep(piece);
+            self.hold_head(piece);
             return &[];
         }
         let before = self.carry.len();
@@ -133,11 +133,11 @@ impl RawHeadReader {
             return &[];
         };
         let whole = std::mem::take(&mut self.carry);
-        self.note(&whole[..end]);
+        self.record_head(&whole[..end]);
         &piece[end.saturating_sub(before)..]
     }
 
-    fn keep(&mut self, piece: &[u8]) {
+    fn hold_head(&mut self, piece: &[u8]) {
         if piece.len() > self.limit {
             self.stop();
         } else {
@@ -145,7 +145,7 @@ impl RawHeadReader {
         }
     }
 
-    fn note(&mut self, head: &[u8]) {
+    fn record_head(&mut self, head: &[u8]) {
         let seen = check_head(head);
         self.at = match seen {
             Ok(BodyFraming::None | BodyFraming::Length(0)) => HeadReaderState::Head,
@@ -159,7 +159,7 @@ impl RawHeadReader {
 
 impl HeadReaderState {
     /// Advances by one byte of chunked framing, by hyper's rules.
-    fn after(self, byte: u8) -> Self {
+    fn next_state(self, byte: u8) -> Self {
         match self {
             Self::Size { value, digits } => match (byte as char).to_digit(16) {
                 Some(digit) if value <= u64::MAX >> 4 => {
@@ -225,7 +225,7 @@ fn check_head(head: &[u8]) -> HeadResult {
             if length.is_some() {
                 return Err(WireError::TwoLengths);
             }
-            length = Some(number(value).ok_or(WireError::Length)?);
+            length = Some(parse_number(value).ok_or(WireError::Length)?);
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             if chunked || !value.eq_ignore_ascii_case(b"chunked") {
                 return Err(WireError::Coding);
@@ -277,7 +277,7 @@ fn trim_spaces(mut value: &[u8]) -> &[u8] {
     value
 }
 
-fn number(digits: &[u8]) -> Option<u64> {
+fn parse_number(digits: &[u8]) -> Option<u64> {
     let plain = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(digits).ok().filter(|_| plain)?.parse().ok()
 }

@@ -86,10 +86,10 @@ fn chunks_that_are_none_end_the_reading() {
 #[test]
 fn a_head_that_was_not_seen_is_a_fault() {
     let mut heads = RawHeadReader::new(100);
-    assert_eq!(heads.next(), Err(WireError::Unseen));
+    assert_eq!(heads.next_result(), Err(WireError::Unseen));
     heads.feed(&[b'a'; 101]);
     heads.feed(b" / HTTP/1.1\r\n\r\n");
-    assert_eq!(heads.next(), Err(WireError::Unseen));
+    assert_eq!(heads.next_result(), Err(WireError::Unseen));
     assert!(heads.carry.is_empty());
 }
 

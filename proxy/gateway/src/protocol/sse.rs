@@ -32,7 +32,7 @@ impl EventSplitter {
     }
 
     /// Takes a piece of the stream and returns the part that may pass now, which may be empty.
-    pub(crate) fn pass(&mut self, piece: Bytes) -> Bytes {
+    pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
         if self.held.is_empty() {
             let Some(end) = last_blank_line_end(&piece, 0) else {
                 self.held.extend_from_slice(&piece);
@@ -67,7 +67,7 @@ impl EventSplitter {
 
     /// Drops the held bytes of a stream that was cut. Returns the text that must precede another event: the
     /// end of an event that was too large and passed in part, or nothing.
-    pub(crate) fn cut(&mut self) -> &'static str {
+    pub(crate) fn drop_held(&mut self) -> &'static str {
         self.held.clear();
         if self.torn { "\n\n" } else { "" }
     }
@@ -78,7 +78,7 @@ impl EventSplitter {
     }
 
     /// Returns the number of complete events with data that passed so far. Comments do not count.
-    pub(crate) fn seen(&self) -> u64 {
+    pub(crate) fn event_count(&self) -> u64 {
         self.seen
     }
 
@@ -94,7 +94,7 @@ impl EventSplitter {
 
     fn count(&mut self, whole: &[u8]) {
         let mut from = 0;
-        for end in ends(whole) {
+        for end in blank_line_ends(whole) {
             self.ends += 1;
             self.seen += u64::from(has_data(&whole[from..=end]));
             from = end + 1;
@@ -133,7 +133,7 @@ fn is_end(bytes: &[u8], at: usize) -> bool {
 }
 
 /// Returns the positions at which blank lines end.
-fn ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
+fn blank_line_ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
     memchr::memchr2_iter(b'\n', b'\r', bytes).filter(|at| is_end(bytes, *at))
 }
 
@@ -151,19 +151,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn pass(events: &mut EventSplitter, piece: &str) -> String {
-        String::from_utf8(events.pass(Bytes::copy_from_slice(piece.as_bytes())).to_vec()).unwrap()
+        String::from_utf8(events.push(Bytes::copy_from_slice(piece.as_bytes())).to_vec()).unwrap()
     }
 
     #[test]
     fn whole_events_pass_untouched_and_halves_wait() {
         let mut events = EventSplitter::new(1000);
         let piece = Bytes::from_static(b"data: 1\n\ndata: 2\n\n");
-        assert_eq!(events.pass(piece.clone()).as_ptr(), piece.as_ptr(), "no copy");
+        assert_eq!(events.push(piece.clone()).as_ptr(), piece.as_ptr(), "no copy");
         assert_eq!(pass(&mut events, "data: 3\n\ndata: 4"), "data: 3\n\n");
         assert_eq!(pass(&mut events, "4\n"), "");
         assert_eq!(pass(&mut events, "\n: ping\n"), "data: 44\n\n");
         assert_eq!(pass(&mut events, "\n"), ": ping\n\n");
-        assert_eq!((events.seen(), events.ends), (4, 5), "a comment is no event");
+        assert_eq!((events.event_count(), events.ends), (4, 5), "a comment is no event");
         assert_eq!(events.finish(), "");
     }
 
@@ -171,7 +171,7 @@ mod tests {
     fn the_half_of_an_event_is_dropped_when_the_stream_is_cut() {
         let mut events = EventSplitter::new(1000);
         assert_eq!(pass(&mut events, "data: 1\r\n\r\ndata: {\"ha"), "data: 1\r\n\r\n");
-        assert_eq!(events.cut(), "");
+        assert_eq!(events.drop_held(), "");
         assert_eq!(events.finish(), "");
     }
 
@@ -180,18 +180,18 @@ mod tests {
         let mut events = EventSplitter::new(10);
         assert_eq!(pass(&mut events, "data: 0123456789\n"), "data: 01234567");
         assert_eq!(pass(&mut events, "\n"), "89\n\n");
-        assert_eq!(events.cut(), "");
+        assert_eq!(events.drop_held(), "");
         assert_eq!(pass(&mut events, "data: 0123456789"), "data: 0123456");
-        assert_eq!(events.cut(), "\n\n");
+        assert_eq!(events.drop_held(), "\n\n");
         assert_eq!(pass(&mut events, "x\n\n"), "x\n\n");
-        assert_eq!(events.cut(), "");
+        assert_eq!(events.drop_held(), "");
         let mut slow = EventSplitter::new(10);
         let mut out = String::new();
         for _ in 0..20 {
             out += &pass(&mut slow, "abc");
             assert!(slow.held.len() <= 10);
         }
-        assert_eq!(slow.cut(), "\n\n");
+        assert_eq!(slow.drop_held(), "\n\n");
         assert!("abc".repeat(20).starts_with(&out) && out.len() >= 50, "{out}");
     }
 
@@ -204,7 +204,7 @@ mod tests {
             let mut events = EventSplitter::new(limit);
             let mut out = Vec::new();
             for part in &parts {
-                let passed = events.pass(Bytes::copy_from_slice(part.as_bytes()));
+                let passed = events.push(Bytes::copy_from_slice(part.as_bytes()));
                 out.extend_from_slice(&passed);
                 prop_assert!(events.held.len() <= limit.max(part.len()));
             }
@@ -217,10 +217,10 @@ mod tests {
             let cut = cut.min(text.len());
             let mut events = EventSplitter::new(1000);
             for part in [&text[..cut], &text[cut..]] {
-                let passed = events.pass(Bytes::copy_from_slice(part.as_bytes()));
+                let passed = events.push(Bytes::copy_from_slice(part.as_bytes()));
                 prop_assert!(passed.is_empty() || is_end(&passed, passed.len() - 1), "{:?}", passed);
             }
-            prop_assert_eq!(events.cut(), "");
+            prop_assert_eq!(events.drop_held(), "");
         }
     }
 }

@@ -24,7 +24,11 @@ use crate::protocol::fault::WireError;
 use crate::protocol::raw_head::{BodyFraming, HeadResult, is_well_encoded};
 
 /// Checks a request's head. `seen` is the second reader's result for the same bytes, if there is one.
-pub(crate) fn check<B: Body>(parts: &Parts, body: &B, seen: Option<HeadResult>) -> Result<(), WireError> {
+pub(crate) fn check_request<B: Body>(
+    parts: &Parts,
+    body: &B,
+    seen: Option<HeadResult>,
+) -> Result<(), WireError> {
     if let Some(seen) = seen {
         // If the two readers of one connection disagree, the request is refused.
         let agreed = match seen? {
@@ -124,7 +128,7 @@ static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
 });
 
 /// Signs a message that came in this version (RFC 9110 section 7.6.3).
-pub(crate) fn sign(headers: &mut HeaderMap, version: Version) {
+pub(crate) fn add_via(headers: &mut HeaderMap, version: Version) {
     let [old, usual, two] = &*VIA_VALUES;
     let signature = match version {
         Version::HTTP_10 => old,

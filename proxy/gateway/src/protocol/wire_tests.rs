@@ -7,7 +7,7 @@ use http_body_util::{Empty, Full};
 
 fn verdict(request: http::request::Builder) -> Result<(), WireError> {
     let (parts, ()) = request.body(()).unwrap().into_parts();
-    check(&parts, &Empty::<Bytes>::new(), None)
+    check_request(&parts, &Empty::<Bytes>::new(), None)
 }
 
 fn at(target: &str, host: &str) -> Result<(), WireError> {
@@ -63,7 +63,7 @@ fn a_request_with_our_own_name_in_via_goes_no_further_and_others_do() {
     let mut headers = HeaderMap::new();
     headers.append(VIA, HeaderValue::from_static("1.1 llama-warden-000000000000, 1.0 other"));
     assert!(!is_loop(&headers));
-    sign(&mut headers, Version::HTTP_2);
+    add_via(&mut headers, Version::HTTP_2);
     assert!(is_loop(&headers));
     let all: Vec<_> = headers.get_all(VIA).iter().collect();
     assert_eq!(all.len(), 2);
@@ -77,16 +77,16 @@ fn a_request_with_our_own_name_in_via_goes_no_further_and_others_do() {
 fn what_two_readers_do_not_agree_on_goes_nowhere() {
     let (parts, ()) = Request::post("/").header("host", "x").body(()).unwrap().into_parts();
     let five = Full::new(Bytes::from_static(b"hello"));
-    assert_eq!(check(&parts, &five, Some(Ok(BodyFraming::Length(5)))), Ok(()));
+    assert_eq!(check_request(&parts, &five, Some(Ok(BodyFraming::Length(5)))), Ok(()));
     for seen in [
         Ok(BodyFraming::Length(4)),
         Ok(BodyFraming::Chunked),
         Ok(BodyFraming::None),
         Err(WireError::LengthAndCoding),
     ] {
-        assert!(check(&parts, &five, Some(seen)).is_err(), "{seen:?}");
+        assert!(check_request(&parts, &five, Some(seen)).is_err(), "{seen:?}");
     }
-    assert_eq!(check(&parts, &Empty::<Bytes>::new(), Some(Ok(BodyFraming::None))), Ok(()));
+    assert_eq!(check_request(&parts, &Empty::<Bytes>::new(), Some(Ok(BodyFraming::None))), Ok(()));
 }
 
 #[test]

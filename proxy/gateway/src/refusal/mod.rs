@@ -29,7 +29,7 @@ use crate::protocol::headers::EXECUTED;
 
 pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyError, MAX_DECODED_RATIO, UnreadableBody};
 pub(crate) use self::spelling::{
-    ErrorDialect, HeadLimits, StreamEnd, error_event, not_tls, stream_error, unreadable_head,
+    ErrorDialect, HeadLimits, StreamEnd, answer_error_event, not_tls_answer, stream_error, unreadable_head,
 };
 use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 
@@ -49,7 +49,7 @@ const CANCELLED_CODE: &str = "request_cancelled";
 
 /// Status of a cancelled request: 499, the HTTP status for a cancelled call. Clients do not send a request
 /// again for it. They do for a 503, which would undo the cancellation within a second.
-fn cancelled() -> StatusCode {
+fn cancelled_status() -> StatusCode {
     StatusCode::from_u16(499).unwrap_or(StatusCode::GONE)
 }
 
@@ -167,7 +167,7 @@ pub(crate) enum RequestRefusal {
     #[error("model `{model}`: {denied}")]
     Denied { model: ModelName, denied: LeaseDenied },
     #[error(
-        "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran there, so it is refused, for another {} s; change the request, or ask the operator to release it (`llama-warden quarantine release {print}`)", seconds(*.left)
+        "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran there, so it is refused, for another {} s; change the request, or ask the operator to release it (`llama-warden quarantine release {print}`)", whole_seconds(*.left)
     )]
     Quarantined { model: ModelName, print: RequestFingerprint, left: Duration, executed: bool },
     #[error("model `{model}`: its process could not be reached in {attempts} attempts; nothing was executed")]
@@ -200,7 +200,7 @@ pub(crate) enum RequestRefusal {
     /// llama-server's own words.
     #[error("Invalid API Key")]
     WrongKey,
-    #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", seconds(*.wait))]
+    #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", whole_seconds(*.wait))]
     KeySpent { key: Arc<str>, what: &'static str, rate: RateLimit, wait: Duration },
     #[error(
         "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
@@ -212,7 +212,7 @@ pub(crate) enum RequestRefusal {
 }
 
 /// Converts to whole seconds, rounded up, at least 1.
-fn seconds(time: Duration) -> u64 {
+fn whole_seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
@@ -236,7 +236,7 @@ pub(crate) struct ErrorAnswer {
 
 impl RequestRefusal {
     /// Returns status and type, paired as in llama-server.
-    fn class(&self) -> (StatusCode, &'static str) {
+    fn status_and_type(&self) -> (StatusCode, &'static str) {
         const INVALID: &str = "invalid_request_error";
         const UNAVAILABLE: &str = "unavailable_error";
         match self {
@@ -271,7 +271,7 @@ impl RequestRefusal {
             | Self::Upstream { .. }
             | Self::Resolve(ResolveError::Unknown { .. })
             | Self::Denied { denied: LeaseDenied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
-            Self::Hidden(told) => told.class(),
+            Self::Hidden(told) => told.status_and_type(),
             Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error"),
             Self::KeySpent { .. } | Self::KeyBusy { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
@@ -287,7 +287,7 @@ impl RequestRefusal {
                 (StatusCode::BAD_GATEWAY, "server_error")
             }
             Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
-            Self::Cancelled { .. } => (cancelled(), CANCELLED_KIND),
+            Self::Cancelled { .. } => (cancelled_status(), CANCELLED_KIND),
             Self::SlotFiles | Self::NoDownloads | Self::NoModelEvents => {
                 (StatusCode::NOT_IMPLEMENTED, "not_supported_error")
             }
@@ -377,10 +377,10 @@ impl RequestRefusal {
                 Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
             }
             Self::Quarantined { print, left, .. } => {
-                Some(json!({ "fingerprint": print, "refused_for_s": seconds(*left) }))
+                Some(json!({ "fingerprint": print, "refused_for_s": whole_seconds(*left) }))
             }
             Self::Denied { denied: LeaseDenied::TooSlow { left, wait }, .. } => {
-                Some(json!({ "loads_in_s": seconds(*left), "queue_wait_s": seconds(*wait) }))
+                Some(json!({ "loads_in_s": whole_seconds(*left), "queue_wait_s": whole_seconds(*wait) }))
             }
             Self::Denied { denied: LeaseDenied::NoRoom(short), .. } => Some(json!({
                 "memory": short.series,
@@ -464,7 +464,7 @@ impl RequestRefusal {
 
     /// Builds the response. `soon`: the retry time if no better one is known.
     pub(crate) fn answer(&self, dialect: ErrorDialect, soon: Duration) -> ErrorAnswer {
-        let (status, kind) = self.class();
+        let (status, kind) = self.status_and_type();
         let message = self.to_string();
         let body = match dialect {
             ErrorDialect::Anthropic => anthropic_error(anthropic_kind(status), &message),
@@ -488,7 +488,7 @@ impl RequestRefusal {
             headers.push((ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED_CODINGS)));
         }
         if let Some(after) = self.retry_after(soon) {
-            headers.push((RETRY_AFTER, HeaderValue::from(seconds(after))));
+            headers.push((RETRY_AFTER, HeaderValue::from(whole_seconds(after))));
         }
         if let Self::KeySpent { wait, .. } = self {
             let whole = wait.as_nanos().div_ceil(1_000_000);

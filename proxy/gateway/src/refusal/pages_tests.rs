@@ -111,7 +111,7 @@ fn every_refusal_says_what_is_wrong_and_what_to_do() {
 #[test]
 fn a_refusal_is_spelled_as_anthropic_does_on_its_routes() {
     let of_each_status = |kept: &mut Vec<StatusCode>, refusal: &RequestRefusal| {
-        let status = refusal.class().0;
+        let status = refusal.status_and_type().0;
         let new = !kept.contains(&status);
         kept.push(status);
         Some(if new { page(refusal, ErrorDialect::Anthropic) } else { String::new() })
@@ -160,7 +160,7 @@ fn a_stream_that_breaks_and_a_head_that_is_no_request_get_words_too() {
     let heads = [400, 408, 414, 431, 503].into_iter().filter_map(|status| unreadable_head(status, &limits));
     // Each answer has its own id.
     let number = |line: &&str| !line.starts_with("x-request-id: ");
-    let raw = heads.chain([not_tls()]).map(|head| {
+    let raw = heads.chain([not_tls_answer()]).map(|head| {
         head.lines().filter(number).map(|line| line.to_owned() + "\n").collect::<String>() + "\n"
     });
     insta::assert_snapshot!(events + &raw.collect::<String>());

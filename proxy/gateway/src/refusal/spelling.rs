@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::seconds;
+use super::whole_seconds;
 use crate::protocol::headers::fresh_request_id;
 
 /// Limits that are named in answers without a request.
@@ -48,7 +48,7 @@ pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: ErrorDialect,
     let (status, kind, code) = match end {
         StreamEnd::Fault => (502, "server_error", None),
         StreamEnd::Cancelled => {
-            (super::cancelled().as_u16(), super::CANCELLED_KIND, Some(super::CANCELLED_CODE))
+            (super::cancelled_status().as_u16(), super::CANCELLED_KIND, Some(super::CANCELLED_CODE))
         }
     };
     match dialect {
@@ -70,7 +70,7 @@ pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: ErrorDialect,
 
 /// Builds the event that ends a stream in place of a non-streaming answer with this body: an error in the
 /// stream's dialect, with the answer's own message, if it has one.
-pub(crate) fn error_event(status: u16, body: &[u8], dialect: ErrorDialect) -> String {
+pub(crate) fn answer_error_event(status: u16, body: &[u8], dialect: ErrorDialect) -> String {
     let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
     let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
     let message = message
@@ -80,7 +80,7 @@ pub(crate) fn error_event(status: u16, body: &[u8], dialect: ErrorDialect) -> St
         (ErrorDialect::Anthropic, Some(error)) if error["type"] == "error" => {
             format!("event: error\ndata: {error}\n\n")
         }
-        _ if status == super::cancelled().as_u16() => {
+        _ if status == super::cancelled_status().as_u16() => {
             stream_error(StreamEnd::Cancelled, &message, dialect, 0)
         }
         (ErrorDialect::OpenAi, None) => stream_error(StreamEnd::Fault, &message, dialect, 0),
@@ -137,7 +137,7 @@ pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String
 }
 
 /// Builds a plain-text answer for a client that does not use TLS on a TLS port.
-pub(crate) fn not_tls() -> String {
+pub(crate) fn not_tls_answer() -> String {
     raw_answer(400, "this port speaks TLS: use https:// in the address", Duration::ZERO).unwrap_or_default()
 }
 
@@ -145,8 +145,11 @@ pub(crate) fn not_tls() -> String {
 fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<String> {
     let kind = if status == 503 { "unavailable_error" } else { "invalid_request_error" };
     let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
-    let retry =
-        if status == 503 { format!("retry-after: {}\r\n", seconds(retry_after)) } else { String::new() };
+    let retry = if status == 503 {
+        format!("retry-after: {}\r\n", whole_seconds(retry_after))
+    } else {
+        String::new()
+    };
     let body = openai_error(status, kind, message, None, None).to_string();
     // There is no request with an id. The client can still quote this one, and the log has it.
     let id = fresh_request_id();

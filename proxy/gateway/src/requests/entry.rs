@@ -27,15 +27,15 @@ pub(crate) struct RequestStart<'a> {
 #[repr(u8)]
 pub(super) enum RequestStage {
     /// Its body is being received.
-    Receives,
+    Receiving,
     /// Waiting for a lease.
-    Waits,
+    Waiting,
     /// Sent to a backend, or being sent.
     Sent,
     /// Part of its answer has come.
-    Answers,
+    Answering,
     /// Its backend is gone, and another one is to continue.
-    Continues,
+    Continuing,
 }
 
 /// Marks a missing number.
@@ -137,7 +137,7 @@ impl RequestEntry {
     }
 
     /// Reuses the entry for another request. The caller owns it alone. Its text buffers are reused as well.
-    pub(super) fn anew(&mut self, number: u64, begun: &RequestStart<'_>) {
+    pub(super) fn reuse(&mut self, number: u64, begun: &RequestStart<'_>) {
         let Self { number: its, id, peer, method, protocol, route, generates, began, key, model, course } =
             self;
         id.clear();
@@ -151,15 +151,15 @@ impl RequestEntry {
 
     pub(super) fn stage(&self) -> RequestStage {
         match self.course.stage.load(Ordering::Relaxed) {
-            0 => RequestStage::Receives,
-            1 => RequestStage::Waits,
+            0 => RequestStage::Receiving,
+            1 => RequestStage::Waiting,
             2 => RequestStage::Sent,
-            3 => RequestStage::Answers,
-            _ => RequestStage::Continues,
+            3 => RequestStage::Answering,
+            _ => RequestStage::Continuing,
         }
     }
 
-    fn is(&self, stage: RequestStage) {
+    fn set_stage(&self, stage: RequestStage) {
         self.course.stage.store(stage as u8, Ordering::Relaxed);
     }
 
@@ -187,25 +187,25 @@ impl RequestEntry {
     /// Returns the time spent in queues, `age` after it began.
     pub(super) fn queued(&self, age: Duration) -> Duration {
         let before = self.course.queued.get().unwrap_or_default();
-        let now = self.course.waits.get().filter(|_| self.stage() == RequestStage::Waits);
+        let now = self.course.waits.get().filter(|_| self.stage() == RequestStage::Waiting);
         before + now.map(|since| age.saturating_sub(since)).unwrap_or_default()
     }
 
-    pub(super) fn sent(&self) -> Option<Duration> {
+    pub(super) fn sent_time(&self) -> Option<Duration> {
         self.course.sent.get()
     }
 
-    pub(super) fn answers(&self) -> Option<Duration> {
+    pub(super) fn answer_time(&self) -> Option<Duration> {
         self.course.answers.get()
     }
 
     /// Returns the times for prompt and answer that its backend reports.
-    pub(super) fn told(&self) -> (Option<Duration>, Option<Duration>) {
+    pub(super) fn reported_times(&self) -> (Option<Duration>, Option<Duration>) {
         (self.course.evaluated.get(), self.course.generated.get())
     }
 
     /// Marks it as the `nth` request of its shard that has ended.
-    pub(super) fn ends(&self, nth: u64) {
+    pub(super) fn note_ended(&self, nth: u64) {
         self.course.ended.set(nth);
     }
 
@@ -216,11 +216,11 @@ impl RequestEntry {
 
     /// Returns whether a backend has it.
     pub(super) fn is_on_a_backend(&self) -> bool {
-        matches!(self.stage(), RequestStage::Sent | RequestStage::Answers | RequestStage::Continues)
+        matches!(self.stage(), RequestStage::Sent | RequestStage::Answering | RequestStage::Continuing)
     }
 
     /// Returns the tokens that it holds in its backend, as far as known.
-    pub(super) fn held(&self) -> u64 {
+    pub(super) fn held_tokens(&self) -> u64 {
         let (prompt, output) = self.tokens();
         let prompt = if prompt == 0 { self.course.guess.load(Ordering::Relaxed) } else { prompt };
         prompt.saturating_add(output)
@@ -238,7 +238,7 @@ pub(crate) struct ProgressHandle(pub(super) Option<Arc<RequestEntry>>);
 
 impl ProgressHandle {
     /// Records the client's key.
-    pub(crate) fn key(&self, key: Option<&Arc<str>>) {
+    pub(crate) fn set_key(&self, key: Option<&Arc<str>>) {
         if let (Some(entry), Some(key)) = (&self.0, key) {
             // Only the first call counts.
             let _once = entry.key.set(key.clone());
@@ -246,17 +246,17 @@ impl ProgressHandle {
     }
 
     /// Records the model.
-    pub(crate) fn model(&self, model: &ModelName) {
+    pub(crate) fn set_model(&self, model: &ModelName) {
         if let Some(entry) = &self.0 {
             let _once = entry.model.set(model.clone());
         }
     }
 
     /// Records that its body is here, as far as needed, and that it waits for a lease.
-    pub(crate) fn waits(&self) {
+    pub(crate) fn note_waiting(&self) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
-            entry.is(RequestStage::Waits);
+            entry.set_stage(RequestStage::Waiting);
         }
     }
 
@@ -264,12 +264,12 @@ impl ProgressHandle {
     pub(crate) fn note_waiting_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
-            entry.is(if continues { RequestStage::Continues } else { RequestStage::Waits });
+            entry.set_stage(if continues { RequestStage::Continuing } else { RequestStage::Waiting });
         }
     }
 
     /// Records that a lease was granted and the request is sent. `queued`: total time in queues.
-    pub(crate) fn leased(&self, generation: GenerationId, queued: Duration) {
+    pub(crate) fn note_leased(&self, generation: GenerationId, queued: Duration) {
         if let Some(entry) = &self.0 {
             let course = &entry.course;
             course.generation.set(generation.0);
@@ -281,15 +281,15 @@ impl ProgressHandle {
                 // Start of the wait plus its duration saves reading the clock.
                 course.sent.set(course.waits.get().unwrap_or_default() + queued);
             }
-            if entry.stage() != RequestStage::Continues {
-                entry.is(RequestStage::Sent);
+            if entry.stage() != RequestStage::Continuing {
+                entry.set_stage(RequestStage::Sent);
             }
         }
     }
 
     /// Records whether a stream is requested, and the prompt tokens, if they were counted. `guess`:
     /// estimated tokens.
-    pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>, guess: u64) {
+    pub(crate) fn note_asked(&self, streams: bool, tokens: Option<u64>, guess: u64) {
         if let Some(entry) = &self.0 {
             entry.course.guess.store(guess, Ordering::Relaxed);
             entry.course.streams.store(streams, Ordering::Relaxed);
@@ -300,31 +300,31 @@ impl ProgressHandle {
     }
 
     /// Records that a part of the answer, or of its continuation, has come.
-    pub(crate) fn answers(&self, now: Instant) {
+    pub(crate) fn note_answer(&self, now: Instant) {
         if let Some(entry) = &self.0 {
             if entry.course.answers.get().is_none() {
                 entry.course.answers.set(now.saturating_duration_since(entry.began));
             }
-            entry.is(RequestStage::Answers);
+            entry.set_stage(RequestStage::Answering);
         }
     }
 
     /// Records that its backend is gone in the middle of the answer.
-    pub(crate) fn continues(&self) {
+    pub(crate) fn note_continuing(&self) {
         if let Some(entry) = &self.0 {
-            entry.is(RequestStage::Continues);
+            entry.set_stage(RequestStage::Continuing);
         }
     }
 
     /// Records the tokens generated so far. The prompt's tokens are recorded at the end.
-    pub(crate) fn generated(&self, tokens: u64) {
+    pub(crate) fn note_generated(&self, tokens: u64) {
         if let Some(entry) = &self.0 {
             entry.course.output.store(tokens, Ordering::Relaxed);
         }
     }
 
     /// Records the milliseconds for prompt and answer that its backend reports.
-    pub(crate) fn took(&self, prompt_ms: Option<f64>, answer_ms: Option<f64>) {
+    pub(crate) fn note_times(&self, prompt_ms: Option<f64>, answer_ms: Option<f64>) {
         let Some(entry) = &self.0 else { return };
         for (of, ms) in [(&entry.course.evaluated, prompt_ms), (&entry.course.generated, answer_ms)] {
             if let Some(time) = ms.and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok()) {
@@ -335,7 +335,7 @@ impl ProgressHandle {
 
     /// Returns whether a backend may have it.
     pub(crate) fn is_sent(&self) -> bool {
-        self.0.as_ref().is_some_and(|entry| entry.sent().is_some())
+        self.0.as_ref().is_some_and(|entry| entry.sent_time().is_some())
     }
 
     /// Returns whether an operator has cancelled it.

@@ -55,7 +55,7 @@ pub struct CancelledRequest {
     /// The request before it was cancelled.
     pub request: RequestView,
     /// The request had been cancelled before.
-    pub again: bool,
+    pub was_cancelled: bool,
 }
 
 /// Reasons why no request was cancelled.
@@ -99,10 +99,10 @@ impl RequestRegistry {
     pub(crate) fn new(threads: usize) -> Self {
         let numbers = &defaults().server;
         let sizes = ShardSizes { ended: numbers.requests_ended, turned_away: numbers.requests_turned_away };
-        Self::of(threads, sizes)
+        Self::with_sizes(threads, sizes)
     }
 
-    fn of(threads: usize, sizes: ShardSizes) -> Self {
+    fn with_sizes(threads: usize, sizes: ShardSizes) -> Self {
         let threads = threads.max(1);
         Self((0..threads).map(|number| Arc::new(RequestShard::new(number, threads, sizes))).collect())
     }
@@ -113,7 +113,7 @@ impl RequestRegistry {
         begun: &RequestStart<'_>,
         conn: &Arc<ConnState>,
     ) -> (ShardTicket, ProgressHandle) {
-        let shard = self.0.get(workers::number()).unwrap_or(&self.0[0]);
+        let shard = self.0.get(workers::worker_number()).unwrap_or(&self.0[0]);
         RequestShard::begin(shard, begun, conn)
     }
 
@@ -127,13 +127,13 @@ impl RequestRegistry {
     }
 
     /// Returns the context use of the requests that a backend has, by model.
-    pub fn held(&self) -> BTreeMap<ModelName, ContextHoldings> {
+    pub fn context_holdings(&self) -> BTreeMap<ModelName, ContextHoldings> {
         let mut all: BTreeMap<ModelName, ContextHoldings> = BTreeMap::new();
         for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
             if let Some(model) = entry.model.get().filter(|_| entry.generates && entry.is_on_a_backend()) {
                 let holds = all.entry(model.clone()).or_default();
                 holds.requests += 1;
-                holds.tokens = holds.tokens.saturating_add(entry.held());
+                holds.tokens = holds.tokens.saturating_add(entry.held_tokens());
             }
         }
         all
@@ -154,7 +154,7 @@ impl RequestRegistry {
         let is_meant = |of: &str, its: u64| of == id && number.is_none_or(|number| number == its);
         let mut found = Vec::new();
         for shard in self.0.iter() {
-            found.extend(shard.places(is_meant).into_iter().map(|place| (shard, place)));
+            found.extend(shard.find_places(is_meant).into_iter().map(|place| (shard, place)));
         }
         if let [(shard, place)] = found[..]
             && let Some(told) = shard.cancel(place)
@@ -167,7 +167,7 @@ impl RequestRegistry {
             numbers.sort_unstable();
             return Err(CancelError::Several { id, numbers });
         }
-        let ended = self.0.iter().find_map(|shard| shard.outcome(is_meant));
+        let ended = self.0.iter().find_map(|shard| shard.find_outcome(is_meant));
         Err(match ended {
             Some(outcome) => CancelError::Ended { id, outcome: outcome.to_owned() },
             None => CancelError::Unknown { id },

@@ -94,7 +94,7 @@ impl WallClock {
     const LASTS: Duration = Duration::from_secs(1);
 
     /// Returns the milliseconds since 1970. Calls `look` if the last reading is too old.
-    pub(super) fn at(&mut self, now: Instant, look: impl FnOnce() -> u64) -> u64 {
+    pub(super) fn unix_ms_at(&mut self, now: Instant, look: impl FnOnce() -> u64) -> u64 {
         let since = now.saturating_duration_since(self.at);
         if since < Self::LASTS {
             return self.unix_ms.saturating_add(u64::from(since.subsec_millis()));
@@ -157,7 +157,7 @@ impl RequestShard {
         Self { sizes, step: threads as u64, inner: Mutex::new(inner) }
     }
 
-    fn inner(&self) -> MutexGuard<'_, ShardInner> {
+    fn lock(&self) -> MutexGuard<'_, ShardInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -167,13 +167,13 @@ impl RequestShard {
         conn: &Arc<ConnState>,
     ) -> (ShardTicket, ProgressHandle) {
         let conn = conn.clone();
-        let mut inner = shard.inner();
+        let mut inner = shard.lock();
         let number = inner.next;
         inner.next += shard.step;
         let mut spare = inner.spare.pop();
         let entry = match spare.as_mut().and_then(Arc::get_mut) {
             Some(own) => {
-                own.anew(number, begun);
+                own.reuse(number, begun);
                 spare
             }
             None => None,
@@ -192,7 +192,7 @@ impl RequestShard {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        let inner = self.inner();
+        let inner = self.lock();
         inner.live.len() - inner.free.len()
     }
 
@@ -207,7 +207,7 @@ impl RequestShard {
         let mut seen: Vec<ListedRequest> = Vec::new();
         let mut from = 0;
         loop {
-            let inner = self.inner();
+            let inner = self.lock();
             let portion = inner.live.get(from..).unwrap_or_default();
             if portion.is_empty() {
                 return seen;
@@ -221,7 +221,7 @@ impl RequestShard {
     /// Keeps those still in flight, and adds the ended ones.
     pub(super) fn with_ended(&self, mut seen: Vec<ListedRequest>) -> Vec<ListedRequest> {
         let (ended, ends): (Vec<EndedRequest>, u64) = {
-            let inner = self.inner();
+            let inner = self.lock();
             (inner.ended.iter().chain(&inner.turned_away).cloned().collect(), inner.ends)
         };
         // A request that has ended by now is among the ended ones, or was already displaced there.
@@ -233,11 +233,11 @@ impl RequestShard {
     }
 
     /// Returns the positions of matching requests in flight.
-    pub(super) fn places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<ShardPlace> {
+    pub(super) fn find_places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<ShardPlace> {
         let mut places = Vec::new();
         let mut from = 0;
         loop {
-            let inner = self.inner();
+            let inner = self.lock();
             let portion = inner.live.get(from..).unwrap_or_default();
             if portion.is_empty() {
                 return places;
@@ -253,8 +253,8 @@ impl RequestShard {
     }
 
     /// Returns the outcome of the last matching request that has ended.
-    pub(super) fn outcome(&self, is_meant: impl Fn(&str, u64) -> bool) -> Option<&'static str> {
-        let inner = self.inner();
+    pub(super) fn find_outcome(&self, is_meant: impl Fn(&str, u64) -> bool) -> Option<&'static str> {
+        let inner = self.lock();
         let ended = inner.ended.iter().rev().chain(inner.turned_away.iter().rev());
         ended.into_iter().find(|one| is_meant(&one.entry.id, one.entry.number)).map(|one| one.end.outcome)
     }
@@ -263,18 +263,18 @@ impl RequestShard {
     /// cannot end: a moment later its connection may have another request.
     pub(super) fn cancel(&self, place: ShardPlace) -> Option<CancelledRequest> {
         let (now, wall) = (Instant::now(), clock::unix_ms());
-        let inner = self.inner();
+        let inner = self.lock();
         let live = inner.live.get(place.index)?.as_ref().filter(|live| live.entry.number == place.number)?;
         // Its state before it is cancelled.
         let mut request = ListedRequest { entry: live.entry.clone(), end: None }.view(now, wall);
         let again = live.entry.cancel();
-        live.conn.cancelling.ask();
+        live.conn.cancelling.request_cancel();
         request.cancelled = true;
-        Some(CancelledRequest { request, again })
+        Some(CancelledRequest { request, was_cancelled: again })
     }
 
     fn end(&self, place: usize, mut end: RequestEnd) {
-        let mut inner = self.inner();
+        let mut inner = self.lock();
         let Some(LiveRequest { entry, conn }) = inner.live.get_mut(place).and_then(Option::take) else {
             return;
         };
@@ -285,8 +285,8 @@ impl RequestShard {
         }
         let inner = &mut *inner;
         inner.ends += 1;
-        entry.ends(inner.ends);
-        end.unix_ms = inner.wall.at(entry.began + end.total, clock::unix_ms);
+        entry.note_ended(inner.ends);
+        end.unix_ms = inner.wall.unix_ms_at(entry.began + end.total, clock::unix_ms);
         let (kept, most) = match entry.model.get() {
             Some(_) => (&mut inner.ended, self.sizes.ended),
             None => (&mut inner.turned_away, self.sizes.turned_away),

@@ -41,7 +41,7 @@ fn record(id: &str) -> RequestRecord {
         work: WorkDone::default(),
         retries: 0,
         continued: false,
-        tried: None,
+        canary_part: None,
     }
 }
 
@@ -66,49 +66,49 @@ fn begin(
 ) -> (ShardTicket, ProgressHandle) {
     let record = record(id);
     let (ticket, progress) = RequestShard::begin(&requests.0[shard], &begun(&record), conn);
-    progress.model(&ModelName::new("m"));
+    progress.set_model(&ModelName::new("m"));
     (ticket, progress)
 }
 
 #[test]
 fn a_request_is_shown_as_far_as_it_has_come() {
-    let requests = RequestRegistry::of(1, SIZES);
+    let requests = RequestRegistry::with_sizes(1, SIZES);
     let (ticket, progress) = begin(&requests, 0, "a", &ConnState::new());
     let now = || requests.list().remove(0);
     assert_eq!((now().state, now().attempts, now().generation), (RequestState::Receiving, 0, None));
-    progress.key(Some(&"alice".into()));
-    progress.waits();
+    progress.set_key(Some(&"alice".into()));
+    progress.note_waiting();
     let waits = now();
     assert_eq!((waits.state, waits.key.as_deref()), (RequestState::Queued, Some("alice")));
     assert!(waits.queued_ms >= 0.0 && waits.prefill_ms.is_none());
-    progress.leased(GenerationId(3), Duration::from_millis(7));
+    progress.note_leased(GenerationId(3), Duration::from_millis(7));
     assert_eq!((now().state, now().queued_ms), (RequestState::Sent, 7.0));
-    progress.asks(true, None, 7);
-    let held = || requests.held()[&ModelName::new("m")];
+    progress.note_asked(true, None, 7);
+    let held = || requests.context_holdings()[&ModelName::new("m")];
     assert_eq!(held(), ContextHoldings { requests: 1, tokens: 7 }, "by its length, until somebody counts");
-    progress.asks(true, Some(40), 7);
+    progress.note_asked(true, Some(40), 7);
     let sent = now();
     assert_eq!((sent.state, sent.prompt_tokens, sent.stream), (RequestState::Prefill, 40, true));
     assert!(sent.prefill_ms.is_some() && sent.generating_ms.is_none());
-    progress.answers(Instant::now());
-    progress.generated(5);
+    progress.note_answer(Instant::now());
+    progress.note_generated(5);
     let generates = now();
     assert_eq!((generates.state, generates.output_tokens), (RequestState::Generating, 5));
     assert_eq!(held().tokens, 45);
     assert_eq!((generates.prompt_tokens, generates.generation), (40, Some(GenerationId(3))));
-    progress.continues();
+    progress.note_continuing();
     progress.note_waiting_again(true);
-    progress.leased(GenerationId(4), Duration::from_millis(9));
+    progress.note_leased(GenerationId(4), Duration::from_millis(9));
     assert_eq!((now().state, now().attempts), (RequestState::Continuing, 2), "nothing more is there yet");
-    progress.answers(Instant::now());
+    progress.note_answer(Instant::now());
     assert_eq!(now().state, RequestState::Generating);
-    progress.took(Some(12.5), Some(30.0));
+    progress.note_times(Some(12.5), Some(30.0));
     let mut end = record("a");
     (end.total, end.queued, end.retries) = (Duration::from_millis(60), Duration::from_millis(9), 1);
     (end.generation, end.continued) = (Some(GenerationId(4)), true);
     end.work = WorkDone { prompt_tokens: 41, output_tokens: 6, ..WorkDone::default() };
     ticket.end(&end);
-    assert!(requests.held().is_empty());
+    assert!(requests.context_holdings().is_empty());
     let ended = now();
     assert_eq!(
         (ended.state, ended.status, ended.outcome.as_deref()),
@@ -131,13 +131,13 @@ fn the_names_of_states_are_those_in_json() {
 
 #[test]
 fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
-    let requests = RequestRegistry::of(1, SIZES);
+    let requests = RequestRegistry::with_sizes(1, SIZES);
     let mut places = HashSet::new();
     for n in 0..1000 {
         let (ticket, progress) = begin(&requests, 0, &n.to_string(), &ConnState::new());
         places.insert(progress.0.as_ref().map(|entry| Arc::as_ptr(entry) as usize));
         assert_eq!(requests.list()[0].output_tokens, 0, "nothing is left of who was there before");
-        progress.generated(n);
+        progress.note_generated(n);
         drop(progress);
         ticket.end(&RequestRecord { total: Duration::from_nanos(n), ..record("") });
     }
@@ -149,7 +149,7 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
 
 #[test]
 fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_not_kept_any_more() {
-    let requests = RequestRegistry::of(1, SIZES);
+    let requests = RequestRegistry::with_sizes(1, SIZES);
     let shard = &requests.0[0];
     let (first, _) = begin(&requests, 0, "first", &ConnState::new());
     let _stays = begin(&requests, 0, "stays", &ConnState::new());
@@ -174,7 +174,7 @@ fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_no
 
 #[test]
 fn what_is_over_stays_where_it_was_when_the_clock_is_set() {
-    let requests = RequestRegistry::of(1, SIZES);
+    let requests = RequestRegistry::with_sizes(1, SIZES);
     let (ticket, _) = begin(&requests, 0, "a", &ConnState::new());
     ticket.end(&RequestRecord { total: Duration::from_millis(40), ..record("") });
     let seen = requests.0[0].list().remove(0);
@@ -190,15 +190,15 @@ fn what_is_over_stays_where_it_was_when_the_clock_is_set() {
 fn the_clock_on_the_wall_is_looked_at_once_a_second() {
     let start = Instant::now();
     let mut wall = WallClock { at: start, unix_ms: 5_000 };
-    assert_eq!(wall.at(start + Duration::from_millis(999), || panic!("too soon")), 5_999);
-    assert_eq!(wall.at(start + Duration::from_secs(1), || 77_000), 77_000, "it was set");
-    assert_eq!(wall.at(start + Duration::from_millis(1_001), || panic!("too soon")), 77_001);
-    assert_eq!(wall.at(start, || panic!("too soon")), 77_000, "never before the last look");
+    assert_eq!(wall.unix_ms_at(start + Duration::from_millis(999), || panic!("too soon")), 5_999);
+    assert_eq!(wall.unix_ms_at(start + Duration::from_secs(1), || 77_000), 77_000, "it was set");
+    assert_eq!(wall.unix_ms_at(start + Duration::from_millis(1_001), || panic!("too soon")), 77_001);
+    assert_eq!(wall.unix_ms_at(start, || panic!("too soon")), 77_000, "never before the last look");
 }
 
 #[test]
 fn those_that_were_turned_away_drive_out_no_other() {
-    let requests = RequestRegistry::of(1, SIZES);
+    let requests = RequestRegistry::with_sizes(1, SIZES);
     let (ticket, _) = begin(&requests, 0, "let in", &ConnState::new());
     ticket.end(&record(""));
     for n in 0..100 {
@@ -212,7 +212,7 @@ fn those_that_were_turned_away_drive_out_no_other() {
 
 #[test]
 fn in_flight_is_the_oldest_first_and_then_the_last_that_ended() {
-    let requests = RequestRegistry::of(3, SIZES);
+    let requests = RequestRegistry::with_sizes(3, SIZES);
     let begin = |n: usize| begin(&requests, n % 3, &n.to_string(), &ConnState::new());
     let mut all: Vec<_> = (0..6).map(|n| Some(begin(n))).collect();
     for n in [1, 4] {
@@ -228,7 +228,7 @@ proptest! {
     /// Requests begin and end in any order: those in flight are those that began and have not ended.
     #[test]
     fn the_books_say_what_happened(steps in proptest::collection::vec((0..3_usize, 0..8_usize, any::<bool>()), 1..200)) {
-        let requests = RequestRegistry::of(3, SIZES);
+        let requests = RequestRegistry::with_sizes(3, SIZES);
         let (mut open, mut ended) = (HashMap::new(), Vec::new());
         for (step, (shard, which, begins)) in steps.into_iter().enumerate() {
             let (id, conn) = (step.to_string(), ConnState::new());
@@ -239,7 +239,7 @@ proptest! {
                 if let Some(((ticket, _), conn)) = open.remove(&id) {
                     ticket.end(&record(""));
                     prop_assert!(requests.cancel(&id, None).is_err());
-                    prop_assert!(!conn.cancelling.take());
+                    prop_assert!(!conn.cancelling.take_request());
                     ended.push(id);
                 }
             }
@@ -253,9 +253,9 @@ proptest! {
             prop_assert!(over.iter().all(|one| ended.contains(&one.id)));
         }
         for (id, ((_ticket, _), conn)) in &open {
-            prop_assert!(requests.cancel(id, None).is_ok_and(|told| !told.again));
-            prop_assert!(requests.cancel(id, None).is_ok_and(|told| told.again));
-            prop_assert!(conn.cancelling.take() && !conn.cancelling.take());
+            prop_assert!(requests.cancel(id, None).is_ok_and(|told| !told.was_cancelled));
+            prop_assert!(requests.cancel(id, None).is_ok_and(|told| told.was_cancelled));
+            prop_assert!(conn.cancelling.take_request() && !conn.cancelling.take_request());
         }
     }
 }
@@ -269,7 +269,7 @@ fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
     const AT_LEAST: u64 = 2000;
     // A watcher that starts late must find requests: the threads continue until both watchers saw some.
     const AT_MOST: u64 = 2_000_000;
-    let requests = RequestRegistry::of(2, SIZES);
+    let requests = RequestRegistry::with_sizes(2, SIZES);
     let over = AtomicBool::new(false);
     let (told, taken) = (Mutex::new(HashSet::new()), Mutex::new(HashSet::new()));
     let (lists, left) = (AtomicUsize::new(0), AtomicUsize::new(THREADS));

@@ -140,7 +140,7 @@ impl RequestView {
 }
 
 /// Converts to milliseconds, rounded to whole microseconds: further digits are noise.
-fn ms(time: Duration) -> f64 {
+fn rounded_ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -157,20 +157,20 @@ impl ListedRequest {
         let streams = entry.streams();
         let come_to = match stage {
             _ if end.is_some() => RequestState::Ended,
-            RequestStage::Receives => RequestState::Receiving,
-            RequestStage::Waits => RequestState::Queued,
+            RequestStage::Receiving => RequestState::Receiving,
+            RequestStage::Waiting => RequestState::Queued,
             RequestStage::Sent if streams && entry.generates => RequestState::Prefill,
             RequestStage::Sent => RequestState::Sent,
-            RequestStage::Answers if streams && entry.generates => RequestState::Generating,
-            RequestStage::Answers => RequestState::Answering,
-            RequestStage::Continues => RequestState::Continuing,
+            RequestStage::Answering if streams && entry.generates => RequestState::Generating,
+            RequestStage::Answering => RequestState::Answering,
+            RequestStage::Continuing => RequestState::Continuing,
         };
-        let (sent, answers) = (entry.sent(), entry.answers());
+        let (sent, answers) = (entry.sent_time(), entry.answer_time());
         let shows = streams && entry.generates;
         let prefill = sent.filter(|_| shows).map(|sent| answers.unwrap_or(age).saturating_sub(sent));
         let generating = answers.filter(|_| shows).map(|first| age.saturating_sub(first));
         let (prompt, output) = entry.tokens();
-        let (evaluated, generated) = entry.told();
+        let (evaluated, generated) = entry.reported_times();
         let last = end.as_ref();
         // The times of an ended request do not move when the clock is set later.
         let until = last.map_or(wall, |end| end.unix_ms);
@@ -190,17 +190,17 @@ impl ListedRequest {
             stream: streams || last.is_some_and(|end| end.stream),
             began_unix_ms: began,
             ended_unix_ms: last.map(|end| end.unix_ms),
-            total_ms: ms(age),
+            total_ms: rounded_ms(age),
             // A request that ended in the queue had no lease that recorded its wait.
-            queued_ms: ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
-            prefill_ms: evaluated.or(prefill).map(ms),
-            generating_ms: generated.or(generating).map(ms),
+            queued_ms: rounded_ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
+            prefill_ms: evaluated.or(prefill).map(rounded_ms),
+            generating_ms: generated.or(generating).map(rounded_ms),
             // At the end the exact count is used, if its backend reported one.
             prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
             attempts: last.map_or_else(|| entry.attempts(), |end| end.attempts),
             cancelled: entry.is_cancelled(),
-            continued: stage == RequestStage::Continues || last.is_some_and(|end| end.continued),
+            continued: stage == RequestStage::Continuing || last.is_some_and(|end| end.continued),
             status: last.map(|end| end.status),
             outcome: last.map(|end| end.outcome.to_owned()),
         }

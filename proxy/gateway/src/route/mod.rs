@@ -95,7 +95,7 @@ pub(crate) enum LocalRoute {
 impl RequestRoute {
     /// Returns whether an event stream that answers a `GET` here is endless. The replay of a generation has
     /// an end.
-    pub(crate) fn watches(self) -> bool {
+    pub(crate) fn is_endless(self) -> bool {
         self.name != STREAM_LABEL
     }
 }
@@ -122,7 +122,7 @@ impl LocalRoute {
 
 /// Decodes a path as llama-server does to find its handler, so that no encoding evades slots, rules or
 /// budgets. A path that cannot be decoded stays as it is.
-pub(crate) fn plain(path: &str) -> Cow<'_, str> {
+pub(crate) fn decoded_path(path: &str) -> Cow<'_, str> {
     let decoded = path.contains('%').then(|| query::percent_decoded(path)).flatten();
     decoded.map_or(Cow::Borrowed(path), Cow::Owned)
 }
@@ -133,14 +133,14 @@ pub fn paths() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns a path in our own spelling, if it is one of llama-server's known paths.
-pub(crate) fn known(path: &str) -> Option<&'static str> {
-    let plain = plain(path);
+pub(crate) fn known_path(path: &str) -> Option<&'static str> {
+    let plain = decoded_path(path);
     paths().find(|known| *known == plain)
 }
 
 /// Returns the route of a request that is sent to a backend.
-pub(crate) fn route(method: &Method, path: &str) -> RequestRoute {
-    let route = table::route(method, &plain(path));
+pub(crate) fn backend_route(method: &Method, path: &str) -> RequestRoute {
+    let route = table::table_route(method, &decoded_path(path));
     // A CORS preflight.
     if *method == Method::OPTIONS {
         RequestRoute { loads: false, kind: LeaseKind::Read, ..route }
@@ -169,14 +169,14 @@ fn is_served(method: &Method) -> bool {
 const METHOD_LETTERS: usize = 24;
 
 /// Shortens an unknown method for logs and errors: clients may send one of any length.
-pub(crate) fn named(method: &Method) -> Method {
+pub(crate) fn logged_method(method: &Method) -> Method {
     let name = method.as_str();
     let short = name.get(..METHOD_LETTERS).and_then(|short| Method::from_bytes(short.as_bytes()).ok());
     short.unwrap_or_else(|| method.clone())
 }
 
 /// Returns the own route that answers the request, if any.
-pub(crate) fn local(method: &Method, path: &str) -> Option<LocalRoute> {
+pub(crate) fn local_route(method: &Method, path: &str) -> Option<LocalRoute> {
     if !is_served(method) {
         return Some(LocalRoute::Forbidden);
     }
@@ -186,7 +186,7 @@ pub(crate) fn local(method: &Method, path: &str) -> Option<LocalRoute> {
     if !matches!(*method, Method::GET | Method::HEAD) {
         return None;
     }
-    table::local(&plain(path))
+    table::table_local(&decoded_path(path))
 }
 
 #[cfg(test)]
@@ -214,7 +214,7 @@ mod tests {
             (Method::GET, "/", "ui", LeaseKind::Aux),
             (Method::POST, "/no/such", "other", LeaseKind::Aux),
         ] {
-            let route = route(&method, path);
+            let route = backend_route(&method, path);
             assert_eq!((route.name, route.kind), (name, kind), "{method} {path}");
         }
     }
@@ -229,7 +229,7 @@ mod tests {
             ("/v1/responses", ErrorDialect::Responses),
             ("/v1/chat/completions", ErrorDialect::OpenAi),
         ] {
-            assert_eq!(route(&Method::POST, path).dialect, dialect, "{path}");
+            assert_eq!(backend_route(&Method::POST, path).dialect, dialect, "{path}");
         }
     }
 
@@ -251,7 +251,7 @@ mod tests {
             (Method::GET, "/slots", RouteEffect::None),
             (Method::POST, "/completion", RouteEffect::None),
         ] {
-            assert_eq!(route(&method, path).effect, effect, "{method} {path}");
+            assert_eq!(backend_route(&method, path).effect, effect, "{method} {path}");
         }
     }
 
@@ -281,34 +281,34 @@ mod tests {
             (Method::GET, "/", true),
             (Method::GET, "/bundle.js", true),
         ] {
-            assert_eq!(route(&method, path).loads, loads, "{method} {path}");
+            assert_eq!(backend_route(&method, path).loads, loads, "{method} {path}");
         }
     }
 
     #[test]
     fn health_and_models_are_ours() {
-        assert_eq!(local(&Method::GET, "/health"), Some(LocalRoute::Health));
-        assert_eq!(local(&Method::HEAD, "/v1/health"), Some(LocalRoute::Health));
-        assert_eq!(local(&Method::GET, "/v1/models"), Some(LocalRoute::Models));
+        assert_eq!(local_route(&Method::GET, "/health"), Some(LocalRoute::Health));
+        assert_eq!(local_route(&Method::HEAD, "/v1/health"), Some(LocalRoute::Health));
+        assert_eq!(local_route(&Method::GET, "/v1/models"), Some(LocalRoute::Models));
         for (path, id) in
             [("/v1/models/org/a%2Fb", "org/a/b"), ("/mod%65ls/a%2525", "a%25"), ("/models/%zz", "%zz")]
         {
-            assert_eq!(local(&Method::GET, path), Some(LocalRoute::Model(id.to_owned())), "{path}");
+            assert_eq!(local_route(&Method::GET, path), Some(LocalRoute::Model(id.to_owned())), "{path}");
         }
-        assert_eq!(local(&Method::GET, "/he%61lth"), Some(LocalRoute::Health));
-        assert_eq!(local(&Method::GET, "/v1%2Fmodels"), Some(LocalRoute::Models));
-        assert_eq!(local(&Method::GET, "/models/sse"), None);
-        assert_eq!(local(&Method::GET, "/v1/models/"), None);
-        assert_eq!(local(&Method::POST, "/v1/models"), None);
-        assert_eq!(local(&Method::OPTIONS, "/anything"), Some(LocalRoute::Preflight));
-        assert_eq!(local(&Method::TRACE, "/"), Some(LocalRoute::Forbidden));
+        assert_eq!(local_route(&Method::GET, "/he%61lth"), Some(LocalRoute::Health));
+        assert_eq!(local_route(&Method::GET, "/v1%2Fmodels"), Some(LocalRoute::Models));
+        assert_eq!(local_route(&Method::GET, "/models/sse"), None);
+        assert_eq!(local_route(&Method::GET, "/v1/models/"), None);
+        assert_eq!(local_route(&Method::POST, "/v1/models"), None);
+        assert_eq!(local_route(&Method::OPTIONS, "/anything"), Some(LocalRoute::Preflight));
+        assert_eq!(local_route(&Method::TRACE, "/"), Some(LocalRoute::Forbidden));
         let made_up = Method::from_bytes(b"FROB").unwrap();
-        assert_eq!(named(&made_up), made_up);
+        assert_eq!(logged_method(&made_up), made_up);
         assert_eq!(
-            named(&Method::from_bytes("A".repeat(32_000).as_bytes()).unwrap()).as_str(),
+            logged_method(&Method::from_bytes("A".repeat(32_000).as_bytes()).unwrap()).as_str(),
             "A".repeat(24)
         );
-        assert_eq!(local(&made_up, "/v1/chat/completions"), Some(LocalRoute::Forbidden));
-        assert_eq!(local(&Method::GET, "/v1/healthx"), None);
+        assert_eq!(local_route(&made_up, "/v1/chat/completions"), Some(LocalRoute::Forbidden));
+        assert_eq!(local_route(&Method::GET, "/v1/healthx"), None);
     }
 }

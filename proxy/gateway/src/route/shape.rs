@@ -33,7 +33,7 @@ impl BodyShape {
     }
 
     /// Returns the list of messages, and the member with a system prompt.
-    pub(crate) fn prompts(self) -> (Option<&'static str>, Option<&'static str>) {
+    pub(crate) fn prompt_members(self) -> (Option<&'static str>, Option<&'static str>) {
         match self {
             Self::Chat | Self::ChatCount => (Some("messages"), None),
             Self::Responses | Self::ResponsesCount => (Some("input"), Some("instructions")),
@@ -43,7 +43,7 @@ impl BodyShape {
     }
 
     /// Returns the token limits that the route reads, its native name first.
-    pub(crate) fn bounds(self) -> &'static [&'static str] {
+    pub(crate) fn limit_members(self) -> &'static [&'static str] {
         match self {
             Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],
             Self::Responses => &["max_output_tokens", "max_tokens", "max_completion_tokens", "n_predict"],

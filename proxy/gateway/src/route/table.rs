@@ -61,9 +61,9 @@ pub(super) static ROWS: [RouteRow; 46] = [
     generating("/v1/completions", "completions", BodyShape::Completion),
     generating("/completions", "completions", BodyShape::Native),
     generating("/completion", "completions", BodyShape::Native),
-    generating("/v1/responses", "responses", BodyShape::Responses).spelled(ErrorDialect::Responses),
-    generating("/responses", "responses", BodyShape::Responses).spelled(ErrorDialect::Responses),
-    generating("/v1/messages", "messages", BodyShape::Messages).spelled(ErrorDialect::Anthropic),
+    generating("/v1/responses", "responses", BodyShape::Responses).with_dialect(ErrorDialect::Responses),
+    generating("/responses", "responses", BodyShape::Responses).with_dialect(ErrorDialect::Responses),
+    generating("/v1/messages", "messages", BodyShape::Messages).with_dialect(ErrorDialect::Anthropic),
     generating("/infill", "infill", BodyShape::Native),
     // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, but
     // only its form shows that; its head proves nothing.
@@ -83,18 +83,20 @@ pub(super) static ROWS: [RouteRow; 46] = [
     counting("/v1/responses/input_tokens", "input_tokens", BodyShape::ResponsesCount),
     counting("/responses/input_tokens", "input_tokens", BodyShape::ResponsesCount),
     counting("/v1/messages/count_tokens", "count_tokens", BodyShape::MessagesCount)
-        .spelled(ErrorDialect::Anthropic),
+        .with_dialect(ErrorDialect::Anthropic),
     counting("/apply-template", "apply_template", BodyShape::ChatCount),
     slotless("/v1/chat/completions/control", "control", BodySize::Control).with_loads(LoadingMethods::None),
-    slotless("/tokenize", "tokenize", BodySize::Text).computing(),
-    slotless("/detokenize", "detokenize", BodySize::Text).computing(),
-    slotless("/props", "props", BodySize::Control).doing(RouteEffect::Sets).with_loads(LoadingMethods::Post),
+    slotless("/tokenize", "tokenize", BodySize::Text).with_computes(),
+    slotless("/detokenize", "detokenize", BodySize::Text).with_computes(),
+    slotless("/props", "props", BodySize::Control)
+        .with_effect(RouteEffect::Sets)
+        .with_loads(LoadingMethods::Post),
     slotless("/metrics", "metrics", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/slots", "slots", BodySize::Control)
-        .doing(RouteEffect::Pauses)
+        .with_effect(RouteEffect::Pauses)
         .with_loads(LoadingMethods::Post),
     slotless("/lora-adapters", "lora_adapters", BodySize::Control)
-        .doing(RouteEffect::Sets)
+        .with_effect(RouteEffect::Sets)
         .with_loads(LoadingMethods::Post),
     slotless("/v1/stream", STREAM_LABEL, BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/v1/streams/lookup", STREAM_LABEL, BodySize::Control).with_loads(LoadingMethods::None),
@@ -157,15 +159,15 @@ const fn row(path: &'static str, post: RequestRoute) -> RouteRow {
 }
 
 impl RouteRow {
-    const fn spelled(self, dialect: ErrorDialect) -> Self {
+    const fn with_dialect(self, dialect: ErrorDialect) -> Self {
         Self { post: RequestRoute { dialect, ..self.post }, ..self }
     }
 
-    const fn doing(self, effect: RouteEffect) -> Self {
+    const fn with_effect(self, effect: RouteEffect) -> Self {
         Self { post: RequestRoute { effect, ..self.post }, ..self }
     }
 
-    const fn computing(self) -> Self {
+    const fn with_computes(self) -> Self {
         Self { post: RequestRoute { computes: true, ..self.post }, ..self }
     }
 
@@ -177,16 +179,16 @@ impl RouteRow {
         Self { loads, ..self }
     }
 
-    fn of(path: &str) -> Option<&'static Self> {
+    fn find(path: &str) -> Option<&'static Self> {
         let path = if path.starts_with("/slots/") { "/slots" } else { path };
         ROWS.iter().find(|row| row.path == path)
     }
 }
 
 /// Returns the route of a request to this decoded path.
-pub(super) fn route(method: &Method, path: &str) -> RequestRoute {
+pub(super) fn table_route(method: &Method, path: &str) -> RequestRoute {
     let is_post = *method == Method::POST;
-    let Some(RouteRow { post, loads, .. }) = RouteRow::of(path) else {
+    let Some(RouteRow { post, loads, .. }) = RouteRow::find(path) else {
         let is_anthropic = path.starts_with("/v1/messages/");
         return RequestRoute {
             dialect: if is_anthropic { ErrorDialect::Anthropic } else { UNKNOWN_PATH.dialect },
@@ -210,8 +212,8 @@ pub(super) fn route(method: &Method, path: &str) -> RequestRoute {
 }
 
 /// Returns the gateway's own route for a `GET` to this decoded path.
-pub(super) fn local(path: &str) -> Option<LocalRoute> {
-    match RouteRow::of(path).and_then(|row| row.local) {
+pub(super) fn table_local(path: &str) -> Option<LocalRoute> {
+    match RouteRow::find(path).and_then(|row| row.local) {
         Some(LocalGet::Health) => Some(LocalRoute::Health),
         Some(LocalGet::Models) => Some(LocalRoute::Models),
         Some(LocalGet::Running) => Some(LocalRoute::Running),

@@ -47,7 +47,7 @@ pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
 
 /// Returns the model that a path names, and the target for the backend. With `any_name`, the first segment
 /// is the name if nothing else matches. `more`: names without a process of their own.
-pub(crate) fn upstream<'a>(
+pub(crate) fn parse_upstream<'a>(
     uri: &Uri,
     fleet: &'a FleetView,
     more: &(impl Iterator<Item = &'a str> + Clone),

@@ -18,7 +18,8 @@ fn fleet(names: &[(&str, &[&str])]) -> FleetView {
 
 fn found(target: &str, any_name: bool) -> Option<(String, String)> {
     let fleet = fleet(&[("a", &["a/v1", "nick name"]), ("org/b", &[])]);
-    let named = upstream(&Uri::try_from(target).unwrap(), &fleet, &std::iter::empty(), any_name).ok()?;
+    let named =
+        parse_upstream(&Uri::try_from(target).unwrap(), &fleet, &std::iter::empty(), any_name).ok()?;
     Some((named.name, named.target.to_string()))
 }
 
@@ -70,7 +71,7 @@ proptest! {
         prop_assume!(!name.starts_with('/') && !name.ends_with('/') && !rest.contains('%'));
         let fleet = fleet(&[(&name, &[])]);
         let uri = Uri::try_from(format!("/upstream/{}{rest}", query::encode(&name))).unwrap();
-        let named = upstream(&uri, &fleet, &std::iter::empty(), false).unwrap();
+        let named = parse_upstream(&uri, &fleet, &std::iter::empty(), false).unwrap();
         prop_assert_eq!(&named.name, &name);
         prop_assert_eq!(named.target.as_str(), if rest.is_empty() { "/" } else { rest.as_str() });
     }

@@ -18,7 +18,7 @@ use crate::refusal::{RequestRefusal, UnreadableBody};
 use crate::route::{BodyShape, target};
 
 /// Applies the model's rules to a request, on a route of this shape.
-pub(crate) async fn apply(
+pub(crate) async fn apply_rules(
     model: &ModelName,
     rules: &ModelRules,
     shape: Option<BodyShape>,
@@ -37,15 +37,15 @@ pub(crate) async fn apply(
         if plan.is_strict() || !intake.is_form() {
             return Err(unreadable(UnreadableBody::NotObject));
         }
-        return rename(rules, intake);
+        return rename_model(rules, intake);
     }
     if !plan.is_strict() && !intake.is_whole() && intake.names_model_once() {
-        return rename(rules, intake);
+        return rename_model(rules, intake);
     }
     if !intake.take_all().await? {
         return Err(RequestRefusal::Busy);
     }
-    match JsonIndex::of(intake.pieces(), plan.wanted()) {
+    match JsonIndex::from_pieces(intake.pieces(), plan.wanted()) {
         Ok(index) => intake.edit(plan.edits(&index, rand::random())),
         Err(why) if plan.is_strict() || why == UnreadableBody::Repeats => Err(unreadable(why)),
         Err(_) => Ok(()),
@@ -64,6 +64,6 @@ fn is_multipart(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_TYPE).iter().any(begins)
 }
 
-fn rename(rules: &ModelRules, intake: &mut BodyIntake) -> Result<(), RequestRefusal> {
+fn rename_model(rules: &ModelRules, intake: &mut BodyIntake) -> Result<(), RequestRefusal> {
     rules.upstream_model.as_ref().map_or(Ok(()), |name| intake.rename(name))
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use warden_policies::modes::{OnDeath, WhileLoading};
 
-pub(crate) use apply::apply;
+pub(crate) use apply::apply_rules;
 pub use names::VirtualName;
 use plan::RulePlan;
 

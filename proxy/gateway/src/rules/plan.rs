@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 use crate::body::json_index::{ContentKind, JsonIndex, JsonKind, JsonList, JsonMember, JsonPlace};
-use crate::body::splice::{ByteEdit, removals};
+use crate::body::splice::{ByteEdit, removal_ranges};
 use crate::route::BodyShape;
 
 /// All names of the token limit.
@@ -45,7 +45,7 @@ impl<'r> RulePlan<'r> {
             if request.fresh_seed && shape.takes_seeds() {
                 wanted.push(SEED_MEMBER);
             }
-            let (list, member) = shape.prompts();
+            let (list, member) = shape.prompt_members();
             if request.system_prompt.is_some() {
                 wanted.extend(list.into_iter().chain(member));
             }
@@ -73,16 +73,16 @@ impl<'r> RulePlan<'r> {
         let mut draft =
             EditDraft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
         if let Some((request, shape)) = self.request {
-            draft.parameters(request, shape);
+            draft.apply_parameters(request, shape);
             if request.fresh_seed && shape.takes_seeds() {
-                draft.seed(request, draw);
+                draft.add_seed(request, draw);
             }
             if let Some(prompt) = &request.system_prompt {
-                draft.system(prompt, shape);
+                draft.apply_system_prompt(prompt, shape);
             }
         }
         if let Some(model) = &self.rules.upstream_model {
-            draft.set("model", &json!(model));
+            draft.set_member("model", &json!(model));
         }
         draft.finish()
     }
@@ -97,7 +97,7 @@ struct EditDraft<'a> {
 }
 
 impl<'a> EditDraft<'a> {
-    fn named(&self, name: &str) -> Vec<&'a JsonMember> {
+    fn members(&self, name: &str) -> Vec<&'a JsonMember> {
         let index = self.plan.wanted.iter().position(|wanted| *wanted == name);
         index.map(|index| self.index.named(index).collect()).unwrap_or_default()
     }
@@ -106,8 +106,8 @@ impl<'a> EditDraft<'a> {
         self.edits.push(ByteEdit { range, text: text.into() });
     }
 
-    fn set(&mut self, name: &str, value: &Value) {
-        let members = self.named(name);
+    fn set_member(&mut self, name: &str, value: &Value) {
+        let members = self.members(name);
         if members.is_empty() {
             self.inserts.push((name.to_owned(), value.to_string()));
         }
@@ -116,24 +116,24 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    fn parameters(&mut self, request: &RequestRules, shape: BodyShape) {
+    fn apply_parameters(&mut self, request: &RequestRules, shape: BodyShape) {
         for (name, value) in &request.set {
-            self.set(name, value);
+            self.set_member(name, value);
         }
         let is_set = |name: &str| request.set.iter().any(|(set, _)| set == name);
         let strips = |name: &str| !is_set(name) && request.strip.iter().any(|strip| strip == name);
         for name in request.strip.iter().filter(|name| !is_set(name)) {
-            let members = self.named(name);
+            let members = self.members(name);
             self.gone.extend(members.into_iter().map(|member| &member.place));
         }
         for (name, value) in request.default.iter().filter(|(name, _)| !is_set(name)) {
-            if strips(name) || self.named(name).is_empty() {
+            if strips(name) || self.members(name).is_empty() {
                 self.inserts.push((name.clone(), value.to_string()));
             }
         }
         let Some(most) = request.max_tokens.filter(|_| shape.generates()) else { return };
         for name in LIMIT_NAMES.into_iter().filter(|name| !is_set(name) && !strips(name)) {
-            for member in self.named(name) {
+            for member in self.members(name) {
                 if !is_within_limit(&member.kind, most) {
                     self.replace(member.value.clone(), most.to_string());
                 }
@@ -141,23 +141,23 @@ impl<'a> EditDraft<'a> {
         }
         let defaulted = |name: &str| request.default.iter().any(|(default, _)| default == name);
         let told =
-            |name: &str| is_set(name) || defaulted(name) || (!strips(name) && !self.named(name).is_empty());
-        let unsaid = !shape.bounds().iter().any(|name| told(name));
+            |name: &str| is_set(name) || defaulted(name) || (!strips(name) && !self.members(name).is_empty());
+        let unsaid = !shape.limit_members().iter().any(|name| told(name));
         if unsaid && !(shape == BodyShape::Messages && most >= ANTHROPIC_DEFAULT_TOKENS) {
-            self.inserts.push((shape.bounds()[0].to_owned(), most.to_string()));
+            self.inserts.push((shape.limit_members()[0].to_owned(), most.to_string()));
         }
     }
 
     /// Sets a seed if neither the client nor another rule sets one. The highest number is no seed: it
     /// requests a random one each time.
-    fn seed(&mut self, request: &RequestRules, draw: u32) {
+    fn add_seed(&mut self, request: &RequestRules, draw: u32) {
         let is_said = request.set.iter().chain(&request.default).any(|(name, _)| name == SEED_MEMBER);
         if is_said {
             return;
         }
         let seed = json!(draw % u32::MAX);
         let strips = request.strip.iter().any(|name| name == SEED_MEMBER);
-        match self.named(SEED_MEMBER).last() {
+        match self.members(SEED_MEMBER).last() {
             Some(last) if !strips => {
                 if last.kind == JsonKind::Word("null".to_owned()) {
                     self.replace(last.value.clone(), seed.to_string());
@@ -167,13 +167,13 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    fn system(&mut self, prompt: &SystemPrompt, shape: BodyShape) {
-        let (list, member) = shape.prompts();
+    fn apply_system_prompt(&mut self, prompt: &SystemPrompt, shape: BodyShape) {
+        let (list, member) = shape.prompt_members();
         let Some(list) = list else { return };
-        let lists = self.named(list);
+        let lists = self.members(list);
         let in_list =
             lists.last().is_some_and(|last| system(last).is_some_and(|list| !list.system.is_empty()));
-        let members = member.map(|member| self.named(member)).unwrap_or_default();
+        let members = member.map(|member| self.members(member)).unwrap_or_default();
         let in_member = members.last().is_some_and(|last| last.kind != JsonKind::Word("null".to_owned()));
         if prompt.mode == SystemMode::Missing && (in_list || in_member) {
             return;
@@ -187,11 +187,11 @@ impl<'a> EditDraft<'a> {
             Some(member) => {
                 if prompt.mode == SystemMode::Replace {
                     for list in lists.iter().filter_map(|member| system(member)) {
-                        self.without(list);
+                        self.remove_system_messages(list);
                     }
                 }
                 if prompt.mode != SystemMode::Prepend || !in_member {
-                    return self.set(member, &json!(prompt.text));
+                    return self.set_member(member, &json!(prompt.text));
                 }
                 for member in members {
                     let start = member.value.start;
@@ -208,9 +208,9 @@ impl<'a> EditDraft<'a> {
     }
 
     /// Removes the system messages from a list.
-    fn without(&mut self, list: &JsonList) {
+    fn remove_system_messages(&mut self, list: &JsonList) {
         let places: Vec<&JsonPlace> = list.system.iter().map(|message| &message.place).collect();
-        for range in removals(&places, list.count) {
+        for range in removal_ranges(&places, list.count) {
             self.replace(range, "");
         }
     }
@@ -228,7 +228,7 @@ impl<'a> EditDraft<'a> {
         }
         let mut left = list.count as usize;
         if prompt.mode == SystemMode::Replace {
-            self.without(list);
+            self.remove_system_messages(list);
             left = left.saturating_sub(list.system.len());
         }
         let message = format!("{{\"role\":\"system\",\"content\":{}}}", json!(prompt.text));
@@ -251,7 +251,7 @@ impl<'a> EditDraft<'a> {
     fn finish(mut self) -> Vec<ByteEdit> {
         self.gone.sort_by_key(|place| place.index);
         self.gone.dedup();
-        for range in removals(&self.gone, self.index.count) {
+        for range in removal_ranges(&self.gone, self.index.count) {
             self.edits.push(ByteEdit { range, text: String::new() });
         }
         let mut comma = (self.index.count as usize) > self.gone.len();

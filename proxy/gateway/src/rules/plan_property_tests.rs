@@ -27,7 +27,7 @@ fn expected(body: &Value, rules: &RequestRules) -> Value {
         fields.insert(name.clone(), value.clone());
     }
     if let Some(most) = rules.max_tokens
-        && !BodyShape::Chat.bounds().iter().any(|name| fields.contains_key(*name))
+        && !BodyShape::Chat.limit_members().iter().any(|name| fields.contains_key(*name))
     {
         fields.insert("max_tokens".to_owned(), json!(most));
     }
@@ -164,8 +164,8 @@ proptest! {
         let rules = request(rules);
         if let Some(plan) = RulePlan::new(&rules, Some(BodyShape::Chat)) {
             let pieces: Vec<Bytes> = bytes.chunks(7).map(Bytes::copy_from_slice).collect();
-            if let Ok(index) = JsonIndex::of(&pieces, plan.wanted()) {
-                splice::apply(pieces.into(), plan.edits(&index, 7));
+            if let Ok(index) = JsonIndex::from_pieces(&pieces, plan.wanted()) {
+                splice::apply_edits(pieces.into(), plan.edits(&index, 7));
             }
         }
     }

@@ -12,8 +12,8 @@ mod properties;
 fn ruled_in(text: &str, size: usize, rules: &ModelRules, shape: BodyShape) -> Result<String, UnreadableBody> {
     let pieces: Vec<Bytes> = text.as_bytes().chunks(size.max(1)).map(Bytes::copy_from_slice).collect();
     let Some(plan) = RulePlan::new(rules, Some(shape)) else { return Ok(text.to_owned()) };
-    let index = JsonIndex::of(&pieces, plan.wanted())?;
-    let out = splice::apply(pieces.into(), plan.edits(&index, 7));
+    let index = JsonIndex::from_pieces(&pieces, plan.wanted())?;
+    let out = splice::apply_edits(pieces.into(), plan.edits(&index, 7));
     Ok(String::from_utf8(out.iter().flat_map(|piece| piece.to_vec()).collect()).unwrap())
 }
 
@@ -280,6 +280,6 @@ fn whoever_names_no_seed_gets_one_of_its_own() {
     assert_eq!(ruled(r#"{"seed":1,"a":2}"#, &rules, BodyShape::Chat), r#"{"a":2,"seed":7}"#);
     let body = Bytes::from_static(b"{}");
     let plan = RulePlan::new(&fresh, Some(BodyShape::Chat)).unwrap();
-    let index = JsonIndex::of([&body], plan.wanted()).unwrap();
+    let index = JsonIndex::from_pieces([&body], plan.wanted()).unwrap();
     assert_eq!(plan.edits(&index, u32::MAX)[0].text, "\"seed\":0", "the highest number is no seed");
 }

@@ -53,7 +53,7 @@ async fn a_sound_answer_of_a_canary_passes_as_it_is_and_is_counted_for_it() {
         assert!(!head.contains("x-warden-continued"), "{head}");
         assert_eq!(body, r#"{"canary":1}"#);
         let record = rig.record(0).await;
-        let exchange = record.exchange().unwrap();
+        let exchange = record.trial_exchange().unwrap();
         assert_eq!((exchange.arm, exchange.failed, record.retries), (TrialArm::Canary, false, 0));
         assert!(exchange.latency_ms.is_some(), "{exchange:?}");
         assert_eq!((own.accepted(), record.generation), (0, Some(GenerationId(CANARY))));
@@ -83,7 +83,7 @@ async fn whatever_a_canary_does_before_its_answer_is_whole_the_models_own_build_
             let (head, answer) = rig.ask(&post(CHAT, body)).await;
             assert!(head.starts_with("HTTP/1.1 200 ") && answer == OWN, "{what}: {head}{answer}");
             let record = rig.record(0).await;
-            let exchange = record.exchange().unwrap();
+            let exchange = record.trial_exchange().unwrap();
             assert_eq!((exchange.arm, exchange.failed), (TrialArm::Canary, true), "{what}");
             assert_eq!(
                 (record.outcome, record.retries, own.accepted()),
@@ -109,7 +109,7 @@ async fn what_fails_with_both_builds_counts_as_it_does_for_those_that_one_gets_a
         let rig = rig(plan(), &own, Some(&canary)).await;
         let (head, _) = rig.ask(&post(CHAT, BODY)).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {}", &status[..3])), "{head}");
-        let exchange = rig.record(0).await.exchange().unwrap();
+        let exchange = rig.record(0).await.trial_exchange().unwrap();
         assert_eq!((exchange.arm, exchange.failed), (TrialArm::Canary, fails), "{status}");
         rig.is_clean().await;
     }
@@ -129,19 +129,19 @@ async fn only_what_can_be_repeated_goes_to_a_canary_and_nobody_waits_for_one() {
         let rig = rig(Plan { on_death, ..Plan::default() }, &own, Some(&canary)).await;
         let (head, body) = rig.ask(&request).await;
         assert!(head.starts_with("HTTP/1.1 200 ") && body == OWN, "{head}{body}");
-        assert_eq!((canary.accepted(), rig.record(0).await.tried), (0, None));
+        assert_eq!((canary.accepted(), rig.record(0).await.canary_part), (0, None));
         rig.is_clean().await;
     }
     // The canary is busy or starting.
     let own = own();
     let rig = rig(plan(), &own, None).await;
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
-    assert_eq!((body.as_str(), rig.record(0).await.tried), (OWN, None));
+    assert_eq!((body.as_str(), rig.record(0).await.canary_part), (OWN, None));
     // A conversation that belongs to the own build's share of the comparison.
     let (route, path) = rig.backends.canary.lock().unwrap().clone().unwrap();
     *rig.backends.canary.lock().unwrap() = Some((CanaryRoute { share: 0.0, ..route }, path));
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
-    let exchange = rig.record(1).await.exchange().unwrap();
+    let exchange = rig.record(1).await.trial_exchange().unwrap();
     assert_eq!((body.as_str(), exchange.arm, exchange.failed), (OWN, TrialArm::Base, false));
     rig.is_clean().await;
 }
@@ -187,7 +187,7 @@ async fn a_stream_that_a_canary_breaks_off_goes_on_by_the_models_own_build() {
         assert_eq!((count("\"Hel\""), count("\"lo\""), count("[DONE]")), (1, 1, 1), "{what}: {body}");
         assert!(!body.contains("error"), "{what}: {body}");
         let record = rig.record(0).await;
-        let exchange = record.exchange().unwrap();
+        let exchange = record.trial_exchange().unwrap();
         assert_eq!(
             (exchange.arm, exchange.failed, record.outcome),
             (TrialArm::Canary, true, RequestOutcome::Ok),

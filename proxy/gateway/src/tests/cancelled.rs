@@ -32,7 +32,10 @@ impl Rig {
     async fn cancel_in(&self, state: RequestState) -> CancelledRequest {
         let before = self.comes_to("x", state).await;
         let told = self.requests.cancel("x", None).unwrap();
-        assert_eq!((told.request.state, told.request.number, told.again), (state, before.number, false));
+        assert_eq!(
+            (told.request.state, told.request.number, told.was_cancelled),
+            (state, before.number, false)
+        );
         told
     }
 

@@ -194,7 +194,7 @@ async fn what_is_asked_beside_belongs_to_the_continuation_and_not_to_the_server_
     let dying = dying(said("Hel") + &said("lo"));
     let (alive, asked) = next_with(Odd::Well, heads.clone());
     let mut plan = going_on();
-    plan.config = plan.config.traced(1.0);
+    plan.config = plan.config.with_traces(1.0);
     let rig = Rig::with(plan, &[&dying, &alive]).await;
     rig.ask(&post(CHAT, BODY)).await;
     let record = rig.record(0).await;

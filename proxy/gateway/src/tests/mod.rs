@@ -304,8 +304,8 @@ impl LeaseProvider for Shell {
         }))
     }
 
-    fn weigh(&self, _: &ModelName, size: PromptSize) -> PromptFit {
-        let Some(room) = *self.0.room_tokens.lock().unwrap() else { return PromptFit::Unasked };
+    fn weigh_prompt(&self, _: &ModelName, size: PromptSize) -> PromptFit {
+        let Some(room) = *self.0.room_tokens.lock().unwrap() else { return PromptFit::NotChecked };
         let tokens = match size {
             PromptSize::Bytes(bytes) => bytes / 3,
             PromptSize::Tokens(tokens) => tokens,
@@ -313,7 +313,7 @@ impl LeaseProvider for Shell {
         if tokens <= room { PromptFit::Fits { tokens } } else { PromptFit::Unclear { tokens } }
     }
 
-    fn refuses(&self, _: &ModelName) -> bool {
+    fn refuses_requests(&self, _: &ModelName) -> bool {
         false
     }
 
@@ -321,11 +321,11 @@ impl LeaseProvider for Shell {
         true
     }
 
-    fn coming(&self, _: &ModelName) -> Option<NextProcess> {
+    fn next_process(&self, _: &ModelName) -> Option<NextProcess> {
         *self.0.coming.lock().unwrap()
     }
 
-    fn standing(&self, _: &ModelName, _: RequestFingerprint) -> RequestStanding {
+    fn request_standing(&self, _: &ModelName, _: RequestFingerprint) -> RequestStanding {
         *self.0.standing.lock().unwrap()
     }
 
@@ -386,7 +386,7 @@ impl BackendLease for TestRight {
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }
-    fn note_asked(&self, _: Arc<crate::body::sent::SentBody>, _: bool) {}
+    fn note_sent(&self, _: Arc<crate::body::sent::SentBody>, _: bool) {}
     fn note_answered(&self, _: bool, _: bool) {
         self.backends.noted("answered");
     }
@@ -413,19 +413,19 @@ impl BackendLease for TestRight {
         self.backends.doubts.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn facts(&self) -> ServerFacts {
+    fn server_facts(&self) -> ServerFacts {
         *self.backends.facts.lock().unwrap()
     }
 
-    fn standing(&self, _: RequestFingerprint) -> RequestStanding {
+    fn request_standing(&self, _: RequestFingerprint) -> RequestStanding {
         *self.backends.standing.lock().unwrap()
     }
 
-    fn broke(&self, _: RequestFingerprint) {
+    fn report_broken(&self, _: RequestFingerprint) {
         self.backends.told.lock().unwrap().push("broke");
     }
 
-    fn lost(&self, _: RequestFingerprint) {
+    fn report_lost(&self, _: RequestFingerprint) {
         self.backends.told.lock().unwrap().push("lost");
     }
 
@@ -448,21 +448,21 @@ impl BackendLease for TestRight {
         self.backends.told.lock().unwrap().contains(&"alone")
     }
 
-    fn alone_for(&self, _: RequestFingerprint) -> Duration {
+    fn solitude_limit(&self, _: RequestFingerprint) -> Duration {
         PATIENCE
     }
 
-    fn join(&self) {}
+    fn end_solitude(&self) {}
 
-    fn survived(&self, _: RequestFingerprint) {
+    fn note_survival(&self, _: RequestFingerprint) {
         self.backends.told.lock().unwrap().push("survived");
     }
 
     fn done(&self) {}
 
-    fn reads(&self) {}
+    fn mark_read_only(&self) {}
 
-    fn watches(&self) {
+    fn mark_endless(&self) {
         self.backends.told.lock().unwrap().push("watches");
     }
 

@@ -295,7 +295,7 @@ async fn a_key_has_a_right_to_a_name_or_to_models_behind_it() {
     for (models, answers) in [(vec!["any"], "8"), (vec!["b"], "9"), (vec!["c"], "")] {
         let key = KeySpec {
             name: "k".into(),
-            hash: KeyHash::of(b"sk-0123456789abcdef"),
+            hash: KeyHash::from_key(b"sk-0123456789abcdef"),
             models: Some(models.iter().map(ModelName::new).collect()),
             rate: None,
             tokens: None,

@@ -144,10 +144,10 @@ async fn a_new_certificate_is_for_new_connections_and_a_bad_one_for_none() {
     let mut old = Peer::new(identity.connect(&rig, &[]).await.unwrap());
     identity.renew();
     assert!(identity.connect(&rig, &[]).await.is_err(), "the old certificate is still shown");
-    rig.tls.as_ref().unwrap().look().unwrap().unwrap();
+    rig.tls.as_ref().unwrap().reload_if_changed().unwrap().unwrap();
     assert!(identity.connect(&rig, &[]).await.is_ok());
     std::fs::write(identity.dir.path().join("cert.pem"), "broken").unwrap();
-    assert!(rig.tls.as_ref().unwrap().look().unwrap().is_err());
+    assert!(rig.tls.as_ref().unwrap().reload_if_changed().unwrap().is_err());
     assert!(identity.connect(&rig, &[]).await.is_ok(), "the good one stays");
     old.send(HEALTH).await;
     assert!(old.response().await.0.starts_with("HTTP/1.1 200 "), "who was connected stays connected");

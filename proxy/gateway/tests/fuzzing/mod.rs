@@ -84,11 +84,11 @@ fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
     let (heads, passed) = (Mutex::new(heads), Mutex::new(Vec::new()));
     let io = Wire { input: Bytes::copy_from_slice(bytes), out: Arc::default() };
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let seen = heads.lock().unwrap().next();
+        let seen = heads.lock().unwrap().next_result();
         let passed = &passed;
         async move {
             let (parts, body) = request.into_parts();
-            let sound = wire::check(&parts, &body, Some(seen));
+            let sound = wire::check_request(&parts, &body, Some(seen));
             if sound.is_ok()
                 && let Ok(body) = body.collect().await
             {
@@ -143,7 +143,7 @@ fn forward(passed: &Passed) -> Vec<u8> {
 /// method, target, fields and body, and would pass again.
 pub fn request(bytes: &[u8]) {
     for mut passed in pass(bytes, 0) {
-        wire::sign(&mut passed.headers, http::Version::HTTP_11);
+        wire::add_via(&mut passed.headers, http::Version::HTTP_11);
         headers::prepare_for_backend(&mut passed.headers, &HeaderValue::from_static("id"));
         for name in
             ["connection", "keep-alive", "te", "transfer-encoding", "upgrade", "content-length", "expect"]
@@ -178,7 +178,7 @@ pub fn pieces(bytes: &[u8], size: usize) {
         parts.feed(piece);
     }
     loop {
-        let (one, other) = (whole.next(), parts.next());
+        let (one, other) = (whole.next_result(), parts.next_result());
         // A head beyond the limit is given up sooner or later.
         assert!(one == other || bytes.len() > HEAD, "{one:?} {other:?}");
         if one.is_err() {
@@ -247,7 +247,7 @@ pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
         let now = usize::from(*sizes.next().unwrap_or(&7)).clamp(1, rest.len());
         let (piece, after) = rest.split_at(now);
         meter.feed(piece);
-        out.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
+        out.extend_from_slice(&events.push(Bytes::copy_from_slice(piece)));
         rest = after;
     }
     out.extend_from_slice(&events.finish());

@@ -2,7 +2,7 @@
 //! whole minutes, hours or days.
 
 use super::{HorizontalQuantity, VerticalQuantity};
-use crate::number::grouped;
+use crate::number::group_digits;
 use crate::time::UtcMoment;
 
 /// Limit of parts of an axis.
@@ -31,9 +31,9 @@ const DAY: f64 = 86_400.0;
 
 impl AxisTicks {
     /// Ticks of the vertical axis: its first and last number are its ends.
-    pub(super) fn up(low: f64, high: f64, up: VerticalQuantity) -> Self {
+    pub(super) fn vertical(low: f64, high: f64, up: VerticalQuantity) -> Self {
         let (unit, name) = match up {
-            VerticalQuantity::Bytes => unit(low, high),
+            VerticalQuantity::Bytes => byte_unit(low, high),
             VerticalQuantity::Count | VerticalQuantity::PerSecond(_) => (1.0, ""),
             VerticalQuantity::Seconds if high < 1.0 => (1e-3, " ms"),
             VerticalQuantity::Seconds => (1.0, " s"),
@@ -42,31 +42,31 @@ impl AxisTicks {
         let whole = up == VerticalQuantity::Count || name == " B";
         let step = round_up((high - low) / unit / (MAX_PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
         let (first, last) = ((low / unit / step).floor(), (high / unit / step).ceil());
-        let digits = digits(step);
+        let digits = decimals(step);
         let all = whole_numbers(first, last.max(first + 1.0)).map(|place| {
             let value = place * step;
-            AxisTick { at: value * unit, label: grouped(value, digits) + name }
+            AxisTick { at: value * unit, label: group_digits(value, digits) + name }
         });
         Self { all: all.collect(), step: step * unit }
     }
 
     /// Ticks of the horizontal axis: those between its ends.
-    pub(super) fn across(from: f64, to: f64, across: HorizontalQuantity) -> Self {
+    pub(super) fn horizontal(from: f64, to: f64, across: HorizontalQuantity) -> Self {
         match across {
             HorizontalQuantity::Requests => {
                 let step = round_up((to - from) / MAX_PARTS).max(1.0);
-                Self::between(from, to, step, |value| grouped(value, 0))
+                Self::with_step(from, to, step, |value| group_digits(value, 0))
             }
             HorizontalQuantity::Time => {
                 let fits = |step: &&f64| (to - from) / **step <= MAX_PARTS;
                 let step = CLOCK_STEPS.iter().find(fits).copied();
                 let step = step.unwrap_or_else(|| round_up((to - from) / MAX_PARTS / DAY) * DAY);
-                Self::between(from, to, step, |value| clock(value, step))
+                Self::with_step(from, to, step, |value| clock_label(value, step))
             }
         }
     }
 
-    fn between(from: f64, to: f64, step: f64, label: impl Fn(f64) -> String) -> Self {
+    fn with_step(from: f64, to: f64, step: f64, label: impl Fn(f64) -> String) -> Self {
         let all = whole_numbers((from / step).ceil(), (to / step).floor());
         let tick = |place: f64| AxisTick { at: place * step, label: label(place * step) };
         Self { all: all.map(tick).collect(), step }
@@ -87,7 +87,7 @@ fn whole_numbers(first: f64, last: f64) -> impl Iterator<Item = f64> {
 }
 
 /// Unit of byte labels: that of the largest value, if steps are at least a hundredth of it.
-fn unit(low: f64, high: f64) -> (f64, &'static str) {
+fn byte_unit(low: f64, high: f64) -> (f64, &'static str) {
     let units = [(40, " TiB"), (30, " GiB"), (20, " MiB"), (10, " KiB")];
     let step = (high - low) / (MAX_PARTS - 1.0);
     for (power, name) in units {
@@ -112,14 +112,14 @@ fn round_up(number: f64) -> f64 {
 }
 
 /// Decimals that labels need.
-fn digits(step: f64) -> usize {
+fn decimals(step: f64) -> usize {
     [1.0, 0.1, 0.01, 0.001, 1e-4].iter().position(|least| step >= least * (1.0 - 1e-9)).unwrap_or(5)
 }
 
 /// Label of a moment: the date at midnight, otherwise the time.
-fn clock(unix: f64, step: f64) -> String {
+fn clock_label(unix: f64, step: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
-    let moment = UtcMoment::of(unix.round() as i64);
+    let moment = UtcMoment::from_unix(unix.round() as i64);
     if step >= DAY || (moment.hour, moment.minute, moment.second) == (0, 0, 0) {
         moment.date()
     } else if step < 60.0 {
@@ -156,7 +156,7 @@ mod tests {
             ),
             (0.0, 800.0, "0 B, 200 B, 400 B, 600 B, 800 B"),
         ] {
-            let ticks = AxisTicks::up(low, high, VerticalQuantity::Bytes);
+            let ticks = AxisTicks::vertical(low, high, VerticalQuantity::Bytes);
             assert!(ticks.first() <= low && ticks.last() >= high, "{ticks:?}");
             assert_eq!(labels(&ticks).join(", "), found);
         }
@@ -164,7 +164,7 @@ mod tests {
         let mut low: f64 = 1.0;
         while low < 1e15 {
             for factor in [1.0003, 1.017, 1.4, 3.7, 250.0] {
-                let ticks = AxisTicks::up(low, low * factor, VerticalQuantity::Bytes);
+                let ticks = AxisTicks::vertical(low, low * factor, VerticalQuantity::Bytes);
                 let count = ticks.all.len();
                 assert!((2..=8).contains(&count), "{low} {factor} {:?}", labels(&ticks));
                 let (below, above) = (low * (1.0 + 1e-9), low * factor * (1.0 - 1e-9));
@@ -180,26 +180,26 @@ mod tests {
     #[test]
     fn other_numbers_have_their_unit() {
         assert_eq!(
-            labels(&AxisTicks::up(0.0, 0.42, VerticalQuantity::Seconds)),
+            labels(&AxisTicks::vertical(0.0, 0.42, VerticalQuantity::Seconds)),
             ["0 ms", "100 ms", "200 ms", "300 ms", "400 ms", "500 ms"]
         );
         assert_eq!(
-            labels(&AxisTicks::up(0.0, 3.1, VerticalQuantity::Seconds)),
+            labels(&AxisTicks::vertical(0.0, 3.1, VerticalQuantity::Seconds)),
             ["0 s", "1 s", "2 s", "3 s", "4 s"]
         );
-        assert_eq!(labels(&AxisTicks::up(0.0, 2.0, VerticalQuantity::Count)), ["0", "1", "2"]);
+        assert_eq!(labels(&AxisTicks::vertical(0.0, 2.0, VerticalQuantity::Count)), ["0", "1", "2"]);
         assert_eq!(
-            labels(&AxisTicks::up(0.0, 0.9, VerticalQuantity::PerSecond("tokens"))),
+            labels(&AxisTicks::vertical(0.0, 0.9, VerticalQuantity::PerSecond("tokens"))),
             ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
         );
-        assert_eq!(labels(&AxisTicks::up(5.0, 5.0, VerticalQuantity::Count)).len(), 2);
+        assert_eq!(labels(&AxisTicks::vertical(5.0, 5.0, VerticalQuantity::Count)).len(), 2);
     }
 
     #[test]
     fn a_clock_shows_whole_minutes_hours_and_days() {
         // Thursday, 26 November 2026, 14:03:20.
         let now = 1_795_701_800.0;
-        let at = |span: f64| AxisTicks::across(now - span, now, HorizontalQuantity::Time);
+        let at = |span: f64| AxisTicks::horizontal(now - span, now, HorizontalQuantity::Time);
         assert_eq!(labels(&at(3600.0)), ["13:10", "13:20", "13:30", "13:40", "13:50", "14:00"]);
         assert_eq!(labels(&at(6.0 * 3600.0)), ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00"]);
         assert_eq!(labels(&at(86_400.0)), ["18:00", "26 Nov", "06:00", "12:00"]);
@@ -212,11 +212,14 @@ mod tests {
     #[test]
     fn requests_are_whole() {
         assert_eq!(
-            labels(&AxisTicks::across(1.0, 184.0, HorizontalQuantity::Requests)),
+            labels(&AxisTicks::horizontal(1.0, 184.0, HorizontalQuantity::Requests)),
             ["50", "100", "150"]
         );
-        assert_eq!(labels(&AxisTicks::across(0.0, 3.0, HorizontalQuantity::Requests)), ["0", "1", "2", "3"]);
-        assert_eq!(labels(&AxisTicks::across(0.0, 12_000.0, HorizontalQuantity::Requests))[1], "2,000");
-        assert_eq!(labels(&AxisTicks::across(7.0, 7.0, HorizontalQuantity::Requests)), ["7"]);
+        assert_eq!(
+            labels(&AxisTicks::horizontal(0.0, 3.0, HorizontalQuantity::Requests)),
+            ["0", "1", "2", "3"]
+        );
+        assert_eq!(labels(&AxisTicks::horizontal(0.0, 12_000.0, HorizontalQuantity::Requests))[1], "2,000");
+        assert_eq!(labels(&AxisTicks::horizontal(7.0, 7.0, HorizontalQuantity::Requests)), ["7"]);
     }
 }

@@ -3,38 +3,38 @@
 use std::fmt::Write as _;
 
 use warden_policies::ByteSize;
-use warden_policies::units::whole;
+use warden_policies::units::truncate_to_u64;
 
 use super::frame::PlotFrame;
-use super::mark::shown;
-use super::{HorizontalQuantity, LinePlot, PlotLimit, PlotMark, PlotMarkKind, VerticalQuantity, is_number};
+use super::mark::visible_marks;
+use super::{HorizontalQuantity, LinePlot, PlotLimit, PlotMark, PlotMarkKind, VerticalQuantity, is_drawable};
 use crate::html::Html;
-use crate::number::grouped;
-use crate::time::{UtcMoment, time};
+use crate::number::group_digits;
+use crate::time::{UtcMoment, time_element};
 
 /// The description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
-pub(super) fn sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
+pub(super) fn plot_sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
     let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
     let mut text = match (shown_levels().next(), shown_levels().last()) {
         (Some(first), Some(last)) => {
             let most = shown_levels().map(|level| level.high).fold(f64::MIN, f64::max);
-            let span = match plot.across {
+            let span = match plot.horizontal {
                 HorizontalQuantity::Requests => {
                     format!(
                         "Over requests {} to {}",
-                        place_text(plot.across, first.x),
-                        place_text(plot.across, last.x)
+                        place_text(plot.horizontal, first.x),
+                        place_text(plot.horizontal, last.x)
                     )
                 }
                 HorizontalQuantity::Time => {
                     format!(
                         "From {} to {}",
-                        place_text(plot.across, first.x),
-                        place_text(plot.across, last.x)
+                        place_text(plot.horizontal, first.x),
+                        place_text(plot.horizontal, last.x)
                     )
                 }
             };
-            let value = |value: f64| amount(plot.up, value);
+            let value = |value: f64| amount_text(plot.vertical, value);
             format!(
                 "{span} it goes from {} to {}, with {} at most.",
                 value(first.value),
@@ -47,13 +47,13 @@ pub(super) fn sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
     for law in plot.laws.iter().filter(|law| !law.name.is_empty()) {
         let _ = write!(text, " {}.", capitalize(&law.name));
     }
-    for limit in plot.limits.iter().filter(|limit| is_number(limit.at)) {
+    for limit in plot.limits.iter().filter(|limit| is_drawable(limit.at)) {
         let _ = write!(text, " {}.", capitalize(&limit_name(plot, frame, limit)));
     }
-    if let Some(coming) = coming(plot) {
+    if let Some(coming) = forecast_text(plot) {
         let _ = write!(text, " {}.", capitalize(&coming));
     }
-    let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
+    let (marks, left_out) = visible_marks(&plot.marks, frame.from, frame.to);
     match marks.len() + left_out {
         0 => {}
         1 => text.push_str(" One thing happened in that time."),
@@ -71,10 +71,10 @@ fn capitalize(text: &str) -> String {
         .map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
 }
 
-fn amount(up: VerticalQuantity, value: f64) -> String {
+fn amount_text(up: VerticalQuantity, value: f64) -> String {
     match up {
-        VerticalQuantity::Bytes => ByteSize(whole(value)).to_string(),
-        VerticalQuantity::Count => grouped(value, 0),
+        VerticalQuantity::Bytes => ByteSize(truncate_to_u64(value)).to_string(),
+        VerticalQuantity::Count => group_digits(value, 0),
         VerticalQuantity::Seconds if value < 1.0 => format!("{:.0} ms", value * 1e3),
         VerticalQuantity::Seconds => format!("{value:.1} s"),
         VerticalQuantity::PerSecond(what) => format!("{value:.1} {what} a second"),
@@ -82,40 +82,40 @@ fn amount(up: VerticalQuantity, value: f64) -> String {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
-fn moment(unix: f64) -> i64 {
+fn to_unix_seconds(unix: f64) -> i64 {
     unix.round() as i64
 }
 
 fn place_text(across: HorizontalQuantity, x: f64) -> String {
     match across {
-        HorizontalQuantity::Requests => grouped(x, 0),
-        HorizontalQuantity::Time => UtcMoment::of(moment(x)).told(),
+        HorizontalQuantity::Requests => group_digits(x, 0),
+        HorizontalQuantity::Time => UtcMoment::from_unix(to_unix_seconds(x)).long_text(),
     }
 }
 
 /// Name of a limit: `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
 fn limit_name(plot: &LinePlot, frame: &PlotFrame, limit: &PlotLimit) -> String {
     let above = if frame.shows(limit) { "" } else { ", beyond the plot" };
-    format!("{}: {}{above}", limit.kind.word(), amount(plot.up, limit.at))
+    format!("{}: {}{above}", limit.kind.word(), amount_text(plot.vertical, limit.at))
 }
 
-fn coming(plot: &LinePlot) -> Option<String> {
-    let coming = plot.coming.filter(|coming| is_number(coming.limit) && is_number(coming.from.0))?;
+fn forecast_text(plot: &LinePlot) -> Option<String> {
+    let coming = plot.forecast.filter(|coming| is_drawable(coming.limit) && is_drawable(coming.from.0))?;
     let when = |at: f64| {
         // Beyond a hundred years, or a thousand million requests.
-        let far = if plot.across == HorizontalQuantity::Time { coming.from.0 + 3.2e9 } else { 1e9 };
-        if !is_number(at) || at >= far { "never".to_owned() } else { place_text(plot.across, at) }
+        let far = if plot.horizontal == HorizontalQuantity::Time { coming.from.0 + 3.2e9 } else { 1e9 };
+        if !is_drawable(at) || at >= far { "never".to_owned() } else { place_text(plot.horizontal, at) }
     };
     let [early, likely, late] = coming.reached.map(when);
     let (at, limit) = (
-        if plot.across == HorizontalQuantity::Time { "" } else { "request " },
-        amount(plot.up, coming.limit),
+        if plot.horizontal == HorizontalQuantity::Time { "" } else { "request " },
+        amount_text(plot.vertical, coming.limit),
     );
     Some(format!("forecast: {limit} at {at}{likely} ({early} to {late})"))
 }
 
 /// Text of a mark for a pointer.
-pub(super) fn mark(across: HorizontalQuantity, mark: &PlotMark) -> String {
+pub(super) fn mark_text(across: HorizontalQuantity, mark: &PlotMark) -> String {
     let at = match across {
         HorizontalQuantity::Requests => format!("request {}", place_text(across, mark.x)),
         HorizontalQuantity::Time => place_text(across, mark.x),
@@ -126,7 +126,7 @@ pub(super) fn mark(across: HorizontalQuantity, mark: &PlotMark) -> String {
     }
 }
 
-pub(super) fn figure(plot: &LinePlot, caption: &Html) -> String {
+pub(super) fn plot_figure(plot: &LinePlot, caption: &Html) -> String {
     let mut html = Html::new();
     html.within("figure", &[], |figure| {
         if !caption.as_str().is_empty() {
@@ -134,11 +134,11 @@ pub(super) fn figure(plot: &LinePlot, caption: &Html) -> String {
                 words.raw(caption.as_str());
             });
         }
-        match PlotFrame::of(plot) {
+        match PlotFrame::from_plot(plot) {
             Some(frame) => {
-                figure.raw(&super::draw::svg(plot, &frame));
+                figure.raw(&super::draw::draw_svg(plot, &frame));
                 write_legend(plot, &frame, figure);
-                list(plot, &frame, figure);
+                write_events(plot, &frame, figure);
             }
             None => {
                 figure.element("p", &[("class", &"quiet")], "Nothing was read in this time.");
@@ -159,11 +159,11 @@ fn write_legend(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
     let named = plot.laws.iter().filter(|law| !law.name.is_empty());
     rows.extend(named.map(|law| (line("law".to_owned()), law.name.clone())));
     rows.extend(plot.areas.iter().map(|one| (area(one.kind.class()), one.name.clone())));
-    let limits = plot.limits.iter().filter(|limit| is_number(limit.at));
+    let limits = plot.limits.iter().filter(|limit| is_drawable(limit.at));
     rows.extend(
         limits.map(|limit| (line(format!("limit {}", limit.kind.class())), limit_name(plot, frame, limit))),
     );
-    rows.extend(coming(plot).map(|words| (line("coming".to_owned()), words)));
+    rows.extend(forecast_text(plot).map(|words| (line("coming".to_owned()), words)));
     // Each pair of kind and name once.
     let mut seen = std::collections::BTreeSet::new();
     rows.retain(|((_, class), name)| seen.insert((class.clone(), name.clone())));
@@ -188,8 +188,8 @@ fn event_count(count: usize) -> String {
 }
 
 /// Lists the events in words: a reader need not point at each mark.
-fn list(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
-    let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
+fn write_events(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
+    let (marks, left_out) = visible_marks(&plot.marks, frame.from, frame.to);
     if marks.is_empty() {
         return;
     }
@@ -213,10 +213,10 @@ fn list(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
                         },
                     );
                     item.text(" ");
-                    match plot.across {
-                        HorizontalQuantity::Time => item.raw(&time(moment(mark.x))),
+                    match plot.horizontal {
+                        HorizontalQuantity::Time => item.raw(&time_element(to_unix_seconds(mark.x))),
                         HorizontalQuantity::Requests => {
-                            item.text(format_args!("request {}", place_text(plot.across, mark.x)))
+                            item.text(format_args!("request {}", place_text(plot.horizontal, mark.x)))
                         }
                     };
                     match mark.kind {

@@ -3,10 +3,10 @@
 use std::fmt::{Display, Write as _};
 
 use super::frame::{BOTTOM, HEIGHT, LEFT, PlotFrame, RIGHT, TOP, WIDTH};
-use super::mark::{PlotMark, shown};
+use super::mark::{PlotMark, visible_marks};
 use super::{
     AreaKind, CurveKind, HorizontalQuantity, LinePlot, PlotForecast, PlotLevel, PlotLimit, PlotLimitKind,
-    describe, is_number,
+    describe, is_drawable,
 };
 use crate::html::{Html, HtmlAttributes};
 use crate::number::{AxisValue, Px};
@@ -36,7 +36,7 @@ impl PlotLimitKind {
         match self {
             Self::Soft => "soft",
             Self::Hard => "hard",
-            Self::Most => "most",
+            Self::Total => "most",
         }
     }
 
@@ -44,7 +44,7 @@ impl PlotLimitKind {
         match self {
             Self::Soft => "soft budget",
             Self::Hard => "hard budget",
-            Self::Most => "all there is",
+            Self::Total => "all there is",
         }
     }
 }
@@ -52,9 +52,9 @@ impl PlotLimitKind {
 /// Least visible height of a range.
 const MIN_VISIBLE: f64 = 0.7;
 
-pub(super) fn svg(plot: &LinePlot, frame: &PlotFrame) -> String {
+pub(super) fn draw_svg(plot: &LinePlot, frame: &PlotFrame) -> String {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-    let across = if plot.across == HorizontalQuantity::Time { "time" } else { "requests" };
+    let across = if plot.horizontal == HorizontalQuantity::Time { "time" } else { "requests" };
     let mut html = Html::new();
     html.within(
         "svg",
@@ -74,7 +74,7 @@ pub(super) fn svg(plot: &LinePlot, frame: &PlotFrame) -> String {
         ],
         |svg| {
             svg.element("title", &[], &plot.title);
-            svg.element("desc", &[], describe::sentence(plot, frame));
+            svg.element("desc", &[], describe::plot_sentence(plot, frame));
             draw_axes(plot, frame, svg);
             // Cuts everything beyond the axes.
             let (width, height) = (right - LEFT, bottom - TOP);
@@ -89,12 +89,12 @@ pub(super) fn svg(plot: &LinePlot, frame: &PlotFrame) -> String {
                     ("viewBox", &view),
                     ("overflow", &"hidden"),
                 ],
-                |inside| layers(plot, frame, inside),
+                |inside| draw_layers(plot, frame, inside),
             );
             for limit in plot.limits.iter().filter(|limit| frame.shows(limit)) {
-                name(frame, limit, svg);
+                draw_limit_name(frame, limit, svg);
             }
-            for mark in shown(&plot.marks, frame.from, frame.to).0 {
+            for mark in visible_marks(&plot.marks, frame.from, frame.to).0 {
                 draw_mark(plot, frame, mark, svg);
             }
         },
@@ -115,22 +115,22 @@ fn draw_axes(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
         let (time, step) = (AxisValue(tick.at), AxisValue(frame.across.step));
         let place: [(&'static str, &dyn Display); 3] = [("class", &"at-x"), ("x", &x), ("y", &y)];
         let moment: [(&'static str, &dyn Display); 2] = [("data-time", &time), ("data-step", &step)];
-        let moment = if plot.across == HorizontalQuantity::Time { &moment[..] } else { &[] };
+        let moment = if plot.horizontal == HorizontalQuantity::Time { &moment[..] } else { &[] };
         svg.element("text", &[&place, moment].concat(), &tick.label);
     }
     let (x, y) = (Px(LEFT - 8.0), Px(HEIGHT - 8.0));
-    let name = if plot.across == HorizontalQuantity::Time { "UTC" } else { "requests" };
+    let name = if plot.horizontal == HorizontalQuantity::Time { "UTC" } else { "requests" };
     svg.element("text", &[("class", &"at-y unit"), ("x", &x), ("y", &y)], name);
 }
 
-fn layers(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
+fn draw_layers(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
     for area in &plot.areas {
         for stretch in &area.stretches {
             draw_band(frame, stretch, area.kind.class(), svg);
         }
     }
     for limit in plot.limits.iter().filter(|limit| frame.shows(limit)) {
-        let (from, to) = limit.held.unwrap_or((frame.from, frame.to));
+        let (from, to) = limit.range.unwrap_or((frame.from, frame.to));
         let y = Px(frame.y(limit.at));
         let class = format_args!("limit {}", limit.kind.class());
         let (from, to) = (from.clamp(frame.from, frame.to), to.clamp(frame.from, frame.to));
@@ -140,17 +140,17 @@ fn layers(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
     // Wide and under the readings, which cover the law where it fits.
     for law in &plot.laws {
         draw_band(frame, &law.levels, "band", svg);
-        draw_path("law", &line(frame, &law.levels), &law.name, svg);
+        draw_path("law", &line_path(frame, &law.levels), &law.name, svg);
     }
     for (curve, stretches) in plot.curves.iter().zip(&frame.curves) {
         let class = curve.kind.class();
         for stretch in stretches {
             draw_band(frame, stretch, &format!("range {class}"), svg);
         }
-        let d: String = stretches.iter().map(|stretch| line(frame, stretch)).collect();
+        let d: String = stretches.iter().map(|stretch| line_path(frame, stretch)).collect();
         draw_path(&format!("curve {class}"), &d, &curve.name, svg);
     }
-    if let Some(coming) = &plot.coming {
+    if let Some(coming) = &plot.forecast {
         draw_forecast(frame, coming, svg);
     }
 }
@@ -163,7 +163,7 @@ fn draw_path(class: &str, d: &str, name: &str, svg: &mut Html) {
     }
 }
 
-fn line(frame: &PlotFrame, levels: &[PlotLevel]) -> String {
+fn line_path(frame: &PlotFrame, levels: &[PlotLevel]) -> String {
     let mut d = String::new();
     let places = levels.iter().filter(|level| level.is_known());
     for (index, level) in places.enumerate() {
@@ -198,7 +198,7 @@ fn draw_band(frame: &PlotFrame, levels: &[PlotLevel], class: &str, svg: &mut Htm
 /// goes.
 fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast, svg: &mut Html) {
     let (x, y) = coming.from;
-    let known = [x, y, coming.limit].into_iter().all(is_number);
+    let known = [x, y, coming.limit].into_iter().all(is_drawable);
     if !known || x >= frame.to {
         return;
     }
@@ -222,8 +222,8 @@ fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast, svg: &mut Html) {
 
 /// Labels a limit at its left end, where a growing line is lower. The label stands above the line, but
 /// below that of a soft budget, because the hard one may be right above.
-fn name(frame: &PlotFrame, limit: &PlotLimit, svg: &mut Html) {
-    let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
+fn draw_limit_name(frame: &PlotFrame, limit: &PlotLimit, svg: &mut Html) {
+    let from = limit.range.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
     let (shift, hang) = if limit.kind == PlotLimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
     let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) + shift));
     let class = format_args!("limit-name {}", limit.kind.class());
@@ -236,7 +236,7 @@ fn draw_mark(plot: &LinePlot, frame: &PlotFrame, mark: &PlotMark, svg: &mut Html
     let (top, bottom) = (Px(TOP - 4.0), Px(HEIGHT - BOTTOM));
     let place = format_args!("translate({} {})", Px(x), Px(TOP - 12.0));
     svg.within("g", &[("class", &format_args!("mark {}", mark.kind.word()))], |group| {
-        group.element("title", &[], describe::mark(plot.across, mark));
+        group.element("title", &[], describe::mark_text(plot.horizontal, mark));
         let x = Px(x);
         group.shape("line", &[("x1", &x), ("x2", &x), ("y1", &top), ("y2", &bottom)]);
         // In a group of its own, so that the stylesheet can scale the shape in place.

@@ -1,7 +1,7 @@
 //! Maps values to coordinates of the drawing.
 
 use super::axis::AxisTicks;
-use super::{LinePlot, PlotLevel, PlotLimit, VerticalQuantity, is_number, thin};
+use super::{LinePlot, PlotLevel, PlotLimit, VerticalQuantity, is_drawable, reduce_points};
 
 /// Size in units of the drawing.
 pub(super) const WIDTH: f64 = 760.0;
@@ -41,31 +41,34 @@ pub(super) struct PlotFrame {
 
 impl PlotFrame {
     /// `None` without a visible reading.
-    pub(super) fn of(plot: &LinePlot) -> Option<Self> {
+    pub(super) fn from_plot(plot: &LinePlot) -> Option<Self> {
         let read = || plot.curves.iter().flat_map(|curve| curve.stretches.iter().flatten());
         let finite = || read().filter(|level| level.is_known());
-        let (first, last) = ends(finite().map(|level| level.x))?;
+        let (first, last) = min_max(finite().map(|level| level.x))?;
         let (from, to) = plot
             .span
-            .filter(|(from, to)| from < to && is_number(*from) && is_number(*to))
+            .filter(|(from, to)| from < to && is_drawable(*from) && is_drawable(*to))
             .unwrap_or((first, forecast_end(plot, first, last)));
         let inside = |level: &PlotLevel| level.x >= from && level.x <= to;
         let curves: Vec<Vec<Vec<PlotLevel>>> =
-            plot.curves.iter().map(|curve| cut(&curve.stretches, from, to)).collect();
+            plot.curves.iter().map(|curve| cut_to_span(&curve.stretches, from, to)).collect();
         let levels = || finite().filter(|level| inside(level));
         let around = plot.laws.iter().flat_map(|law| &law.levels);
         let around = around.chain(plot.areas.iter().flat_map(|area| area.stretches.iter().flatten()));
         let around: Vec<&PlotLevel> = around.filter(|level| level.is_known() && inside(level)).collect();
-        let (low, read) = ends(levels().flat_map(|level| [level.low, level.high]))?;
-        let still =
-            if plot.up == VerticalQuantity::Bytes { CONSTANT_BYTES } else { read.abs() * CONSTANT_SHARE };
+        let (low, read) = min_max(levels().flat_map(|level| [level.low, level.high]))?;
+        let still = if plot.vertical == VerticalQuantity::Bytes {
+            CONSTANT_BYTES
+        } else {
+            read.abs() * CONSTANT_SHARE
+        };
         let reach = (read - low).max(still) * (MAX_AREA_FACTOR - 1.0);
         let most = around.iter().map(|level| level.high).fold(read, f64::max).min(read + reach);
         let low = around.iter().map(|level| level.low).fold(low, f64::min).max(low - reach);
         let near = plot
             .limits
             .iter()
-            .filter(|limit| is_number(limit.at) && limit.at <= most.max(0.0) * FAR_LIMIT_FACTOR);
+            .filter(|limit| is_drawable(limit.at) && limit.at <= most.max(0.0) * FAR_LIMIT_FACTOR);
         let high = near.map(|limit| limit.at).fold(most, f64::max);
         let room = (still - (high - low)).max(0.0) / 2.0;
         // No drawn quantity is negative.
@@ -73,8 +76,8 @@ impl PlotFrame {
         Some(Self {
             from,
             to,
-            up: AxisTicks::up(bottom, (high + room).max(bottom + still), plot.up),
-            across: AxisTicks::across(from, to, plot.across),
+            up: AxisTicks::vertical(bottom, (high + room).max(bottom + still), plot.vertical),
+            across: AxisTicks::horizontal(from, to, plot.horizontal),
             curves,
         })
     }
@@ -89,30 +92,30 @@ impl PlotFrame {
 
     /// Returns true if a limit lies within the drawing.
     pub(super) fn shows(&self, limit: &PlotLimit) -> bool {
-        is_number(limit.at) && limit.at >= self.up.first() && limit.at <= self.up.last()
+        is_drawable(limit.at) && limit.at >= self.up.first() && limit.at <= self.up.last()
     }
 }
 
 /// The readings within a span, and the next one on each side, so that lines reach its ends.
-fn cut(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<PlotLevel>> {
+fn cut_to_span(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<PlotLevel>> {
     let within = |stretch: &Vec<PlotLevel>| {
         let begin = stretch.partition_point(|level| level.x < from).saturating_sub(1);
         let end = (stretch.partition_point(|level| level.x <= to) + 1).min(stretch.len());
         stretch.get(begin..end).map(<[PlotLevel]>::to_vec).unwrap_or_default()
     };
     let cut: Vec<Vec<PlotLevel>> = stretches.iter().map(within).collect();
-    thin(&cut, super::MAX_POINTS)
+    reduce_points(&cut, super::MAX_POINTS)
 }
 
 /// The right end of a plot of these readings: somewhat farther with a forecast.
 fn forecast_end(plot: &LinePlot, first: f64, last: f64) -> f64 {
-    let reach = plot.coming.map_or(last, |coming| coming.reached[2].max(last));
+    let reach = plot.forecast.map_or(last, |coming| coming.reached[2].max(last));
     let end = reach.min(last + (last - first) * MAX_FORECAST_SHARE);
     if end > first { end } else { first + 1.0 }
 }
 
 /// Minimum and maximum; `None` without values.
-fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+fn min_max(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |ends: Option<(f64, f64)>, value| {
         Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))
     })

@@ -70,7 +70,7 @@ pub struct PlotMark {
 pub(super) const MAX_MARKS: usize = 200;
 
 /// Marks within a span, in the order of the axis, and the number of earlier ones left out.
-pub(super) fn shown(marks: &[PlotMark], from: f64, to: f64) -> (Vec<&PlotMark>, usize) {
+pub(super) fn visible_marks(marks: &[PlotMark], from: f64, to: f64) -> (Vec<&PlotMark>, usize) {
     let mut inside: Vec<&PlotMark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
     inside.sort_by(|a, b| a.x.total_cmp(&b.x));
     let left_out = inside.len().saturating_sub(MAX_MARKS);

@@ -34,7 +34,7 @@ mod mark;
 mod thin;
 
 pub use mark::{PlotMark, PlotMarkKind};
-pub use thin::{MAX_POINTS, thin};
+pub use thin::{MAX_POINTS, reduce_points};
 
 /// A value at a place of the horizontal axis, with its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,12 +61,12 @@ impl PlotLevel {
     }
 
     fn is_known(&self) -> bool {
-        [self.x, self.low, self.value, self.high].into_iter().all(is_number)
+        [self.x, self.low, self.value, self.high].into_iter().all(is_drawable)
     }
 }
 
 /// Returns true if a number can be drawn: larger ones than an exabyte are no measurements.
-fn is_number(number: f64) -> bool {
+fn is_drawable(number: f64) -> bool {
     number.abs() <= 1e18
 }
 
@@ -135,7 +135,7 @@ pub enum PlotLimitKind {
     /// A hard budget.
     Hard,
     /// The total of the machine or the GPU.
-    Most,
+    Total,
 }
 
 /// A limit.
@@ -146,13 +146,13 @@ pub struct PlotLimit {
     /// The limit in the unit of the vertical axis.
     pub at: f64,
     /// The range in which it applied; `None` for the whole plot.
-    pub held: Option<(f64, f64)>,
+    pub range: Option<(f64, f64)>,
 }
 
 impl PlotLimit {
     /// A limit that applies to the whole plot.
     pub const fn new(kind: PlotLimitKind, at: f64) -> Self {
-        Self { kind, at, held: None }
+        Self { kind, at, range: None }
     }
 }
 
@@ -195,9 +195,9 @@ pub struct LinePlot {
     /// Subject: `host memory of m`. Titles of the plots of a page differ.
     pub title: String,
     /// Quantity of the horizontal axis.
-    pub across: HorizontalQuantity,
+    pub horizontal: HorizontalQuantity,
     /// Quantity of the vertical axis.
-    pub up: VerticalQuantity,
+    pub vertical: VerticalQuantity,
     /// Range of the horizontal axis; `None` for that of the readings, and somewhat farther for a forecast.
     pub span: Option<(f64, f64)>,
     /// The readings.
@@ -209,7 +209,7 @@ pub struct LinePlot {
     /// Memory with a known purpose.
     pub areas: Vec<PlotArea>,
     /// The forecast.
-    pub coming: Option<PlotForecast>,
+    pub forecast: Option<PlotForecast>,
     /// Events.
     pub marks: Vec<PlotMark>,
 }
@@ -217,13 +217,13 @@ pub struct LinePlot {
 impl LinePlot {
     /// The drawing; empty if there is no reading in its span.
     pub fn svg(&self) -> String {
-        frame::PlotFrame::of(self).map(|frame| draw::svg(self, &frame)).unwrap_or_default()
+        frame::PlotFrame::from_plot(self).map(|frame| draw::draw_svg(self, &frame)).unwrap_or_default()
     }
 
     /// The drawing with a caption (markup), a legend and a list of events. Without a reading in its range
     /// it says so.
     pub fn figure(&self, caption: &crate::Html) -> String {
-        describe::figure(self, caption)
+        describe::plot_figure(self, caption)
     }
 }
 

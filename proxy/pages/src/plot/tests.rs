@@ -39,7 +39,7 @@ fn whole() -> LinePlot {
         limits: vec![
             PlotLimit::new(PlotLimitKind::Soft, 130.0 * MIB),
             PlotLimit::new(PlotLimitKind::Hard, 140.0 * MIB),
-            PlotLimit::new(PlotLimitKind::Most, 1e12),
+            PlotLimit::new(PlotLimitKind::Total, 1e12),
         ],
         areas: vec![PlotArea {
             kind: AreaKind::Declared,
@@ -49,7 +49,7 @@ fn whole() -> LinePlot {
                 PlotLevel::between(6.0, 100.0 * MIB, 110.0 * MIB),
             ]],
         }],
-        coming: Some(PlotForecast {
+        forecast: Some(PlotForecast {
             from: (6.0, 120.0 * MIB),
             limit: 140.0 * MIB,
             reached: [10.0, 11.0, 13.0],
@@ -89,7 +89,7 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
     };
     let plot = LinePlot {
         title: "VRAM of GPU 0".to_owned(),
-        across: HorizontalQuantity::Time,
+        horizontal: HorizontalQuantity::Time,
         span: Some((NOW - 3600.0, NOW + 600.0)),
         curves: vec![PlotCurve {
             kind: CurveKind::Readings,
@@ -103,9 +103,9 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
         limits: vec![PlotLimit {
             kind: PlotLimitKind::Soft,
             at: 1000.0 * MIB,
-            held: Some((NOW - 3600.0, NOW - 1500.0)),
+            range: Some((NOW - 3600.0, NOW - 1500.0)),
         }],
-        coming: Some(PlotForecast {
+        forecast: Some(PlotForecast {
             from: (NOW, 520.0 * MIB),
             limit: 1000.0 * MIB,
             reached: [NOW + 300.0, NOW + 9000.0, f64::MAX],
@@ -138,8 +138,8 @@ fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
             ] {
                 for across in [HorizontalQuantity::Requests, HorizontalQuantity::Time] {
                     let plot = LinePlot {
-                        across,
-                        up,
+                        horizontal: across,
+                        vertical: up,
                         span: Some((a, b)),
                         curves: vec![PlotCurve {
                             kind: CurveKind::Readings,
@@ -150,8 +150,8 @@ fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
                                 PlotLevel::exact(0.0, 0.0),
                             ]],
                         }],
-                        limits: vec![PlotLimit { kind: PlotLimitKind::Hard, at: a, held: Some((a, b)) }],
-                        coming: Some(PlotForecast { from: (a, b), limit: a, reached: [a, b, a] }),
+                        limits: vec![PlotLimit { kind: PlotLimitKind::Hard, at: a, range: Some((a, b)) }],
+                        forecast: Some(PlotForecast { from: (a, b), limit: a, reached: [a, b, a] }),
                         marks: vec![PlotMark { x: a, kind: PlotMarkKind::Other, why: String::new() }],
                         laws: vec![PlotLaw {
                             name: String::new(),

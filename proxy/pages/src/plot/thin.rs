@@ -2,7 +2,7 @@
 //! all of theirs.
 
 use super::PlotLevel;
-use warden_policies::units::{exact, whole};
+use warden_policies::units::{as_f64, truncate_to_u64};
 
 /// Limit of drawn points of one curve: more than a screen can show.
 pub const MAX_POINTS: usize = 1000;
@@ -10,7 +10,7 @@ pub const MAX_POINTS: usize = 1000;
 /// Reduces stretches of readings to at most `most` points together. Each point is the last reading of its
 /// place, with the minimum and maximum of all of them as its range. So nothing is invented and no extreme
 /// is lost. A gap narrower than a place is dropped, and so are values that are no numbers.
-pub fn thin(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
+pub fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
     let all = || stretches.iter().flatten().filter(|level| level.is_known());
     let most = most.max(1);
     if all().count() <= most {
@@ -23,7 +23,7 @@ pub fn thin(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
     let places = u64::try_from(most).unwrap_or(u64::MAX);
     let place = |x: f64| {
         let share = if last > first { (x - first) / (last - first) } else { 0.0 };
-        whole(share * exact(places)).min(places - 1)
+        truncate_to_u64(share * as_f64(places)).min(places - 1)
     };
     let mut thinned: Vec<Vec<PlotLevel>> = Vec::new();
     // Place and stretch of the last point.
@@ -59,14 +59,14 @@ mod tests {
 
     /// Deterministic pseudo-random numbers.
     fn noise(n: u64) -> f64 {
-        exact(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 40)
+        as_f64(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 40)
     }
 
     #[test]
     fn extremes_and_the_last_reading_are_kept_whatever_is_left_out() {
         for (count, most) in [(10, 1000), (1000, 1000), (1001, 1000), (50_000, 1000), (50_000, 7), (3, 1)] {
-            let stretch: Vec<PlotLevel> = (0..count).map(|n| PlotLevel::exact(exact(n), noise(n))).collect();
-            let thinned = thin(std::slice::from_ref(&stretch), most);
+            let stretch: Vec<PlotLevel> = (0..count).map(|n| PlotLevel::exact(as_f64(n), noise(n))).collect();
+            let thinned = reduce_points(std::slice::from_ref(&stretch), most);
             let points: Vec<PlotLevel> = thinned.concat();
             assert!(points.len() <= most, "{count} {most}");
             let low = |of: &[PlotLevel]| of.iter().map(|level| level.low).fold(f64::MAX, f64::min);
@@ -86,12 +86,12 @@ mod tests {
     #[test]
     fn gaps_stay_and_so_many_that_nobody_sees_them_do_not() {
         let stretch = |from: u64| -> Vec<PlotLevel> {
-            (from..from + 400).map(|n| PlotLevel::exact(exact(n), 1.0)).collect()
+            (from..from + 400).map(|n| PlotLevel::exact(as_f64(n), 1.0)).collect()
         };
-        assert_eq!(thin(&[stretch(0), stretch(1000), stretch(2000)], 100).len(), 3);
+        assert_eq!(reduce_points(&[stretch(0), stretch(1000), stretch(2000)], 100).len(), 3);
         let short: Vec<Vec<PlotLevel>> =
-            (0..9000).map(|n| vec![PlotLevel::exact(exact(n), noise(n))]).collect();
-        let thinned = thin(&short, 50);
+            (0..9000).map(|n| vec![PlotLevel::exact(as_f64(n), noise(n))]).collect();
+        let thinned = reduce_points(&short, 50);
         assert!(thinned.concat().len() <= 50);
     }
 
@@ -104,8 +104,8 @@ mod tests {
             PlotLevel::exact(1.0, 2.0),
             PlotLevel::exact(9.0, 3.0),
         ];
-        assert_eq!(thin(std::slice::from_ref(&odd), 10).concat().len(), 3);
-        assert!(thin(&[odd], 2).concat().len() <= 2);
-        assert!(thin(&[], 10).is_empty() && thin(&[vec![]], 0).is_empty());
+        assert_eq!(reduce_points(std::slice::from_ref(&odd), 10).concat().len(), 3);
+        assert!(reduce_points(&[odd], 2).concat().len() <= 2);
+        assert!(reduce_points(&[], 10).is_empty() && reduce_points(&[vec![]], 0).is_empty());
     }
 }

@@ -9,7 +9,7 @@ pub struct GpuBaseline {
 }
 
 impl GpuBaseline {
-    pub(super) fn of(&self, gpu: GpuIndex) -> Option<DeviceBaseline> {
+    pub(super) fn for_gpu(&self, gpu: GpuIndex) -> Option<DeviceBaseline> {
         self.devices.iter().copied().find(|before| before.gpu == gpu)
     }
 }
@@ -20,5 +20,5 @@ pub(super) struct DeviceBaseline {
     /// Bytes in use by all programs.
     pub(super) used: u64,
     /// The driver listed no process.
-    pub(super) nobody: bool,
+    pub(super) is_unlisted: bool,
 }

@@ -25,7 +25,7 @@ pub(super) struct DrmCard {
 }
 
 /// Lists all cards by PCI address.
-pub(super) fn cards(sys: &Path) -> Vec<DrmCard> {
+pub(super) fn drm_cards(sys: &Path) -> Vec<DrmCard> {
     let nodes = KfdNodes::read(sys);
     let mut found: Vec<DrmCard> = folders(&sys.join("class/drm"))
         .filter(|(name, _)| name.strip_prefix("card").is_some_and(is_number))
@@ -44,7 +44,7 @@ fn folders(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
     entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
 }
 
-fn number(path: &Path) -> Option<u64> {
+fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
@@ -78,7 +78,7 @@ impl DrmCard {
 
     /// Returns the bytes of VRAM. Intel's drivers do not report them.
     pub(super) fn total(&self) -> Option<u64> {
-        number(&self.folder.join("mem_info_vram_total"))
+        read_number(&self.folder.join("mem_info_vram_total"))
     }
 
     pub(super) fn free(&self) -> Option<u64> {
@@ -86,7 +86,7 @@ impl DrmCard {
     }
 
     fn used(&self) -> Option<u64> {
-        number(&self.folder.join("mem_info_vram_used"))
+        read_number(&self.folder.join("mem_info_vram_used"))
     }
 
     pub(super) fn reading(&self) -> DeviceReading {
@@ -106,7 +106,7 @@ impl DrmCard {
     fn temperature(&self) -> Option<u32> {
         let monitors = self.folder.join("hwmon");
         let thousandths =
-            folders(&monitors).filter_map(|(_, folder)| number(&folder.join("temp1_input"))).max()?;
+            folders(&monitors).filter_map(|(_, folder)| read_number(&folder.join("temp1_input"))).max()?;
         u32::try_from(thousandths / 1000).ok()
     }
 
@@ -129,7 +129,7 @@ impl KfdNodes {
     fn read(sys: &Path) -> Self {
         let mut nodes = Self::default();
         for (_, folder) in folders(&sys.join("class/kfd/kfd/topology/nodes")) {
-            let Some(id) = number(&folder.join("gpu_id")).filter(|id| *id > 0) else { continue };
+            let Some(id) = read_number(&folder.join("gpu_id")).filter(|id| *id > 0) else { continue };
             let text = fs::read_to_string(folder.join("properties")).unwrap_or_default();
             let property = |name: &str| -> u64 {
                 let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -149,10 +149,12 @@ impl KfdNodes {
 
 /// Reads the VRAM of HIP programs on one card, by pid in KFD's view. KFD keeps a folder for each program
 /// that uses it.
-pub(super) fn by_kfd(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
+pub(super) fn kfd_processes(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
     let Some(gpu) = card.kfd else { return Vec::new() };
     folders(&sys.join("class/kfd/kfd/proc"))
-        .filter_map(|(pid, folder)| Some((pid.parse().ok()?, number(&folder.join(format!("vram_{gpu}")))?)))
+        .filter_map(|(pid, folder)| {
+            Some((pid.parse().ok()?, read_number(&folder.join(format!("vram_{gpu}")))?))
+        })
         .collect()
 }
 
@@ -166,10 +168,10 @@ pub(super) struct DrmClients {
 
 impl DrmClients {
     /// Reads the files of all members of the group, and of the processes outside it.
-    pub(super) fn of_child(proc: &Path, child: ChildProcesses<'_>) -> Self {
+    pub(super) fn read_child(proc: &Path, child: ChildProcesses<'_>) -> Self {
         let mut all = Self::default();
         let outside = child.outside.iter().filter_map(|pid| i32::try_from(*pid).ok());
-        for pid in host::group(proc, child.leader).into_iter().chain(outside) {
+        for pid in host::group_members(proc, child.leader).into_iter().chain(outside) {
             all.read(&proc.join(pid.to_string()));
         }
         all
@@ -197,7 +199,7 @@ impl DrmClients {
 
     /// Returns the bytes on a card; `None` if the group has no client there, an error if it cannot be
     /// determined.
-    pub(super) fn on(&self, card: &DrmCard) -> Result<Option<u64>, String> {
+    pub(super) fn bytes_on(&self, card: &DrmCard) -> Result<Option<u64>, String> {
         let mut counted = Vec::new();
         let mut sum = None;
         for client in self.clients.iter().filter(|client| client.pci.as_deref() == Some(&card.pci)) {

@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str) -> Option<DrmClient> {
             _ => {
                 for (kind, sum) in MEMORY_KEYS.iter().zip(&mut sums) {
                     let region = key.strip_prefix(kind).filter(|region| is_device_memory(region));
-                    if let Some(bytes) = region.and_then(|_| size(value)) {
+                    if let Some(bytes) = region.and_then(|_| parse_size(value)) {
                         *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
                     }
                 }
@@ -54,7 +54,7 @@ fn is_device_memory(region: &str) -> bool {
 }
 
 /// Parses a size: `1024 KiB`, `3 MiB`, `512`. Without a unit the number is bytes. `None` for anything else.
-fn size(text: &str) -> Option<u64> {
+fn parse_size(text: &str) -> Option<u64> {
     let mut words = text.split_ascii_whitespace();
     let number: u64 = words.next()?.parse().ok()?;
     let unit: u64 = match words.next() {

@@ -159,7 +159,7 @@ fn estimate(
     // unused.
     let hidden = place.contained || device.listed.is_err();
     // With so little in use no program is running, even if a process that has just ended is still listed.
-    if before.used > IDLE_DEVICE_BYTES && (hidden || !before.nobody) {
+    if before.used > IDLE_DEVICE_BYTES && (hidden || !before.is_unlisted) {
         return Err(EstimateDoubt::WasInUse);
     }
     if !place.alone {

@@ -159,7 +159,7 @@ impl GpuSensors {
             Ok(nvidia) => (Some(nvidia), None),
             Err(missing) => (None, Some(missing)),
         };
-        let cards = drm::cards(&sources.sys);
+        let cards = drm::drm_cards(&sources.sys);
         let described = nvidia.iter().flat_map(NvidiaGpus::described).map(|one| GpuDevice {
             index: GpuIndex(0),
             vendor: GpuVendor::Nvidia,
@@ -184,7 +184,7 @@ impl GpuSensors {
             .map(|(device, index)| GpuDevice { index: GpuIndex(index), ..device });
         let processes = ProcViews::open(&sources.proc, &sources.host_proc);
         let place =
-            VramContext { contained: processes.contained(), windows: sources.wsl.exists(), alone: false };
+            VramContext { contained: processes.is_contained(), windows: sources.wsl.exists(), alone: false };
         Self {
             devices: devices.collect(),
             nvidia,

@@ -78,7 +78,7 @@ impl NvidiaGpus {
     pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
         let mut refused = None;
         for library in libraries {
-            match opened(library) {
+            match open_library(library) {
                 Ok(nvml) => return Self::list(nvml),
                 // Missing, or not a library: try the next one.
                 Err(NvmlError::LibloadingError(_)) => {}
@@ -87,14 +87,14 @@ impl NvidiaGpus {
         }
         Err(match refused {
             None => "NVIDIA's libnvidia-ml.so.1 is not installed".to_owned(),
-            Some(error) => format!("NVIDIA's libnvidia-ml.so.1 refused to start: {}", in_words(&error)),
+            Some(error) => format!("NVIDIA's libnvidia-ml.so.1 refused to start: {}", describe_error(&error)),
         })
     }
 
     fn list(nvml: &'static Nvml) -> Result<Self, String> {
-        let count = nvml
-            .device_count()
-            .map_err(|error| format!("the NVIDIA driver does not count its GPUs: {}", in_words(&error)))?;
+        let count = nvml.device_count().map_err(|error| {
+            format!("the NVIDIA driver does not count its GPUs: {}", describe_error(&error))
+        })?;
         let devices: Vec<NvidiaDevice> =
             (0..count).flat_map(|index| device_or_instances(nvml, index)).collect();
         if devices.is_empty() {
@@ -120,7 +120,7 @@ impl NvidiaGpus {
 
 /// Opens a library once for the whole run: events and devices refer to it as long as they live. Every
 /// further call, such as at a reload or a scan of a model folder, gets the same one.
-pub(super) fn opened(library: &OsString) -> Result<&'static Nvml, NvmlError> {
+pub(super) fn open_library(library: &OsString) -> Result<&'static Nvml, NvmlError> {
     static OPENED: Mutex<BTreeMap<OsString, &'static Nvml>> = Mutex::new(BTreeMap::new());
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = all.get(library) {
@@ -161,14 +161,14 @@ impl NvidiaDevice {
         let described = NvidiaProperties {
             unified,
             uuid: handle.uuid().ok(),
-            pci: whole.pci_info().ok().map(|pci| address(&pci.bus_id)),
+            pci: whole.pci_info().ok().map(|pci| kernel_address(&pci.bus_id)),
             total: memory.ok().map(|memory| memory.total).filter(|total| *total > 0),
             name,
         };
         Self {
             described,
-            events: events(nvml, &handle),
-            last: Mutex::new(LastFaults { ecc: errors(&handle), gone: false }),
+            events: open_event_set(nvml, &handle),
+            last: Mutex::new(LastFaults { ecc: uncorrected_errors(&handle), gone: false }),
             handle,
         }
     }
@@ -177,9 +177,9 @@ impl NvidiaDevice {
         let memory = self.handle.memory_info();
         let gone = matches!(memory, Err(NvmlError::GpuLost | NvmlError::ResetRequired));
         let memory = memory.ok().filter(|_| !self.described.unified);
-        let ecc = errors(&self.handle);
-        let mut faults = self.xids();
-        faults.extend(self.news(ecc, gone));
+        let ecc = uncorrected_errors(&self.handle);
+        let mut faults = self.read_xids();
+        faults.extend(self.new_faults(ecc, gone));
         let told = self.events.is_some() || ecc.is_some() || gone || !faults.is_empty();
         NvidiaReading {
             reading: DeviceReading {
@@ -205,7 +205,7 @@ impl NvidiaDevice {
                 compute
             }
             (Err(_), Ok(graphics)) if !graphics.is_empty() => graphics,
-            (Err(error), _) => return Err(in_words(&error)),
+            (Err(error), _) => return Err(describe_error(&error)),
         };
         let bytes = |used| match used {
             UsedGpuMemory::Used(bytes) => Some(bytes),
@@ -214,7 +214,7 @@ impl NvidiaDevice {
         Ok(all.into_iter().map(|process| (process.pid, bytes(process.used_gpu_memory))).collect())
     }
 
-    fn xids(&self) -> Vec<GpuFault> {
+    fn read_xids(&self) -> Vec<GpuFault> {
         let Some(events) = &self.events else { return Vec::new() };
         let events = events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = Vec::new();
@@ -236,7 +236,7 @@ impl NvidiaDevice {
     }
 
     /// Returns the faults that are new since the last reading. A counter that fell was reset.
-    fn news(&self, ecc: Option<u64>, gone: bool) -> Vec<GpuFault> {
+    fn new_faults(&self, ecc: Option<u64>, gone: bool) -> Vec<GpuFault> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
         let newly_gone = gone && !last.gone;
@@ -246,7 +246,7 @@ impl NvidiaDevice {
     }
 }
 
-fn events(nvml: &'static Nvml, handle: &Handle<'static>) -> Option<Mutex<EventSet<'static>>> {
+fn open_event_set(nvml: &'static Nvml, handle: &Handle<'static>) -> Option<Mutex<EventSet<'static>>> {
     let offered = handle.supported_event_types().ok()?;
     let wanted = offered & EventTypes::CRITICAL_XID_ERROR;
     if wanted.is_empty() {
@@ -256,7 +256,7 @@ fn events(nvml: &'static Nvml, handle: &Handle<'static>) -> Option<Mutex<EventSe
     Some(Mutex::new(set))
 }
 
-fn errors(handle: &Handle<'static>) -> Option<u64> {
+fn uncorrected_errors(handle: &Handle<'static>) -> Option<u64> {
     handle.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok()
 }
 
@@ -269,7 +269,7 @@ fn list_twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<
 }
 
 /// Converts a PCI address: NVML's domains have eight digits, the kernel's four.
-fn address(bus: &str) -> String {
+fn kernel_address(bus: &str) -> String {
     let bus = bus.to_ascii_lowercase();
     match bus.split_once(':') {
         Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {
@@ -279,7 +279,7 @@ fn address(bus: &str) -> String {
     }
 }
 
-fn in_words(error: &NvmlError) -> String {
+fn describe_error(error: &NvmlError) -> String {
     match error {
         NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound => {
             "the driver is older than 510, which is the first that tells".to_owned()

@@ -40,11 +40,11 @@ impl ProcViews {
     }
 
     /// Returns whether we are in a pid namespace.
-    pub(super) fn contained(&self) -> bool {
+    pub(super) fn is_contained(&self) -> bool {
         self.contained
     }
 
-    pub(super) fn who(&self, pid: u32) -> ProcessOwner {
+    pub(super) fn identify(&self, pid: u32) -> ProcessOwner {
         let seen = self.views.iter().map(|view| self.identify_in(view, pid));
         seen.reduce(|first, second| if first == ProcessOwner::Unseen { second } else { first })
             .unwrap_or(ProcessOwner::Unseen)
@@ -56,12 +56,12 @@ impl ProcViews {
         let (Some(&inner), Some(&group)) = (ids.pids.get(level), ids.groups.get(level)) else {
             return ProcessOwner::Other;
         };
-        let proved = level == 0 || self.proved(view, pid, inner);
+        let proved = level == 0 || self.is_proved(view, pid, inner);
         if proved { ProcessOwner::Seen { pid: inner, group } } else { ProcessOwner::Other }
     }
 
     /// Returns whether process `pid` of this view is process `inner` of ours.
-    fn proved(&self, view: &ProcView, pid: u32, inner: u32) -> bool {
+    fn is_proved(&self, view: &ProcView, pid: u32, inner: u32) -> bool {
         let namespace = fs::read_link(view.root.join(format!("{pid}/ns/pid"))).ok();
         if namespace.is_some() && namespace == view.namespace {
             return true;

@@ -39,7 +39,9 @@ impl GpuSnapshot {
             (told.reading, DeviceUsers::Listed(listed))
         });
         let cards = gpus.cards.iter().map(|card| {
-            let kfd = drm::by_kfd(&gpus.sources.sys, card).into_iter().map(|(pid, bytes)| (pid, Some(bytes)));
+            let kfd = drm::kfd_processes(&gpus.sources.sys, card)
+                .into_iter()
+                .map(|(pid, bytes)| (pid, Some(bytes)));
             (card.reading(), DeviceUsers::Files { card: card.clone(), kfd: listed(gpus, kfd.collect()) })
         });
         let all = nvidia.chain(cards).zip(&gpus.devices).map(|((reading, users), device)| {
@@ -64,7 +66,7 @@ impl GpuSnapshot {
     /// Returns the VRAM of the process group that `leader` leads, as drivers report it; no estimates. On
     /// AMD and Intel this reads files of the group's processes, so it may block like [`GpuSensors::read`].
     pub fn group_vram(&self, leader: u32) -> GroupVram {
-        self.of_child(leader, &[], None)
+        self.child_vram(leader, &[], None)
     }
 
     /// Like [`Self::of_group`], including the processes `outside` the group that belong to it.
@@ -73,7 +75,12 @@ impl GpuSnapshot {
     /// a hidden list of processes could not show. With it there is an estimate if the driver reports no
     /// bytes: the increase of the device's use. An estimate is made only if the device was idle then and no
     /// other program is on it now.
-    pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&GpuBaseline, bool)>) -> GroupVram {
+    pub fn child_vram(
+        &self,
+        leader: u32,
+        outside: &[u32],
+        before: Option<(&GpuBaseline, bool)>,
+    ) -> GroupVram {
         let place = VramContext { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
@@ -87,14 +94,14 @@ impl GpuSnapshot {
                 DeviceUsers::Listed(Err(_)) => true,
                 DeviceUsers::Unified | DeviceUsers::Files { .. } => return None,
             };
-            Some(DeviceBaseline { gpu: device.index, used: device.used?, nobody })
+            Some(DeviceBaseline { gpu: device.index, used: device.used?, is_unlisted: nobody })
         });
         GpuBaseline { devices: devices.collect() }
     }
 
     fn find(&self, child: ChildProcesses<'_>, before: Option<&GpuBaseline>, place: VramContext) -> GroupVram {
         let files = self.users.iter().any(|users| matches!(users, DeviceUsers::Files { .. }));
-        let clients = if files { DrmClients::of_child(&self.proc, child) } else { DrmClients::default() };
+        let clients = if files { DrmClients::read_child(&self.proc, child) } else { DrmClients::default() };
         let mut answer = GroupVram::default();
         for (device, users) in self.devices.iter().zip(&self.users) {
             let gpu = device.index;
@@ -103,9 +110,9 @@ impl GpuSnapshot {
                 DeviceUsers::Listed(listed) => {
                     let listed = listed.as_deref().map_err(String::as_str);
                     let device = DeviceUse { gpu, listed, used: device.used };
-                    ladder::find_vram(&device, child, before.and_then(|before| before.of(gpu)), place)
+                    ladder::find_vram(&device, child, before.and_then(|before| before.for_gpu(gpu)), place)
                 }
-                DeviceUsers::Files { card, kfd } => from_files(gpu, child, &clients.on(card), kfd),
+                DeviceUsers::Files { card, kfd } => from_files(gpu, child, &clients.bytes_on(card), kfd),
             };
             match found {
                 VramFinding::Nothing => {}
@@ -114,12 +121,12 @@ impl GpuSnapshot {
             }
         }
         if answer.readings.is_empty() && answer.unavailable.is_none() {
-            answer.unavailable = Some(self.nowhere());
+            answer.unavailable = Some(self.no_vram_reason());
         }
         answer
     }
 
-    fn nowhere(&self) -> VramUnknown {
+    fn no_vram_reason(&self) -> VramUnknown {
         let unified = self.users.iter().position(|users| matches!(users, DeviceUsers::Unified));
         match (self.devices.first(), unified) {
             (None, _) => VramUnknown::NoDevice(self.none.clone()),
@@ -133,7 +140,7 @@ impl GpuSnapshot {
 
 fn listed(gpus: &GpuSensors, entries: Vec<(u32, Option<u64>)>) -> Vec<ListedProcess> {
     let entries = entries.into_iter();
-    entries.map(|(pid, bytes)| ListedProcess { pid, bytes, who: gpus.processes.who(pid) }).collect()
+    entries.map(|(pid, bytes)| ListedProcess { pid, bytes, who: gpus.processes.identify(pid) }).collect()
 }
 
 /// Determines the VRAM from KFD (HIP) and fdinfo (the rest). Newer kernels count HIP in both, so the larger

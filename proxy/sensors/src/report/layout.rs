@@ -44,7 +44,7 @@ impl WordReader<'_> {
 }
 
 /// Reads the header of a whole file; `None` if this is no report in a known format.
-pub(super) fn header(file: &[u8]) -> Option<ReportHeader> {
+pub(super) fn read_header(file: &[u8]) -> Option<ReportHeader> {
     if file.len() != FILE_BYTES {
         return None;
     }

@@ -152,13 +152,13 @@ impl CudaReport {
 }
 
 /// Reads the report at `path`; `None` if there is none. May block for a read of 16 KiB.
-pub fn read(path: &Path) -> Option<CudaReport> {
-    settle(|| bytes_of(path))
+pub fn read_report(path: &Path) -> Option<CudaReport> {
+    read_settled(|| bytes_of(path))
 }
 
 /// Returns the files of processes that inherited the variable from the writer of `path`: its name followed
 /// by a pid. A file does not show whether its writer is alive. Blocks for reading a folder.
-pub fn beside(path: &Path) -> Vec<PathBuf> {
+pub fn sibling_reports(path: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Vec::new();
     };
@@ -187,13 +187,13 @@ fn bytes_of(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// Takes readings until no record changes any more, or the limit is reached.
-fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<CudaReport> {
+fn read_settled(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<CudaReport> {
     let mut before = reading()?;
-    layout::header(&before)?;
+    layout::read_header(&before)?;
     let mut settled: [Option<ReportRecord>; RECORD_COUNT] = [None; RECORD_COUNT];
     for _ in 1..MAX_READINGS {
         let after = reading()?;
-        layout::header(&after)?;
+        layout::read_header(&after)?;
         // Another process has taken over the file: the earlier readings belong to the previous one.
         let same_writer = layout::header_bytes(&before) == layout::header_bytes(&after);
         let mut restless = !same_writer;
@@ -210,7 +210,7 @@ fn settle(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<CudaReport> {
             break;
         }
     }
-    let header = layout::header(&before)?;
+    let header = layout::read_header(&before)?;
     let contexts = settled.into_iter().flatten().filter_map(ReportRecord::context).collect();
     let active = FIXES.into_iter().enumerate().filter(|(bit, _)| header.active >> bit & 1 == 1);
     Some(CudaReport {

@@ -45,7 +45,7 @@ fn numbered() -> [u64; 30] {
 /// Reads a report from readings, the last of which repeats.
 fn of(readings: &[Vec<u8>]) -> Option<CudaReport> {
     let mut next = 0;
-    settle(|| {
+    read_settled(|| {
         let reading = readings.get(next).or(readings.last()).cloned();
         next += 1;
         reading
@@ -58,7 +58,7 @@ fn what_is_written_is_read_back_number_by_number() {
     let path = directory.path().join("m.report");
     let written = file(4711, 0b10101, [16, 2, 3, 4, 5], &[record(2, 1, 1, 7, numbered())]);
     std::fs::write(&path, written).unwrap();
-    let report = read(&path).unwrap();
+    let report = read_report(&path).unwrap();
     assert_eq!((report.pid, report.started_unix_ms), (4711, 1_700_000_000_000));
     assert_eq!(
         report.active,
@@ -121,11 +121,11 @@ fn what_is_no_report_is_none_and_no_error() {
         assert_eq!(of(std::slice::from_ref(&foreign)), None, "{} bytes", foreign.len());
     }
     let directory = tempfile::tempdir().unwrap();
-    assert_eq!(read(&directory.path().join("absent")), None);
-    assert_eq!(read(directory.path()), None, "a directory");
+    assert_eq!(read_report(&directory.path().join("absent")), None);
+    assert_eq!(read_report(directory.path()), None, "a directory");
     let longer = directory.path().join("longer");
     std::fs::write(&longer, [good, vec![0]].concat()).unwrap();
-    assert_eq!(read(&longer), None);
+    assert_eq!(read_report(&longer), None);
 }
 
 #[test]

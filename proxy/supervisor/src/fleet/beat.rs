@@ -10,7 +10,7 @@ use crate::model::TaskMessage;
 impl Fleet {
     /// Checks the loader's task. `None` if it no longer has to run.
     pub fn check_loader(&self) -> Option<oneshot::Receiver<()>> {
-        (!self.inner.loader_ends.is_cancelled()).then(|| self.inner.context.loading.ask())
+        (!self.inner.loader_ends.is_cancelled()).then(|| self.inner.context.loading.check_loader())
     }
 
     /// Checks the tasks of all models and canaries. Each receiver resolves when its task is responsive, and

@@ -42,7 +42,7 @@ use crate::view::event::EventKind;
 const CANARY_SUFFIX: &str = "@canary";
 
 /// Name of a model's canary.
-pub(super) fn name_of(model: &ModelName) -> ModelName {
+pub(super) fn canary_name(model: &ModelName) -> ModelName {
     ModelName::new(format!("{model}{CANARY_SUFFIX}"))
 }
 
@@ -83,23 +83,23 @@ pub(super) struct RunningCanary {
     pub(super) trial: Mutex<CanaryTrial>,
     pub(super) stage: watch::Sender<CanaryStage>,
     /// Wakes the trial's task: something was recorded.
-    pub(super) told: tokio::sync::Notify,
+    pub(super) recorded: tokio::sync::Notify,
 }
 
 impl RunningCanary {
     fn new(model: ModelName, spec: CanarySpec, seed: u64, after: GenerationId) -> Self {
         let trial = CanaryTrial::new(spec.numbers);
         Self {
-            name: name_of(&model),
+            name: canary_name(&model),
             model,
             spec,
             seed,
             after,
             began: Instant::now(),
-            began_at: clock::wall(),
+            began_at: clock::wall_time(),
             trial: Mutex::new(trial),
             stage: watch::Sender::new(CanaryStage::Waits),
-            told: tokio::sync::Notify::new(),
+            recorded: tokio::sync::Notify::new(),
         }
     }
 
@@ -108,7 +108,7 @@ impl RunningCanary {
     }
 
     /// Moves forward to a stage, unless it is already further.
-    pub(super) fn reaches(&self, now: CanaryStage) {
+    pub(super) fn advance_to(&self, now: CanaryStage) {
         let rank = |stage: &CanaryStage| match stage {
             CanaryStage::Waits => 0,
             CanaryStage::Starts => 1,
@@ -135,7 +135,7 @@ impl RunningCanary {
             share: Some(self.spec.share),
             began_at: self.began_at.clone(),
             seconds: self.elapsed().as_secs_f64(),
-            ended_at: ended.then(clock::wall),
+            ended_at: ended.then(clock::wall_time),
             verdict,
             report: lock(&self.trial).report(),
         }
@@ -170,7 +170,7 @@ pub struct CanaryRoute {
 
 impl CanaryRoute {
     /// True if it answers this conversation. The result is the same for each turn.
-    pub fn takes(&self, conversation: u64) -> bool {
+    pub fn takes_conversation(&self, conversation: u64) -> bool {
         // Mix the bits, because the hash may not be uniform.
         SplitMix::new(conversation ^ self.seed).chance(self.share)
     }
@@ -181,7 +181,7 @@ impl Fleet {
     /// clients have changed settings in the model's own processes, which the canary's processes lack.
     pub fn canary(&self, model: &ModelName) -> Option<CanaryRoute> {
         let running = self.running_canary(model)?;
-        if !self.leases(model).ok()?.settings.are_untouched() {
+        if !self.model_leases(model).ok()?.settings.are_untouched() {
             return None;
         }
         let patience = lock(&running.trial).patience();
@@ -207,14 +207,14 @@ impl Fleet {
         if let Some(running) = self.running_canary(model)
             && *running.stage.borrow() == CanaryStage::Runs
         {
-            lock(&running.trial).note(exchange);
-            running.told.notify_one();
+            lock(&running.trial).record_exchange(exchange);
+            running.recorded.notify_one();
         }
     }
 
     /// Lease that is available at once. No request waits or is refused, and no model is loaded for it.
     pub fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
-        self.leases(model).ok()?.lease_now(kind, tokens)
+        self.model_leases(model).ok()?.lease_now(kind, tokens)
     }
 
     /// Tries another build with a model, next to its own. Resolves when its process is being started.
@@ -271,7 +271,7 @@ impl Fleet {
         }
         let mut with = change.canaries.clone();
         with.insert(model.clone(), spec.clone());
-        super::check(&with_canaries(&change.configured, &with))?;
+        super::check_config(&with_canaries(&change.configured, &with))?;
         change.canaries = with;
         let seed = inner.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let running =
@@ -281,7 +281,11 @@ impl Fleet {
         let watching = self.clone().watch_canary(Arc::clone(&running));
         inner.tasks.spawn(watching);
         inner.canaries.insert(&running);
-        inner.context.journal.tell(Some(&model), None, EventKind::CanaryBegan { binary, share: Some(share) });
+        inner.context.journal.record(
+            Some(&model),
+            None,
+            EventKind::CanaryBegan { binary, share: Some(share) },
+        );
         let configured = change.configured.clone();
         Box::pin(self.put_in_place(&mut change, configured)).await;
         Ok(running)
@@ -342,11 +346,11 @@ impl Fleet {
         let view = running.show(CanaryState::Ended, verdict);
         lock(&canaries.past).insert(running.model.clone(), view.clone());
         let context = &self.inner.context;
-        let (kind, id, at) = (CanaryKind::Canary, context.ledger.next(), clock::wall());
+        let (kind, id, at) = (CanaryKind::Canary, context.ledger.next_number(), clock::wall_time());
         let entry = CanaryEntry { kind, id, at, canary: view.clone() };
         context.ledger.append_canary(&entry);
         let entry = Box::new(entry);
-        context.journal.tell(Some(&running.model), None, EventKind::CanaryEnded { entry });
+        context.journal.record(Some(&running.model), None, EventKind::CanaryEnded { entry });
         running.stage.send_replace(CanaryStage::Ended(Box::new(view)));
         true
     }
@@ -354,14 +358,14 @@ impl Fleet {
     /// Ends all canaries at shutdown.
     pub(super) fn conclude_all_canaries(&self, change: &mut RosterChange) {
         change.canaries.clear();
-        for running in self.inner.canaries.all() {
+        for running in self.inner.canaries.all_running() {
             self.conclude_canary(&running, CanaryVerdict::undecided("llama-warden was stopped"));
         }
     }
 
     /// Ends canaries that a new configuration does not allow.
     pub(super) fn keep_canaries(&self, change: &mut RosterChange, new: &FleetConfig) {
-        for running in self.inner.canaries.all() {
+        for running in self.inner.canaries.all_running() {
             let of = |config: &FleetConfig| {
                 config.models.iter().find(|spec| spec.name == running.model).map(|spec| spec.command.clone())
             };
@@ -404,7 +408,7 @@ impl CanarySet {
         is_it(&before)
     }
 
-    fn all(&self) -> Vec<Arc<RunningCanary>> {
+    fn all_running(&self) -> Vec<Arc<RunningCanary>> {
         self.running.load().values().cloned().collect()
     }
 
@@ -436,7 +440,7 @@ pub(super) fn with_canaries(
 /// Spec of a canary: that of its model except for names, room, and the binary.
 fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     let mut spec = base.clone();
-    spec.name = name_of(&base.name);
+    spec.name = canary_name(&base.name);
     spec.aliases.clear();
     spec.canary_of = Some(base.name.clone());
     spec.command.binary.clone_from(&canary.binary);
@@ -446,7 +450,7 @@ fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     (spec.ttl, spec.fallback) = (None, None);
     spec.loading.guest = true;
     (spec.loading.pin, spec.loading.ttl) = (false, None);
-    spec.loading.with.clear();
+    spec.loading.companions.clear();
     if let Some(needs) = &mut spec.loading.needs {
         // The model's own process has the same file mapped.
         needs.mapped = 0;

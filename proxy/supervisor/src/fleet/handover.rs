@@ -97,11 +97,11 @@ impl FleetWill {
     }
 
     /// Number of processes.
-    pub fn processes(&self) -> usize {
+    pub fn process_count(&self) -> usize {
         self.models.iter().map(|model| model.heirs.len()).sum()
     }
 
-    pub(super) fn since(&self) -> FleetStart {
+    pub(super) fn fleet_start(&self) -> FleetStart {
         let run = monotonic_now().saturating_sub(self.record.began);
         let now = Instant::now();
         FleetStart {
@@ -111,7 +111,7 @@ impl FleetWill {
         }
     }
 
-    pub(super) fn take(&mut self, model: &str) -> Option<ModelWill> {
+    pub(super) fn take_model(&mut self, model: &str) -> Option<ModelWill> {
         let index = self.models.iter().position(|will| will.record.name == model)?;
         Some(self.models.swap_remove(index))
     }
@@ -160,7 +160,7 @@ pub struct RemainingWork {
 
 impl RemainingWork {
     /// True if no request runs or waits, and none can come.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         !self.elders && self.waiting.is_empty() && self.counts.iter().all(|count| count.in_flight == 0)
     }
 }
@@ -186,7 +186,7 @@ pub struct FrozenFleet<'a>(Option<&'a Fleet>);
 
 impl FrozenFleet<'_> {
     /// Completes the handover: the fleet never decides again.
-    pub fn stay(mut self) {
+    pub fn complete_handover(mut self) {
         self.0 = None;
     }
 }
@@ -202,7 +202,7 @@ impl Drop for FrozenFleet<'_> {
 impl Fleet {
     /// Models of the other instance with running processes that are not configured here, so that no task
     /// would end them.
-    pub fn unclaimed(&self) -> Vec<String> {
+    pub fn unclaimed_models(&self) -> Vec<String> {
         let will = lock(&self.inner.will);
         let left = will.iter().flat_map(|will| &will.models).filter(|model| !model.heirs.is_empty());
         left.map(|model| model.record.name.clone()).collect()
@@ -214,7 +214,7 @@ impl Fleet {
     /// # Errors
     ///
     /// Description of the actions still under way at the deadline. The fleet continues as before.
-    pub async fn bequeath(&self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'_>), String> {
+    pub async fn prepare_handover(&self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'_>), String> {
         let inner = &self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
             return Err("everything ends".to_owned());
@@ -250,7 +250,7 @@ impl Fleet {
             return Err(format!("the model `{}`, which was removed, still ends", leaving.leases.name()));
         }
         let mut wills = Vec::new();
-        for handle in self.own() {
+        for handle in self.own_models() {
             let (reply, answer) = oneshot::channel();
             handle.send(ControlMessage::HandOver(reply));
             match answer.await {
@@ -263,13 +263,13 @@ impl Fleet {
     }
 
     /// Models of the roster with processes here.
-    fn own(&self) -> Vec<Arc<ModelHandle>> {
+    fn own_models(&self) -> Vec<Arc<ModelHandle>> {
         let roster = self.inner.roster.load();
         roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
     }
 
     fn send_all(&self, control: impl Fn() -> ControlMessage) {
-        for handle in self.own() {
+        for handle in self.own_models() {
             handle.sender.send(TaskMessage::Control(control()));
         }
     }
@@ -281,9 +281,9 @@ impl Fleet {
     }
 
     /// Leaves the processes to the next instance. Leases and waiting requests here continue.
-    pub async fn let_go(&self) {
+    pub async fn release_processes(&self) {
         self.inner.loader_ends.cancel();
-        for handle in self.own() {
+        for handle in self.own_models() {
             let (reply, done) = oneshot::channel();
             handle.send(ControlMessage::LetGo(reply));
             // Fails only if the task has ended.
@@ -291,7 +291,7 @@ impl Fleet {
         }
     }
 
-    /// Ends all tasks after [`Self::let_go`], when no request runs here. The processes live on.
+    /// Ends all tasks after [`Self::release_processes`], when no request runs here. The processes live on.
     pub async fn disband(&self) {
         self.send_all(|| ControlMessage::Disband);
         let until = Instant::now();
@@ -302,7 +302,7 @@ impl Fleet {
         self.inner.tasks.wait().await;
     }
 
-    /// After [`Self::let_go`]: refuses new requests, unless a slot is free at once.
+    /// After [`Self::release_processes`]: refuses new requests, unless a slot is free at once.
     pub fn close_queues(&self) {
         let now = Instant::now();
         self.send_all(|| ControlMessage::Shutdown(now));
@@ -326,7 +326,7 @@ impl Fleet {
     }
 
     /// Starts deciding: the previous instance has let go of its processes.
-    pub fn begin(&self) {
+    pub fn begin_deciding(&self) {
         // The rest belongs to models that are no longer configured.
         *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
@@ -334,7 +334,7 @@ impl Fleet {
     }
 
     /// Remaining work here, and in earlier instances, for the instance that owns the processes.
-    pub fn remains(&self) -> RemainingWork {
+    pub fn remaining_work(&self) -> RemainingWork {
         let of = |handle: Arc<ModelHandle>| {
             let model = handle.leases.name().to_string();
             let count = move |GenerationCounts { generation, in_flight, work, open }| RemoteCount {
@@ -344,15 +344,15 @@ impl Fleet {
                 open,
                 work,
             };
-            handle.leases.counts().into_iter().map(count)
+            handle.leases.generation_counts().into_iter().map(count)
         };
-        let own = self.own();
+        let own = self.own_models();
         let (mut waiting, mut came) = (BTreeMap::new(), BTreeMap::new());
         for leases in own.iter().map(|handle| &handle.leases) {
             let callers = leases.waiting();
             if callers > 0 {
                 waiting.insert(leases.name().to_string(), callers);
-                came.insert(leases.name().to_string(), leases.came());
+                came.insert(leases.name().to_string(), leases.queued_total());
             }
         }
         let touched =
@@ -360,29 +360,29 @@ impl Fleet {
         let touched = touched
             .map(|leases| ChangedSettings {
                 model: leases.name().to_string(),
-                settings: leases.settings.untold(),
+                settings: leases.settings.unspread(),
             })
             .collect();
-        let elders = *self.inner.elders.borrow() > 0;
+        let elders = *self.inner.predecessors.borrow() > 0;
         RemainingWork { counts: own.into_iter().flat_map(of).collect(), waiting, came, touched, elders }
     }
 
     /// Waits until no earlier instance has any work left.
     pub async fn predecessors_ended(&self) {
-        let mut elders = self.inner.elders.subscribe();
+        let mut elders = self.inner.predecessors.subscribe();
         // Fails only without a sender, and we hold one.
         drop(elders.wait_for(|elders| *elders == 0).await);
     }
 
     /// Open gates of models with processes, for the previous instance, which may have to repeat requests.
-    pub fn gates(&self) -> Vec<OpenGate> {
+    pub fn open_gates(&self) -> Vec<OpenGate> {
         let view = self.view();
         let slots = |generation| {
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
             backends.find(|backend| backend.generation == Some(generation)).and_then(|backend| backend.slots)
         };
         let mut gates = Vec::new();
-        for handle in self.own() {
+        for handle in self.own_models() {
             for cell in handle.leases.open_cells() {
                 let Some(endpoint) = cell.address.endpoint() else { continue };
                 gates.push(OpenGate {
@@ -390,7 +390,7 @@ impl Fleet {
                     generation: cell.id,
                     endpoint: endpoint.clone(),
                     facts: cell.facts(),
-                    slots: slots(cell.id).or_else(|| handle.leases.limit(cell.id)),
+                    slots: slots(cell.id).or_else(|| handle.leases.slot_limit(cell.id)),
                     kin: cell.kin.get().copied(),
                     touched: !handle.leases.settings.are_untouched(),
                 });
@@ -400,16 +400,16 @@ impl Fleet {
         gates
     }
 
-    /// Resolves when a model has followed the gates of the next instance, so that [`Self::gates`] may have
+    /// Resolves when a model has followed the gates of the next instance, so that [`Self::open_gates`] may have
     /// changed.
-    pub async fn followed(&self) {
+    pub async fn gates_followed(&self) {
         self.inner.context.followed.notified().await;
     }
 
     /// Recent refusals by model, for the previous instance, whose waiting requests are refused too.
-    pub fn refusals(&self) -> Vec<ModelRefusal> {
+    pub fn recent_refusals(&self) -> Vec<ModelRefusal> {
         let context = &self.inner.context;
-        let of_ours = self.own().into_iter().filter_map(|handle| {
+        let of_ours = self.own_models().into_iter().filter_map(|handle| {
             let denied = handle.leases.predecessor_refusal()?;
             ModelRefusal::now(handle.leases.name().as_str(), &denied)
         });
@@ -427,13 +427,13 @@ impl Fleet {
         context.refused.all()
     }
 
-    /// After [`Fleet::let_go`]: applies gates and refusals of the next instance.
+    /// After [`Fleet::release_processes`]: applies gates and refusals of the next instance.
     pub fn follow_gates(&self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
         for refused in refusals {
             // Pass it on to an earlier instance.
             self.inner.context.refused.note(refused.clone());
         }
-        for handle in self.own() {
+        for handle in self.own_models() {
             let name = handle.leases.name().as_str();
             let of = gates.iter().filter(|gate| gate.model == name);
             let refused = refusals.iter().filter(|refused| refused.model == name);
@@ -442,8 +442,8 @@ impl Fleet {
     }
 
     /// Starts keeping slots for requests of the previous instance.
-    pub fn shares(&self) -> SlotShares {
-        self.inner.elders.send_modify(|elders| *elders += 1);
+    pub fn share_slots(&self) -> SlotShares {
+        self.inner.predecessors.send_modify(|elders| *elders += 1);
         let (held, set, touched) = (HashMap::new(), HashMap::new(), HashSet::new());
         SlotShares { fleet: self.clone(), held, set, touched, known: Vec::new() }
     }
@@ -454,7 +454,7 @@ impl SlotShares {
     pub fn update(&mut self, remains: &RemainingWork) {
         // A removed model may still have a process, and needs updates.
         self.known.retain(|handle| !handle.is_gone());
-        for handle in self.fleet.own() {
+        for handle in self.fleet.own_models() {
             if !self.known.iter().any(|known| Arc::ptr_eq(known, &handle)) {
                 self.known.push(handle);
             }
@@ -478,7 +478,7 @@ impl SlotShares {
             let own = roster.get(&ModelName::new(model.as_str())).filter(|handle| !handle.is_remote);
             let Some(leases) = own.map(|handle| &handle.leases) else { continue };
             if self.touched.insert(model.clone()) {
-                leases.settings.touch();
+                leases.settings.note_touched();
             }
             for InheritedSetting { generation, number, path, body } in settings {
                 // Apply each setting once, because a client may change it here later. A change made here
@@ -509,7 +509,7 @@ impl SlotShares {
     }
 
     /// Number of slots kept.
-    pub fn held(&self) -> usize {
+    pub fn held_slots(&self) -> usize {
         self.held.values().map(|(leases, _)| leases.len()).sum()
     }
 }
@@ -517,6 +517,6 @@ impl SlotShares {
 impl Drop for SlotShares {
     fn drop(&mut self) {
         self.update(&RemainingWork::default());
-        self.fleet.inner.elders.send_modify(|elders| *elders = elders.saturating_sub(1));
+        self.fleet.inner.predecessors.send_modify(|elders| *elders = elders.saturating_sub(1));
     }
 }

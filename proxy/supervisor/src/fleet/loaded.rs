@@ -30,7 +30,7 @@ impl Fleet {
         tokens: Option<u64>,
     ) -> Result<Option<Lease>, LeaseDenied> {
         loop {
-            let leases = self.leases(model)?;
+            let leases = self.model_leases(model)?;
             if leases.any_open() {
                 if kind == LeaseKind::Slot {
                     return leases.lease(kind, tokens).await.map(Some);
@@ -63,7 +63,7 @@ impl Fleet {
     /// There is no such model.
     pub fn unload(&self, model: &str, by: &str) -> Result<(), ControlError> {
         let (reply, _) = oneshot::channel();
-        self.asked(model, "unload", Some(by))?.send(ControlMessage::Drain(reply));
+        self.operator_target(model, "unload", Some(by))?.send(ControlMessage::Drain(reply));
         Ok(())
     }
 }

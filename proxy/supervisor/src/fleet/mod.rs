@@ -69,7 +69,7 @@ struct FleetInner {
     loader_ends: CancellationToken,
     ending: AtomicBool,
     /// Number of earlier instances that still have work.
-    elders: watch::Sender<usize>,
+    predecessors: watch::Sender<usize>,
     canaries: CanarySet,
     /// Will of the previous instance for models that do not exist here yet.
     will: std::sync::Mutex<Option<FleetWill>>,
@@ -132,8 +132,8 @@ impl Fleet {
         world: Arc<dyn ProcessWorld>,
         will: Option<FleetWill>,
     ) -> Result<Self, FleetError> {
-        let config = absolute(config);
-        check(&config)?;
+        let config = with_absolute_paths(config);
+        check_config(&config)?;
         directories::prepare_runtime(&config.runtime_dir)?;
         let state = StateWriter::start().map_err(FleetError::NoThread)?;
         let ledger = LedgerWriter::open(&config.state_dir, state.clone())
@@ -149,7 +149,7 @@ impl Fleet {
             told,
             config.watch.sensors.read_limit,
         );
-        let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::since);
+        let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::fleet_start);
         let begun = since.begun.clone();
         let context = FleetContext::new(world, journal, ledger, state, &config, loading, common, since);
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
@@ -160,7 +160,7 @@ impl Fleet {
                 tasks: TaskTracker::new(),
                 loader_ends: CancellationToken::new(),
                 ending: AtomicBool::new(false),
-                elders: watch::Sender::new(0),
+                predecessors: watch::Sender::new(0),
                 canaries: CanarySet::default(),
                 will: std::sync::Mutex::new(will),
                 awaited: std::sync::Mutex::default(),
@@ -224,7 +224,7 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, LeaseDenied> {
-        self.leases(model)?.lease(kind, tokens).await
+        self.model_leases(model)?.lease(kind, tokens).await
     }
 
     /// Same as [`Self::lease_for`] after a generation has died. A full queue does not refuse the request.
@@ -238,30 +238,30 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, LeaseDenied> {
-        self.leases(model)?.lease_again(kind, tokens).await
+        self.model_leases(model)?.lease_again(kind, tokens).await
     }
 
-    fn leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, LeaseDenied> {
+    fn model_leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, LeaseDenied> {
         let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
         leases.ok_or(LeaseDenied::Removed)
     }
 
     /// Checks if a prompt of this size would fit now. The result only tells if an exact count of its tokens
     /// is worthwhile.
-    pub fn weigh(&self, model: &ModelName, size: PromptSize) -> PromptFit {
+    pub fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(PromptFit::Unasked, |handle| handle.leases.weigh(size))
+        roster.get(model).map_or(PromptFit::NotChecked, |handle| handle.leases.weigh_prompt(size))
     }
 
     /// Expectation for the next process of a model; `None` if one serves, or there is no such model.
-    pub fn coming(&self, model: &ModelName) -> Option<NextProcess> {
-        self.inner.roster.load().get(model)?.leases.coming()
+    pub fn next_process(&self, model: &ModelName) -> Option<NextProcess> {
+        self.inner.roster.load().get(model)?.leases.next_process()
     }
 
     /// True if a request for a model would be refused at once.
-    pub fn refuses(&self, model: &ModelName) -> bool {
+    pub fn refuses_requests(&self, model: &ModelName) -> bool {
         let roster = self.inner.roster.load();
-        let is_shut = roster.get(model).is_none_or(|handle| handle.leases.refuses());
+        let is_shut = roster.get(model).is_none_or(|handle| handle.leases.refuses_requests());
         is_shut || self.inner.context.loading.refuses(model)
     }
 
@@ -271,9 +271,9 @@ impl Fleet {
     }
 
     /// Quarantine standing of a request to a model.
-    pub fn standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding {
+    pub fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.standing(request))
+        roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.request_standing(request))
     }
 
     /// Records that a request was refused by the quarantine.
@@ -321,7 +321,7 @@ impl Fleet {
         generation: Option<GenerationId>,
         kind: EventKind,
     ) {
-        self.inner.context.journal.tell(model, generation, kind);
+        self.inner.context.journal.record(model, generation, kind);
     }
 
     /// The last published view of the fleet, with present counts.
@@ -331,7 +331,7 @@ impl Fleet {
         for model in view.models.iter_mut().chain(&mut view.canaries) {
             let Some(handle) = roster.get(&model.name) else { continue };
             let waiting = handle.leases.waiting();
-            let quarantine = handle.leases.quarantine();
+            let quarantine = handle.leases.quarantine_view();
             let canary = self.inner.canaries.view(&model.name).map(Box::new);
             let is_current = model.backends.is_empty()
                 && (model.waiting, &model.quarantine, &model.canary) == (waiting, &quarantine, &canary);
@@ -373,7 +373,7 @@ impl Fleet {
     ///
     /// As [`Self::restart`].
     pub async fn restart_by(&self, model: &str, by: Option<&str>) -> Result<Vec<LedgerEntry>, ControlError> {
-        let handle = self.asked(model, "restart", by)?;
+        let handle = self.operator_target(model, "restart", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(ControlMessage::Restart(by.map(Arc::from), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
@@ -396,7 +396,7 @@ impl Fleet {
     ///
     /// As [`Self::drain`].
     pub async fn drain_by(&self, model: &str, by: Option<&str>) -> Result<(), ControlError> {
-        let handle = self.asked(model, "drain", by)?;
+        let handle = self.operator_target(model, "drain", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(ControlMessage::Drain(reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
@@ -418,7 +418,7 @@ impl Fleet {
     ///
     /// As [`Self::reclaim`].
     pub async fn reclaim_by(&self, model: &str, by: Option<&str>) -> Result<Vec<ReclaimEntry>, ControlError> {
-        let handle = self.asked(model, "reclaim", by)?;
+        let handle = self.operator_target(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(ControlMessage::Reclaim(by.map(Arc::from), reply));
         let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
@@ -445,7 +445,7 @@ impl Fleet {
     /// Waits until actions of operators are in the ledger, unless its disk hangs.
     pub(super) async fn wait_for_ledger(&self) {
         const LEDGER_WAIT: Duration = Duration::from_millis(250);
-        self.inner.context.state.written(LEDGER_WAIT).await;
+        self.inner.context.state.wait_written(LEDGER_WAIT).await;
     }
 
     /// Writer of the state directory.
@@ -454,18 +454,23 @@ impl Fleet {
     }
 
     /// Finds a model for an operator's action, and logs the action if the operator is known.
-    fn asked(&self, model: &str, action: &str, by: Option<&str>) -> Result<Arc<ModelHandle>, ControlError> {
+    fn operator_target(
+        &self,
+        model: &str,
+        action: &str,
+        by: Option<&str>,
+    ) -> Result<Arc<ModelHandle>, ControlError> {
         let handle = self.handle(model)?;
         if let Some(by) = by {
-            self.note_asked(Some(handle.leases.name()), action, by);
+            self.log_operator_action(Some(handle.leases.name()), action, by);
         }
         Ok(handle)
     }
 
     /// Logs an operator's action that does not go through the fleet.
-    pub fn note_asked(&self, model: Option<&ModelName>, action: &str, by: &str) {
+    pub fn log_operator_action(&self, model: Option<&ModelName>, action: &str, by: &str) {
         let kind = EventKind::Asked { action: action.to_owned(), by: by.to_owned() };
-        self.inner.context.journal.tell(model, None, kind);
+        self.inner.context.journal.record(model, None, kind);
     }
 
     fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
@@ -499,8 +504,8 @@ impl Fleet {
         config: FleetConfig,
         known: ApplyReport,
     ) -> Result<ApplyReport, FleetError> {
-        let config = absolute(config);
-        check(&config)?;
+        let config = with_absolute_paths(config);
+        check_config(&config)?;
         let fleet = self.clone();
         // In its own task, so that a caller that leaves does not leave half a configuration behind.
         let task = self.inner.tasks.spawn(async move {
@@ -513,7 +518,11 @@ impl Fleet {
             report.unchanged = unchanged;
             report.changed.extend(known.changed);
             report.needs_restart.extend(known.needs_restart);
-            fleet.inner.context.journal.tell(None, None, EventKind::ConfigApplied { report: report.clone() });
+            fleet.inner.context.journal.record(
+                None,
+                None,
+                EventKind::ConfigApplied { report: report.clone() },
+            );
             Ok(report)
         });
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
@@ -522,7 +531,7 @@ impl Fleet {
     /// Stores facts about the binary that a model runs, measured meanwhile. Its processes continue, and
     /// their leases see the facts at once. Without effect if the model runs another binary by now, or is
     /// gone.
-    pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
+    pub async fn learn_facts(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
         let RosterChange { config, configured, .. } = &mut *change;
         let runs_it = |spec: &&mut SharedSpec| spec.name == *model && spec.command.binary == binary;
@@ -533,7 +542,7 @@ impl Fleet {
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
-                handle.send(ControlMessage::Learn(binary.to_owned(), facts));
+                handle.send(ControlMessage::LearnFacts(binary.to_owned(), facts));
             }
         }
     }
@@ -570,7 +579,7 @@ impl Fleet {
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
         let mut canaries = QuickMap::default();
-        let shown = roster::names(&config).map(|(name, _)| name.clone()).collect();
+        let shown = roster::configured_names(&config).map(|(name, _)| name.clone()).collect();
         let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
         inner.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
         // At the first start no step below waits for a model, so the pause is short.
@@ -579,7 +588,7 @@ impl Fleet {
             inner.context.publisher.set_paused(true);
         }
         let gone: Vec<_> =
-            old.handles().chain(old.canaries()).filter(|handle| !handle.is_in(&config)).cloned().collect();
+            old.handles().chain(old.canaries()).filter(|handle| !handle.stays_in(&config)).cloned().collect();
         for handle in &gone {
             if !handle.is_remote {
                 inner.context.leaving.fetch_add(1, Ordering::SeqCst);
@@ -589,7 +598,8 @@ impl Fleet {
         }
         for spec in &config.models {
             let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| !handle.is_remote));
-            let handle = known.cloned().unwrap_or_else(|| self.launch(spec, config.watch, !gone.is_empty()));
+            let handle =
+                known.cloned().unwrap_or_else(|| self.launch_model(spec, config.watch, !gone.is_empty()));
             if spec.canary_of.is_some() {
                 if before(&name).is_some_and(|before| before != *spec) {
                     handle.apply(spec, config.watch).await;
@@ -613,11 +623,11 @@ impl Fleet {
         for spec in &config.remotes {
             let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| handle.is_remote));
             let before = change.config.remotes.iter().find(|before| before.name == name);
-            let handle = known.cloned().unwrap_or_else(|| self.point(spec));
+            let handle = known.cloned().unwrap_or_else(|| self.launch_remote(spec));
             match before {
                 None => report.added.push(name),
                 Some(before) if before == spec => report.unchanged.push(name),
-                Some(_) if handle.point(spec).await => report.restarted.push(name),
+                Some(_) if handle.point_remote(spec).await => report.restarted.push(name),
                 Some(_) => report.updated.push(name),
             }
             handles.push(handle);
@@ -629,8 +639,8 @@ impl Fleet {
         inner.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
         for handle in gone {
             // Here and not in its task, so that no request gets in after this call.
-            handle.leases.refuse(Some(QueueRefusal::Removed));
-            handle.leases.dismiss(&LeaseDenied::Removed);
+            handle.leases.set_refusal(Some(QueueRefusal::Removed));
+            handle.leases.refuse_waiting(&LeaseDenied::Removed);
             if old.canary(handle.leases.name().as_str()).is_none() {
                 report.removed.push(handle.leases.name().clone());
             }
@@ -645,7 +655,7 @@ impl Fleet {
     }
 
     /// Starts the task of a model. `after_others`: its first process waits for removed models to end.
-    fn launch(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
+    fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
@@ -653,7 +663,7 @@ impl Fleet {
         leases.set_quarantine(spec.quarantine);
         leases.set_canary(spec.canary_of.is_some());
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
-        let will = lock(&self.inner.will).as_mut().and_then(|will| will.take(spec.name.as_str()));
+        let will = lock(&self.inner.will).as_mut().and_then(|will| will.take_model(spec.name.as_str()));
         let (mut model, sender) = ModelTask::new(
             Arc::clone(context),
             Arc::clone(&leases),
@@ -670,7 +680,7 @@ impl Fleet {
     }
 
     /// Starts the task of a remote model.
-    fn point(&self, spec: &RemoteSpec) -> Arc<ModelHandle> {
+    fn launch_remote(&self, spec: &RemoteSpec) -> Arc<ModelHandle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
@@ -697,7 +707,7 @@ impl Fleet {
         self.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
-            handle.leases.refuse(Some(QueueRefusal::ShuttingDown));
+            handle.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
             handle.send(ControlMessage::Shutdown(until));
         }
         inner.loader_ends.cancel();
@@ -718,7 +728,7 @@ impl Fleet {
 
     /// Number of the last event; 0 before the first.
     pub fn last_event(&self) -> u64 {
-        self.inner.context.journal.last()
+        self.inner.context.journal.last_number()
     }
 
     /// Path of the ledger.
@@ -728,7 +738,7 @@ impl Fleet {
 }
 
 /// Makes the runtime directory absolute, because children have other working directories.
-fn absolute(mut config: FleetConfig) -> FleetConfig {
+fn with_absolute_paths(mut config: FleetConfig) -> FleetConfig {
     if let Ok(path) = std::path::absolute(&config.runtime_dir) {
         config.runtime_dir = path;
     }
@@ -736,7 +746,7 @@ fn absolute(mut config: FleetConfig) -> FleetConfig {
 }
 
 /// Checks a configuration, independent of the machine.
-fn check(config: &FleetConfig) -> Result<(), FleetError> {
+fn check_config(config: &FleetConfig) -> Result<(), FleetError> {
     if let Some(spec) = config.models.iter().find(|spec| spec.run.replicas == 0) {
         return Err(FleetError::NoReplicas(spec.name.clone()));
     }
@@ -755,7 +765,7 @@ impl ModelHandle {
     }
 
     /// True if the model remains in this configuration. A local and a remote model of one name are different.
-    fn is_in(&self, config: &FleetConfig) -> bool {
+    fn stays_in(&self, config: &FleetConfig) -> bool {
         let name = self.leases.name();
         if self.is_remote {
             config.remotes.iter().any(|spec| spec.name == *name)
@@ -764,9 +774,9 @@ impl ModelHandle {
         }
     }
 
-    async fn point(&self, spec: &RemoteSpec) -> bool {
+    async fn point_remote(&self, spec: &RemoteSpec) -> bool {
         let (reply, answer) = oneshot::channel();
-        self.send(ControlMessage::Point(Box::new(spec.clone()), reply));
+        self.send(ControlMessage::PointRemote(Box::new(spec.clone()), reply));
         answer.await.unwrap_or(false)
     }
 

@@ -37,7 +37,7 @@ impl ModelRoster {
         handles: Vec<Arc<ModelHandle>>,
         canaries: QuickMap<ModelName, Arc<ModelHandle>>,
     ) -> Self {
-        let by_name = names(config).enumerate().flat_map(|(index, (name, aliases))| {
+        let by_name = configured_names(config).enumerate().flat_map(|(index, (name, aliases))| {
             let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
             names.map(move |name| (name.to_owned(), index))
         });
@@ -102,7 +102,7 @@ impl ModelRoster {
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
     let canaries = config.models.iter().filter(|spec| spec.canary_of.is_some());
-    for (own, aliases) in names(config).chain(canaries.map(|spec| (&spec.name, &spec.aliases))) {
+    for (own, aliases) in configured_names(config).chain(canaries.map(|spec| (&spec.name, &spec.aliases))) {
         for name in std::iter::once(own.as_str()).chain(aliases.iter().map(String::as_str)) {
             match seen.insert(name, own) {
                 // An alias that repeats the model's own name or another alias of it does no harm.
@@ -118,11 +118,11 @@ pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
 }
 
 fn is_twice(config: &FleetConfig, name: &str) -> bool {
-    names(config).filter(|(own, _)| own.as_str() == name).count() > 1
+    configured_names(config).filter(|(own, _)| own.as_str() == name).count() > 1
 }
 
 /// Names and aliases of all models that clients can request, in listed order.
-pub(super) fn names(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
+pub(super) fn configured_names(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
     let models = config.models.iter().filter(|spec| spec.canary_of.is_none());
     let models = models.map(|spec| (&spec.name, &spec.aliases));
     models.chain(config.remotes.iter().map(|spec| (&spec.name, &spec.aliases)))

@@ -38,19 +38,19 @@ impl Fleet {
                     biased;
                     () = ended => return,
                     event = events.recv() => match event {
-                        Ok(event) => told(&running, &event),
+                        Ok(event) => record_event(&running, &event),
                         // Missed events show in the present or next view.
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,
                     },
                     Ok(()) = views.changed() => record_view(&running, &views.borrow_and_update()),
-                    () = running.told.notified() => {
+                    () = running.recorded.notified() => {
                         tokio::time::sleep(EVENT_GATHER_INTERVAL).await;
                         None
                     }
                     () = tokio::time::sleep(left), if !left.is_zero() => None,
                 };
-                if let Some(verdict) = end.or_else(|| judged(&running)) {
+                if let Some(verdict) = end.or_else(|| finished_verdict(&running)) {
                     self.end_canary(&running, verdict).await;
                 }
             }
@@ -59,7 +59,7 @@ impl Fleet {
 }
 
 /// Verdict of the trial, if it is over.
-fn judged(running: &RunningCanary) -> Option<CanaryVerdict> {
+fn finished_verdict(running: &RunningCanary) -> Option<CanaryVerdict> {
     let runs = *running.stage.borrow() == CanaryStage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
     // A canary that never became ready is worse or has no room, as an event says.
@@ -68,7 +68,7 @@ fn judged(running: &RunningCanary) -> Option<CanaryVerdict> {
 }
 
 /// Records an event. Returns a verdict that ends the canary at once.
-fn told(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVerdict> {
+fn record_event(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVerdict> {
     let model = event.model.as_ref()?;
     let arm = if *model == running.name {
         TrialArm::Canary
@@ -83,8 +83,8 @@ fn told(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVerdict> {
     }
     let runs = *running.stage.borrow() == CanaryStage::Runs;
     match (arm, &event.kind) {
-        (TrialArm::Canary, EventKind::Starting { .. }) => running.reaches(CanaryStage::Starts),
-        (TrialArm::Canary, EventKind::Ready { .. }) => running.reaches(CanaryStage::Runs),
+        (TrialArm::Canary, EventKind::Starting { .. }) => running.advance_to(CanaryStage::Starts),
+        (TrialArm::Canary, EventKind::Ready { .. }) => running.advance_to(CanaryStage::Runs),
         (
             TrialArm::Canary,
             EventKind::WaitsForRoom { message }
@@ -98,7 +98,7 @@ fn told(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVerdict> {
             return Some(start_verdict(failure, runs));
         }
         (TrialArm::Canary, EventKind::Failed { failure }) => return Some(start_verdict(failure, runs)),
-        (arm, EventKind::Crashed { outside: false, .. }) => lock(&running.trial).died(arm),
+        (arm, EventKind::Crashed { outside: false, .. }) => lock(&running.trial).record_death(arm),
         (arm, EventKind::Unwell { reason, .. }) => {
             lock(&running.trial).record_symptom(arm, reason.to_string());
         }
@@ -126,22 +126,22 @@ fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdic
     let mut trial = lock(&running.trial);
     for (arm, model) in [(TrialArm::Base, base), (TrialArm::Canary, canary)] {
         if let Some(model) = model {
-            trial.memory(arm, memory(model));
+            trial.record_memory(arm, worst_memory(model));
         }
     }
     drop(trial);
     let canary = canary?;
     if canary.was_ready {
-        running.reaches(CanaryStage::Runs);
+        running.advance_to(CanaryStage::Runs);
     } else if canary.backends.iter().any(|backend| backend.phase == BackendPhase::Starting) {
-        running.reaches(CanaryStage::Starts);
+        running.advance_to(CanaryStage::Starts);
     }
     let failure = canary.last_failure.as_ref().filter(|_| canary.state == ModelState::Failed)?;
     Some(start_verdict(failure, canary.was_ready))
 }
 
 /// Memory of a model's processes: the worst state of each series.
-fn memory(model: &ModelView) -> ArmMemory {
+fn worst_memory(model: &ModelView) -> ArmMemory {
     let mut growth: Vec<SeriesGrowth> = Vec::new();
     for one in model.backends.iter().flat_map(|backend| &backend.memory.growth) {
         match growth.iter_mut().find(|known| known.series == one.series) {

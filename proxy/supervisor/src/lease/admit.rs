@@ -53,7 +53,7 @@ pub(crate) struct MemoryHeadroom {
     /// Bytes until its limit; `None` if unknown.
     pub(crate) now: Option<u64>,
     /// Bytes that come back when the requests in flight have ended.
-    pub(crate) returns: u64,
+    pub(crate) coming_back: u64,
     /// Same as `now`, in a fresh, settled process.
     pub(crate) fresh: Option<u64>,
 }
@@ -62,7 +62,7 @@ pub(crate) struct MemoryHeadroom {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptFit {
     /// Not checked: admission is off for this model, or no prices are known yet.
-    Unasked,
+    NotChecked,
     /// Fits.
     Fits {
         /// Tokens of the prompt, or a bound.
@@ -98,7 +98,7 @@ struct WaitingPrompt {
 
 impl WaitingPrompt {
     /// Updates the action. Returns true if it has changed.
-    fn answer(&mut self, judged: &AdmissionDecision) -> bool {
+    fn update_action(&mut self, judged: &AdmissionDecision) -> bool {
         let Some((action, short)) = judged.action() else { return false };
         self.short = *short;
         std::mem::replace(&mut self.action, action) != action
@@ -141,11 +141,11 @@ pub(crate) struct AdmissionChanges {
     /// Prompts that are refused.
     pub(crate) refused: Vec<(QueueTicket, NoRoom)>,
     /// Changed actions.
-    pub(crate) told: Vec<(GenerationId, &'static str, NoRoom)>,
+    pub(crate) changed_actions: Vec<(GenerationId, &'static str, NoRoom)>,
     /// Processes whose slots are held for a waiting prompt.
     pub(crate) held: Vec<GenerationId>,
     /// The model's task has new requests for a fresh process.
-    pub(crate) wished: bool,
+    pub(crate) wants_recycle: bool,
 }
 
 /// Admission state of one model, under its lock.
@@ -155,15 +155,15 @@ pub(crate) struct PromptAdmission {
     policy: AdmissionPolicy,
     board: MemoryBoard,
     waiting: Vec<WaitingPrompt>,
-    wishes: Vec<(GenerationId, MemoryKind)>,
+    recycle_wishes: Vec<(GenerationId, MemoryKind)>,
 }
 
 impl PromptAdmission {
     pub(crate) fn new(mode: AdmissionMode, policy: AdmissionPolicy) -> Self {
-        Self { mode, policy, board: MemoryBoard::default(), waiting: Vec::new(), wishes: Vec::new() }
+        Self { mode, policy, board: MemoryBoard::default(), waiting: Vec::new(), recycle_wishes: Vec::new() }
     }
 
-    pub(crate) fn set(&mut self, mode: AdmissionMode, policy: AdmissionPolicy) {
+    pub(crate) fn set_policy(&mut self, mode: AdmissionMode, policy: AdmissionPolicy) {
         (self.mode, self.policy) = (mode, policy);
     }
 
@@ -172,7 +172,7 @@ impl PromptAdmission {
     }
 
     /// True if prompts are checked at all.
-    pub(crate) fn asks(&self) -> bool {
+    pub(crate) fn checks_prompts(&self) -> bool {
         let priced =
             |known: &ProcessHeadroom| known.left.iter().any(|left| known.cost.price(left.series).is_some());
         self.mode != AdmissionMode::Off && self.board.known.iter().any(priced)
@@ -184,22 +184,24 @@ impl PromptAdmission {
     }
 
     /// Checks if a prompt of this size would fit somewhere now.
-    pub(crate) fn weigh(&self, dispatch: &LeaseDispatch, size: PromptSize) -> PromptFit {
+    pub(crate) fn weigh_prompt(&self, dispatch: &LeaseDispatch, size: PromptSize) -> PromptFit {
         let tokens = match size {
             PromptSize::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
             PromptSize::Tokens(tokens) => tokens,
         };
         match dispatch.open_generations().first() {
-            Some(chosen) if self.asks() => match self.judge(dispatch, *chosen, tokens, false) {
-                AdmissionDecision::Fits | AdmissionDecision::Elsewhere(..) => PromptFit::Fits { tokens },
-                _ => PromptFit::Unclear { tokens },
-            },
-            _ => PromptFit::Unasked,
+            Some(chosen) if self.checks_prompts() => {
+                match self.judge_prompt(dispatch, *chosen, tokens, false) {
+                    AdmissionDecision::Fits | AdmissionDecision::Elsewhere(..) => PromptFit::Fits { tokens },
+                    _ => PromptFit::Unclear { tokens },
+                }
+            }
+            _ => PromptFit::NotChecked,
         }
     }
 
     /// Decides about a prompt for process `chosen`. `leased`: it holds a lease there already.
-    pub(crate) fn judge(
+    pub(crate) fn judge_prompt(
         &self,
         dispatch: &LeaseDispatch,
         chosen: GenerationId,
@@ -208,45 +210,45 @@ impl PromptAdmission {
     ) -> AdmissionDecision {
         let open = dispatch.open_generations();
         let index = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        let Some(at) = open.iter().position(|id| *id == chosen).filter(|_| self.asks()) else {
+        let Some(at) = open.iter().position(|id| *id == chosen).filter(|_| self.checks_prompts()) else {
             return AdmissionDecision::Fits;
         };
         let replicas: Vec<ReplicaRoom> = (0..)
             .zip(&open)
-            .map(|(replica, id)| self.replica(dispatch, replica, *id, tokens, leased && *id == chosen))
+            .map(|(replica, id)| self.replica_facts(dispatch, replica, *id, tokens, leased && *id == chosen))
             .collect();
         // Replicas are identified by their places in this list, which is all that admission needs.
         let of = |replica: u32| open.get(replica as usize).copied().unwrap_or(chosen);
         match admission::admit(&self.policy, index(at), &replicas) {
             AdmitDecision::Fits => AdmissionDecision::Fits,
             AdmitDecision::Elsewhere { replica } => {
-                let short = self.short(tokens, chosen, &replicas[at], None);
+                let short = self.shortage(tokens, chosen, &replicas[at], None);
                 AdmissionDecision::Elsewhere(of(replica), short)
             }
             AdmitDecision::Wait { series } => {
-                AdmissionDecision::Wait(chosen, self.short(tokens, chosen, &replicas[at], Some(series)))
+                AdmissionDecision::Wait(chosen, self.shortage(tokens, chosen, &replicas[at], Some(series)))
             }
             AdmitDecision::RecycleFirst { replica, series } => {
                 let place = replicas.get(replica as usize).unwrap_or(&replicas[at]);
                 let old = of(replica);
-                AdmissionDecision::Recycle(old, self.short(tokens, old, place, Some(series)))
+                AdmissionDecision::Recycle(old, self.shortage(tokens, old, place, Some(series)))
             }
             AdmitDecision::Refuse { series, needed, have, retry_after } => {
                 AdmissionDecision::Refuse(NoRoom {
                     needed,
                     have,
                     retry_after: retry_after.unwrap_or(self.policy.retry_most),
-                    ..self.short(tokens, chosen, &replicas[at], Some(series))
+                    ..self.shortage(tokens, chosen, &replicas[at], Some(series))
                 })
             }
         }
     }
 
-    fn known(&self, id: GenerationId) -> Option<&ProcessHeadroom> {
+    fn headroom_of(&self, id: GenerationId) -> Option<&ProcessHeadroom> {
         self.board.known.iter().find(|known| known.generation == id)
     }
 
-    fn replica(
+    fn replica_facts(
         &self,
         dispatch: &LeaseDispatch,
         replica: u32,
@@ -255,10 +257,11 @@ impl PromptAdmission {
         leased: bool,
     ) -> ReplicaRoom {
         let running = dispatch.in_flight(id).saturating_sub(u32::from(leased));
-        let Some(known) = self.known(id) else {
+        let Some(known) = self.headroom_of(id) else {
             return ReplicaRoom { replica, in_flight: running, recycle: None, rooms: Vec::new() };
         };
-        let (now, fresh) = (known.cost.need(tokens, known.largest), known.cost.need(tokens, 0));
+        let (now, fresh) =
+            (known.cost.needed_bytes(tokens, known.largest), known.cost.needed_bytes(tokens, 0));
         let need = |needs: &[(MemoryKind, u64)], series| {
             needs.iter().find(|(of, _)| *of == series).map_or(0, |(_, bytes)| *bytes)
         };
@@ -266,7 +269,7 @@ impl PromptAdmission {
             series: left.series,
             need: need(&now, left.series),
             left: left.now,
-            returns: left.returns,
+            returns: left.coming_back,
             need_fresh: need(&fresh, left.series),
             left_fresh: left.fresh,
         });
@@ -276,7 +279,7 @@ impl PromptAdmission {
     }
 
     /// Shortage in a replica: in this memory, or in the first one that is short.
-    fn short(
+    fn shortage(
         &self,
         tokens: u64,
         id: GenerationId,
@@ -291,7 +294,7 @@ impl PromptAdmission {
             None => replica.rooms.iter().find(lacks),
         };
         let series = room.map_or(series.unwrap_or(MemoryKind::Host), |room| room.series);
-        let price = self.known(id).and_then(|known| known.cost.price(series));
+        let price = self.headroom_of(id).and_then(|known| known.cost.price(series));
         NoRoom {
             series,
             tokens,
@@ -305,7 +308,13 @@ impl PromptAdmission {
     // --- waiting prompts ---
 
     /// Adds a prompt that had its turn in the queue.
-    pub(crate) fn wait(&mut self, ticket: QueueTicket, kind: LeaseKind, action: &'static str, short: NoRoom) {
+    pub(crate) fn add_waiting(
+        &mut self,
+        ticket: QueueTicket,
+        kind: LeaseKind,
+        action: &'static str,
+        short: NoRoom,
+    ) {
         self.waiting.push(WaitingPrompt { ticket, kind, tokens: short.tokens, action, short });
     }
 
@@ -314,24 +323,24 @@ impl PromptAdmission {
     }
 
     /// Removes a request. Returns its shortage, if it waited here.
-    pub(crate) fn leave(&mut self, ticket: QueueTicket) -> Option<NoRoom> {
+    pub(crate) fn remove_waiting(&mut self, ticket: QueueTicket) -> Option<NoRoom> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
         Some(self.waiting.remove(at).short)
     }
 
     /// Removes all requests.
-    pub(crate) fn dismiss(&mut self) -> Vec<QueueTicket> {
-        self.wishes.clear();
+    pub(crate) fn remove_all(&mut self) -> Vec<QueueTicket> {
+        self.recycle_wishes.clear();
         self.waiting.drain(..).map(|waiting| waiting.ticket).collect()
     }
 
     /// Memory for which a prompt needs a fresh process in place of this one.
-    pub(crate) fn wish(&self, generation: GenerationId) -> Option<MemoryKind> {
-        self.wishes.iter().find(|(of, _)| *of == generation).map(|(_, series)| *series)
+    pub(crate) fn recycle_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
+        self.recycle_wishes.iter().find(|(of, _)| *of == generation).map(|(_, series)| *series)
     }
 
     /// Judges all waiting prompts again, in order. Takes leases for those that fit.
-    pub(crate) fn look(&mut self, dispatch: &mut LeaseDispatch) -> AdmissionChanges {
+    pub(crate) fn judge_waiting(&mut self, dispatch: &mut LeaseDispatch) -> AdmissionChanges {
         let mut looked = AdmissionChanges::default();
         let mut wishes: Vec<(GenerationId, MemoryKind)> = Vec::new();
         for mut one in std::mem::take(&mut self.waiting) {
@@ -341,12 +350,12 @@ impl PromptAdmission {
             };
             // In a mode that keeps no prompt waiting, release those that wait.
             let judged = if self.holds_prompts() {
-                self.judge(dispatch, chosen, one.tokens, false)
+                self.judge_prompt(dispatch, chosen, one.tokens, false)
             } else {
                 AdmissionDecision::Fits
             };
-            if one.answer(&judged) {
-                looked.told.push((chosen, one.action, one.short));
+            if one.update_action(&judged) {
+                looked.changed_actions.push((chosen, one.action, one.short));
             }
             let on = match judged {
                 AdmissionDecision::Fits => chosen,
@@ -376,8 +385,8 @@ impl PromptAdmission {
                 self.waiting.push(one);
             }
         }
-        looked.wished = wishes.iter().any(|wish| !self.wishes.contains(wish));
-        self.wishes = wishes;
+        looked.wants_recycle = wishes.iter().any(|wish| !self.recycle_wishes.contains(wish));
+        self.recycle_wishes = wishes;
         looked
     }
 }

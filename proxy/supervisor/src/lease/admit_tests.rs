@@ -43,7 +43,7 @@ impl Rig {
 
     fn open(&self, id: GenerationId) {
         let endpoint = ListenAddress::Unix(PathBuf::from("/x.sock"));
-        self.leases.open(&Arc::new(GenerationCell::new(id, endpoint, ServerFacts::default())), 2);
+        self.leases.open_gate(&Arc::new(GenerationCell::new(id, endpoint, ServerFacts::default())), 2);
     }
 
     fn publish(&self, known: Vec<ProcessHeadroom>) {
@@ -80,11 +80,11 @@ impl Rig {
 fn known(generation: GenerationId, left: u64) -> ProcessHeadroom {
     let mut cost = PromptCost::new(&defaults().admission);
     #[expect(clippy::cast_precision_loss, reason = "a power of two")]
-    cost.told(PromptPrice { series: MemoryKind::Host, bytes_per_token: MIB as f64, evidence: 3 });
+    cost.set_price(PromptPrice { series: MemoryKind::Host, bytes_per_token: MIB as f64, evidence: 3 });
     let left = MemoryHeadroom {
         series: MemoryKind::Host,
         now: Some(left * MIB),
-        returns: 0,
+        coming_back: 0,
         fresh: Some(1000 * MIB),
     };
     ProcessHeadroom { generation, largest: 0, busy: false, recycle: None, left: vec![left], cost }
@@ -97,7 +97,7 @@ async fn where_it_is_off_or_nothing_is_known_nobody_is_weighed() {
         if told {
             rig.publish(vec![known(A, 10)]);
         }
-        assert_eq!(rig.leases.weigh(PromptSize::Tokens(1_000_000)), PromptFit::Unasked);
+        assert_eq!(rig.leases.weigh_prompt(PromptSize::Tokens(1_000_000)), PromptFit::NotChecked);
         assert!(rig.lease(1_000_000).await.is_ok());
         assert_eq!(rig.actions(), [""; 0]);
     }
@@ -107,8 +107,8 @@ async fn where_it_is_off_or_nothing_is_known_nobody_is_weighed() {
 async fn a_prompt_with_room_passes_and_one_that_fits_nowhere_is_refused_with_the_numbers() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     rig.publish(vec![known(A, 100)]);
-    assert_eq!(rig.leases.weigh(PromptSize::Tokens(100)), PromptFit::Fits { tokens: 100 });
-    assert_eq!(rig.leases.weigh(PromptSize::Tokens(2000)), PromptFit::Unclear { tokens: 2000 });
+    assert_eq!(rig.leases.weigh_prompt(PromptSize::Tokens(100)), PromptFit::Fits { tokens: 100 });
+    assert_eq!(rig.leases.weigh_prompt(PromptSize::Tokens(2000)), PromptFit::Unclear { tokens: 2000 });
     assert!(rig.lease(100).await.is_ok());
     let Err(LeaseDenied::NoRoom(short)) = rig.lease(2000).await else { panic!("refused") };
     assert_eq!((short.tokens, short.needed, short.have), (2000, 2000 * MIB, 1000 * MIB));
@@ -159,7 +159,7 @@ async fn a_prompt_waits_for_requests_to_end_and_nobody_takes_its_place() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     let running = rig.lease(1).await.unwrap();
     let mut short = known(A, 10);
-    (short.busy, short.left[0].returns) = (true, 90 * MIB);
+    (short.busy, short.left[0].coming_back) = (true, 90 * MIB);
     rig.publish(vec![short.clone()]);
     let first = rig.waiting(50).await;
     let second = rig.waiting(60).await;
@@ -186,8 +186,8 @@ async fn a_fresh_process_is_asked_for_and_the_only_one_may_be_replaced_by_it() {
     // Other requests are served as long as the process serves.
     assert!(rig.lease(1).await.is_ok());
     // In a sequential replacement no process is open for a while.
-    rig.leases.close(A);
-    rig.leases.forget(A);
+    rig.leases.close_gate(A);
+    rig.leases.remove_generation(A);
     assert!(rig.leases.needs_process());
     assert_eq!(rig.leases.admission_wish(A), None);
     rig.open(B);
@@ -210,7 +210,7 @@ async fn a_client_that_leaves_frees_what_was_kept_for_it() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
     let running = rig.lease(1).await.unwrap();
     let mut short = known(A, 10);
-    (short.busy, short.left[0].returns) = (true, 90 * MIB);
+    (short.busy, short.left[0].coming_back) = (true, 90 * MIB);
     rig.publish(vec![short]);
     let mut leaving = Box::pin(rig.lease(50));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
@@ -268,7 +268,7 @@ async fn those_who_wait_for_room_count_in_the_queue_and_are_dismissed_with_it() 
         large.push(rig.waiting(50).await);
     }
     assert!(matches!(rig.lease(50).await, Err(LeaseDenied::QueueFull { .. })));
-    rig.leases.dismiss(&LeaseDenied::Removed);
+    rig.leases.refuse_waiting(&LeaseDenied::Removed);
     for one in large {
         assert_eq!(one.await.unwrap().unwrap_err(), LeaseDenied::Removed);
     }
@@ -312,7 +312,7 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
             let known = both.map(|one| {
                 let mut known = known(one, 256 + (one.0 * 31 + round * 17) % 100);
                 known.busy = (one.0 + round) % 3 == 0;
-                known.left[0].returns = (round * 13 % 60) * MIB;
+                known.left[0].coming_back = (round * 13 % 60) * MIB;
                 known.recycle = (round % 2 == 0).then_some(Duration::ZERO);
                 known
             });
@@ -320,8 +320,8 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
             tokio::task::yield_now().await;
         }
         for one in both {
-            rig.leases.close(one);
-            rig.leases.forget(one);
+            rig.leases.close_gate(one);
+            rig.leases.remove_generation(one);
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();

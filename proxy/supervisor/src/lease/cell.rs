@@ -36,9 +36,9 @@ pub(crate) struct GenerationCell {
     pub(super) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// Time for which the process had hung when it was ended; empty if it did not hang.
-    hung: OnceLock<Duration>,
+    hung_for: OnceLock<Duration>,
     /// We have asked the process to end.
-    told_to_end: AtomicBool,
+    stop_requested: AtomicBool,
     pub(super) revoked: CancellationToken,
 }
 
@@ -57,8 +57,8 @@ impl GenerationCell {
             pulses: ProgressTracker::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
-            hung: OnceLock::new(),
-            told_to_end: AtomicBool::new(false),
+            hung_for: OnceLock::new(),
+            stop_requested: AtomicBool::new(false),
             revoked: CancellationToken::new(),
         }
     }
@@ -83,7 +83,7 @@ impl GenerationCell {
     }
 
     /// Updates the facts, which may be measured after the start.
-    pub(crate) fn learn(&self, facts: ServerFacts) {
+    pub(crate) fn set_facts(&self, facts: ServerFacts) {
         *lock(&self.facts) = facts;
     }
 
@@ -103,22 +103,22 @@ impl GenerationCell {
     /// Records that the process is ended because it has hung for `since`. Call before [`GenerationCell::tell_to_end`].
     pub(crate) fn note_hung(&self, since: Duration) {
         // The first record counts.
-        let _known = self.hung.set(since);
+        let _known = self.hung_for.set(since);
     }
 
     /// Time for which the process had hung when it was ended, if it had.
-    pub(crate) fn hung(&self) -> Option<Duration> {
-        self.hung.get().copied()
+    pub(crate) fn hung_for(&self) -> Option<Duration> {
+        self.hung_for.get().copied()
     }
 
     /// True if we have asked it to end.
-    pub(crate) fn was_told_to_end(&self) -> bool {
-        self.told_to_end.load(Ordering::Acquire)
+    pub(crate) fn was_stopped(&self) -> bool {
+        self.stop_requested.load(Ordering::Acquire)
     }
 
     /// Records that we ask the process to end, and revokes its leases.
     pub(crate) fn request_stop(&self) {
-        self.told_to_end.store(true, Ordering::Release);
+        self.stop_requested.store(true, Ordering::Release);
         self.revoke();
     }
 

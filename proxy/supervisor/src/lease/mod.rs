@@ -51,15 +51,15 @@ pub struct Lease {
     /// Progress of its request; `None` if it computes nothing.
     pulse: Option<Arc<RequestProgress>>,
     /// The request as sent.
-    asked: OnceLock<Arc<dyn SentRequest>>,
+    request: OnceLock<Arc<dyn SentRequest>>,
     /// The server no longer works on the request, or its end is recorded otherwise.
-    over: AtomicBool,
+    is_settled: AtomicBool,
     /// The request only reads.
     reads: AtomicBool,
     /// The server stops computing during the request.
     pauses: AtomicBool,
-    /// Special state: see [`Lease::alone`] and [`Lease::watches`].
-    beside: AtomicU8,
+    /// Special state: see [`Lease::wait_alone`] and [`Lease::watches`].
+    solitude: AtomicU8,
 }
 
 /// No special state.
@@ -79,8 +79,19 @@ impl Lease {
     ) -> Self {
         let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
         let no = || AtomicBool::new(false);
-        let (over, reads, pauses, beside) = (no(), no(), no(), AtomicU8::new(NO_SOLITUDE));
-        Self { leases, cell, kind, queued_for, pulse, asked: OnceLock::new(), over, reads, pauses, beside }
+        let (is_settled, reads, pauses, solitude) = (no(), no(), no(), AtomicU8::new(NO_SOLITUDE));
+        Self {
+            leases,
+            cell,
+            kind,
+            queued_for,
+            pulse,
+            request: OnceLock::new(),
+            is_settled,
+            reads,
+            pauses,
+            solitude,
+        }
     }
 
     /// Name of the model.
@@ -117,11 +128,11 @@ impl Lease {
 
     /// True if llama-warden has asked the process to end. Otherwise a process that has ended has died.
     pub fn was_stopped(&self) -> bool {
-        self.cell.was_told_to_end()
+        self.cell.was_stopped()
     }
 
     /// Known facts about the binary, which may be measured while the lease is held.
-    pub fn facts(&self) -> ServerFacts {
+    pub fn server_facts(&self) -> ServerFacts {
         self.cell.facts()
     }
 
@@ -157,31 +168,31 @@ impl Lease {
 
     /// Records the sent request, which asks for an event stream or a single answer. Until the answer
     /// begins, and once the request is complete, the backend is expected to send next.
-    pub fn note_asked(&self, asked: Arc<dyn SentRequest>, streams: bool) {
+    pub fn note_sent(&self, asked: Arc<dyn SentRequest>, streams: bool) {
         // A repetition on another connection sends the same.
-        drop(self.asked.set(Arc::clone(&asked)));
+        drop(self.request.set(Arc::clone(&asked)));
         if let Some(pulse) = &self.pulse {
-            self.cell.pulses.asks(pulse, asked, streams);
+            self.cell.pulses.note_sent(pulse, asked, streams);
         }
     }
 
     /// Records a complete answer. A lease dropped without this and without [`Lease::broke`], after its
     /// request was sent whole, means that the client left: the backend may continue for a while.
     pub fn note_done(&self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.is_settled.store(true, Ordering::Relaxed);
     }
 
     /// Marks the request as read-only (a `GET`), so that it is never suspected. May be called repeatedly.
-    pub fn reads(&self) {
+    pub fn mark_read_only(&self) {
         if self.needs_no_slot() && !self.reads.swap(true, Ordering::Relaxed) {
-            self.leases.reads(self.cell.id, true);
+            self.leases.note_read_only(self.cell.id, true);
         }
     }
 
     /// Records the head of the answer: stream or single answer, success or failure.
     pub fn note_answered(&self, streams: bool, succeeds: bool) {
         if let Some(pulse) = &self.pulse {
-            self.cell.pulses.answers(pulse, streams, succeeds);
+            self.cell.pulses.note_answered(pulse, streams, succeeds);
         }
     }
 
@@ -189,7 +200,7 @@ impl Lease {
     /// empty read.
     pub fn note_waiting(&self, since: Instant) {
         if let Some(pulse) = &self.pulse {
-            self.cell.pulses.waits(pulse, since);
+            self.cell.pulses.note_waiting(pulse, since);
         }
     }
 
@@ -197,7 +208,7 @@ impl Lease {
     /// chunk.
     pub fn note_events(&self, events: u64) {
         if let Some(pulse) = &self.pulse {
-            self.cell.pulses.events(pulse, events);
+            self.cell.pulses.note_events(pulse, events);
         }
     }
 
@@ -208,12 +219,12 @@ impl Lease {
 
     /// True if conversations are kept. Otherwise callers need no [`ConversationTurn`].
     pub fn keeps_turns(&self) -> bool {
-        self.leases.turns.keeps()
+        self.leases.turns.is_enabled()
     }
 
     /// Records a complete answer, which the next process may need.
     pub fn note_turn(&self, turn: ConversationTurn) {
-        self.leases.turns.note(self.cell.id, turn);
+        self.leases.turns.note_turn(self.cell.id, turn);
     }
 
     /// True if the backend saves slots for us alone: the operator has not enabled saving for clients.
@@ -224,44 +235,44 @@ impl Lease {
     /// Records that the backend stops computing during this request, because it saves or restores a slot.
     pub fn note_pause(&self) {
         if !self.pauses.swap(true, Ordering::Relaxed) {
-            self.cell.pulses.pauses(true);
+            self.cell.pulses.note_pause(true);
         }
     }
 
     /// Reports that the backend refused or broke a connection. No more leases are granted on it until it
     /// has answered a probe, which is sent at once. So no other request meets the same dead process, and a
     /// healthy backend only loses the milliseconds of one probe.
-    pub fn refused(&self) {
-        self.leases.doubt(self.cell.id);
+    pub fn report_refused(&self) {
+        self.leases.doubt_generation(self.cell.id);
     }
 
     /// Reports that the connection broke after the request was sent whole and before its answer was
     /// complete. The request is a suspect if the server turns out to have died by itself.
-    pub fn broke(&self, request: RequestFingerprint) {
+    pub fn report_broken(&self, request: RequestFingerprint) {
         self.note_done();
-        self.leases.broke(self.cell.id, request);
+        self.leases.note_broken(self.cell.id, request);
     }
 
     /// Same as [`Lease::broke`] for a lease that was revoked, because the end of the process may be known
     /// sooner than that of the connection. Without effect if the process was just stopped and had not hung.
-    pub fn lost(&self, request: RequestFingerprint) {
+    pub fn report_lost(&self, request: RequestFingerprint) {
         self.note_done();
-        if self.cell.hung().is_some() {
-            self.leases.broke(self.cell.id, request);
+        if self.cell.hung_for().is_some() {
+            self.leases.note_broken(self.cell.id, request);
         } else {
-            self.leases.lost(self.cell.id, request);
+            self.leases.note_lost(self.cell.id, request);
         }
     }
 
     /// Resolves once the state of the generation is known after a broken connection. Does not hold the lease.
-    pub fn settled(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn until_settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let (leases, generation) = (Arc::clone(&self.leases), self.cell.id);
         async move { leases.until_settled(generation).await }
     }
 
     /// Quarantine standing of a request.
-    pub fn standing(&self, request: RequestFingerprint) -> RequestStanding {
-        self.leases.standing(request)
+    pub fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
+        self.leases.request_standing(request)
     }
 
     /// Records that a request was refused by the quarantine.
@@ -272,9 +283,9 @@ impl Lease {
     /// Waits until nothing else runs in the slots of the generation; from the call on no other request gets
     /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::join`]
     /// or the lease.
-    pub async fn alone(&self, request: RequestFingerprint) -> SolitudeResult {
-        self.beside.store(SEEKS_SOLITUDE, Ordering::Relaxed);
-        self.leases.seek(self.cell.id, self.kind);
+    pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
+        self.solitude.store(SEEKS_SOLITUDE, Ordering::Relaxed);
+        self.leases.seek_solitude(self.cell.id, self.kind);
         let waiting = self.leases.until_alone(self.cell.id, self.kind, request, Instant::now());
         let alone = tokio::select! {
             biased;
@@ -282,49 +293,49 @@ impl Lease {
             alone = waiting => alone,
         };
         if alone == SolitudeResult::Granted {
-            self.beside.store(HAS_SOLITUDE, Ordering::Relaxed);
+            self.solitude.store(HAS_SOLITUDE, Ordering::Relaxed);
         } else {
-            self.beside.store(NO_SOLITUDE, Ordering::Relaxed);
-            self.leases.unseek(self.cell.id, self.kind);
+            self.solitude.store(NO_SOLITUDE, Ordering::Relaxed);
+            self.leases.stop_seeking(self.cell.id, self.kind);
         }
         alone
     }
 
     /// True if solitude was granted and has not ended.
     pub fn is_alone(&self) -> bool {
-        self.beside.load(Ordering::Relaxed) == HAS_SOLITUDE
+        self.solitude.load(Ordering::Relaxed) == HAS_SOLITUDE
     }
 
     /// Time for which a suspect may be alone.
-    pub fn alone_for(&self, request: RequestFingerprint) -> Duration {
-        self.leases.alone_for(request)
+    pub fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
+        self.leases.solitude_limit(request)
     }
 
     /// Ends the solitude, if it was granted.
-    pub fn join(&self) {
+    pub fn end_solitude(&self) {
         if self
-            .beside
+            .solitude
             .compare_exchange(HAS_SOLITUDE, NO_SOLITUDE, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
         {
-            self.leases.join(self.cell.id);
+            self.leases.end_solitude(self.cell.id);
         }
     }
 
     /// Clears a suspected request that was answered.
-    pub fn survived(&self, request: RequestFingerprint) {
-        self.leases.survived(self.cell.id, request);
+    pub fn note_survival(&self, request: RequestFingerprint) {
+        self.leases.note_survival(self.cell.id, request);
     }
 
     /// Marks the answer as an endless event stream: drains do not wait for it, and it counts as no work.
-    pub fn watches(&self) {
+    pub fn mark_endless(&self) {
         let first =
-            self.beside.compare_exchange(NO_SOLITUDE, WATCHES_EVENTS, Ordering::Relaxed, Ordering::Relaxed);
+            self.solitude.compare_exchange(NO_SOLITUDE, WATCHES_EVENTS, Ordering::Relaxed, Ordering::Relaxed);
         if self.needs_no_slot() && first.is_ok() {
             if self.reads.swap(false, Ordering::Relaxed) {
-                self.leases.reads(self.cell.id, false);
+                self.leases.note_read_only(self.cell.id, false);
             }
-            self.leases.watches(self.cell.id);
+            self.leases.mark_endless(self.cell.id);
         }
     }
 
@@ -350,7 +361,7 @@ impl Lease {
     /// Resolves when the generation is ended despite this lease: its drain deadline has passed, or the
     /// process is killed. It also resolves when the process has ended by itself, which may be known before
     /// the connection breaks; [`Lease::was_stopped`] distinguishes the cases.
-    pub async fn revoked(&self) {
+    pub async fn until_revoked(&self) {
         self.cell.revoked.cancelled().await;
     }
 }
@@ -368,24 +379,25 @@ impl Drop for Lease {
             self.cell.pulses.end(pulse);
         }
         if self.pauses.load(Ordering::Relaxed) {
-            self.cell.pulses.pauses(false);
+            self.cell.pulses.note_pause(false);
         }
         if self.reads.load(Ordering::Relaxed) {
-            self.leases.reads(self.cell.id, false);
+            self.leases.note_read_only(self.cell.id, false);
         }
-        let asked = self.asked.get().filter(|asked| !self.over.load(Ordering::Relaxed) && asked.is_whole());
-        if let Some(request) = asked.and_then(|asked| asked.print()) {
+        let asked =
+            self.request.get().filter(|asked| !self.is_settled.load(Ordering::Relaxed) && asked.is_whole());
+        if let Some(request) = asked.and_then(|asked| asked.fingerprint()) {
             // Before the slot is given back, because it may be taken at once.
-            self.leases.left(self.cell.id, request);
+            self.leases.note_left(self.cell.id, request);
         }
-        let kind = match self.beside.load(Ordering::Relaxed) {
+        let kind = match self.solitude.load(Ordering::Relaxed) {
             WATCHES_EVENTS if self.needs_no_slot() => LeaseKind::Watch,
             SEEKS_SOLITUDE => {
-                self.leases.unseek(self.cell.id, self.kind);
+                self.leases.stop_seeking(self.cell.id, self.kind);
                 self.kind
             }
             HAS_SOLITUDE => {
-                self.leases.join(self.cell.id);
+                self.leases.end_solitude(self.cell.id);
                 self.kind
             }
             _ => self.kind,

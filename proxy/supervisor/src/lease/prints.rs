@@ -25,7 +25,7 @@ pub(crate) struct PromptHashes {
 impl PromptHashes {
     /// Hashes of a request body. `None` if its prompt has an unknown form or must not be kept: the request
     /// disables the cache, or has its own adapters.
-    pub(crate) fn of(body: &[u8]) -> Option<Self> {
+    pub(crate) fn from_body(body: &[u8]) -> Option<Self> {
         let body: PromptBody = serde_json::from_slice(body).ok()?;
         if body.cache_prompt == Some(false) || body.lora.is_some() {
             return None;
@@ -40,7 +40,7 @@ impl PromptHashes {
     }
 
     /// True if this request continues the other one, or repeats it.
-    pub(crate) fn go_on_from(&self, other: &Self) -> bool {
+    pub(crate) fn continues(&self, other: &Self) -> bool {
         let begins = |with: &[u64]| !with.is_empty() && self.all.starts_with(with);
         let but_last = other.all.split_last().map_or(&[][..], |(_, rest)| rest);
         self.messages == other.messages
@@ -49,7 +49,7 @@ impl PromptHashes {
     }
 
     /// True if this request contains the other one's whole prompt unedited.
-    pub(crate) fn extend(&self, other: &Self) -> bool {
+    pub(crate) fn contains_prompt(&self, other: &Self) -> bool {
         self.messages == other.messages && !other.all.is_empty() && self.all.starts_with(&other.all)
     }
 }
@@ -78,14 +78,14 @@ impl<'de> Deserialize<'de> for PromptBlocks {
             fn visit_str<E>(self, text: &str) -> Result<PromptBlocks, E> {
                 let mut hasher = DefaultHasher::new();
                 let (whole, _) = text.as_bytes().as_chunks::<BLOCK_SIZE>();
-                Ok(PromptBlocks(whole.iter().map(|block| then(&mut hasher, block.as_slice())).collect()))
+                Ok(PromptBlocks(whole.iter().map(|block| hash_step(&mut hasher, block.as_slice())).collect()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptBlocks, A::Error> {
                 let (mut hasher, mut all) = (DefaultHasher::new(), Vec::new());
                 let (mut numbers, mut newest) = (0, 0);
                 while let Some(JsonHash(print, is_number)) = list.next_element()? {
-                    newest = then(&mut hasher, print);
+                    newest = hash_step(&mut hasher, print);
                     // Prompts have many tokens or few messages.
                     numbers = if is_number { numbers + 1 } else { 0 };
                     if numbers % BLOCK_SIZE == 0 {
@@ -102,7 +102,7 @@ impl<'de> Deserialize<'de> for PromptBlocks {
     }
 }
 
-fn then(hasher: &mut DefaultHasher, what: impl Hash) -> u64 {
+fn hash_step(hasher: &mut DefaultHasher, what: impl Hash) -> u64 {
     what.hash(hasher);
     hasher.finish()
 }
@@ -121,27 +121,27 @@ impl<'de> Deserialize<'de> for JsonHash {
             }
 
             fn visit_bool<E>(self, value: bool) -> Result<JsonHash, E> {
-                Ok(JsonHash(hashed(value), false))
+                Ok(JsonHash(hash_value(value), false))
             }
 
             fn visit_i64<E>(self, value: i64) -> Result<JsonHash, E> {
-                Ok(JsonHash(hashed(value), true))
+                Ok(JsonHash(hash_value(value), true))
             }
 
             fn visit_u64<E>(self, value: u64) -> Result<JsonHash, E> {
-                Ok(JsonHash(hashed(value), true))
+                Ok(JsonHash(hash_value(value), true))
             }
 
             fn visit_f64<E>(self, value: f64) -> Result<JsonHash, E> {
-                Ok(JsonHash(hashed(value.to_bits()), true))
+                Ok(JsonHash(hash_value(value.to_bits()), true))
             }
 
             fn visit_str<E>(self, value: &str) -> Result<JsonHash, E> {
-                Ok(JsonHash(hashed(value), false))
+                Ok(JsonHash(hash_value(value), false))
             }
 
             fn visit_unit<E>(self) -> Result<JsonHash, E> {
-                Ok(JsonHash(hashed(()), false))
+                Ok(JsonHash(hash_value(()), false))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<JsonHash, A::Error> {
@@ -166,8 +166,8 @@ impl<'de> Deserialize<'de> for JsonHash {
     }
 }
 
-fn hashed(what: impl Hash) -> u64 {
-    then(&mut DefaultHasher::new(), what)
+fn hash_value(what: impl Hash) -> u64 {
+    hash_step(&mut DefaultHasher::new(), what)
 }
 
 #[cfg(test)]
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     fn of(body: &Value) -> Option<PromptHashes> {
-        PromptHashes::of(body.to_string().as_bytes())
+        PromptHashes::from_body(body.to_string().as_bytes())
     }
 
     #[test]
@@ -198,9 +198,9 @@ mod tests {
         ];
         for (old, new, expected) in pairs {
             let (old, new) = (of(&old).unwrap(), of(&new).unwrap());
-            assert_eq!(new.go_on_from(&old), expected, "{old:?} {new:?}");
+            assert_eq!(new.continues(&old), expected, "{old:?} {new:?}");
         }
-        assert!(!PromptHashes::default().go_on_from(&PromptHashes::default()), "nothing is known of either");
+        assert!(!PromptHashes::default().continues(&PromptHashes::default()), "nothing is known of either");
     }
 
     #[test]

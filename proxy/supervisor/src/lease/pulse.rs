@@ -28,17 +28,17 @@ pub trait SentRequest: Send + Sync {
     /// Bytes so far.
     fn bytes(&self) -> u64;
     /// Images and recordings so far.
-    fn media(&self) -> u64;
+    fn media_count(&self) -> u64;
     /// Fingerprint, once the whole body has come from the client; `None` without a body.
-    fn print(&self) -> Option<RequestFingerprint>;
+    fn fingerprint(&self) -> Option<RequestFingerprint>;
 }
 
 #[derive(Default)]
 pub(crate) struct RequestProgress {
-    asked: Mutex<Option<Arc<dyn SentRequest>>>,
+    request: Mutex<Option<Arc<dyn SentRequest>>>,
     /// Microseconds from the birth of the cell until it became the server's turn, plus one; 0 while it is
     /// the client's.
-    since: AtomicU64,
+    awaited_since: AtomicU64,
     /// The answer is an event stream.
     streams: AtomicBool,
     /// Events with data so far.
@@ -54,7 +54,7 @@ impl RequestProgress {
     }
 
     fn is_awaited(&self) -> bool {
-        self.since.load(Ordering::Relaxed) > 0
+        self.awaited_since.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct ProgressTracker {
     all: Mutex<Vec<Arc<RequestProgress>>>,
     /// Tokens of prompts whose clients left before the first token, and when they left: the server may
     /// still evaluate them.
-    left: Mutex<VecDeque<(Instant, u64)>>,
+    abandoned: Mutex<VecDeque<(Instant, u64)>>,
     /// Requests in flight that stop the server's computing by saving or restoring slots.
     pausing: AtomicU32,
     /// Events with data, and whole answers.
@@ -84,7 +84,7 @@ impl ProgressTracker {
         Self {
             born: Instant::now(),
             all: Mutex::default(),
-            left: Mutex::default(),
+            abandoned: Mutex::default(),
             pausing: AtomicU32::new(0),
             moves: AtomicU64::new(0),
             gaps: [const { AtomicU32::new(0) }; GAP_STEPS],
@@ -102,23 +102,23 @@ impl ProgressTracker {
     pub(crate) fn end(&self, pulse: &Arc<RequestProgress>) {
         lock(&self.all).retain(|known| !Arc::ptr_eq(known, pulse));
         if pulse.is_awaited() && !pulse.has_begun() {
-            let mut left = lock(&self.left);
+            let mut left = lock(&self.abandoned);
             if left.len() == ABANDONED_KEPT {
                 left.pop_front();
             }
-            left.push_back((Instant::now(), self.tokens(pulse)));
+            left.push_back((Instant::now(), self.estimate_tokens(pulse)));
         }
     }
 
     /// Records the sent request. `streams`: it asks for events.
-    pub(crate) fn asks(&self, pulse: &RequestProgress, asked: Arc<dyn SentRequest>, streams: bool) {
-        *lock(&pulse.asked) = Some(asked);
+    pub(crate) fn note_sent(&self, pulse: &RequestProgress, asked: Arc<dyn SentRequest>, streams: bool) {
+        *lock(&pulse.request) = Some(asked);
         pulse.streams.store(streams, Ordering::Relaxed);
-        pulse.since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
+        pulse.awaited_since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
     /// Records the head of the answer. `streams`: events will follow.
-    pub(crate) fn answers(&self, pulse: &RequestProgress, streams: bool, succeeds: bool) {
+    pub(crate) fn note_answered(&self, pulse: &RequestProgress, streams: bool, succeeds: bool) {
         pulse.streams.store(streams, Ordering::Relaxed);
         if !streams && succeeds {
             self.moves.fetch_add(1, Ordering::Relaxed);
@@ -126,28 +126,28 @@ impl ProgressTracker {
     }
 
     /// Records that it is the server's turn since this moment.
-    pub(crate) fn waits(&self, pulse: &RequestProgress, since: Instant) {
+    pub(crate) fn note_waiting(&self, pulse: &RequestProgress, since: Instant) {
         // Usually set already: after an event without data, or an empty wake-up.
-        if pulse.since.load(Ordering::Relaxed) == 0 {
-            pulse.since.store(self.micros(since) + 1, Ordering::Relaxed);
+        if pulse.awaited_since.load(Ordering::Relaxed) == 0 {
+            pulse.awaited_since.store(self.micros(since) + 1, Ordering::Relaxed);
         }
     }
 
     /// Records events with data, which the client now has.
-    pub(crate) fn events(&self, pulse: &RequestProgress, events: u64) {
+    pub(crate) fn note_events(&self, pulse: &RequestProgress, events: u64) {
         if events == 0 {
             return;
         }
-        let since = pulse.since.swap(0, Ordering::Relaxed);
+        let since = pulse.awaited_since.swap(0, Ordering::Relaxed);
         if pulse.events.fetch_add(events, Ordering::Relaxed) >= BEGUN_EVENTS && since > 0 {
             let gap = self.micros(Instant::now()).saturating_sub(since - 1);
-            self.gaps[step(gap)].fetch_add(1, Ordering::Relaxed);
+            self.gaps[gap_step(gap)].fetch_add(1, Ordering::Relaxed);
         }
         self.moves.fetch_add(events, Ordering::Relaxed);
     }
 
     /// Records that a request that stops the server's computing begins or ends.
-    pub(crate) fn pauses(&self, begins: bool) {
+    pub(crate) fn note_pause(&self, begins: bool) {
         if begins {
             self.pausing.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -156,7 +156,7 @@ impl ProgressTracker {
     }
 
     /// Events and whole answers so far.
-    pub(crate) fn moves(&self) -> u64 {
+    pub(crate) fn progress_count(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
 
@@ -166,14 +166,14 @@ impl ProgressTracker {
     }
 
     /// Output that the server owes now.
-    pub(crate) fn awaited(&self, forget: Duration) -> AwaitedWork {
+    pub(crate) fn awaited_output(&self, forget: Duration) -> AwaitedWork {
         let mut awaited = AwaitedWork::default();
         let prompt = |awaited: &mut AwaitedWork, tokens: u64| {
             awaited.prompt_tokens = awaited.prompt_tokens.saturating_add(tokens);
             awaited.largest_prompt = awaited.largest_prompt.max(tokens);
         };
         for pulse in lock(&self.all).iter().filter(|pulse| pulse.is_awaited()) {
-            let asked = lock(&pulse.asked).clone();
+            let asked = lock(&pulse.request).clone();
             let Some(asked) = asked.filter(|asked| asked.is_whole()) else { continue };
             if pulse.has_begun() {
                 awaited.begun += 1;
@@ -184,10 +184,11 @@ impl ProgressTracker {
             } else {
                 awaited.whole += 1;
             }
-            prompt(&mut awaited, self.tokens(pulse));
-            awaited.media = awaited.media.saturating_add(u32::try_from(asked.media()).unwrap_or(u32::MAX));
+            prompt(&mut awaited, self.estimate_tokens(pulse));
+            awaited.media =
+                awaited.media.saturating_add(u32::try_from(asked.media_count()).unwrap_or(u32::MAX));
         }
-        let mut left = lock(&self.left);
+        let mut left = lock(&self.abandoned);
         left.retain(|(at, _)| at.elapsed() < forget);
         for (_, tokens) in left.iter() {
             awaited.left += 1;
@@ -198,7 +199,7 @@ impl ProgressTracker {
     }
 
     /// Statistics of pauses between tokens; `None` before the first.
-    pub(crate) fn gaps(&self) -> Option<TokenGaps> {
+    pub(crate) fn gap_stats(&self) -> Option<TokenGaps> {
         let counts: Vec<u64> =
             self.gaps.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).collect();
         let all: u64 = counts.iter().sum();
@@ -206,16 +207,16 @@ impl ProgressTracker {
             let mut left = (all * share).div_ceil(100).max(1);
             counts.iter().enumerate().find_map(|(step, count)| {
                 left = left.saturating_sub(*count);
-                (left == 0).then(|| Duration::from_micros(upper(step)))
+                (left == 0).then(|| Duration::from_micros(step_limit(step)))
             })
         };
         (all > 0).then(|| Some(TokenGaps { middle: at(50)?, most: at(99)? })).flatten()
     }
 
     /// Estimated tokens of a prompt: from its bytes, limited by the context.
-    fn tokens(&self, pulse: &RequestProgress) -> u64 {
-        let bytes = lock(&pulse.asked).as_ref().map_or(0, |asked| asked.bytes());
-        let tokens = units::scale(bytes, 1.0 / defaults().admission.bytes_per_token);
+    fn estimate_tokens(&self, pulse: &RequestProgress) -> u64 {
+        let bytes = lock(&pulse.request).as_ref().map_or(0, |asked| asked.bytes());
+        let tokens = units::scale_bytes(bytes, 1.0 / defaults().admission.bytes_per_token);
         match self.context.load(Ordering::Relaxed) {
             0 => tokens,
             context => tokens.min(context),
@@ -234,7 +235,7 @@ impl std::fmt::Debug for ProgressTracker {
 }
 
 /// Histogram step of a pause: four for each doubling of its microseconds.
-fn step(micros: u64) -> usize {
+fn gap_step(micros: u64) -> usize {
     let micros = micros.max(4);
     let doublings = micros.ilog2();
     let quarter = (micros >> (doublings - 2)) & 3;
@@ -242,7 +243,7 @@ fn step(micros: u64) -> usize {
 }
 
 /// Longest pause of a step, in microseconds.
-fn upper(step: usize) -> u64 {
+fn step_limit(step: usize) -> u64 {
     let (doublings, quarter) = (step / 4, step as u64 % 4);
     ((5 + quarter) << doublings) >> 2
 }
@@ -263,10 +264,10 @@ mod tests {
         fn bytes(&self) -> u64 {
             self.bytes
         }
-        fn media(&self) -> u64 {
+        fn media_count(&self) -> u64 {
             0
         }
-        fn print(&self) -> Option<RequestFingerprint> {
+        fn fingerprint(&self) -> Option<RequestFingerprint> {
             None
         }
     }
@@ -280,65 +281,69 @@ mod tests {
     #[test]
     fn a_step_holds_its_pause_and_is_at_most_a_quarter_wider() {
         for micros in [4, 5, 100, 1000, 48_000, 100_000_000] {
-            let upper = upper(step(micros));
+            let upper = step_limit(gap_step(micros));
             assert!(upper >= micros && upper <= micros + micros / 4 + 1, "{micros}: {upper}");
         }
-        assert!(step(u64::MAX) < GAP_STEPS && step(0) == step(4));
+        assert!(gap_step(u64::MAX) < GAP_STEPS && gap_step(0) == gap_step(4));
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_sends_or_reads_waits_for_nothing_and_who_has_had_a_token_waits_for_the_next() {
         let pulses = ProgressTracker::new();
         let pulse = pulses.begin();
-        assert_eq!(pulses.awaited(LONG), AwaitedWork::default());
+        assert_eq!(pulses.awaited_output(LONG), AwaitedWork::default());
         let body = text(3000);
         body.whole.store(false, Ordering::Relaxed);
-        pulses.asks(&pulse, body.clone(), true);
-        assert_eq!(pulses.awaited(LONG).count(), 0, "it is still on its way");
+        pulses.note_sent(&pulse, body.clone(), true);
+        assert_eq!(pulses.awaited_output(LONG).count(), 0, "it is still on its way");
         body.whole.store(true, Ordering::Relaxed);
         let waits =
             AwaitedWork { prompts: 1, prompt_tokens: 1000, largest_prompt: 1000, ..AwaitedWork::default() };
-        assert_eq!(pulses.awaited(LONG), waits);
+        assert_eq!(pulses.awaited_output(LONG), waits);
         pulses.set_context(512);
-        assert_eq!(pulses.awaited(LONG).prompt_tokens, 512);
-        pulses.answers(&pulse, true, true);
-        assert_eq!((pulses.moves(), pulses.awaited(LONG).prompts), (0, 1), "a head is no work");
+        assert_eq!(pulses.awaited_output(LONG).prompt_tokens, 512);
+        pulses.note_answered(&pulse, true, true);
+        assert_eq!(
+            (pulses.progress_count(), pulses.awaited_output(LONG).prompts),
+            (0, 1),
+            "a head is no work"
+        );
         for events in [2, 0, 1, 1] {
             tokio::time::advance(Duration::from_millis(50)).await;
-            pulses.events(&pulse, events);
+            pulses.note_events(&pulse, events);
             if events > 0 {
-                assert_eq!(pulses.awaited(LONG).count(), 0, "the client reads");
+                assert_eq!(pulses.awaited_output(LONG).count(), 0, "the client reads");
             }
-            pulses.waits(&pulse, Instant::now());
-            assert_eq!(pulses.awaited(LONG), AwaitedWork { begun: 1, ..AwaitedWork::default() });
+            pulses.note_waiting(&pulse, Instant::now());
+            assert_eq!(pulses.awaited_output(LONG), AwaitedWork { begun: 1, ..AwaitedWork::default() });
         }
         // An event without data did not end the pause before it.
-        let gaps = pulses.gaps().unwrap();
+        let gaps = pulses.gap_stats().unwrap();
         assert!(
             gaps.middle >= Duration::from_millis(50) && gaps.most >= Duration::from_millis(100),
             "{gaps:?}"
         );
-        assert_eq!(pulses.moves(), 4);
+        assert_eq!(pulses.progress_count(), 4);
         pulses.end(&pulse);
-        assert_eq!(pulses.awaited(LONG), AwaitedWork::default());
+        assert_eq!(pulses.awaited_output(LONG), AwaitedWork::default());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_prompt_whose_client_left_counts_for_a_while_and_a_whole_answer_is_a_move() {
         let pulses = ProgressTracker::new();
         let pulse = pulses.begin();
-        pulses.asks(&pulse, text(300), false);
-        assert_eq!(pulses.awaited(LONG).whole, 1);
+        pulses.note_sent(&pulse, text(300), false);
+        assert_eq!(pulses.awaited_output(LONG).whole, 1);
         pulses.end(&pulse);
         let left = AwaitedWork { left: 1, prompt_tokens: 100, largest_prompt: 100, ..AwaitedWork::default() };
-        assert_eq!((pulses.awaited(LONG), left.count()), (left, 0));
+        assert_eq!((pulses.awaited_output(LONG), left.count()), (left, 0));
         tokio::time::advance(LONG).await;
-        assert_eq!(pulses.awaited(LONG), AwaitedWork::default());
+        assert_eq!(pulses.awaited_output(LONG), AwaitedWork::default());
         let pulse = pulses.begin();
-        pulses.asks(&pulse, text(300), false);
-        pulses.answers(&pulse, false, false);
-        assert_eq!(pulses.moves(), 0, "a refusal is no work");
-        pulses.answers(&pulse, false, true);
-        assert_eq!(pulses.moves(), 1);
+        pulses.note_sent(&pulse, text(300), false);
+        pulses.note_answered(&pulse, false, false);
+        assert_eq!(pulses.progress_count(), 0, "a refusal is no work");
+        pulses.note_answered(&pulse, false, true);
+        assert_eq!(pulses.progress_count(), 1);
     }
 }

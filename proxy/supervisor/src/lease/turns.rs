@@ -63,7 +63,8 @@ impl KeptConversation {
     /// True if this turn, the next one after `old`, shows that the slot restored for `old` was not used.
     fn disproves_restore(&self, old: &Self) -> bool {
         let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
-        self.prints.extend(&old.prints) && warmth::is_useless(old.tokens(), self.turn.prompt, evaluated)
+        self.prints.contains_prompt(&old.prints)
+            && warmth::is_useless(old.tokens(), self.turn.prompt, evaluated)
     }
 }
 
@@ -71,7 +72,7 @@ impl KeptConversation {
 #[derive(Debug, Default)]
 pub(crate) struct ConversationStore {
     /// Conversations are kept; otherwise callers need not build turns.
-    keeps: AtomicBool,
+    enabled: AtomicBool,
     /// Best time per prompt token in milliseconds, as bits; 0 while unknown.
     pace: AtomicU64,
     /// Conversations, latest first, with the generation that holds them.
@@ -94,31 +95,31 @@ const MIN_TELLING_TOKENS: u64 = 64;
 
 impl ConversationStore {
     /// Starts or stops keeping conversations. Stopping drops them.
-    pub(crate) fn set(&self, keeps: bool) {
-        self.keeps.store(keeps, Ordering::Relaxed);
+    pub(crate) fn set_enabled(&self, keeps: bool) {
+        self.enabled.store(keeps, Ordering::Relaxed);
         if !keeps {
             lock(&self.all).clear();
         }
     }
 
-    pub(crate) fn keeps(&self) -> bool {
-        self.keeps.load(Ordering::Relaxed)
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
     }
 
     /// Records an answered request.
-    pub(crate) fn note(&self, generation: GenerationId, mut turn: ConversationTurn) {
+    pub(crate) fn note_turn(&self, generation: GenerationId, mut turn: ConversationTurn) {
         let numbers = &warden_policies::defaults().warmth;
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
             self.note_pace(tokens, ms);
         }
         // Only the first request counts: later ones may find their slot taken.
         let unproven = lock(&self.restored).unproven.take_if(|(restored_by, ..)| *restored_by == generation);
-        if !self.keeps() || turn.tokens < numbers.least_tokens {
+        if !self.is_enabled() || turn.tokens < numbers.least_tokens {
             return;
         }
         let most = numbers.kept_bytes.0;
         let fits = |body: &Bytes| body.len() as u64 <= most / 2;
-        let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| PromptHashes::of(body));
+        let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| PromptHashes::from_body(body));
         let prints = if let Some(Some(prints)) = prints {
             // Copy the body, because it may be a part of a larger buffer.
             turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
@@ -134,7 +135,7 @@ impl ConversationStore {
             lock(&self.restored).unused_by = Some(made_of);
         }
         let mut all = lock(&self.all);
-        all.retain(|(_, old)| !new.prints.go_on_from(&old.prints));
+        all.retain(|(_, old)| !new.prints.continues(&old.prints));
         all.push_front((generation, new));
         let mut bytes = 0_u64;
         let mut count = 0;
@@ -164,7 +165,7 @@ impl ConversationStore {
     }
 
     fn note_pace(&self, tokens: u64, ms: f64) {
-        let each = ms / warden_policies::units::exact(tokens);
+        let each = ms / warden_policies::units::as_f64(tokens);
         if !(each.is_finite() && each > 0.0) {
             return;
         }
@@ -175,42 +176,42 @@ impl ConversationStore {
     }
 
     /// Best time per prompt token, in milliseconds.
-    pub(crate) fn pace(&self) -> Option<f64> {
+    pub(crate) fn prompt_pace(&self) -> Option<f64> {
         let each = f64::from_bits(self.pace.load(Ordering::Relaxed));
         (each > 0.0).then_some(each)
     }
 
     /// Estimated time for evaluating the conversations again, each weighted half as much as the next more
     /// recent one, by how likely it continues. Zero while the prompt speed is unknown.
-    pub(crate) fn cost(&self) -> Duration {
-        let Some(pace) = self.pace() else { return Duration::ZERO };
+    pub(crate) fn evaluation_cost(&self) -> Duration {
+        let Some(pace) = self.prompt_pace() else { return Duration::ZERO };
         let all = lock(&self.all);
         let (tokens, _) = all.iter().fold((0.0, 1.0), |(sum, share), (_, kept)| {
-            (sum + share * warden_policies::units::exact(kept.tokens()), share / 2.0)
+            (sum + share * warden_policies::units::as_f64(kept.tokens()), share / 2.0)
         });
         Duration::try_from_secs_f64(tokens * pace / 1e3).unwrap_or(Duration::MAX)
     }
 
     /// Conversations of a generation, latest first.
-    pub(crate) fn of(&self, generation: GenerationId) -> Vec<Arc<KeptConversation>> {
+    pub(crate) fn conversations_of(&self, generation: GenerationId) -> Vec<Arc<KeptConversation>> {
         let all = lock(&self.all);
         all.iter().filter(|(has, _)| *has == generation).map(|(_, kept)| Arc::clone(kept)).collect()
     }
 
     /// Drops the conversations of a generation.
-    pub(crate) fn forget(&self, generation: GenerationId) {
+    pub(crate) fn forget_generation(&self, generation: GenerationId) {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }
 
     /// Moves a generation's conversations to another one, without those that cannot be evaluated again.
-    pub(crate) fn inherit(&self, from: GenerationId, to: GenerationId) {
+    pub(crate) fn move_all(&self, from: GenerationId, to: GenerationId) {
         let mut all = lock(&self.all);
         all.retain(|(has, kept)| *has != from || kept.turn.body.is_some());
         all.iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
     }
 
     /// Moves a conversation to another generation, unless it has continued meanwhile.
-    pub(crate) fn moved(&self, kept: &Arc<KeptConversation>, to: GenerationId) {
+    pub(crate) fn move_conversation(&self, kept: &Arc<KeptConversation>, to: GenerationId) {
         let mut all = lock(&self.all);
         if let Some((has, _)) = all.iter_mut().find(|(_, known)| Arc::ptr_eq(known, kept)) {
             *has = to;
@@ -246,29 +247,30 @@ mod tests {
 
     fn kept() -> ConversationStore {
         let turns = ConversationStore::default();
-        turns.set(true);
+        turns.set_enabled(true);
         turns
     }
 
     #[test]
     fn a_conversation_is_kept_once_as_far_as_it_has_come() {
         let turns = kept();
-        turns.note(ONE, turn(chat(&["be brief", "a"]), 300));
-        turns.note(ONE, turn(chat(&["be brief", "b"]), 400));
-        turns.note(ONE, turn(chat(&["be brief", "a", "well", "more"]), 500));
-        turns.note(ONE, turn(chat(&["be brief", "a", "well", "edited"]), 501));
-        turns.note(ONE, turn(chat(&["be brief", "small"]), 255));
-        let tokens =
-            |of: &ConversationStore| of.of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>();
+        turns.note_turn(ONE, turn(chat(&["be brief", "a"]), 300));
+        turns.note_turn(ONE, turn(chat(&["be brief", "b"]), 400));
+        turns.note_turn(ONE, turn(chat(&["be brief", "a", "well", "more"]), 500));
+        turns.note_turn(ONE, turn(chat(&["be brief", "a", "well", "edited"]), 501));
+        turns.note_turn(ONE, turn(chat(&["be brief", "small"]), 255));
+        let tokens = |of: &ConversationStore| {
+            of.conversations_of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>()
+        };
         assert_eq!(tokens(&turns), [501, 400]);
         let prompt = |text: String| json!({ "prompt": text });
-        turns.note(ONE, turn(prompt("x".repeat(700)), 600));
-        turns.note(ONE, turn(prompt("x".repeat(900)), 700));
-        turns.note(ONE, turn(prompt("y".repeat(900)), 800));
+        turns.note_turn(ONE, turn(prompt("x".repeat(700)), 600));
+        turns.note_turn(ONE, turn(prompt("x".repeat(900)), 700));
+        turns.note_turn(ONE, turn(prompt("y".repeat(900)), 800));
         assert_eq!(tokens(&turns), [800, 700, 501, 400]);
-        turns.set(false);
+        turns.set_enabled(false);
         assert_eq!(tokens(&turns), [0_u64; 0]);
-        turns.note(ONE, turn(chat(&["off"]), 900));
+        turns.note_turn(ONE, turn(chat(&["off"]), 900));
         assert_eq!(tokens(&turns), [0_u64; 0]);
     }
 
@@ -276,21 +278,30 @@ mod tests {
     fn what_is_kept_is_bounded_and_belongs_to_a_generation() {
         let turns = kept();
         for n in 0..100 {
-            turns.note(ONE, turn(chat(&[&format!("conversation {n}")]), 1000 + n));
+            turns.note_turn(ONE, turn(chat(&[&format!("conversation {n}")]), 1000 + n));
         }
-        let all = turns.of(ONE);
+        let all = turns.conversations_of(ONE);
         assert_eq!((all.len(), all[0].turn.tokens), (64, 1099));
-        turns.moved(&all[3], GenerationId(2));
-        assert_eq!((turns.of(ONE).len(), turns.of(GenerationId(2)).len()), (63, 1));
-        turns.forget(GenerationId(2));
-        assert_eq!((turns.of(ONE).len(), turns.of(GenerationId(2)).len()), (63, 0));
+        turns.move_conversation(&all[3], GenerationId(2));
+        assert_eq!(
+            (turns.conversations_of(ONE).len(), turns.conversations_of(GenerationId(2)).len()),
+            (63, 1)
+        );
+        turns.forget_generation(GenerationId(2));
+        assert_eq!(
+            (turns.conversations_of(ONE).len(), turns.conversations_of(GenerationId(2)).len()),
+            (63, 0)
+        );
         for n in 0..4 {
-            turns.note(ONE, turn(chat(&[&format!("{n}{}", "x".repeat(7 << 20))]), 5000 + n));
+            turns.note_turn(ONE, turn(chat(&[&format!("{n}{}", "x".repeat(7 << 20))]), 5000 + n));
         }
-        assert_eq!(turns.of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>(), [5003, 5002]);
-        turns.note(ONE, turn(chat(&[&"x".repeat(9 << 20)]), 9000));
-        assert!(turns.of(ONE)[0].turn.body.is_none(), "too large to be kept, but known");
-        let shown = format!("{:?}", turns.of(ONE));
+        assert_eq!(
+            turns.conversations_of(ONE).iter().map(|kept| kept.turn.tokens).collect::<Vec<_>>(),
+            [5003, 5002]
+        );
+        turns.note_turn(ONE, turn(chat(&[&"x".repeat(9 << 20)]), 9000));
+        assert!(turns.conversations_of(ONE)[0].turn.body.is_none(), "too large to be kept, but known");
+        let shown = format!("{:?}", turns.conversations_of(ONE));
         assert!(!shown.contains("xxx"), "nothing of a text is shown");
     }
 
@@ -298,11 +309,11 @@ mod tests {
     fn the_first_request_after_a_restore_shows_whether_it_is_of_use() {
         let shows = |first: ConversationTurn, generation: GenerationId| {
             let turns = kept();
-            turns.note(ONE, turn(chat(&["a"]), 1000));
-            turns.watch_restored(GenerationId(2), 7, &turns.of(ONE));
-            turns.note(generation, first);
+            turns.note_turn(ONE, turn(chat(&["a"]), 1000));
+            turns.watch_restored(GenerationId(2), 7, &turns.conversations_of(ONE));
+            turns.note_turn(generation, first);
             let next = ConversationTurn { prefill: Some((1100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
-            turns.note(GenerationId(2), next);
+            turns.note_turn(GenerationId(2), next);
             assert!(!turns.are_slots_unused_by(8));
             turns.are_slots_unused_by(7)
         };
@@ -320,13 +331,17 @@ mod tests {
     #[test]
     fn the_best_speed_of_prompts_is_known() {
         let turns = kept();
-        assert_eq!(turns.pace(), None);
+        assert_eq!(turns.prompt_pace(), None);
         for prefill in [(10, 1.0), (100, 400.0), (200, 100.0), (100, f64::NAN), (100, 300.0)] {
-            turns.note(ONE, ConversationTurn { prefill: Some(prefill), ..turn(None, 1) });
+            turns.note_turn(ONE, ConversationTurn { prefill: Some(prefill), ..turn(None, 1) });
         }
-        assert_eq!((turns.pace(), turns.cost()), (Some(0.5), Duration::ZERO));
-        turns.note(ONE, turn(chat(&["a"]), 1001));
-        turns.note(ONE, turn(chat(&["b"]), 2001));
-        assert_eq!(turns.cost(), Duration::from_millis(1250), "the earlier one is half as likely to go on");
+        assert_eq!((turns.prompt_pace(), turns.evaluation_cost()), (Some(0.5), Duration::ZERO));
+        turns.note_turn(ONE, turn(chat(&["a"]), 1001));
+        turns.note_turn(ONE, turn(chat(&["b"]), 2001));
+        assert_eq!(
+            turns.evaluation_cost(),
+            Duration::from_millis(1250),
+            "the earlier one is half as likely to go on"
+        );
     }
 }

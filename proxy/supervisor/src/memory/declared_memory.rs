@@ -11,7 +11,7 @@ use warden_sensors::CudaReport;
 use crate::spec::ServerCommand;
 
 /// Memory declared by command line and environment.
-pub(crate) fn of(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory {
+pub(crate) fn from_command(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory {
     let of_server = |name: &str| name.starts_with("LLAMA_");
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| of_server(name))?;
@@ -22,16 +22,16 @@ pub(crate) fn of(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory 
     for name in &command.env_remove {
         env.remove(name);
     }
-    DeclaredMemory::declared(&command.args, &env, build)
+    DeclaredMemory::from_command(&command.args, &env, build)
 }
 
 /// Bytes of host memory that it may keep and that are not measured.
-pub(crate) fn allowed(declared: &DeclaredMemory) -> u64 {
+pub(crate) fn allowed_bytes(declared: &DeclaredMemory) -> u64 {
     if declared.measured().is_some() { declared.unmeasured() } else { declared.bytes() }
 }
 
 /// Measured pools: the prompt cache from the log, GPU pools from the memory report.
-pub(crate) fn pools(
+pub(crate) fn measured_pools(
     declared: &DeclaredMemory,
     report: Option<&CudaReport>,
     vram: &[VramReading],
@@ -55,10 +55,10 @@ fn gpu_pools(report: &CudaReport, vram: &[VramReading]) -> Vec<(MemoryKind, u64)
 
 /// True if a line reports what the server keeps or has on GPUs. Called for every line, so the first check
 /// is cheap: with a full prompt cache a server lists hundreds of prompts at each request.
-pub(crate) fn is_telling(line: &str) -> bool {
+pub(crate) fn is_memory_line(line: &str) -> bool {
     if line.contains("offloaded ") {
-        return GpuOffload::default().learn(line);
+        return GpuOffload::default().apply_log_line(line);
     }
     ["cache", "checkpoint", "n_slots"].iter().any(|word| line.contains(word))
-        && warden_policies::declared_memory::read(line).is_some()
+        && warden_policies::declared_memory::parse_line(line).is_some()
 }

@@ -25,9 +25,9 @@ use crate::view::ledger::GpuAfterExit;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ExitStage {
     #[default]
-    Stays,
+    Running,
     /// Draining, or asked to end.
-    Leaves,
+    Leaving,
     /// The process is gone, and its returned memory is being checked.
     Dead,
 }
@@ -35,7 +35,7 @@ enum ExitStage {
 #[derive(Clone, Debug, Default)]
 struct GenerationMemory {
     /// Free memory before it was made, plus that of our others.
-    before: Vec<(MemoryKind, u64)>,
+    free_before: Vec<(MemoryKind, u64)>,
     /// The generation was read since it became ready, so `members` is complete.
     settled: bool,
     vram_known: bool,
@@ -44,11 +44,11 @@ struct GenerationMemory {
     peaks: BTreeMap<GpuIndex, u64>,
     stage: ExitStage,
     /// Returned memory, as seen when another process was about to be made.
-    looked: Option<ReturnedMemory>,
+    early_return: Option<ReturnedMemory>,
 }
 
 impl GenerationMemory {
-    fn holds(&self, series: MemoryKind) -> u64 {
+    fn held_bytes(&self, series: MemoryKind) -> u64 {
         let found = self.members.iter().find(|(of, _)| *of == series);
         found.and_then(|(_, member)| member.charged).unwrap_or(0)
     }
@@ -80,30 +80,35 @@ pub(crate) struct FleetMemory {
 
 impl FleetMemory {
     /// A generation is about to be made, with this much memory free.
-    pub(crate) fn born(&self, id: GenerationId, free: &MachineMemory) {
+    pub(crate) fn add_generation(&self, id: GenerationId, free: &MachineMemory) {
         let mut parts = lock(&self.parts);
         let before = free_with_others(&parts, id, free);
         // Afterwards the new process's share is unknown.
         let dead: Vec<GenerationId> =
             parts.iter().filter(|(_, part)| part.stage == ExitStage::Dead).map(|(id, _)| *id).collect();
         for dead in dead {
-            let found = look(&parts, dead, free);
+            let found = compare_free(&parts, dead, free);
             if let Some(part) = parts.get_mut(&dead) {
-                part.looked = found.or_else(|| part.looked.take());
+                part.early_return = found.or_else(|| part.early_return.take());
             }
         }
-        parts.insert(id, GenerationMemory { before, ..GenerationMemory::default() });
+        parts.insert(id, GenerationMemory { free_before: before, ..GenerationMemory::default() });
     }
 
     /// Records that the process is gone, before its returned memory is known.
-    pub(crate) fn died(&self, id: GenerationId) {
+    pub(crate) fn note_dead(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.stage = ExitStage::Dead;
         }
     }
 
     /// Records a reading of a serving generation.
-    pub(crate) fn read(&self, id: GenerationId, vram_known: bool, members: Vec<(MemoryKind, SharedMember)>) {
+    pub(crate) fn note_reading(
+        &self,
+        id: GenerationId,
+        vram_known: bool,
+        members: Vec<(MemoryKind, SharedMember)>,
+    ) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.settled = true;
             part.vram_known = vram_known;
@@ -118,13 +123,13 @@ impl FleetMemory {
     }
 
     /// Peak of a GPU's memory since it was made; 0 before its first reading.
-    pub(crate) fn peak(&self, id: GenerationId, gpu: GpuIndex) -> u64 {
+    pub(crate) fn vram_peak(&self, id: GenerationId, gpu: GpuIndex) -> u64 {
         lock(&self.parts).get(&id).and_then(|part| part.peaks.get(&gpu).copied()).unwrap_or(0)
     }
 
     /// VRAM that the others held and gave back: purged pools, a sleeping model. The driver counts it as
     /// free, but its owner takes it again with the next large prompt, and dies if it is gone.
-    pub(crate) fn reserved(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
+    pub(crate) fn reserved_vram(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
         // Dead processes take nothing again.
         let others = parts
@@ -132,7 +137,7 @@ impl FleetMemory {
             .filter(|(id, part)| Some(**id) != besides && part.stage != ExitStage::Dead)
             .map(|(_, part)| part);
         let gave = |part: &GenerationMemory| {
-            part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.holds(MemoryKind::Vram(gpu)))
+            part.peaks.get(&gpu).copied().unwrap_or(0).saturating_sub(part.held_bytes(MemoryKind::Vram(gpu)))
         };
         others.map(gave).fold(0, u64::saturating_add)
     }
@@ -147,25 +152,25 @@ impl FleetMemory {
     }
 
     /// Marks a generation that will soon free its memory.
-    pub(crate) fn leaves(&self, id: GenerationId) {
+    pub(crate) fn note_leaving(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.stage = ExitStage::Leaves;
+            part.stage = ExitStage::Leaving;
         }
     }
 
     /// True if another generation is freeing its memory, so that there may be room soon.
     pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
-        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != ExitStage::Stays))
+        lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != ExitStage::Running))
     }
 
     /// Removes a generation.
-    pub(crate) fn gone(&self, id: GenerationId) {
+    pub(crate) fn remove_generation(&self, id: GenerationId) {
         lock(&self.parts).remove(&id);
     }
 
     /// Decision for a shared budget that is exceeded, if this generation has to give way. `total` returns
     /// the size of a memory.
-    pub(crate) fn chosen(
+    pub(crate) fn shared_decision(
         &self,
         id: GenerationId,
         budgets: &SharedBudgets,
@@ -181,7 +186,7 @@ impl FleetMemory {
                     Some((*id, member))
                 });
             let (ids, members): (Vec<GenerationId>, Vec<SharedMember>) = all.unzip();
-            let (index, chosen) = share::first(*series, &members, budget)?;
+            let (index, chosen) = share::choose_first(*series, &members, budget)?;
             (ids[index] == id).then_some(chosen)
         });
         chosen.max_by_key(|chosen| chosen.level)
@@ -189,15 +194,15 @@ impl FleetMemory {
 
     /// Memory that came back from a generation, with this much free now. `None` if the memory of others is
     /// unknown at present.
-    pub(crate) fn returned(&self, id: GenerationId, free: &MachineMemory) -> Option<ReturnedMemory> {
+    pub(crate) fn returned_memory(&self, id: GenerationId, free: &MachineMemory) -> Option<ReturnedMemory> {
         let parts = lock(&self.parts);
         let complete =
-            parts.get(&id).and_then(|part| part.looked.clone()).filter(ReturnedMemory::is_complete);
-        complete.or_else(|| look(&parts, id, free))
+            parts.get(&id).and_then(|part| part.early_return.clone()).filter(ReturnedMemory::is_complete);
+        complete.or_else(|| compare_free(&parts, id, free))
     }
 }
 
-fn look(
+fn compare_free(
     parts: &BTreeMap<GenerationId, GenerationMemory>,
     id: GenerationId,
     free: &MachineMemory,
@@ -205,13 +210,13 @@ fn look(
     let Some(part) = parts.get(&id) else { return Some(ReturnedMemory::default()) };
     let after = free_with_others(parts, id, free);
     let mut returned = ReturnedMemory::default();
-    for (series, before) in &part.before {
-        if !part.knows(*series) || part.holds(*series) == 0 {
+    for (series, before) in &part.free_before {
+        if !part.knows(*series) || part.held_bytes(*series) == 0 {
             continue;
         }
         // A figure is missing now, because another process starts or a driver does not answer.
         let (_, after) = after.iter().find(|(of, _)| of == series)?;
-        let missing = cooldown::unreturned(*before, *after, part.holds(*series));
+        let missing = cooldown::unreturned_bytes(*before, *after, part.held_bytes(*series));
         returned.missing.push((*series, missing));
         if let MemoryKind::Vram(gpu) = series {
             let (free_before_spawn, free_after_exit) = (*before, *after);
@@ -236,7 +241,7 @@ fn free_with_others(
             .map(|(_, part)| part)
     };
     let known = |(series, bytes): (MemoryKind, u64)| {
-        let held = others().map(|part| part.holds(series)).fold(bytes, u64::saturating_add);
+        let held = others().map(|part| part.held_bytes(series)).fold(bytes, u64::saturating_add);
         others().all(|part| part.knows(series)).then_some((series, held))
     };
     host.into_iter().chain(gpus).filter_map(known).collect()
@@ -281,38 +286,38 @@ mod tests {
     fn what_others_took_and_gave_meanwhile_is_not_missing() {
         let all = FleetMemory::default();
         let [a, b] = [1, 2].map(GenerationId);
-        all.born(a, &free(80 * GB));
-        all.read(a, true, holding(10 * GB, GB));
-        all.born(b, &free(70 * GB));
-        assert_eq!(all.returned(a, &free(60 * GB)), None, "nobody knows what b holds");
-        all.read(b, true, holding(20 * GB, GB));
-        assert!(all.returned(a, &free(60 * GB)).unwrap().is_complete());
-        let missing = all.returned(a, &free(54 * GB)).unwrap();
+        all.add_generation(a, &free(80 * GB));
+        all.note_reading(a, true, holding(10 * GB, GB));
+        all.add_generation(b, &free(70 * GB));
+        assert_eq!(all.returned_memory(a, &free(60 * GB)), None, "nobody knows what b holds");
+        all.note_reading(b, true, holding(20 * GB, GB));
+        assert!(all.returned_memory(a, &free(60 * GB)).unwrap().is_complete());
+        let missing = all.returned_memory(a, &free(54 * GB)).unwrap();
         assert_eq!(missing.missing, [(VRAM, Some(6 * GB))]);
         assert_eq!(missing.gpus[0].free_before_spawn - missing.gpus[0].free_after_exit, 6 * GB);
-        all.gone(a);
-        assert_eq!(all.returned(a, &free(0)), Some(ReturnedMemory::default()));
+        all.remove_generation(a);
+        assert_eq!(all.returned_memory(a, &free(0)), Some(ReturnedMemory::default()));
     }
 
     #[test]
     fn a_start_that_does_not_wait_for_the_look_hides_nothing() {
         let all = FleetMemory::default();
         let [a, b, c] = [1, 2, 3].map(GenerationId);
-        all.born(a, &free(80 * GB));
-        all.read(a, true, holding(10 * GB, GB));
-        all.died(a);
+        all.add_generation(a, &free(80 * GB));
+        all.note_reading(a, true, holding(10 * GB, GB));
+        all.note_dead(a);
         // All of it is back when the next process is about to be made, however much that one takes.
-        all.born(b, &free(80 * GB));
-        assert!(all.returned(a, &free(30 * GB)).unwrap().is_complete());
-        all.gone(a);
-        all.read(b, true, holding(50 * GB, GB));
-        all.died(b);
+        all.add_generation(b, &free(80 * GB));
+        assert!(all.returned_memory(a, &free(30 * GB)).unwrap().is_complete());
+        all.remove_generation(a);
+        all.note_reading(b, true, holding(50 * GB, GB));
+        all.note_dead(b);
         // Nothing is back yet. The check is repeated when the next process's share is known.
-        all.born(c, &free(30 * GB));
-        assert_eq!(all.returned(b, &free(30 * GB)), None);
-        all.read(c, true, holding(5 * GB, GB));
-        assert_eq!(all.returned(b, &free(25 * GB)).unwrap().missing, [(VRAM, Some(50 * GB))]);
-        assert!(all.returned(b, &free(75 * GB)).unwrap().is_complete());
+        all.add_generation(c, &free(30 * GB));
+        assert_eq!(all.returned_memory(b, &free(30 * GB)), None);
+        all.note_reading(c, true, holding(5 * GB, GB));
+        assert_eq!(all.returned_memory(b, &free(25 * GB)).unwrap().missing, [(VRAM, Some(50 * GB))]);
+        assert!(all.returned_memory(b, &free(75 * GB)).unwrap().is_complete());
     }
 
     #[test]
@@ -320,17 +325,20 @@ mod tests {
         let all = FleetMemory::default();
         let [a, b] = [1, 2].map(GenerationId);
         for id in [a, b] {
-            all.born(id, &free(80 * GB));
-            all.read(id, true, holding(24 * GB, GB));
+            all.add_generation(id, &free(80 * GB));
+            all.note_reading(id, true, holding(24 * GB, GB));
         }
-        all.read(a, true, holding(20 * GB, GB));
-        all.read(a, true, holding(9 * GB, GB));
-        assert_eq!(all.peak(a, GpuIndex(0)), 24 * GB);
-        assert_eq!(all.reserved(None, GpuIndex(0)), 15 * GB);
-        assert_eq!((all.reserved(Some(a), GpuIndex(0)), all.reserved(Some(b), GpuIndex(0))), (0, 15 * GB));
-        assert_eq!(all.reserved(None, GpuIndex(1)), 0);
-        all.gone(a);
-        assert_eq!(all.reserved(None, GpuIndex(0)), 0);
+        all.note_reading(a, true, holding(20 * GB, GB));
+        all.note_reading(a, true, holding(9 * GB, GB));
+        assert_eq!(all.vram_peak(a, GpuIndex(0)), 24 * GB);
+        assert_eq!(all.reserved_vram(None, GpuIndex(0)), 15 * GB);
+        assert_eq!(
+            (all.reserved_vram(Some(a), GpuIndex(0)), all.reserved_vram(Some(b), GpuIndex(0))),
+            (0, 15 * GB)
+        );
+        assert_eq!(all.reserved_vram(None, GpuIndex(1)), 0);
+        all.remove_generation(a);
+        assert_eq!(all.reserved_vram(None, GpuIndex(0)), 0);
     }
 
     #[test]
@@ -338,16 +346,20 @@ mod tests {
         let all = FleetMemory::default();
         let [a, b] = [1, 2].map(GenerationId);
         for (id, charged) in [(a, 10 * GB), (b, 30 * GB)] {
-            all.born(id, &free(80 * GB));
-            all.read(id, true, holding(charged, 9 * GB));
+            all.add_generation(id, &free(80 * GB));
+            all.note_reading(id, true, holding(charged, 9 * GB));
         }
         let budgets =
             SharedBudgets { vram_soft: Some(MemoryLimit::Percent(40.0)), ..SharedBudgets::default() };
-        let ask = |id| all.chosen(id, &budgets, |_| Some(80 * GB));
+        let ask = |id| all.shared_decision(id, &budgets, |_| Some(80 * GB));
         assert_eq!(ask(a), None);
         assert_eq!(ask(b), Some(SharedChoice { series: VRAM, level: BudgetLevel::Soft, limit: 32 * GB }));
         all.pin(b);
         assert!(ask(a).is_some() && ask(b).is_none());
-        assert_eq!(all.chosen(a, &budgets, |_| None), None, "a share of what is not known is no budget");
+        assert_eq!(
+            all.shared_decision(a, &budgets, |_| None),
+            None,
+            "a share of what is not known is no budget"
+        );
     }
 }

@@ -158,32 +158,33 @@ impl LeakHistory {
     /// Reads the file in `directory`, if there is one.
     pub(crate) fn open(directory: &Path, state: Option<StateWriter>) -> Self {
         let path = directory.join(HISTORY_FILE);
-        let memory = HistoryState { known: read(&path), pending: Vec::new(), queued: false };
+        let memory = HistoryState { known: read_history(&path), pending: Vec::new(), queued: false };
         Self { kept: Arc::new(HistoryFile { path, memory: Mutex::new(memory) }), state }
     }
 
     /// Known leaks for this key.
-    pub(crate) fn of(&self, key: &str) -> Vec<LeakPrior> {
-        self.get(key, |known| known.priors.clone()).unwrap_or_default()
+    pub(crate) fn leaks_of(&self, key: &str) -> Vec<LeakPrior> {
+        self.find(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
     /// Measurements of a diagnosis for this key.
-    pub(crate) fn measured(&self, key: &str) -> ExperimentNeeds {
-        self.get(key, |known| known.measured.clone()).unwrap_or_default()
+    pub(crate) fn measurements(&self, key: &str) -> ExperimentNeeds {
+        self.find(key, |known| known.measured.clone()).unwrap_or_default()
     }
 
     /// Peak memory for this key.
-    pub(crate) fn most(&self, key: &str) -> MeasuredNeeds {
-        self.get(key, |known| MeasuredNeeds::of(&known.held, &known.measured.worst)).unwrap_or_default()
+    pub(crate) fn peak_memory(&self, key: &str) -> MeasuredNeeds {
+        self.find(key, |known| MeasuredNeeds::from_sources(&known.held, &known.measured.worst))
+            .unwrap_or_default()
     }
 
-    fn get<T>(&self, key: &str, of: impl FnOnce(&ProcessHistory) -> T) -> Option<T> {
+    fn find<T>(&self, key: &str, of: impl FnOnce(&ProcessHistory) -> T) -> Option<T> {
         lock(&self.kept.memory).known.iter().find(|known| known.key == key).map(of)
     }
 
     /// Records the end of a process: its leaks are stored, series judged without a leak are dropped, series
     /// without a verdict stay. Writes the file if anything changes.
-    pub(crate) fn learn(
+    pub(crate) fn learn_growth(
         &self,
         key: &str,
         model: &ModelName,
@@ -200,7 +201,7 @@ impl LeakHistory {
                 )
             })
         };
-        let before = self.of(key);
+        let before = self.leaks_of(key);
         let mut priors = before.clone();
         priors.retain(|prior| !judged(prior.series));
         priors.extend_from_slice(found);
@@ -208,18 +209,18 @@ impl LeakHistory {
         if priors == before {
             return;
         }
-        self.change(key, model, keep, KnownChange::Priors(priors));
+        self.apply_change(key, model, keep, KnownChange::Priors(priors));
     }
 
     /// Best GPU offload for this key.
-    pub(crate) fn offload(&self, key: &str) -> Option<GpuOffload> {
-        self.get(key, |known| known.offload)?
+    pub(crate) fn best_offload(&self, key: &str) -> Option<GpuOffload> {
+        self.find(key, |known| known.offload)?
     }
 
     /// Records a complete GPU offload. Writes the file if it is the first or the best.
-    pub(crate) fn had(&self, key: &str, model: &ModelName, offload: GpuOffload, keep: usize) {
-        let before = self.offload(key);
-        let best = before.map_or(offload, |before| before.best(offload));
+    pub(crate) fn note_offload(&self, key: &str, model: &ModelName, offload: GpuOffload, keep: usize) {
+        let before = self.best_offload(key);
+        let best = before.map_or(offload, |before| before.max(offload));
         // Smaller differences come from how full the buffers were.
         let grown = |before: GpuOffload| {
             best.layers != before.layers || best.vram > before.vram.map(|held| held + held / 8)
@@ -227,12 +228,12 @@ impl LeakHistory {
         if !before.is_none_or(grown) {
             return;
         }
-        self.change(key, model, keep, KnownChange::Offload(best));
+        self.apply_change(key, model, keep, KnownChange::Offload(best));
     }
 
     /// Finding of a start search for this key.
     pub(crate) fn start_finding(&self, key: &str) -> Option<StartFinding> {
-        self.get(key, |known| known.start.clone())?
+        self.find(key, |known| known.start.clone())?
     }
 
     /// Stores the finding of a start search, and writes the file.
@@ -243,18 +244,18 @@ impl LeakHistory {
         finding: StartFinding,
         keep: usize,
     ) {
-        self.change(key, model, keep, KnownChange::Start(finding));
+        self.apply_change(key, model, keep, KnownChange::Start(finding));
     }
 
     /// Records the memory held. Writes the file if it changes.
-    pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[HeldMemory], keep: usize) {
-        let before = self.get(key, |known| known.held.clone()).unwrap_or_default();
-        let Some(now) = held::take(&before, shown) else { return };
-        self.change(key, model, keep, KnownChange::Held(now));
+    pub(crate) fn note_held(&self, key: &str, model: &ModelName, shown: &[HeldMemory], keep: usize) {
+        let before = self.find(key, |known| known.held.clone()).unwrap_or_default();
+        let Some(now) = held::merge_held(&before, shown) else { return };
+        self.apply_change(key, model, keep, KnownChange::Held(now));
     }
 
     /// Applies a change in memory at once, and to the file when its disk answers.
-    fn change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
+    fn apply_change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
         let news = PendingChange { key: key.to_owned(), model: model.clone(), keep, change };
         let mut memory = lock(&self.kept.memory);
         news.clone().apply(&mut memory.known);
@@ -293,10 +294,10 @@ impl HistoryFile {
         // Released when the file is closed.
         rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
         if self.path.exists() {
-            known = read(&self.path);
+            known = read_history(&self.path);
         }
         pending.iter().cloned().for_each(|news| news.apply(&mut known));
-        write(&self.path, &known)?;
+        write_history(&self.path, &known)?;
         let mut memory = lock(&self.memory);
         let written =
             |news: &PendingChange| pending.iter().any(|old| news.replaces(old) && old.change == news.change);
@@ -311,7 +312,7 @@ impl HistoryFile {
 ///
 /// # Errors
 /// The state directory cannot be created, or its file cannot be written.
-pub fn remember(
+pub fn remember_measurements(
     state_dir: &Path,
     model: &ModelName,
     command: &ServerCommand,
@@ -345,14 +346,19 @@ fn write_change(
 ) -> io::Result<()> {
     fs::create_dir_all(state_dir)?;
     let kept = LeakHistory::open(state_dir, None).kept;
-    lock(&kept.memory).pending.push(PendingChange { key: key(command), model: model.clone(), keep, change });
+    lock(&kept.memory).pending.push(PendingChange {
+        key: process_key(command),
+        model: model.clone(),
+        keep,
+        change,
+    });
     kept.write_pending()
 }
 
 /// Memory of earlier processes with this command. Only reads the file; an unreadable or missing one counts
 /// as empty.
 pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
-    let (path, key) = (state_dir.join(HISTORY_FILE), key(command));
+    let (path, key) = (state_dir.join(HISTORY_FILE), process_key(command));
     let all: Vec<ProcessHistory> =
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let found = all.into_iter().find(|known| known.key == key);
@@ -362,7 +368,7 @@ pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
 }
 
 /// Contents of the file; empty if there is none.
-fn read(path: &Path) -> Vec<ProcessHistory> {
+fn read_history(path: &Path) -> Vec<ProcessHistory> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
             let aside = path.with_extension("json.broken");
@@ -384,7 +390,7 @@ fn read(path: &Path) -> Vec<ProcessHistory> {
     }
 }
 
-fn write(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
+fn write_history(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     serde_json::to_writer_pretty(&mut file, known)?;
@@ -400,11 +406,11 @@ fn write(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
 ///
 /// If the disk of a file does not answer, the file counts as missing, because the caller is a task that
 /// others wait for.
-pub(crate) fn key(command: &ServerCommand) -> String {
+pub(crate) fn process_key(command: &ServerCommand) -> String {
     let own = command.clone();
     let whole =
         run_briefly(WorkKind::ModelFiles, DISK_TIMEOUT, move || key_with_disk(&own, std::env::vars_os()));
-    whole.unwrap_or_else(|| key_of(command, std::env::vars_os(), |_| None))
+    whole.unwrap_or_else(|| hash_key(command, std::env::vars_os(), |_| None))
 }
 
 /// Time limit for the disk. A working one answers within milliseconds; threads of a busy machine may take
@@ -450,7 +456,7 @@ const WRITTEN_FILE_VARIABLES: [&str; 4] =
 
 fn key_with_disk(command: &ServerCommand, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
-    key_of(command, inherited, |text| {
+    hash_key(command, inherited, |text| {
         let file = fs::metadata(directory.join(text)).ok().filter(fs::Metadata::is_file)?;
         let changed = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Some(format!("{} {:?}", file.len(), changed.map(|time| time.as_secs())))
@@ -458,7 +464,7 @@ fn key_with_disk(command: &ServerCommand, inherited: impl Iterator<Item = (OsStr
 }
 
 /// `file` returns a file's identity, if it exists.
-fn key_of(
+fn hash_key(
     command: &ServerCommand,
     inherited: impl Iterator<Item = (OsString, OsString)>,
     file: impl Fn(&str) -> Option<String>,
@@ -519,7 +525,7 @@ mod tests {
     }
 
     fn growth(series: MemoryKind, verdict: GrowthVerdict) -> SeriesGrowth {
-        SeriesGrowth { verdict, ..SeriesGrowth::of(series) }
+        SeriesGrowth { verdict, ..SeriesGrowth::without_readings(series) }
     }
 
     const VRAM: MemoryKind = MemoryKind::Vram(warden_policies::GpuIndex(0));
@@ -531,16 +537,16 @@ mod tests {
         let both = [prior(MemoryKind::Host, 4.0), prior(VRAM, 1.0)];
         let leaking =
             [growth(MemoryKind::Host, GrowthVerdict::Leaking), growth(VRAM, GrowthVerdict::Leaking)];
-        LeakHistory::open(directory.path(), None).learn("k", &name, &both, &leaking, 9);
+        LeakHistory::open(directory.path(), None).learn_growth("k", &name, &both, &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
-        assert_eq!((next.of("k"), next.of("other")), (both.to_vec(), Vec::new()));
+        assert_eq!((next.leaks_of("k"), next.leaks_of("other")), (both.to_vec(), Vec::new()));
         // A short life says nothing about VRAM, but that the host does not leak.
         let short = [growth(MemoryKind::Host, GrowthVerdict::Steady), growth(VRAM, GrowthVerdict::Warming)];
-        next.learn("k", &name, &[], &short, 9);
-        assert_eq!(LeakHistory::open(directory.path(), None).of("k"), [both[1].clone()]);
+        next.learn_growth("k", &name, &[], &short, 9);
+        assert_eq!(LeakHistory::open(directory.path(), None).leaks_of("k"), [both[1].clone()]);
         let cured = [growth(VRAM, GrowthVerdict::Steady)];
-        next.learn("k", &name, &[], &cured, 9);
-        assert_eq!(LeakHistory::open(directory.path(), None).of("k"), []);
+        next.learn_growth("k", &name, &[], &cured, 9);
+        assert_eq!(LeakHistory::open(directory.path(), None).leaks_of("k"), []);
     }
 
     #[test]
@@ -548,24 +554,24 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let command = ServerCommand {
             args: vec!["-c".to_owned(), "4096".to_owned()],
-            ..ServerCommand::bare(directory.path().join("llama-server"))
+            ..ServerCommand::from_binary(directory.path().join("llama-server"))
         };
-        let (name, key) = (ModelName::new("m"), key(&command));
+        let (name, key) = (ModelName::new("m"), process_key(&command));
         let serving = LeakHistory::open(directory.path(), None);
         let price = PromptPrice { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
         let measured = ExperimentNeeds { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
-        remember(directory.path(), &name, &command, measured.clone(), 9).unwrap();
+        remember_measurements(directory.path(), &name, &command, measured.clone(), 9).unwrap();
         // A run that began before the diagnosis does not overwrite its result.
         let leaking = [growth(MemoryKind::Host, GrowthVerdict::Leaking)];
-        serving.learn(&key, &name, &[prior(MemoryKind::Host, 4.0)], &leaking, 9);
+        serving.learn_growth(&key, &name, &[prior(MemoryKind::Host, 4.0)], &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
-        assert_eq!((next.measured(&key), next.of(&key).len()), (measured.clone(), 1));
+        assert_eq!((next.measurements(&key), next.leaks_of(&key).len()), (measured.clone(), 1));
         assert_eq!(measured.worst(VRAM), Some(1 << 30));
         // A leak that is gone removes nothing else.
-        next.learn(&key, &name, &[], &[growth(MemoryKind::Host, GrowthVerdict::Steady)], 9);
+        next.learn_growth(&key, &name, &[], &[growth(MemoryKind::Host, GrowthVerdict::Steady)], 9);
         let last = LeakHistory::open(directory.path(), None);
-        assert_eq!((last.measured(&key), last.of(&key)), (measured, Vec::new()));
-        assert_eq!(last.measured("other"), ExperimentNeeds::default());
+        assert_eq!((last.measurements(&key), last.leaks_of(&key)), (measured, Vec::new()));
+        assert_eq!(last.measurements("other"), ExperimentNeeds::default());
     }
 
     #[test]
@@ -574,7 +580,7 @@ mod tests {
         let history = LeakHistory::open(directory.path(), None);
         for key in ["a", "b", "c"] {
             let found = [prior(MemoryKind::Host, 1.0)];
-            history.learn(
+            history.learn_growth(
                 key,
                 &ModelName::new("m"),
                 &found,
@@ -582,14 +588,14 @@ mod tests {
                 2,
             );
         }
-        assert_eq!(["a", "b", "c"].map(|key| history.of(key).len()), [0, 1, 1]);
+        assert_eq!(["a", "b", "c"].map(|key| history.leaks_of(key).len()), [0, 1, 1]);
     }
 
     #[test]
     fn a_broken_file_is_set_aside_and_nothing_else_happens() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("growth.json"), "{ nonsense").unwrap();
-        assert_eq!(LeakHistory::open(directory.path(), None).of("k"), []);
+        assert_eq!(LeakHistory::open(directory.path(), None).leaks_of("k"), []);
         let aside = fs::read_to_string(directory.path().join("growth.json.broken")).unwrap();
         assert_eq!(aside, "{ nonsense");
     }
@@ -598,14 +604,16 @@ mod tests {
     fn another_argument_or_binary_is_another_process() {
         let directory = tempfile::tempdir().unwrap();
         let binary = directory.path().join("llama-server");
-        let command =
-            |arg: &str| ServerCommand { args: vec![arg.to_owned()], ..ServerCommand::bare(binary.clone()) };
-        let absent = key(&command("a"));
+        let command = |arg: &str| ServerCommand {
+            args: vec![arg.to_owned()],
+            ..ServerCommand::from_binary(binary.clone())
+        };
+        let absent = process_key(&command("a"));
         fs::write(&binary, "one").unwrap();
-        let one = key(&command("a"));
-        assert!(absent != one && one != key(&command("b")) && one == key(&command("a")));
+        let one = process_key(&command("a"));
+        assert!(absent != one && one != process_key(&command("b")) && one == process_key(&command("a")));
         fs::write(&binary, "two, longer").unwrap();
-        assert_ne!(one, key(&command("a")));
+        assert_ne!(one, process_key(&command("a")));
     }
 
     #[test]
@@ -616,7 +624,7 @@ mod tests {
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             env_remove: removed.iter().map(|&name| name.to_owned()).collect(),
             directory: Some(directory.path().to_owned()),
-            ..ServerCommand::bare("/opt/llama-server".into())
+            ..ServerCommand::from_binary("/opt/llama-server".into())
         };
         let inherits = |pairs: &[(&str, &str)], removed: &[&str]| {
             let pairs: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();

@@ -53,9 +53,9 @@ impl SampleRecorder {
             tape: Arc::new(RecordingState { over: AtomicBool::new(false), file: Mutex::default() }),
         };
         let (directory, model) = (directory.to_owned(), model.clone());
-        recorder.give(0, move |tape| {
+        recorder.queue_job(0, move |tape| {
             let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-            let opened = made.and_then(|()| create(&directory, &model, generation));
+            let opened = made.and_then(|()| create_file(&directory, &model, generation));
             match opened {
                 Ok((path, file)) => {
                     tracing::info!(%model, %generation, path = %path.display(), "recording");
@@ -71,9 +71,9 @@ impl SampleRecorder {
     }
 
     pub(crate) fn write(&self, sample: &BackendSample) {
-        let mut line = trace::line(sample);
+        let mut line = trace::format_line(sample);
         line.push('\n');
-        self.give(line.len(), move |tape| {
+        self.queue_job(line.len(), move |tape| {
             let Some(RecordingFile { path, file, left }) = tape else { return };
             let path = path.display();
             if line.len() as u64 > *left {
@@ -89,7 +89,7 @@ impl SampleRecorder {
     }
 
     /// Queues a job for the file. The recording is over when there is no file any more.
-    fn give(&self, bytes: usize, job: impl FnOnce(&mut Option<RecordingFile>) + Send + 'static) {
+    fn queue_job(&self, bytes: usize, job: impl FnOnce(&mut Option<RecordingFile>) + Send + 'static) {
         if self.tape.over.load(Ordering::Relaxed) {
             return;
         }
@@ -108,7 +108,7 @@ impl SampleRecorder {
     }
 }
 
-fn create(directory: &Path, model: &ModelName, generation: GenerationId) -> io::Result<(PathBuf, File)> {
+fn create_file(directory: &Path, model: &ModelName, generation: GenerationId) -> io::Result<(PathBuf, File)> {
     let tame = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
     let name: String = model.as_str().chars().map(tame).collect();
     for number in 1..=NAME_ATTEMPTS {
@@ -152,13 +152,13 @@ mod tests {
         let traces = directory.path().join("traces");
         let (model, state) = (ModelName::new("org/m:8b"), StateWriter::start().unwrap());
         let begin = |limit| SampleRecorder::begin(&state, &traces, &model, GenerationId(3), limit);
-        let one = trace::line(&sample(1)).len() as u64 + 1;
+        let one = trace::format_line(&sample(1)).len() as u64 + 1;
         let first = begin(2 * one);
         for second in 1..=3 {
             first.write(&sample(second));
         }
         assert!(state.flush(LONG) && first.tape.over.load(Ordering::Relaxed));
-        let read = |name| trace::parse(&fs::read_to_string(traces.join(name)).unwrap()).unwrap();
+        let read = |name| trace::parse_recording(&fs::read_to_string(traces.join(name)).unwrap()).unwrap();
         assert_eq!(read("org-m-8b-g3.jsonl"), [sample(1), sample(2)]);
         let second = begin(one);
         second.write(&sample(9));

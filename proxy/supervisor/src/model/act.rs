@@ -11,8 +11,8 @@ use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, 
 use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::health::HealthTracker;
-use super::line_sink::line_sink;
-use super::recipe::recipe;
+use super::line_sink::make_line_sink;
+use super::recipe::process_recipe;
 use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
 use super::{HelperReport, ModelTask, TaskMessage};
 use crate::clock;
@@ -23,7 +23,7 @@ use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::leak_history;
 use crate::memory::recording::SampleRecorder;
 use crate::memory::tracker::MemoryTracker;
-use crate::process::endpoint::{ListenAddress, endpoint, flags};
+use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
 use crate::process::failure::{self, OomEvidence};
 use crate::process::group::ProcessExit;
 use crate::process::socket_name::SOCKET_PATH_LIMIT;
@@ -38,14 +38,14 @@ const SLOT_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ModelTask {
     /// Passes an event to a unit's machine and carries out the resulting effects.
-    pub(super) fn step(&mut self, id: UnitId, event: LifecycleEvent) {
+    pub(super) fn step_machine(&mut self, id: UnitId, event: LifecycleEvent) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
         let asks = self.is_asking_to_stay();
         let Some(unit) = self.unit_mut(id) else { return };
         let before = unit.machine.clone();
         if asks
-            && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::Felled)
+            && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest)
             && before.restarts_when_ended()
         {
             // A restart after this end waits for the loader's answer like any other start.
@@ -55,7 +55,7 @@ impl ModelTask {
         let (changed, phase) = (unit.machine != before, unit.phase());
         if phase != before.phase() {
             // The held start is no longer due.
-            unit.held = None;
+            unit.held_start = None;
         }
         if phase != before.phase()
             && matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting)
@@ -69,7 +69,7 @@ impl ModelTask {
         }
         if phase != before.phase()
             && phase == BackendPhase::Draining
-            && let Some(live) = unit.live.as_deref_mut().filter(|live| live.alarmed.is_none())
+            && let Some(live) = unit.live.as_deref_mut().filter(|live| live.crash_logged_at.is_none())
         {
             // Keep probing, so that a process that stops answering does not use the whole drain deadline.
             let silent = live.silent_for(policy.probes_lost).is_some();
@@ -80,13 +80,13 @@ impl ModelTask {
             .then(|| unit.generation())
             .flatten();
         if let Some(leaving) = leaving {
-            self.context.fleet_memory.leaves(leaving);
+            self.context.fleet_memory.note_leaving(leaving);
         }
         if changed || !effects.is_empty() {
-            self.changed();
+            self.note_action();
         }
         for effect in effects {
-            self.carry_out(id, effect);
+            self.carry_out_effect(id, effect);
         }
         if phase != before.phase() {
             self.log_phase_change(id, before.phase(), phase);
@@ -98,43 +98,43 @@ impl ModelTask {
         let generation = unit.generation();
         match (before, phase) {
             (_, BackendPhase::Suspect) => {
-                let refused = unit.live.as_ref().is_some_and(|live| live.doubted.is_some());
+                let refused = unit.live.as_ref().is_some_and(|live| live.doubted_at.is_some());
                 let crash = self.crash_line(id);
-                self.tell(generation, EventKind::Suspect { refused, crash });
+                self.log_event(generation, EventKind::Suspect { refused, crash });
             }
-            (BackendPhase::Suspect, BackendPhase::Ready) => self.tell(generation, EventKind::Recovered),
+            (BackendPhase::Suspect, BackendPhase::Ready) => self.log_event(generation, EventKind::Recovered),
             (_, BackendPhase::Draining) => {
                 let in_flight = generation.map_or(0, |generation| self.leases.in_flight(generation));
-                self.tell(generation, EventKind::Draining { in_flight });
+                self.log_event(generation, EventKind::Draining { in_flight });
             }
             (_, BackendPhase::Failed) => {
                 if let Some(failure) = unit.failure.clone() {
-                    self.tell(None, EventKind::Failed { failure });
+                    self.log_event(None, EventKind::Failed { failure });
                 }
             }
             _ => {}
         }
     }
 
-    pub(super) fn carry_out(&mut self, id: UnitId, effect: LifecycleEffect) {
+    pub(super) fn carry_out_effect(&mut self, id: UnitId, effect: LifecycleEffect) {
         match effect {
-            LifecycleEffect::Spawn => self.spawn(id),
-            LifecycleEffect::OpenGate => self.open(id),
+            LifecycleEffect::Spawn => self.spawn_process(id),
+            LifecycleEffect::OpenGate => self.open_gate(id),
             LifecycleEffect::CloseGate => {
                 if let Some(generation) = self.generation(id) {
-                    let running = self.leases.close(generation);
+                    let running = self.leases.close_gate(generation);
                     self.replacements.note_closed(generation, running);
                 }
             }
-            LifecycleEffect::Term => self.signal(id, LiveGeneration::terminate),
-            LifecycleEffect::Kill => self.signal(id, LiveGeneration::kill),
-            LifecycleEffect::Arm(timer) => self.arm(id, timer),
+            LifecycleEffect::Term => self.signal_process(id, LiveGeneration::terminate),
+            LifecycleEffect::Kill => self.signal_process(id, LiveGeneration::kill),
+            LifecycleEffect::Arm(timer) => self.arm_timer(id, timer),
             LifecycleEffect::Disarm => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.timer = None;
                 }
                 if let Some(live) = self.live_mut(id) {
-                    live.crashed = None;
+                    live.crashed_at = None;
                 }
             }
             LifecycleEffect::Alarm => {
@@ -142,13 +142,13 @@ impl ModelTask {
                     (self.spec.lifecycle.breaker_failures, self.spec.lifecycle.breaker_window);
                 if let Some(failure) = self.unit(id).and_then(|unit| unit.failure.clone()) {
                     let within_s = within.as_secs();
-                    self.tell(None, EventKind::CrashLoop { ends, within_s, failure });
+                    self.log_event(None, EventKind::CrashLoop { ends, within_s, failure });
                 }
             }
         }
     }
 
-    fn arm(&mut self, id: UnitId, timer: LifecycleTimer) {
+    fn arm_timer(&mut self, id: UnitId, timer: LifecycleTimer) {
         let timing = self.spec.lifecycle;
         let after = match timer {
             LifecycleTimer::Start => timing.start_timeout,
@@ -162,7 +162,7 @@ impl ModelTask {
             LifecycleTimer::Grace => timing.stop_grace,
             LifecycleTimer::Backoff { failures, short } => {
                 let delay = self.spec.lifecycle.pause(failures, short, rand::random());
-                self.tell(None, EventKind::Backoff { delay_ms: clock::millis(delay), failures });
+                self.log_event(None, EventKind::Backoff { delay_ms: clock::millis(delay), failures });
                 delay
             }
             LifecycleTimer::Trial => timing.recheck,
@@ -176,7 +176,7 @@ impl ModelTask {
     /// something else, or are text that a client sent.
     pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
         let live = self.live(id)?;
-        failure::crash_line(&self.logs.since(live.id, live.heard.1))
+        failure::crash_line(&self.logs.lines_since(live.id, live.lines_at_probe.1))
     }
 
     /// Handles an unanswered probe. Returns since when the process has logged a crash, if it did so after
@@ -184,14 +184,14 @@ impl ModelTask {
     pub(super) fn note_crash(&mut self, id: UnitId) -> Option<Instant> {
         let has_line = self.crash_line(id).is_some();
         let live = self.live_mut(id)?;
-        live.crashed = has_line.then(|| live.alarmed.unwrap_or_else(Instant::now));
-        live.crashed
+        live.crashed_at = has_line.then(|| live.crash_logged_at.unwrap_or_else(Instant::now));
+        live.crashed_at
     }
 
     fn longest_drain(&mut self, id: UnitId) -> Duration {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return timing.drain_deadline };
-        match live.crashed {
+        match live.crashed_at {
             // Requests get no more answers from this process.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
             // The process may only be stopped (SIGSTOP) and continue later.
@@ -204,17 +204,17 @@ impl ModelTask {
     }
 
     fn is_hurried(&self, id: UnitId) -> bool {
-        self.live(id).is_some_and(|live| live.hurried)
+        self.live(id).is_some_and(|live| live.short_grace)
     }
 
-    fn signal(&mut self, id: UnitId, signal: impl FnOnce(&mut LiveGeneration)) {
+    fn signal_process(&mut self, id: UnitId, signal: impl FnOnce(&mut LiveGeneration)) {
         let Some(generation) = self.live(id).map(|live| live.id) else {
             return;
         };
         // Count before the signal, which revokes the leases: other threads give theirs back at once.
         let running = self.leases.in_flight(generation);
         self.replacements.note_stopped(generation, running);
-        let hung = self.hung(id, running);
+        let hung = self.hung_duration(id, running);
         if let (Some(hung), Some(live)) = (hung, self.live(id)) {
             live.cell.note_hung(hung);
         }
@@ -224,53 +224,53 @@ impl ModelTask {
 
     /// Time for which a process that is about to be ended has computed nothing, if that is the reason for
     /// ending it. One of its requests may be the cause.
-    fn hung(&self, id: UnitId, running: u32) -> Option<Duration> {
+    fn hung_duration(&self, id: UnitId, running: u32) -> Option<Duration> {
         let live = self.live(id)?;
         let silent = |symptom: &HealthSymptom| match symptom {
             HealthSymptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
             _ => None,
         };
-        let crashed = live.crashed.map(|since| since.elapsed());
+        let crashed = live.crashed_at.map(|since| since.elapsed());
         let now = crashed.or_else(|| live.health.symptoms().iter().find_map(silent));
         // Without running requests the process shows no symptom any more; use the recorded reason.
         now.or_else(|| self.replacements.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
     }
 
-    fn open(&mut self, id: UnitId) {
+    fn open_gate(&mut self, id: UnitId) {
         let Some(unit) = self.unit(id) else { return };
         let (replica, role) = (unit.replica, unit.role);
         let Some(live) = &unit.live else { return };
-        let limit = self.limit(live.slots);
+        let limit = self.lease_limit(live.slots);
         let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
         let (generation, cell) = (live.id, Arc::clone(&live.cell));
-        let opened = self.leases.open(&cell, limit);
+        let opened = self.leases.open_gate(&cell, limit);
         if role != UnitRole::Retiring
             && let Some((reason, passed)) = self.replacements.note_opened(replica, generation, &opened, start)
             && reason.is_policy()
         {
             self.cooldown.record_ready(self.context.now());
             if let Some(first) = passed {
-                self.cooldown.note_replaced(&first, self.experience.load_time, &self.spec.recycle);
+                self.cooldown.record_replacement(&first, self.experience.load_time, &self.spec.recycle);
             }
         }
-        self.changed();
+        self.note_action();
     }
 
-    pub(super) fn limit(&self, slots: Option<u32>) -> u32 {
+    pub(super) fn lease_limit(&self, slots: Option<u32>) -> u32 {
         self.spec.max_in_flight.or(slots).unwrap_or(self.spec.lifecycle.unknown_slots)
     }
 
-    fn spawn(&mut self, id: UnitId) {
+    fn spawn_process(&mut self, id: UnitId) {
         self.stop_start_search();
         let generation = self.context.next_generation();
-        let socket = self.context.socket(&self.spec.name, generation);
-        let (endpoint, failed) = match endpoint(self.spec.run.socket, self.spec.facts, &socket) {
+        let socket = self.context.socket_path(&self.spec.name, generation);
+        let (endpoint, failed) = match choose_endpoint(self.spec.run.socket, self.spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
             Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
         };
         let cell = Arc::new(GenerationCell::new(generation, endpoint.clone(), self.spec.facts));
-        let recipe = recipe(&self.spec);
-        let memory = self.tracker(generation, &recipe.request.command);
+        let recipe = process_recipe(&self.spec);
+        let memory = self.new_tracker(generation, &recipe.request.command);
         let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
         let mut live =
             LiveGeneration::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
@@ -281,22 +281,22 @@ impl ModelTask {
         let replica = unit.replica;
 
         let mut with_socket = recipe.request;
-        with_socket.command.args.extend(flags(&endpoint));
-        report_file::announce(&mut with_socket.command, &socket, recipe.memory_report);
-        reclaim_file::announce(&mut with_socket.command, &socket, recipe.reclaim);
+        with_socket.command.args.extend(listen_flags(&endpoint));
+        report_file::announce_report(&mut with_socket.command, &socket, recipe.memory_report);
+        reclaim_file::announce_reclaim(&mut with_socket.command, &socket, recipe.reclaim);
         if let Some(live) = self.live_mut(id) {
             live.started_with = Some(with_socket.command.clone());
         }
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.child.log_line_bytes;
-        let sink = self.sink(generation, &with_socket.command);
+        let sink = self.output_sink(generation, &with_socket.command);
         let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
-        let gpus = self.place_of(replica).into_iter();
+        let gpus = self.replica_gpus(replica).into_iter();
         let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
         let (needed, outbox, born) = (self.spec.command.clone(), self.outbox.clone(), cell.clone());
-        self.help(generation, async move {
+        self.spawn_helper(generation, async move {
             // Look before the start, so that no later change is missed.
-            let sight = world.look(needed, None).await;
+            let sight = world.check_needs(needed, None).await;
             if let Some(kin) = sight.kin {
                 let _first = born.kin.set(kin);
             }
@@ -316,13 +316,13 @@ impl ModelTask {
                 return HelperReport::Spawned(Err(SpawnError::Exec { binary, source: error }));
             }
             if !gpus.is_empty()
-                && let Some(only) = world.only(gpus, limit).await
+                && let Some(only) = world.gpu_restriction(gpus, limit).await
             {
                 with_socket.command.env.push(only);
             }
             // A supervisor with the same PID may have left files that it could not clean up.
             drop(std::fs::remove_file(&socket));
-            report_file::remove(&socket);
+            report_file::remove_reports(&socket);
             if let Some(files) = slot_files {
                 // Left-over slot files are large, and disks may hang: use a blocking thread.
                 let mut command = with_socket.command.clone();
@@ -341,27 +341,27 @@ impl ModelTask {
                     Err(_) => tracing::warn!("the directory for slots does not answer"),
                 }
             }
-            context.fleet_memory.born(generation, &world.free(limit).await);
+            context.fleet_memory.add_generation(generation, &world.free_memory(limit).await);
             HelperReport::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
         });
     }
 
     /// Handler for each output line of a generation.
-    pub(super) fn sink(&self, generation: GenerationId, command: &ServerCommand) -> LineSink {
-        line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
+    pub(super) fn output_sink(&self, generation: GenerationId, command: &ServerCommand) -> LineSink {
+        make_line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
     }
 
     /// Memory tracker of a generation that is about to be started.
-    pub(super) fn tracker(&self, generation: GenerationId, command: &ServerCommand) -> MemoryTracker {
+    pub(super) fn new_tracker(&self, generation: GenerationId, command: &ServerCommand) -> MemoryTracker {
         let context = &self.context;
-        let key = leak_history::key(command);
+        let key = leak_history::process_key(command);
         let common = lock(&context.common).clone();
         let prices = self.experience.prices(&key).to_vec();
-        let measured = context.leak_history.measured(&key);
-        let mut memory = MemoryTracker::new(&common, context.leak_history.of(&key), key, command);
-        memory.told(measured);
+        let measured = context.leak_history.measurements(&key);
+        let mut memory = MemoryTracker::new(&common, context.leak_history.leaks_of(&key), key, command);
+        memory.set_measurements(measured);
         for price in prices {
-            memory.cost.told(price);
+            memory.cost.set_price(price);
         }
         if self.spec.run.record {
             let limit = self.watch.sensors.trace_bytes.0;
@@ -381,36 +381,36 @@ impl ModelTask {
         let context = Arc::clone(&self.context);
         let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
         let outbox = self.outbox.clone();
-        let cell = self.lives().find(|live| live.id == generation);
+        let cell = self.live_generations().find(|live| live.id == generation);
         let (cell, leases) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.leases));
-        self.help(generation, async move {
+        self.spawn_helper(generation, async move {
             let exit = process.wait().await;
             let why = match exit {
-                ProcessExit::Signal(libc::SIGKILL) => process.out_of_memory().await,
+                ProcessExit::Signal(libc::SIGKILL) => process.oom_evidence().await,
                 _ => OomEvidence::Unknown,
             };
             if let Some(cell) = cell {
                 // Report the end early: requests that may be repeated wait for it.
-                leases.ended(&cell, requests_end(&cell, exit, why));
+                leases.note_ended(&cell, requests_end(&cell, exit, why));
             }
-            context.fleet_memory.died(generation);
+            context.fleet_memory.note_dead(generation);
             outbox.send(TaskMessage::Report(generation, HelperReport::Exited(exit, why)));
             let mut looks = 0;
             let returned = loop {
-                let free = context.world.free(limit).await;
-                match context.fleet_memory.returned(generation, &free) {
+                let free = context.world.free_memory(limit).await;
+                match context.fleet_memory.returned_memory(generation, &free) {
                     Some(returned) if looks > 0 || returned.is_complete() => break returned,
                     _ if looks == MAX_RETURN_LOOKS => break ReturnedMemory::default(),
                     _ => looks += 1,
                 }
                 tokio::time::sleep(wait).await;
             };
-            HelperReport::Returned(returned)
+            HelperReport::MemoryReturned(returned)
         });
     }
 
     /// Spawns a helper task that reports about a generation.
-    pub(super) fn help(
+    pub(super) fn spawn_helper(
         &mut self,
         generation: GenerationId,
         work: impl Future<Output = HelperReport> + Send + 'static,
@@ -422,20 +422,20 @@ impl ModelTask {
     }
 
     /// Longest time between asking a process to stop and its end.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn exit_patience(&self) -> Duration {
         self.spec.lifecycle.stop_grace.saturating_mul(2)
     }
 }
 
 /// Meaning of a process's end for the requests that were in flight.
 fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> ProcessEnd {
-    if cell.was_told_to_end() {
+    if cell.was_stopped() {
         // We ended the process; if it hung, its requests may be the cause.
-        return if cell.hung().is_some() { ProcessEnd::OfItself } else { ProcessEnd::Stopped };
+        return if cell.hung_for().is_some() { ProcessEnd::ByItself } else { ProcessEnd::Stopped };
     }
     match why {
         OomEvidence::Group | OomEvidence::Machine => ProcessEnd::OutOfMemory,
-        OomEvidence::Unknown | OomEvidence::No if exit.is_its_own() => ProcessEnd::OfItself,
+        OomEvidence::Unknown | OomEvidence::No if exit.is_self_inflicted() => ProcessEnd::ByItself,
         OomEvidence::Unknown | OomEvidence::No => ProcessEnd::Stopped,
     }
 }
@@ -444,11 +444,11 @@ impl ProcessUnit {
     /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
     fn stop_watching(&mut self, phase: BackendPhase) {
         if let Some(live) = &mut self.live {
-            let alarmed = live.alarmed.filter(|_| phase == BackendPhase::Draining);
+            let alarmed = live.crash_logged_at.filter(|_| phase == BackendPhase::Draining);
             let probe = live.timers.probe.filter(|_| alarmed.is_some());
             live.timers.stop(phase);
             live.timers.probe = probe;
-            live.wish.said = None;
+            live.wish.last_decision = None;
         }
     }
 }

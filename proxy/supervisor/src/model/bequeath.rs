@@ -61,33 +61,39 @@ pub(crate) struct WillRecord {
 /// Outcome of the frozen state.
 enum FreezeEnd {
     Thawed,
-    LetGo,
+    Released,
 }
 
 impl ModelTask {
     /// Why the model cannot be handed over now; `None` if it can.
-    fn busy(&self) -> Option<&'static str> {
+    fn handover_obstacle(&self) -> Option<&'static str> {
         let units = || self.units.iter();
-        let lives = || self.lives();
+        let lives = || self.live_generations();
         let moving = |unit: &ProcessUnit| {
             !matches!(
                 unit.phase(),
                 BackendPhase::Idle | BackendPhase::Ready | BackendPhase::Backoff | BackendPhase::Failed
             ) || unit.role != UnitRole::Current
-                || unit.held.is_some()
+                || unit.held_start.is_some()
         };
         match () {
             () if self.end.is_some() => Some("it is ending"),
             () if self.spec.canary_of.is_some() => Some("another build is being tried"),
             () if !self.replacements.is_empty() => Some("a process is being replaced"),
-            () if !self.operators.are_still() => Some("an operator waits for it"),
+            () if !self.operators.is_empty() => Some("an operator waits for it"),
             () if units().any(moving) => Some("a process is starting, draining or ending"),
             () if lives().any(|live| live.process.is_none()) => Some("a process is being created"),
-            () if lives().any(|live| live.asked_back.is_some()) => Some("a process is giving memory back"),
+            () if lives().any(|live| live.pending_reclaim.is_some()) => {
+                Some("a process is giving memory back")
+            }
             () if lives().any(|live| !matches!(live.packed, PackProgress::NotYet)) => {
                 Some("slots are being saved")
             }
-            () if !matches!(self.stand, LoadState::Out | LoadState::In { told: true, asking: None, .. }) => {
+            () if !matches!(
+                self.load_state,
+                LoadState::Unloaded | LoadState::Granted { told: true, asking: None, .. }
+            ) =>
+            {
                 Some("it is waiting for room, or leaving")
             }
             () => None,
@@ -95,17 +101,17 @@ impl ModelTask {
     }
 
     /// Builds what the next instance gets. From now on this task decides nothing.
-    pub(super) fn bequeath(&mut self) -> Result<ModelWill, String> {
+    pub(super) fn prepare_handover(&mut self) -> Result<ModelWill, String> {
         if self.is_searching() {
             // The next instance can search too, and the handover is requested again.
             self.stop_start_search();
             self.dead_starts.forget_deaths();
         }
-        if let Some(why) = self.busy() {
+        if let Some(why) = self.handover_obstacle() {
             return Err(format!("the model `{}`: {why}", self.spec.name));
         }
-        let places = match &self.stand {
-            LoadState::In { places, .. } => places.clone(),
+        let places = match &self.load_state {
+            LoadState::Granted { places, .. } => places.clone(),
             _ => Vec::new(),
         };
         let settings = self.leases.settings.all().into_iter();
@@ -113,16 +119,17 @@ impl ModelTask {
             name: self.spec.name.to_string(),
             wanted: self.wanted,
             places,
-            fell_back: self.whole.is_some(),
+            fell_back: self.configured_command.is_some(),
             cooldown: self.cooldown.clone(),
             crashes: self.crashes,
             n_ctx: self.experience.n_ctx,
             modalities: self.experience.modalities,
-            by_hand: self.by_hand.clone(),
+            by_hand: self.manual_pin.clone(),
             settings: settings.map(|one| (one.path, one.body.to_vec())).collect(),
         };
         let units = self.units.iter().filter_map(|unit| Some((unit.replica, unit.live.as_ref()?)));
-        let heirs: Option<Vec<ProcessHeir>> = units.map(|(replica, live)| self.heir(replica, live)).collect();
+        let heirs: Option<Vec<ProcessHeir>> =
+            units.map(|(replica, live)| self.make_heir(replica, live)).collect();
         let Some(heirs) = heirs else {
             return Err(format!("the model `{}`: a process of it cannot be handed over", self.spec.name));
         };
@@ -130,9 +137,9 @@ impl ModelTask {
         Ok(ModelWill { record, heirs })
     }
 
-    fn heir(&self, replica: u32, live: &LiveGeneration) -> Option<ProcessHeir> {
+    fn make_heir(&self, replica: u32, live: &LiveGeneration) -> Option<ProcessHeir> {
         let process = live.process.as_ref()?;
-        let (child, files) = process.bequeath()?;
+        let (child, files) = process.prepare_handover()?;
         let epoch = self.context.epoch;
         let record = HeirRecord {
             replica,
@@ -141,7 +148,7 @@ impl ModelTask {
             pid: i32::try_from(process.pid()).ok()?,
             endpoint: live.cell.address.endpoint()?.clone(),
             socket: live.socket.clone(),
-            made_of: serde_json::to_value(&live.made_of).ok()?,
+            made_of: serde_json::to_value(&live.recipe).ok()?,
             command: live.started_with.clone()?,
             facts: live.cell.facts(),
             kin: live.cell.kin.get().copied(),
@@ -149,7 +156,7 @@ impl ModelTask {
             spawned: live.spawned.saturating_duration_since(epoch),
             loading: live.adopted.or(self.experience.load_time).unwrap_or_default(),
             work: live.cell.work(),
-            memory: live.memory.bequeath(),
+            memory: live.memory.to_record(),
         };
         Some(ProcessHeir { record, files })
     }
@@ -161,9 +168,9 @@ impl ModelTask {
             match self.inbox.recv().await {
                 Some(TaskMessage::Control(ControlMessage::Thaw)) | None => break FreezeEnd::Thawed,
                 Some(TaskMessage::Control(ControlMessage::LetGo(reply))) => {
-                    self.let_go();
+                    self.release_processes();
                     let _told = reply.send(());
-                    break FreezeEnd::LetGo;
+                    break FreezeEnd::Released;
                 }
                 // The task is responsive. The watchdog must not end the program because the next instance
                 // hangs.
@@ -178,23 +185,24 @@ impl ModelTask {
         self.custody = TaskCustody::Ours;
         match ends {
             FreezeEnd::Thawed => {
-                for live in self.lives() {
-                    if let Some(child) = live.process.as_ref().and_then(|process| process.bequeathed()) {
-                        self.context.world.thaw(child);
+                for live in self.live_generations() {
+                    if let Some(child) = live.process.as_ref().and_then(|process| process.take_handover_id())
+                    {
+                        self.context.world.cancel_handover(child);
                     }
                 }
                 true
             }
-            FreezeEnd::LetGo => false,
+            FreezeEnd::Released => false,
         }
     }
 
-    fn let_go(&self) {
+    fn release_processes(&self) {
         // From now on the next instance decides which requests are refused.
-        self.leases.refuse(None);
-        for live in self.lives() {
+        self.leases.set_refusal(None);
+        for live in self.live_generations() {
             if let Some(process) = &live.process {
-                process.let_go();
+                process.release();
             }
             if let Some(files) = &live.slot_files {
                 files.set_others(true);
@@ -204,13 +212,13 @@ impl ModelTask {
 
     /// Serves leases and waiting requests after the processes have been handed over, as long as their
     /// processes live.
-    pub(super) async fn see_off(&mut self) {
+    pub(super) async fn serve_remaining(&mut self) {
         let mut ends = false;
         loop {
             let leases = Arc::clone(&self.leases);
             tokio::select! {
                 message = self.inbox.recv() => match message {
-                    Some(TaskMessage::Report(generation, HelperReport::Exited(..))) => self.lose(generation),
+                    Some(TaskMessage::Report(generation, HelperReport::Exited(..))) => self.note_lost_process(generation),
                     Some(TaskMessage::Report(generation, HelperReport::Probed { health: ProbeResult::Ready, .. })) => {
                         self.reopen_gate(generation);
                     }
@@ -218,10 +226,10 @@ impl ModelTask {
                     Some(TaskMessage::Control(ControlMessage::Disband)) | None => return,
                     Some(TaskMessage::Control(ControlMessage::Gates(gates, refused))) => {
                         self.follow_gates(&gates);
-                        self.turn_away(&refused);
+                        self.pass_on_refusals(&refused);
                     }
                     Some(TaskMessage::Control(ControlMessage::Shutdown(_))) => {
-                        self.leases.refuse(Some(QueueRefusal::ShuttingDown));
+                        self.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
                         ends = true;
                     }
                     // Operators have to ask the next instance. Dropping the reply channel tells them that
@@ -240,7 +248,7 @@ impl ModelTask {
             }
             // Tell requests that wait for a process which has ended, or which is no longer started.
             if ends && !self.leases.any_open() {
-                self.leases.dismiss(&LeaseDenied::ShuttingDown);
+                self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
             }
             // Pending answers are all that can change here.
             self.operators.send_answers();
@@ -248,15 +256,15 @@ impl ModelTask {
     }
 
     /// Handles the death of a process that has requests here.
-    fn lose(&mut self, generation: GenerationId) {
-        self.leases.close(generation);
+    fn note_lost_process(&mut self, generation: GenerationId) {
+        self.leases.close_gate(generation);
         for unit in &mut self.units {
             if let Some(live) = unit.live.take_if(|live| live.id == generation) {
                 live.cell.revoke();
             }
         }
         // Waiting requests continue when the next instance reports a new process.
-        self.leases.forget(generation);
+        self.leases.remove_generation(generation);
     }
 
     /// Opens and closes gates here as the next instance does, so that requests of this instance reach its
@@ -265,14 +273,14 @@ impl ModelTask {
         self.followed = Some(gates.iter().map(|gate| gate.generation).collect());
         for cell in self.leases.open_cells() {
             if !gates.iter().any(|gate| gate.generation == cell.id) {
-                self.leases.close(cell.id);
+                self.leases.close_gate(cell.id);
             }
         }
         if gates.iter().any(|gate| gate.touched) {
-            self.leases.settings.touch();
+            self.leases.settings.note_touched();
         }
         for gate in gates {
-            let known = self.lives().find(|live| live.id == gate.generation);
+            let known = self.live_generations().find(|live| live.id == gate.generation);
             let cell = known
                 .map(|live| Arc::clone(&live.cell))
                 .or_else(|| self.guests.get(&gate.generation).cloned());
@@ -286,20 +294,20 @@ impl ModelTask {
                 self.guests.insert(gate.generation, Arc::clone(&cell));
                 cell
             });
-            self.leases.open(&cell, self.limit(gate.slots));
+            self.leases.open_gate(&cell, self.lease_limit(gate.slots));
         }
         // Remove processes that are gone in the next instance.
         let here = |id: &GenerationId| gates.iter().any(|gate| gate.generation == *id);
         let gone: Vec<GenerationId> = self.guests.keys().copied().filter(|id| !here(id)).collect();
         for id in gone.into_iter().filter(|id| self.leases.is_unused(*id)) {
             self.guests.remove(&id);
-            self.leases.forget(id);
+            self.leases.remove_generation(id);
         }
         self.context.followed.notify_one();
     }
 
     /// Refuses requests waiting here that the next instance has refused since.
-    fn turn_away(&self, refused: &[ModelRefusal]) {
+    fn pass_on_refusals(&self, refused: &[ModelRefusal]) {
         for refused in refused {
             match refused.denied() {
                 Some(denied) => self.leases.refuse_waiting_since(&denied, refused.moment()),
@@ -313,22 +321,23 @@ impl ModelTask {
     /// Probes a process that refused a connection.
     fn probe_doubted(&mut self, generation: GenerationId) {
         let (timeout, pause) = (self.spec.lifecycle.probe_timeout, self.spec.lifecycle.start_probe_interval);
-        let process = self.lives().find(|live| live.id == generation).and_then(|live| live.process.clone());
+        let process =
+            self.live_generations().find(|live| live.id == generation).and_then(|live| live.process.clone());
         let Some(process) = process else {
             // A process of the next instance, which knows if it lives and reports its successor.
             let guest = self.guests.get(&generation).filter(|_| self.is_followed(generation));
             if let Some(cell) = guest.cloned() {
-                let limit = self.leases.limit(generation).unwrap_or_else(|| self.limit(None));
-                self.leases.open(&cell, limit);
+                let limit = self.leases.slot_limit(generation).unwrap_or_else(|| self.lease_limit(None));
+                self.leases.open_gate(&cell, limit);
                 self.context.followed.notify_one();
             }
             return;
         };
         let sent = Instant::now();
-        self.help(generation, async move {
+        self.spawn_helper(generation, async move {
             let health = process.probe(timeout).await;
             if health != ProbeResult::Ready {
-                tokio::time::sleep_until(clock::again(sent, pause)).await;
+                tokio::time::sleep_until(clock::after_pause(sent, pause)).await;
             }
             HelperReport::Probed { sent, health, props: None, vram: None, unset: Vec::new(), warmed: None }
         });
@@ -336,9 +345,9 @@ impl ModelTask {
 
     /// Reopens the gate of a generation, unless the next instance has closed it.
     fn reopen_gate(&self, generation: GenerationId) {
-        let live = self.lives().find(|live| live.id == generation);
+        let live = self.live_generations().find(|live| live.id == generation);
         if let Some(live) = live.filter(|_| self.is_followed(generation)) {
-            self.leases.open(&live.cell, self.limit(live.slots));
+            self.leases.open_gate(&live.cell, self.lease_limit(live.slots));
             self.context.followed.notify_one();
         }
     }

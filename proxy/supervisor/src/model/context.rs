@@ -135,7 +135,7 @@ impl FleetContext {
 
     /// Permit to replace a replica that uses these GPUs. `None` while another replacement of the model, or
     /// on one of the GPUs, is under way.
-    pub(crate) fn permit(
+    pub(crate) fn replacement_permit(
         self: &Arc<Self>,
         model: &ModelName,
         replica: u32,
@@ -149,7 +149,7 @@ impl FleetContext {
     }
 
     /// Permit to replace a replica at once, despite other replacements. Later ones wait for its end.
-    pub(crate) fn claim(
+    pub(crate) fn claim_permit(
         self: &Arc<Self>,
         model: &ModelName,
         replica: u32,
@@ -160,7 +160,7 @@ impl FleetContext {
     }
 
     /// True if a backend may be ended because this memory is almost exhausted. Only one at a time may.
-    pub(crate) fn may_end(&self, series: MemoryKind) -> bool {
+    pub(crate) fn may_end_backend(&self, series: MemoryKind) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
     }
 
@@ -178,7 +178,7 @@ impl FleetContext {
         GenerationId(self.generations.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn socket(&self, model: &ModelName, generation: GenerationId) -> PathBuf {
-        socket_name::socket(&self.runtime_dir, model, generation)
+    pub(crate) fn socket_path(&self, model: &ModelName, generation: GenerationId) -> PathBuf {
+        socket_name::socket_path(&self.runtime_dir, model, generation)
     }
 }

@@ -11,7 +11,7 @@ use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 
 use super::message::RequestedBy;
 use super::operators::{DrainRequest, RestartRequest};
-use super::recipe::recipe;
+use super::recipe::process_recipe;
 use super::unit::{ProcessUnit, UnitRole};
 use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
 use crate::clock;
@@ -21,49 +21,53 @@ use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
 
 impl ModelTask {
-    pub(super) fn control(&mut self, control: ControlMessage) {
+    pub(super) fn handle_control(&mut self, control: ControlMessage) {
         match control {
-            ControlMessage::Restart(by, reply) => self.restart(by, reply),
-            ControlMessage::Drain(reply) => self.drain(reply),
-            ControlMessage::Reclaim(by, reply) => self.reclaim(by, reply),
+            ControlMessage::Restart(by, reply) => self.restart_model(by, reply),
+            ControlMessage::Drain(reply) => self.drain_model(reply),
+            ControlMessage::Reclaim(by, reply) => self.reclaim_for_operator(by, reply),
             ControlMessage::Pin(pinned, by, reply) => {
-                let answer = self.pin(pinned, &by);
+                let answer = self.set_pin(pinned, &by);
                 self.answer(reply, answer);
             }
-            ControlMessage::GiveBack => self.give_back(),
-            ControlMessage::Stay { places, beside, question } => self.stay(places, beside, question),
-            ControlMessage::Anew { why, question } => self.reload_model(why, question),
-            ControlMessage::ClearAway => self.clear_kept_files(),
-            ControlMessage::Come => self.wanted |= self.end.is_none(),
+            ControlMessage::ReclaimForOther => self.reclaim_for_other(),
+            ControlMessage::Stay { places, beside, question } => self.note_stay(places, beside, question),
+            ControlMessage::Reload { why, question } => self.reload_model(why, question),
+            ControlMessage::DropKeptState => self.clear_kept_files(),
+            ControlMessage::LoadAlong => self.wanted |= self.end.is_none(),
             ControlMessage::Apply(spec, watch, reply) => {
-                let replaced = self.apply(spec, *watch);
+                let replaced = self.apply_settings(spec, *watch);
                 self.answer(reply, replaced);
             }
             ControlMessage::Load(places, asked) => self.take_room(places, asked),
             ControlMessage::Unload(wanted) => self.make_room_for(wanted),
-            ControlMessage::Never { why, by_room } => self.note_never_loaded(&why, by_room),
-            ControlMessage::Learn(binary, facts) => self.learn_facts(&binary, facts),
-            ControlMessage::Point(_, reply) => drop(reply.send(false)),
+            ControlMessage::NeverLoad { why, by_room } => self.note_never_loaded(&why, by_room),
+            ControlMessage::LearnFacts(binary, facts) => self.learn_facts(&binary, facts),
+            ControlMessage::PointRemote(_, reply) => drop(reply.send(false)),
             ControlMessage::HandOver(reply) => {
-                let will = self.bequeath();
+                let will = self.prepare_handover();
                 if let Err(Ok(_)) = reply.send(will) {
                     // The instance that asked for the handover is gone.
                     self.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
                 }
             }
-            ControlMessage::Begin => self.begin(),
+            ControlMessage::Begin => self.begin_deciding(),
             // Valid only while frozen or followed.
             ControlMessage::Thaw
             | ControlMessage::LetGo(_)
             | ControlMessage::Gates(..)
             | ControlMessage::Disband => {}
-            ControlMessage::Remove => self.remove(),
+            ControlMessage::Remove => self.remove_model(),
             ControlMessage::Shutdown(deadline) => self.shut_down(deadline),
         }
-        self.changed();
+        self.note_action();
     }
 
-    fn restart(&mut self, by: RequestedBy, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
+    fn restart_model(
+        &mut self,
+        by: RequestedBy,
+        reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
+    ) {
         if self.end.is_some() {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
@@ -74,7 +78,7 @@ impl ModelTask {
         self.operators.restarts.push(RestartRequest { after, by, reply });
     }
 
-    fn drain(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
+    fn drain_model(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
         if self.end.is_some() {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
@@ -90,18 +94,18 @@ impl ModelTask {
     /// Stops all processes and cancels held starts.
     pub(super) fn stop_all(&mut self) {
         for unit in &mut self.units {
-            unit.held = None;
+            unit.held_start = None;
             if unit.role == UnitRole::Successor {
                 unit.role = UnitRole::Retiring;
             }
         }
         for id in self.ids() {
-            self.step(id, LifecycleEvent::Down);
+            self.step_machine(id, LifecycleEvent::Down);
         }
     }
 
     /// Applies new settings. Returns true if processes are replaced.
-    fn apply(&mut self, spec: SharedSpec, watch: WatchConfig) -> bool {
+    fn apply_settings(&mut self, spec: SharedSpec, watch: WatchConfig) -> bool {
         let spec = self.keep_fallback(spec);
         let needed = self.loading_spec();
         let old = std::mem::replace(&mut self.spec, spec);
@@ -123,7 +127,7 @@ impl ModelTask {
             self.cooldown.reset();
             let lives = self.units.iter_mut().filter_map(|unit| unit.live.as_mut());
             lives.for_each(|live| {
-                live.reclaims.forgive();
+                live.reclaims.handle_new_limits();
                 live.wish.passed = PassedBudgets::default();
             });
         }
@@ -131,11 +135,11 @@ impl ModelTask {
             self.wanted |= !old.run.preload;
         }
         if self.spec.max_in_flight != old.max_in_flight {
-            self.reopen();
+            self.reopen_gates();
         }
         self.drop_disallowed_state();
         self.apply_loading();
-        let remade = recipe(&self.spec) != recipe(&old);
+        let remade = process_recipe(&self.spec) != process_recipe(&old);
         self.ask_to_stay(&needed, remade);
         self.set_replicas();
         self.enable_conversations();
@@ -145,7 +149,7 @@ impl ModelTask {
                 let message = format!(
                     "what was set by `POST {path}` is not set in processes with the new command: set it again if it still fits"
                 );
-                self.tell(None, EventKind::SettingLost { message });
+                self.log_event(None, EventKind::SettingLost { message });
             }
             self.retry_failed();
         }
@@ -173,18 +177,18 @@ impl ModelTask {
         if self.spec.command.binary == binary {
             self.spec.facts = facts;
         }
-        for live in self.lives() {
-            if live.made_of.binary() == binary {
-                live.cell.learn(facts);
+        for live in self.live_generations() {
+            if live.recipe.binary() == binary {
+                live.cell.set_facts(facts);
             }
         }
     }
 
     /// Applies a new lease limit to open gates.
-    fn reopen(&mut self) {
+    fn reopen_gates(&mut self) {
         for unit in &self.units {
             if let (BackendPhase::Ready, Some(live)) = (unit.phase(), &unit.live) {
-                self.leases.open(&live.cell, self.limit(live.slots));
+                self.leases.open_gate(&live.cell, self.lease_limit(live.slots));
             }
         }
     }
@@ -192,7 +196,7 @@ impl ModelTask {
     /// Adjusts the number of replicas: new ones are added, the last ones retire.
     pub(super) fn set_replicas(&mut self) {
         for replica in 0..self.spec.run.replicas {
-            if self.current(replica).is_none() {
+            if self.current_unit(replica).is_none() {
                 self.add_unit(replica, UnitRole::Current);
             }
         }
@@ -202,18 +206,18 @@ impl ModelTask {
             if let Some(unit) = self.unit_mut(id) {
                 unit.role = UnitRole::Retiring;
             }
-            self.step(id, LifecycleEvent::Down);
+            self.step_machine(id, LifecycleEvent::Down);
         }
         let replicas = self.spec.run.replicas;
         while let Some(replacement) = self.replacements.take_surplus(replicas) {
-            self.give_up(replacement, "the replica was removed from the configuration");
+            self.give_up_replacement(replacement, "the replica was removed from the configuration");
         }
         self.replacements.retain_replicas(replicas);
     }
 
     /// Removes the model. The fleet has already refused its requests.
-    fn remove(&mut self) {
-        self.shown = false;
+    fn remove_model(&mut self) {
+        self.is_published = false;
         if self.end.is_none() {
             self.end = Some(TaskEnd::Removed);
         }
@@ -241,7 +245,7 @@ impl ModelTask {
         }
         let late = match end {
             TaskEnd::Removed => false,
-            TaskEnd::Shutdown(deadline) => clock::after(deadline, self.patience()) <= Instant::now(),
+            TaskEnd::Shutdown(deadline) => clock::after(deadline, self.exit_patience()) <= Instant::now(),
         };
         if late {
             let pids = self.units.iter().filter_map(|unit| unit.live.as_ref()?.process.as_ref());
@@ -256,7 +260,7 @@ impl ModelTask {
         match self.end? {
             TaskEnd::Removed => None,
             TaskEnd::Shutdown(deadline) if deadline > Instant::now() => Some(deadline),
-            TaskEnd::Shutdown(deadline) => Some(clock::after(deadline, self.patience())),
+            TaskEnd::Shutdown(deadline) => Some(clock::after(deadline, self.exit_patience())),
         }
     }
 }

@@ -29,15 +29,15 @@ const CANNOT_SERVE: [Reason; 5] =
     [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
 impl ModelTask {
-    fn health(&self) -> HealthPolicy {
+    fn health_policy(&self) -> HealthPolicy {
         lock(&self.context.common).health.clone()
     }
 
     /// Offload lost, compared with the best process with the same command.
-    fn lost(&self, unit: &ProcessUnit, now: GpuOffload) -> Option<OffloadLoss> {
+    fn lost_offload(&self, unit: &ProcessUnit, now: GpuOffload) -> Option<OffloadLoss> {
         let live = unit.live.as_ref()?;
-        let known = self.context.leak_history.offload(&live.memory.key)?;
-        now.lost(known, &self.health())
+        let known = self.context.leak_history.best_offload(&live.memory.key)?;
+        now.loss_against(known, &self.health_policy())
     }
 
     /// Decides if a ready successor ends instead of taking over, because it has lost much and the old
@@ -47,8 +47,8 @@ impl ModelTask {
         let Some(live) = &unit.live else { return false };
         let (replica, generation) = (unit.replica, live.id);
         let now = GpuOffload { vram: vram.or(live.memory.offload.vram), ..live.memory.offload };
-        let Some(lost) = self.lost(unit, now) else { return false };
-        let serves = self.current(replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
+        let Some(lost) = self.lost_offload(unit, now) else { return false };
+        let serves = self.current_unit(replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
         let reason = self.replacements.reason(replica);
         if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
             return false;
@@ -63,8 +63,8 @@ impl ModelTask {
             };
             unit.failure = Some(failure);
         }
-        self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
-        self.step(id, LifecycleEvent::Down);
+        self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+        self.step_machine(id, LifecycleEvent::Down);
         true
     }
 
@@ -75,7 +75,7 @@ impl ModelTask {
         let Some(live) = &unit.live else { return };
         let (generation, now, key) = (live.id, live.memory.offload, live.memory.key.clone());
         let known_before = live.degraded.is_some();
-        match self.lost(unit, now) {
+        match self.lost_offload(unit, now) {
             Some(lost) => {
                 if let Some(live) = self.live_mut(id) {
                     live.degraded = Some(lost);
@@ -84,17 +84,17 @@ impl ModelTask {
                     let message = format!(
                         "{lost}: it serves, and is started again when that can be had; if it is meant, say so with `-ngl`"
                     );
-                    self.tell(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+                    self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
                     let tried = self.timers.recovery.map_or(0, |recovery| recovery.tried);
-                    self.timers.recovery = Some(OffloadRecovery { at: self.later(tried), tried });
-                    self.changed();
+                    self.timers.recovery = Some(OffloadRecovery { at: self.next_recovery(tried), tried });
+                    self.note_action();
                 }
             }
             None if settled => {
                 self.timers.recovery = self.timers.recovery.filter(|_| self.is_degraded());
                 if now.is_some() {
                     let keep = self.watch.sensors.priors_kept;
-                    self.context.leak_history.had(&key, &self.spec.name, now, keep);
+                    self.context.leak_history.note_offload(&key, &self.spec.name, now, keep);
                 }
             }
             None => {}
@@ -105,14 +105,14 @@ impl ModelTask {
         self.units.iter().any(|unit| unit.live.as_ref().is_some_and(|live| live.degraded.is_some()))
     }
 
-    fn later(&self, tried: u32) -> Instant {
-        let health = self.health();
+    fn next_recovery(&self, tried: u32) -> Instant {
+        let health = self.health_policy();
         let policy = BackoffPolicy { first: health.offload_retry, cap: health.offload_retry_most };
-        clock::again(Instant::now(), backoff::delay(&policy, tried.saturating_add(1), rand::random()))
+        clock::after_pause(Instant::now(), backoff::delay(&policy, tried.saturating_add(1), rand::random()))
     }
 
     /// Restarts a degraded process when its memory is available again.
-    pub(super) fn recover(&mut self, now: Instant) {
+    pub(super) fn recover_offload(&mut self, now: Instant) {
         let Some(recovery) = self.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
         let degraded = |unit: &&ProcessUnit| {
             unit.role == UnitRole::Current && unit.live.as_ref().is_some_and(|live| live.degraded.is_some())
@@ -124,13 +124,13 @@ impl ModelTask {
         let (replica, ready) = (unit.replica, unit.phase() == BackendPhase::Ready);
         if !ready || !self.replacements.is_empty() || !self.is_vram_available(unit) {
             // Looking is cheap, so the pause does not grow.
-            let pause = self.health().offload_retry.max(Duration::from_secs(1));
-            self.timers.recovery = Some(OffloadRecovery { at: clock::again(now, pause), ..recovery });
+            let pause = self.health_policy().offload_retry.max(Duration::from_secs(1));
+            self.timers.recovery = Some(OffloadRecovery { at: clock::after_pause(now, pause), ..recovery });
             return;
         }
         let tried = recovery.tried.saturating_add(1);
-        self.timers.recovery = Some(OffloadRecovery { at: self.later(tried), tried });
-        self.replace(replica, Reason::Degraded);
+        self.timers.recovery = Some(OffloadRecovery { at: self.next_recovery(tried), tried });
+        self.replace_replica(replica, Reason::Degraded);
     }
 
     /// True if as much VRAM is free as the best process held, counting what this one frees. Without a GPU
@@ -142,10 +142,10 @@ impl ModelTask {
         let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
             return self.context.world.has_gpu();
         };
-        let reserved = |gpu| self.context.fleet_memory.reserved(Some(live.id), gpu);
+        let reserved = |gpu| self.context.fleet_memory.reserved_vram(Some(live.id), gpu);
         let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
         let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
         let own = live.memory.offload.vram.unwrap_or(0);
-        free.saturating_add(own) >= units::scale(needed, self.health().offload_layers)
+        free.saturating_add(own) >= units::scale_bytes(needed, self.health_policy().offload_layers)
     }
 }

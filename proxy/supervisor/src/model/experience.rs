@@ -15,7 +15,7 @@ pub(super) struct ModelExperience {
     /// Time from spawn to ready, at the last start.
     pub(super) load_time: Option<Duration>,
     /// Fastest start with the current command.
-    fastest: Option<Duration>,
+    fastest_start: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<InputModalities>,
     pub(super) lulls: LullHistory,
@@ -31,11 +31,11 @@ pub(super) struct ModelExperience {
 
 impl ModelExperience {
     pub(super) fn new(lulls: LullHistory) -> Self {
-        let (load_time, fastest, n_ctx, modalities, command, prices) = Default::default();
+        let (load_time, fastest_start, n_ctx, modalities, command, prices) = Default::default();
         let (refuses_slot_files, reuses_no_slots) = (false, None);
         Self {
             load_time,
-            fastest,
+            fastest_start,
             n_ctx,
             modalities,
             lulls,
@@ -48,23 +48,24 @@ impl ModelExperience {
 
     /// Fastest start with this command.
     pub(super) fn fastest_start(&self, command: &ServerCommand) -> Option<Duration> {
-        self.fastest.filter(|_| self.command.as_ref() == Some(command))
+        self.fastest_start.filter(|_| self.command.as_ref() == Some(command))
     }
 
     /// Records that a process became ready. Returns true if the previous one had another command.
-    pub(super) fn ready(&mut self, took: Duration, props: &ServerProps, command: ServerCommand) -> bool {
+    pub(super) fn note_ready(&mut self, took: Duration, props: &ServerProps, command: ServerCommand) -> bool {
         self.load_time = Some(took);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
         self.modalities = props.modalities.or(self.modalities);
         let before = self.command.replace(command);
         let is_other = before.is_some_and(|before| Some(&before) != self.command.as_ref());
-        self.fastest = Some(self.fastest.filter(|_| !is_other).map_or(took, |known| known.min(took)));
+        self.fastest_start =
+            Some(self.fastest_start.filter(|_| !is_other).map_or(took, |known| known.min(took)));
         is_other
     }
 
     /// Stores the prices learned from a process for the next one with the same key.
     pub(super) fn note_prices(&mut self, memory: &MemoryTracker) {
-        let learnt = memory.cost.learnt();
+        let learnt = memory.cost.learnt_prices();
         if !learnt.is_empty() {
             self.prices = (memory.key.clone(), learnt);
         }

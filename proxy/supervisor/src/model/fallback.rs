@@ -26,17 +26,17 @@ impl ModelTask {
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
         let any = self.units.iter().any(|unit| unit.live.is_some());
         let Some(FallbackSpec { args, needs }) = self.spec.fallback.clone() else { return false };
-        if self.whole.is_some() || any {
+        if self.configured_command.is_some() || any {
             return false;
         }
         let message = format!("started with {} added, because {because}", args.join(" "));
         let command = self.spec.command.clone();
         self.spec.command.args.extend(args);
         let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
-        self.whole = Some(ConfiguredCommand { command, needs });
-        self.tell(None, EventKind::FallsBack { message });
+        self.configured_command = Some(ConfiguredCommand { command, needs });
+        self.log_event(None, EventKind::FallsBack { message });
         self.apply_loading();
-        if matches!(self.stand, LoadState::In { .. }) {
+        if matches!(self.load_state, LoadState::Granted { .. }) {
             // The granted room was for the larger configuration.
             self.give_room_back();
         }
@@ -50,7 +50,7 @@ impl ModelTask {
         let command = self.spec.command.clone();
         self.spec.command.args.extend(args);
         let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
-        self.whole = Some(ConfiguredCommand { command, needs });
+        self.configured_command = Some(ConfiguredCommand { command, needs });
         self.apply_loading();
     }
 
@@ -68,7 +68,7 @@ impl ModelTask {
 
     /// Returns to the configured command: there may be more room at the next start.
     pub(super) fn restore_configured(&mut self) {
-        if let Some(ConfiguredCommand { command, needs }) = self.whole.take() {
+        if let Some(ConfiguredCommand { command, needs }) = self.configured_command.take() {
             self.spec.command = command;
             self.spec.loading.needs = needs;
         }
@@ -76,13 +76,13 @@ impl ModelTask {
 
     /// Applies the fallback to new settings whose command and fallback arguments are unchanged.
     pub(super) fn keep_fallback(&mut self, mut spec: SharedSpec) -> SharedSpec {
-        let whole = self.whole.take().filter(|whole| spec.command == whole.command);
+        let whole = self.configured_command.take().filter(|whole| spec.command == whole.command);
         let args = |spec: &ModelSpec| spec.fallback.as_ref().map(|fallback| fallback.args.clone());
         if let Some(whole) = whole.filter(|_| args(&spec) == args(&self.spec)) {
             spec.command = self.spec.command.clone();
             let less = spec.fallback.as_ref().and_then(|fallback| fallback.needs.clone());
             let needs = std::mem::replace(&mut spec.loading.needs, less);
-            self.whole = Some(ConfiguredCommand { needs, ..whole });
+            self.configured_command = Some(ConfiguredCommand { needs, ..whole });
         }
         spec
     }

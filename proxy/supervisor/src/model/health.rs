@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::GpuIndex;
 use warden_policies::health::{HealthMonitor, HealthObservation, HealthSymptom};
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_sensors::ProcessRunState;
 use warden_sensors::gpu::GpuFault;
 
@@ -36,13 +36,13 @@ pub(super) struct HealthTracker {
     standing: Option<(Instant, ProcessRunState)>,
     paging: u64,
     /// Time for which a prompt may still be evaluated after its client left.
-    forget: Duration,
+    abandoned_prompt_limit: Duration,
 }
 
 impl HealthTracker {
     pub(super) fn new(common: &CommonConfig, command: &ServerCommand) -> Self {
         let mut policy = common.health.clone();
-        if let Some(tokens) = hints::batch(command) {
+        if let Some(tokens) = hints::batch_size(command) {
             policy.prefill_step = tokens;
         }
         Self {
@@ -54,26 +54,26 @@ impl HealthTracker {
             wake: Duration::ZERO,
             standing: None,
             paging: common.health.paging,
-            forget: common.health.wedged_after,
+            abandoned_prompt_limit: common.health.wedged_after,
         }
     }
 
     /// Records that the process is ready, and how long its start took.
-    pub(super) fn ready(&mut self, command: &ServerCommand, props: &ServerProps, start: Duration) {
-        self.tells_slots = props.tells_slots;
+    pub(super) fn note_ready(&mut self, command: &ServerCommand, props: &ServerProps, start: Duration) {
+        self.tells_slots = props.reports_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
         self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
     }
 
     /// Returns two flags: request counters, and request slots. A sleeping server is not woken, and a server
     /// at work is left alone.
-    pub(super) fn asks(&self, in_flight: u32) -> (bool, bool) {
-        (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.asks())
+    pub(super) fn what_to_request(&self, in_flight: u32) -> (bool, bool) {
+        (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.needs_query())
     }
 
     /// Records a complete reading, and the answers since the last one. `uses` says if the process has
     /// memory on a GPU.
-    pub(super) fn observe(
+    pub(super) fn note_reading(
         &mut self,
         now: Instant,
         spawned: Instant,
@@ -84,27 +84,27 @@ impl HealthTracker {
         let at = now.saturating_duration_since(spawned);
         let answers = cell.take_decodes();
         for answer in &answers {
-            self.health.speed(at, answer.tokens, answer.ms / 1000.0, answer.busy);
+            self.health.record_speed(at, answer.tokens, answer.ms / 1000.0, answer.busy);
         }
         self.speed = speed(&answers).or(self.speed);
         for prompt in cell.take_prefills() {
-            self.health.prompt(prompt.new, prompt.all, prompt.ms);
+            self.health.record_prompt(prompt.new, prompt.all, prompt.ms);
         }
         let decodes = reading.metrics.and_then(|metrics| metrics.decodes);
         let hindered = self.is_hindered(now, reading.standing);
         self.health.observe(&HealthObservation {
             at,
-            awaited: cell.pulses.awaited(self.forget),
-            moves: cell.pulses.moves(),
+            awaited: cell.pulses.awaited_output(self.abandoned_prompt_limit),
+            moves: cell.pulses.progress_count(),
             decodes,
             slots: reading.slots,
             tells: self.tells_slots,
-            gaps: cell.pulses.gaps(),
+            gaps: cell.pulses.gap_stats(),
             hindered,
             wake: self.wake,
             compute_errors: cell.compute_errors(),
         });
-        self.faults(reading, uses);
+        self.note_faults(reading, uses);
     }
 
     /// True if the process was stopped since the last reading, or waited for its pages.
@@ -119,7 +119,7 @@ impl HealthTracker {
         stopped || paged
     }
 
-    fn faults(&mut self, reading: &ProcessSample, uses: impl Fn(GpuIndex) -> bool) {
+    fn note_faults(&mut self, reading: &ProcessSample, uses: impl Fn(GpuIndex) -> bool) {
         let Some(devices) = &reading.devices else { return };
         // Faults before the first reading belong to an earlier process.
         let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
@@ -130,7 +130,7 @@ impl HealthTracker {
                 GpuFault::Ecc(_) => None,
             };
             if let Some(xid) = xid.filter(|_| uses(fault.gpu)) {
-                self.health.xid(fault.gpu, xid);
+                self.health.record_xid(fault.gpu, xid);
             }
         }
         self.faults_seen = Some(seen.max(devices.last_fault()));
@@ -141,7 +141,7 @@ impl HealthTracker {
     }
 
     /// Decoding speed at the last look, in tokens per second of one slot.
-    pub(super) fn speed(&self) -> Option<f64> {
+    pub(super) fn decode_speed(&self) -> Option<f64> {
         self.speed
     }
 
@@ -166,5 +166,5 @@ impl HealthTracker {
 fn speed(answers: &[DecodeSpeed]) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
-    (tokens > 0 && seconds > 0.0).then(|| exact(tokens) / seconds)
+    (tokens > 0 && seconds > 0.0).then(|| as_f64(tokens) / seconds)
 }

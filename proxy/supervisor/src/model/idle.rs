@@ -27,21 +27,21 @@ impl ModelTask {
             return;
         }
         let now = Instant::now();
-        let idle = self.lives().map(|live| self.leases.idle_since(live.id));
+        let idle = self.live_generations().map(|live| self.leases.idle_since(live.id));
         let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
             Some(since) => clock::after(since, ttl),
             // Requests are running. The next check comes after `ttl`, which is the earliest possible time.
             None => clock::after(now, ttl),
         };
         if due > now || self.leases.waiting() > 0 {
-            self.timers.idle = Some(due.max(clock::again(now, super::ROOM_CHECK_INTERVAL)));
+            self.timers.idle = Some(due.max(clock::after_pause(now, super::ROOM_CHECK_INTERVAL)));
             return;
         }
         if self.context.loading.keeps_company(&self.who) {
             self.timers.idle = Some(clock::after(now, COMPANY_CHECK_INTERVAL));
             return;
         }
-        self.tell(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
+        self.log_event(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
         self.wanted = false;
         self.stop_all();
     }

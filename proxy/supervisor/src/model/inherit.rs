@@ -7,7 +7,7 @@ use warden_policies::lifecycle::{LifecycleEffect, LifecycleEvent};
 use super::bequeath::ModelWill;
 use super::health::HealthTracker;
 use super::loading::LoadState;
-use super::recipe::{ProcessRecipe, recipe};
+use super::recipe::{ProcessRecipe, process_recipe};
 use super::unit::{LiveGeneration, UnitRole};
 use super::{HelperReport, ModelTask};
 use crate::lease::cell::GenerationCell;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 impl ModelTask {
     /// Takes over a model of the previous instance.
-    pub(super) fn inherit(&mut self, will: ModelWill) {
+    pub(super) fn inherit_will(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
         self.inherit_pin(record.by_hand);
         self.wanted |= record.wanted;
@@ -38,17 +38,18 @@ impl ModelTask {
         }
         // The processes have these settings already.
         let _known = self.leases.settings.take_fresh();
-        self.stand = LoadState::In { places: record.places.clone(), told: true, asking: None, beside: true };
+        self.load_state =
+            LoadState::Granted { places: record.places.clone(), told: true, asking: None, beside: true };
         self.report_loading(LoadingReport::Inherited(record.places));
         for heir in heirs {
-            self.adopt(heir);
+            self.adopt_process(heir);
         }
     }
 
-    fn adopt(&mut self, heir: ProcessHeir) {
+    fn adopt_process(&mut self, heir: ProcessHeir) {
         let record = heir.record.clone();
         let generation = record.generation;
-        let current = self.current(record.replica).map(|unit| unit.id);
+        let current = self.current_unit(record.replica).map(|unit| unit.id);
         // A surplus replica: it drains once it is ours.
         let id = current.unwrap_or_else(|| self.add_unit(record.replica, UnitRole::Current));
         let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
@@ -58,12 +59,12 @@ impl ModelTask {
         }
         // A recipe that cannot be read comes from another version: treat the process as outdated.
         let made_of = serde_json::from_value::<ProcessRecipe>(record.made_of).unwrap_or_else(|_| {
-            let mut other = recipe(&self.spec);
+            let mut other = process_recipe(&self.spec);
             other.request.command = record.command.clone();
             other
         });
-        let mut memory = self.tracker(generation, &made_of.request.command);
-        if !memory.inherit(&record.memory) {
+        let mut memory = self.new_tracker(generation, &made_of.request.command);
+        if !memory.restore(&record.memory) {
             tracing::warn!(
                 model = %self.spec.name, %generation,
                 "what the instance before knew of the process's memory cannot be read: it is judged from now on"
@@ -84,33 +85,33 @@ impl ModelTask {
         unit.live = Some(Box::new(live));
         let effects = unit.machine.step(LifecycleEvent::Up, now, &policy);
         for effect in effects.into_iter().filter(|effect| *effect != LifecycleEffect::Spawn) {
-            self.carry_out(id, effect);
+            self.carry_out_effect(id, effect);
         }
-        let sink = self.sink(generation, &record.command);
+        let sink = self.output_sink(generation, &record.command);
         let world = Arc::clone(&self.context.world);
         let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
         let longest = self.watch.child.log_line_bytes;
         let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());
         let born = self.live(id).map(|live| Arc::clone(&live.cell));
-        self.help(generation, async move {
-            let sight = world.look(needed, None).await;
+        self.spawn_helper(generation, async move {
+            let sight = world.check_needs(needed, None).await;
             if let (Some(kin), Some(cell)) = (sight.kin, born) {
                 let _first = cell.kin.set(kin);
             }
             outbox.send(super::TaskMessage::Report(generation, HelperReport::Looked(sight)));
-            context.fleet_memory.born(generation, &world.free(limit).await);
+            context.fleet_memory.add_generation(generation, &world.free_memory(limit).await);
             HelperReport::Spawned(world.adopt(heir, longest, sink).await)
         });
-        self.changed();
+        self.note_action();
     }
 
     /// Starts deciding: the previous instance has let the processes go.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin_deciding(&mut self) {
         let now = Instant::now();
         for unit in &mut self.units {
             if let Some(live) = &mut unit.live {
                 if let Some(process) = &live.process {
-                    process.claim();
+                    process.take_ownership();
                 }
                 if let Some(files) = &live.slot_files {
                     files.set_others(false);
@@ -124,6 +125,6 @@ impl ModelTask {
         if self.wanted {
             self.may_start();
         }
-        self.changed();
+        self.note_action();
     }
 }

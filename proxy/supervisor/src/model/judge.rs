@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use warden_policies::cooldown::{CooldownQuery, HoldReason};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleTimer};
-use warden_policies::recycle::{RecycleDecision, RecycleFacts, RecycleHindrance, decide_unless};
+use warden_policies::recycle::{RecycleDecision, RecycleFacts, RecycleHindrance, decide_without_barred};
 use warden_policies::share::ReplacementReach;
 use warden_policies::{GenerationId, MemoryKind, Reason, RecycleAction};
 
@@ -29,14 +29,14 @@ use crate::view::event::EventKind;
 
 impl ModelTask {
     /// Applies the policy to a unit and acts on the decision.
-    pub(super) fn judge(&mut self, id: UnitId) {
+    pub(super) fn judge_unit(&mut self, id: UnitId) {
         let now = Instant::now();
         self.note_lull(id);
-        let Some(facts) = self.facts(id, now) else { return };
+        let Some(facts) = self.policy_facts(id, now) else { return };
         self.note_exceeded_budgets(id, &facts);
-        let barred = |reason, series| self.bars(&facts, reason, series).is_some();
+        let barred = |reason, series| self.lasting_hold(&facts, reason, series).is_some();
         let denied = self.denies_growth(id, now);
-        let decision = decide_unless(&self.spec.recycle, &facts, |reason, series| {
+        let decision = decide_without_barred(&self.spec.recycle, &facts, |reason, series| {
             barred(reason, series) || denied && is_growth_of_host(Some(reason), series)
         });
         let futile = decision.reason.is_some_and(|reason| barred(reason, decision.series));
@@ -49,7 +49,9 @@ impl ModelTask {
         let urgent = phase == BackendPhase::Draining && decision.action >= RecycleAction::DrainNow;
         live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
-            BackendPhase::Ready if role == UnitRole::Current => self.weigh(id, replica, decision, now),
+            BackendPhase::Ready if role == UnitRole::Current => {
+                self.act_on_decision(id, replica, decision, now)
+            }
             // Do not cut requests for an end that frees nothing.
             BackendPhase::Draining
                 if decision.action == RecycleAction::KillNow && !futile && !self.is_spared(&decision) =>
@@ -67,29 +69,34 @@ impl ModelTask {
         let Some(live) = self.live_mut(id) else { return };
         let generation = live.id;
         let mut passed = std::mem::take(&mut live.wish.passed);
-        let too_small = passed.note(facts, load_time, &mut self.cooldown, &self.spec.recycle);
+        let too_small = passed.add_facts(facts, load_time, &mut self.cooldown, &self.spec.recycle);
         if let Some(live) = self.live_mut(id) {
             live.wish.passed = passed;
         }
         for held in too_small {
-            self.tell(Some(generation), EventKind::PolicyOff { message: held.to_string() });
-            self.changed();
+            self.log_event(Some(generation), EventKind::PolicyOff { message: held.to_string() });
+            self.note_action();
         }
     }
 
     /// Reason that holds a replacement back until an operator acts.
-    fn bars(&self, facts: &RecycleFacts, reason: Reason, series: Option<MemoryKind>) -> Option<HoldReason> {
-        self.cooldown.bars(reason, series, facts.charged(series), &self.spec.recycle)
+    fn lasting_hold(
+        &self,
+        facts: &RecycleFacts,
+        reason: Reason,
+        series: Option<MemoryKind>,
+    ) -> Option<HoldReason> {
+        self.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
     /// Same as [`Self::bars`] for a decision, with the memory of the last judgement.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
-        let held = decision.series.and_then(|series| self.charged(id, series));
-        self.cooldown.bars(decision.reason?, decision.series, held, &self.spec.recycle)
+        let held = decision.series.and_then(|series| self.charged_bytes(id, series));
+        self.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)
     }
 
     /// Acts on a decision about a serving process.
-    fn weigh(&mut self, id: UnitId, replica: u32, mut decision: RecycleDecision, now: Instant) {
+    fn act_on_decision(&mut self, id: UnitId, replica: u32, mut decision: RecycleDecision, now: Instant) {
         let mut facts = None;
         let too_small = |model: &Self, decision: &RecycleDecision| {
             matches!(model.lasting_hold_of(id, decision), Some(HoldReason::BudgetTooSmall { .. }))
@@ -99,7 +106,7 @@ impl ModelTask {
             && let Some(waiting) = self.try_reclaim(id, &decision, now)
         {
             let Some(other) = self.other_than_suspended(id, &mut facts, &waiting, now) else {
-                self.remember(id, waiting, None, now);
+                self.remember_decision(id, waiting, None, now);
                 return;
             };
             decision = other;
@@ -108,11 +115,11 @@ impl ModelTask {
             now: self.context.now(),
             load_time: self.experience.load_time,
             unit: live.random,
-            held: decision.series.and_then(|series| live.memory.charged(series)),
+            held: decision.series.and_then(|series| live.memory.charged_bytes(series)),
         };
         let Some(live) = self.live(id) else { return };
         let generation = live.id;
-        let before = live.wish.said;
+        let before = live.wish.last_decision;
         let wanted = decision.action != RecycleAction::Observe;
         let due = wanted && decision.due;
         let long = live.wish.not_before.filter(|at| *at > now && !decision.threat).map(|at| {
@@ -127,7 +134,7 @@ impl ModelTask {
             (true, false) => self.lasting_hold_of(id, &decision),
         };
         if let Some(by) = held {
-            decision = decision.but(RecycleHindrance::Held { by });
+            decision = decision.held_back(RecycleHindrance::Held { by });
             self.context.fleet_memory.pin(generation);
         }
         let replacing = !self.replacements.is_empty() || self.end.is_some();
@@ -145,32 +152,32 @@ impl ModelTask {
         let mut held = held;
         let go = go && prepared == Some(Ok(()));
         if free && is_growth_of_host(decision.reason, decision.series) && self.denies_growth(id, now) {
-            decision = decision.but(RecycleHindrance::NotConfirmed);
+            decision = decision.held_back(RecycleHindrance::NotConfirmed);
         }
         if let Some(Err(missing)) = &prepared {
             held = Some(HoldReason::CannotStart);
-            decision = decision.but(RecycleHindrance::Held { by: HoldReason::CannotStart });
+            decision = decision.held_back(RecycleHindrance::Held { by: HoldReason::CannotStart });
             self.keep_present_process(replica, &decision, missing);
         }
-        let permit = if go && !alone { self.permit(id, replica) } else { None };
+        let permit = if go && !alone { self.replacement_permit(id, replica) } else { None };
         if spared || go && permit.is_none() && decision.action < RecycleAction::KillNow {
-            decision = decision.but(RecycleHindrance::InTurn);
+            decision = decision.held_back(RecycleHindrance::InTurn);
         }
-        self.remember(id, decision, held, now);
+        self.remember_decision(id, decision, held, now);
         if wanted && !due && held.is_none() {
             let told = before.and_then(|(decision, _)| decision.reason);
             if told != decision.reason {
-                let host_bytes = self.charged(id, MemoryKind::Host);
-                let series_bytes = decision.series.and_then(|series| self.charged(id, series));
+                let host_bytes = self.charged_bytes(id, MemoryKind::Host);
+                let series_bytes = decision.series.and_then(|series| self.charged_bytes(id, series));
                 let kind = EventKind::RecycleWanted { decision, host_bytes, series_bytes };
-                self.tell(Some(generation), kind);
-                self.changed();
+                self.log_event(Some(generation), kind);
+                self.note_action();
             }
         }
         match held {
             Some(held) if !replacing => self.log_held(id, before, decision, held),
             _ if go && decision.action == RecycleAction::KillNow => {
-                let permit = permit.unwrap_or_else(|| self.claim(id, replica));
+                let permit = permit.unwrap_or_else(|| self.claim_permit(id, replica));
                 self.kill_now(id, replica, &decision, permit);
             }
             _ if permit.is_some() => self.replace_by_policy(replica, decision, permit),
@@ -199,32 +206,39 @@ impl ModelTask {
         facts.series.iter_mut().find(|facts| facts.series == series)?.growth.as_mut()?.verdict =
             GrowthVerdict::Steady;
         let denied = self.denies_growth(id, now);
-        let decision = decide_unless(&self.spec.recycle, facts, |reason, series| {
-            self.bars(facts, reason, series).is_some() || denied && is_growth_of_host(Some(reason), series)
+        let decision = decide_without_barred(&self.spec.recycle, facts, |reason, series| {
+            self.lasting_hold(facts, reason, series).is_some()
+                || denied && is_growth_of_host(Some(reason), series)
         });
         (decision.action != RecycleAction::Observe).then_some(decision)
     }
 
-    fn remember(&mut self, id: UnitId, decision: RecycleDecision, held: Option<HoldReason>, now: Instant) {
+    fn remember_decision(
+        &mut self,
+        id: UnitId,
+        decision: RecycleDecision,
+        held: Option<HoldReason>,
+        now: Instant,
+    ) {
         let policy = &self.spec.recycle;
         let (within, quiet_for) = (policy.common.quiet_within, policy.common.quiet_for);
         let Some(live) = self.live(id) else { return };
         let idle_since = self.leases.idle_since(live.id);
         let wanted = decision.action != RecycleAction::Observe;
         let Some(live) = self.live_mut(id) else { return };
-        let news = live.wish.said.is_none_or(|(before, _)| before != decision);
-        live.wish.said = Some((decision, held));
+        let news = live.wish.last_decision.is_none_or(|(before, _)| before != decision);
+        live.wish.last_decision = Some((decision, held));
         live.wish.since = if wanted { live.wish.since.or(Some(now)) } else { None };
         if wanted && !decision.due && held.is_none() {
             let within = live.wish.since.map(|since| clock::after(since, within));
             let quiet = idle_since.map(|since| clock::after(since, quiet_for));
             // A permit becomes free without notice when another replacement ends, so ask again.
-            let turn =
-                (decision.why_not == Some(RecycleHindrance::InTurn)).then(|| clock::again(now, quiet_for));
+            let turn = (decision.why_not == Some(RecycleHindrance::InTurn))
+                .then(|| clock::after_pause(now, quiet_for));
             live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
         }
         if news {
-            self.changed();
+            self.note_action();
         }
     }
 
@@ -240,15 +254,15 @@ impl ModelTask {
         if told != decision.reason.map(|reason| (reason, kind(&held))) {
             let generation = self.generation(id);
             let message = held.to_string();
-            self.tell(generation, EventKind::RecycleHeld { decision, held, message });
-            self.changed();
+            self.log_event(generation, EventKind::RecycleHeld { decision, held, message });
+            self.note_action();
         }
     }
 
     /// True if another backend was ended for this shortage a moment ago; that end may be enough.
     fn is_spared(&self, decision: &RecycleDecision) -> bool {
         match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
-            Some(series) => !self.context.may_end(series),
+            Some(series) => !self.context.may_end_backend(series),
             None => false,
         }
     }
@@ -291,30 +305,30 @@ impl ModelTask {
         })
     }
 
-    fn charged(&self, id: UnitId, kind: MemoryKind) -> Option<u64> {
-        self.live(id)?.memory.charged(kind)
+    fn charged_bytes(&self, id: UnitId, kind: MemoryKind) -> Option<u64> {
+        self.live(id)?.memory.charged_bytes(kind)
     }
 
     /// Permit to replace a replica now; `None` while another replacement goes first.
-    pub(super) fn permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
+    pub(super) fn replacement_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
         let unit = self.unit(id)?;
-        let gpus = unit.live.as_ref()?.memory.gpus();
+        let gpus = unit.live.as_ref()?.memory.used_gpus();
         // Two overlapping replacements at a time would count the same free memory twice.
         let reach = if self.would_overlap(unit) { ReplacementReach::Machine } else { ReplacementReach::Gpus };
-        self.context.permit(&self.spec.name, replica, &gpus, reach)
+        self.context.replacement_permit(&self.spec.name, replica, &gpus, reach)
     }
 
     /// Permit for a replacement caused by a new configuration. Such replacements run one after another, so
     /// that each is judged by the memory that the last one left.
     pub(super) fn exclusive_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
-        let gpus = self.live(id)?.memory.gpus();
-        self.context.permit(&self.spec.name, replica, &gpus, ReplacementReach::Machine)
+        let gpus = self.live(id)?.memory.used_gpus();
+        self.context.replacement_permit(&self.spec.name, replica, &gpus, ReplacementReach::Machine)
     }
 
     /// Permit for a replacement that does not wait; others wait for it.
-    pub(super) fn claim(&self, id: UnitId, replica: u32) -> ReplacementPermit {
-        let gpus = self.live(id).map(|live| live.memory.gpus());
-        self.context.claim(&self.spec.name, replica, &gpus.unwrap_or_default())
+    pub(super) fn claim_permit(&self, id: UnitId, replica: u32) -> ReplacementPermit {
+        let gpus = self.live(id).map(|live| live.memory.used_gpus());
+        self.context.claim_permit(&self.spec.name, replica, &gpus.unwrap_or_default())
     }
 
     /// Ends a process without a drain and with a short grace, because memory is almost exhausted.
@@ -325,7 +339,7 @@ impl ModelTask {
             Some(permit),
             "sequential: memory is almost gone, so it does not drain",
         );
-        self.step(id, LifecycleEvent::Recycle);
+        self.step_machine(id, LifecycleEvent::Recycle);
         self.cut_drain(id, decision);
     }
 
@@ -334,13 +348,13 @@ impl ModelTask {
         let Some(unit) = self.unit_mut(id) else { return };
         let generation: Option<GenerationId> = unit.generation();
         let Some(live) = &mut unit.live else { return };
-        live.hurried = true;
+        live.short_grace = true;
         tracing::warn!(model = %self.spec.name, ?generation, ?decision, "ended without waiting for its requests");
-        self.step(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+        self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 
     /// Policy facts about a unit that serves or drains.
-    fn facts(&self, id: UnitId, now: Instant) -> Option<RecycleFacts> {
+    fn policy_facts(&self, id: UnitId, now: Instant) -> Option<RecycleFacts> {
         let unit = self.unit(id)?;
         if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Draining) {
             return None;
@@ -349,7 +363,7 @@ impl ModelTask {
         let since = |moment: Option<Instant>| moment.map(|moment| now.saturating_duration_since(moment));
         let idle_since = self.leases.idle_since(live.id);
         let memory = &live.memory;
-        let series = memory.series(&self.spec.recycle);
+        let series = memory.series_facts(&self.spec.recycle);
         let totals: Vec<(MemoryKind, Option<u64>)> =
             series.iter().map(|facts| (facts.series, facts.total)).collect();
         let total =
@@ -358,15 +372,15 @@ impl ModelTask {
         Some(RecycleFacts {
             series,
             symptoms: live.health.symptoms(),
-            shared: self.context.fleet_memory.chosen(live.id, &budgets, total),
+            shared: self.context.fleet_memory.shared_decision(live.id, &budgets, total),
             admission: self.leases.admission_wish(live.id),
             age: since(live.ready).unwrap_or_default(),
             work: live.cell.work(),
             idle_for: since(idle_since),
             wanted_for: since(live.wish.since),
             urgent_for: since(live.wish.urgent_since),
-            minute: self.context.world.minute(),
-            load: self.load(unit),
+            minute: self.context.world.minute_of_day(),
+            load: self.replacement_load(unit),
             unit: live.random,
         })
     }

@@ -21,26 +21,26 @@ const MAX_PENDING_LINES: usize = 256;
 const MAX_PENDING_ALARMS: usize = 1;
 
 /// Builds the line handler of one generation.
-pub(super) fn line_sink(
+pub(super) fn make_line_sink(
     generation: GenerationId,
     command: &ServerCommand,
     logs: Arc<LogRing>,
     outbox: TaskOutbox,
 ) -> LineSink {
-    let given = discreet::known(command);
+    let given = discreet::known_secrets(command);
     let said = Arc::new(Semaphore::new(MAX_PENDING_LINES));
     let alarms = Arc::new(Semaphore::new(MAX_PENDING_ALARMS));
     Arc::new(move |stream, text| {
-        if declared_memory::is_telling(&text)
+        if declared_memory::is_memory_line(&text)
             && let Ok(pending) = Arc::clone(&said).try_acquire_owned()
         {
-            outbox.send(TaskMessage::Report(generation, HelperReport::Said(text.clone(), pending)));
+            outbox.send(TaskMessage::Report(generation, HelperReport::MemoryLine(text.clone(), pending)));
         }
         let is_crash = failure::is_crash(&text);
-        logs.push(generation, stream, given.hide(text));
+        logs.push(generation, stream, given.redact(text));
         // Send after the line is logged: the task looks for it there.
         if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
-            outbox.send(TaskMessage::Report(generation, HelperReport::Alarmed(pending)));
+            outbox.send(TaskMessage::Report(generation, HelperReport::CrashLogged(pending)));
         }
     })
 }
@@ -55,21 +55,22 @@ mod tests {
 
     fn command() -> ServerCommand {
         let directory = None;
-        ServerCommand { directory, ..ServerCommand::bare("/bin/true".into()) }
+        ServerCommand { directory, ..ServerCommand::from_binary("/bin/true".into()) }
     }
 
     #[test]
     fn however_much_a_child_says_its_inbox_stays_small() {
         let logs = Arc::new(LogRing::new(ModelName::new("m"), 10));
         let (outbox, mut inbox) = mailbox();
-        let sink = line_sink(GenerationId(1), &command(), logs, outbox);
+        let sink = make_line_sink(GenerationId(1), &command(), logs, outbox);
         for n in 0..100_000 {
             sink(OutputStream::Stderr, format!("CUDA error: number {n}"));
             sink(OutputStream::Stderr, format!("load_model: initializing slots, n_slots = {n}"));
         }
         let alarms = |inbox: &mut TaskInbox| {
             let all = std::iter::from_fn(|| inbox.try_recv());
-            all.filter(|message| matches!(message, TaskMessage::Report(_, HelperReport::Alarmed(_)))).count()
+            all.filter(|message| matches!(message, TaskMessage::Report(_, HelperReport::CrashLogged(_))))
+                .count()
         };
         assert!(inbox.len() <= MAX_PENDING_LINES + MAX_PENDING_ALARMS, "{}", inbox.len());
         assert_eq!(alarms(&mut inbox), 1);

@@ -15,7 +15,7 @@ use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleTimer};
 use warden_policies::loading::{LoadSpec, MemoryAmounts, ModelReading};
 use warden_policies::{MemoryKind, ModelName};
 
-use super::recipe::recipe;
+use super::recipe::process_recipe;
 use super::unit::{ProcessUnit, UnitId, UnitRole};
 use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
 use crate::error::{FailureKind, LeaseDenied};
@@ -28,13 +28,13 @@ use crate::view::event::EventKind;
 pub(super) enum LoadState {
     /// No process, and none wanted.
     #[default]
-    Out,
+    Unloaded,
     /// Waits for room. `changed`: the settings have changed since it asked.
-    Asked { urgent: bool, number: u64, changed: bool },
+    Waiting { urgent: bool, number: u64, changed: bool },
     /// May have processes on these GPUs per replica; an empty list leaves the GPUs to the command. While
     /// `asking` whether new settings may stay, no process is started. `beside`: processes with the latest
     /// settings fit next to the old ones.
-    In { places: Vec<Vec<usize>>, told: bool, asking: Option<u64>, beside: bool },
+    Granted { places: Vec<Vec<usize>>, told: bool, asking: Option<u64>, beside: bool },
     /// Must unload, for another model or by itself.
     Leaving { for_another: bool },
 }
@@ -44,27 +44,27 @@ impl ModelTask {
     pub(super) fn settle_loading(&mut self) {
         let any = self.units.iter().any(|unit| unit.live.is_some()) || self.is_searching();
         let ends = self.end.is_some();
-        match &self.stand {
-            LoadState::In { told: false, .. } if self.all_serve() => {
-                if let LoadState::In { told, .. } = &mut self.stand {
+        match &self.load_state {
+            LoadState::Granted { told: false, .. } if self.all_serve() => {
+                if let LoadState::Granted { told, .. } = &mut self.load_state {
                     *told = true;
                 }
                 self.report_loading(LoadingReport::Loaded);
             }
-            LoadState::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
+            LoadState::Granted { .. } if !any && (ends || self.all_starts_failed()) => self.give_room_back(),
             // Unloaded by an operator or after `ttl`.
-            LoadState::In { .. } if self.end.map_or(!self.wanted, |end| end == TaskEnd::Removed) => {
-                self.stand = LoadState::Leaving { for_another: false };
-                self.report_loading(LoadingReport::Leaves);
-                self.changed();
+            LoadState::Granted { .. } if self.end.map_or(!self.wanted, |end| end == TaskEnd::Removed) => {
+                self.load_state = LoadState::Leaving { for_another: false };
+                self.report_loading(LoadingReport::Leaving);
+                self.note_action();
             }
             LoadState::Leaving { .. } if !any => {
                 self.restore_configured();
                 self.give_room_back();
             }
             // The room was given back while a start waited for an answer.
-            LoadState::Out if self.holds_starts() && !ends => drop(self.may_start()),
-            LoadState::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => {
+            LoadState::Unloaded if self.holds_starts() && !ends => drop(self.may_start()),
+            LoadState::Waiting { .. } if ends || !(self.wanted || self.holds_starts()) => {
                 self.restore_configured();
                 self.give_room_back();
             }
@@ -74,9 +74,9 @@ impl ModelTask {
 
     pub(super) fn give_room_back(&mut self) {
         self.replacements.release_permits();
-        self.stand = LoadState::Out;
-        self.report_loading(LoadingReport::Gone);
-        self.changed();
+        self.load_state = LoadState::Unloaded;
+        self.report_loading(LoadingReport::Unloaded);
+        self.note_action();
     }
 
     /// True if all replicas that can start serve. A replica that does not start does not delay others.
@@ -87,35 +87,39 @@ impl ModelTask {
     }
 
     /// True if starts failed and the next ones wait; other models may use the room meanwhile.
-    fn fails(&self) -> bool {
+    fn all_starts_failed(&self) -> bool {
         self.units.iter().all(ProcessUnit::waits_for_change)
     }
 
     fn holds_starts(&self) -> bool {
-        self.units.iter().any(|unit| unit.held.is_some())
+        self.units.iter().any(|unit| unit.held_start.is_some())
     }
 
     /// True if processes may be started now. Otherwise asks the loader for room.
     pub(super) fn may_start(&mut self) -> bool {
-        if let LoadState::In { asking, .. } = self.stand {
+        if let LoadState::Granted { asking, .. } = self.load_state {
             return asking.is_none();
         }
         let urgent = !self.operators.restarts.is_empty();
-        let asks = match self.stand {
-            LoadState::Out => true,
-            LoadState::Asked { urgent: known, .. } => urgent && !known,
-            LoadState::In { .. } | LoadState::Leaving { .. } => false,
+        let asks = match self.load_state {
+            LoadState::Unloaded => true,
+            LoadState::Waiting { urgent: known, .. } => urgent && !known,
+            LoadState::Granted { .. } | LoadState::Leaving { .. } => false,
         };
         if asks {
             // A repeated wish keeps its number, because the answer may be on its way.
-            if self.stand == LoadState::Out {
-                self.asks += 1;
+            if self.load_state == LoadState::Unloaded {
+                self.last_wish += 1;
             }
-            let number = self.asks;
-            let changed = matches!(self.stand, LoadState::Asked { changed: true, .. });
-            self.stand = LoadState::Asked { urgent, number, changed };
-            self.report_loading(LoadingReport::Wants { spec: Box::new(self.loading_spec()), urgent, number });
-            self.changed();
+            let number = self.last_wish;
+            let changed = matches!(self.load_state, LoadState::Waiting { changed: true, .. });
+            self.load_state = LoadState::Waiting { urgent, number, changed };
+            self.report_loading(LoadingReport::Wanted {
+                spec: Box::new(self.loading_spec()),
+                urgent,
+                number,
+            });
+            self.note_action();
         }
         false
     }
@@ -123,14 +127,14 @@ impl ModelTask {
     /// Starts a process because of a timer or a repaired file, if there is room; otherwise it waits for room.
     pub(super) fn revive(&mut self, id: UnitId, event: LifecycleEvent) {
         if self.may_start() {
-            self.step(id, event);
+            self.step_machine(id, event);
         } else if let Some(unit) = self.unit_mut(id) {
-            unit.held = Some(event);
+            unit.held_start = Some(event);
         }
     }
 
     /// True if the expiry of this timer starts a process.
-    pub(super) const fn starts(timer: LifecycleTimer) -> bool {
+    pub(super) const fn starts_process(timer: LifecycleTimer) -> bool {
         matches!(timer, LifecycleTimer::Backoff { .. } | LifecycleTimer::Trial)
     }
 
@@ -140,10 +144,10 @@ impl ModelTask {
             replicas: self.spec.run.replicas,
             ttl: self.spec.ttl,
             pin: self.is_pinned(),
-            can_do_with_less: self.spec.fallback.is_some() && self.whole.is_none(),
+            can_do_with_less: self.spec.fallback.is_some() && self.configured_command.is_none(),
             ..self.spec.loading.clone()
         };
-        let measured = self.context.leak_history.most(&leak_history::key(&self.spec.command));
+        let measured = self.context.leak_history.peak_memory(&leak_history::process_key(&self.spec.command));
         match &mut spec.needs {
             Some(needs) => needs.measured = measured,
             // The model file's needs are unknown, but processes with the same command were measured.
@@ -162,33 +166,33 @@ impl ModelTask {
             outbox.send(TaskMessage::Control(match word {
                 LoadingOrder::Load(places, asked) => ControlMessage::Load(places, asked),
                 LoadingOrder::Unload(wanted) => ControlMessage::Unload(wanted.name),
-                LoadingOrder::GiveBack => ControlMessage::GiveBack,
+                LoadingOrder::ReclaimMemory => ControlMessage::ReclaimForOther,
                 LoadingOrder::Stay { places, beside, question } => {
                     ControlMessage::Stay { places, beside, question }
                 }
-                LoadingOrder::Anew { why, question } => ControlMessage::Anew { why, question },
-                LoadingOrder::Come => ControlMessage::Come,
-                LoadingOrder::ClearAway => ControlMessage::ClearAway,
-                LoadingOrder::Never { why, by_room } => ControlMessage::Never { why, by_room },
+                LoadingOrder::Reload { why, question } => ControlMessage::Reload { why, question },
+                LoadingOrder::LoadAlong => ControlMessage::LoadAlong,
+                LoadingOrder::DropKeptState => ControlMessage::DropKeptState,
+                LoadingOrder::NeverLoad { why, by_room } => ControlMessage::NeverLoad { why, by_room },
             }));
         });
-        self.report_loading(LoadingReport::Joins { leases: Arc::clone(&self.leases), listener });
+        self.report_loading(LoadingReport::Joined { leases: Arc::clone(&self.leases), listener });
         self.apply_loading();
     }
 
     /// Reports new settings. A loaded model stays loaded.
     pub(super) fn apply_loading(&self) {
-        self.report_loading(LoadingReport::Is(Box::new(self.loading_spec())));
+        self.report_loading(LoadingReport::SettingsChanged(Box::new(self.loading_spec())));
     }
 
     /// Handles the loader's answer that the model can never be loaded. Uses the fallback arguments if they
     /// can help; else its requests and operators get the reason.
     pub(super) fn note_never_loaded(&mut self, why: &str, by_room: bool) {
-        if !matches!(self.stand, LoadState::Asked { .. }) || by_room && self.fall_back(why) {
+        if !matches!(self.load_state, LoadState::Waiting { .. }) || by_room && self.fall_back(why) {
             return;
         }
         let denied = LeaseDenied::NeverLoaded(why.to_owned());
-        self.leases.dismiss(&denied);
+        self.leases.refuse_waiting(&denied);
         self.leases.give_up_predecessor();
         self.context.refuse_in_predecessor(&self.spec.name, &denied);
         self.give_up_replacements(&format!("it cannot be loaded: {why}"));
@@ -199,25 +203,25 @@ impl ModelTask {
 
     /// Room was granted to the wish with this number. Answers to withdrawn wishes are ignored.
     pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
-        let LoadState::Asked { number, changed, .. } = self.stand else { return };
+        let LoadState::Waiting { number, changed, .. } = self.load_state else { return };
         if number != asked {
             return;
         }
-        self.stand = LoadState::In { places, told: false, asking: None, beside: true };
+        self.load_state = LoadState::Granted { places, told: false, asking: None, beside: true };
         if changed {
             // The room was granted for other settings.
-            self.ask_now();
+            self.ask_loader();
         } else {
             self.run_held_starts();
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Runs the starts that waited for room.
     fn run_held_starts(&mut self) {
         for id in self.ids() {
-            if let Some(event) = self.unit_mut(id).and_then(|unit| unit.held.take()) {
-                self.step(id, event);
+            if let Some(event) = self.unit_mut(id).and_then(|unit| unit.held_start.take()) {
+                self.step_machine(id, event);
             }
         }
     }
@@ -235,55 +239,55 @@ impl ModelTask {
         if !(remade && needs(&now) != needs(before) || now.replicas != before.replicas || elsewhere) {
             return;
         }
-        if let LoadState::Asked { changed, .. } = &mut self.stand {
+        if let LoadState::Waiting { changed, .. } = &mut self.load_state {
             *changed = true;
         }
-        self.ask_now();
+        self.ask_loader();
     }
 
     /// True while the model waits to hear if it may stay with new settings. No process starts meanwhile.
     pub(super) fn is_asking_to_stay(&self) -> bool {
-        matches!(self.stand, LoadState::In { asking: Some(_), .. })
+        matches!(self.load_state, LoadState::Granted { asking: Some(_), .. })
     }
 
-    fn ask_now(&mut self) {
-        if let LoadState::In { asking, .. } = &mut self.stand {
-            self.asks += 1;
-            *asking = Some(self.asks);
-            self.report_loading(LoadingReport::Remade(self.asks));
+    fn ask_loader(&mut self) {
+        if let LoadState::Granted { asking, .. } = &mut self.load_state {
+            self.last_wish += 1;
+            *asking = Some(self.last_wish);
+            self.report_loading(LoadingReport::ReplacementPlanned(self.last_wish));
         }
     }
 
     /// The loader lets the model stay, with these GPUs per process.
-    pub(super) fn stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
-        let LoadState::In { places, asking, beside, .. } = &mut self.stand else { return };
+    pub(super) fn note_stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
+        let LoadState::Granted { places, asking, beside, .. } = &mut self.load_state else { return };
         if *asking != Some(question) {
             return;
         }
         (*places, *asking, *beside) = (now, None, fits_beside);
         self.timers.configuration = None;
         self.run_held_starts();
-        self.changed();
+        self.note_action();
     }
 
     /// The loader does not let the model stay: its requests end, it stops, and asks for room again.
     pub(super) fn reload_model(&mut self, why: String, question: u64) {
         // Accept an answer to an earlier question as well: the loader already counts the model as leaving.
         if self.end.is_some()
-            || !matches!(self.stand, LoadState::In { asking: Some(asked), .. } if asked >= question)
+            || !matches!(self.load_state, LoadState::Granted { asking: Some(asked), .. } if asked >= question)
         {
             return;
         }
-        self.tell(None, EventKind::LoadsAnew { message: why });
+        self.log_event(None, EventKind::LoadsAnew { message: why });
         self.leave_for("the model is loaded anew with its new settings");
     }
 
     /// Unloads the model for another one.
     pub(super) fn make_room_for(&mut self, wanted: ModelName) {
-        if self.end.is_some() || !matches!(self.stand, LoadState::In { .. }) {
+        if self.end.is_some() || !matches!(self.load_state, LoadState::Granted { .. }) {
             return;
         }
-        self.tell(None, EventKind::MakesRoom { wanted });
+        self.log_event(None, EventKind::MakesRoom { wanted });
         self.leave_for("the model makes room for another one");
         self.wanted = false;
     }
@@ -291,7 +295,7 @@ impl ModelTask {
     /// Ends the processes once their running requests have ended.
     fn leave_for(&mut self, why: &str) {
         self.give_up_replacements(why);
-        self.stand = LoadState::Leaving { for_another: true };
+        self.load_state = LoadState::Leaving { for_another: true };
         self.stop_all();
     }
 
@@ -299,17 +303,20 @@ impl ModelTask {
     /// they take.
     pub(super) fn may_drain_long(&self, id: UnitId) -> bool {
         let lost = self.spec.lifecycle.probes_lost;
-        let crashed = self
-            .live(id)
-            .is_none_or(|live| live.crashed.is_some() || live.hurried || live.silent_for(lost).is_some());
+        let crashed = self.live(id).is_none_or(|live| {
+            live.crashed_at.is_some() || live.short_grace || live.silent_for(lost).is_some()
+        });
         // Without running requests only slots are being saved, which has a time limit.
         let answers = self.live(id).is_some_and(|live| self.leases.in_flight(live.id) > 0);
-        answers && self.end.is_none() && self.stand == (LoadState::Leaving { for_another: true }) && !crashed
+        answers
+            && self.end.is_none()
+            && self.load_state == (LoadState::Leaving { for_another: true })
+            && !crashed
     }
 
     /// GPUs of a replica, if the loader chose them.
-    pub(super) fn place_of(&self, replica: u32) -> Vec<usize> {
-        let LoadState::In { places, .. } = &self.stand else { return Vec::new() };
+    pub(super) fn replica_gpus(&self, replica: u32) -> Vec<usize> {
+        let LoadState::Granted { places, .. } = &self.load_state else { return Vec::new() };
         let place = usize::try_from(replica).ok().and_then(|replica| places.get(replica));
         place.filter(|_| self.spec.choose_gpus).cloned().unwrap_or_default()
     }
@@ -317,33 +324,36 @@ impl ModelTask {
     /// Reports the memory of the model's processes, once all were read.
     pub(super) fn report_memory(&self) {
         // During a replacement two processes hold memory, so the sum would be too large.
-        if !matches!(self.stand, LoadState::In { .. }) || !self.replacements.is_empty() || !self.all_serve() {
+        if !matches!(self.load_state, LoadState::Granted { .. })
+            || !self.replacements.is_empty()
+            || !self.all_serve()
+        {
             return;
         }
         let mut held = MemoryAmounts::none();
-        let made_of = recipe(&self.spec);
+        let made_of = process_recipe(&self.spec);
         // A retiring process ends and frees its memory.
         let current = self.units.iter().filter(|unit| unit.role == UnitRole::Current);
         let current: Vec<_> = current.filter_map(ProcessUnit::generation).collect();
         let (mut leaks, mut gpus_unknown, mut can_give, mut outdated) = (false, false, false, false);
-        for live in self.lives() {
-            if !live.memory.is_known() {
+        for live in self.live_generations() {
+            if !live.memory.has_reading() {
                 return;
             }
             leaks |= live.memory.leaks();
-            outdated |= live.made_of != made_of || !current.contains(&live.id);
+            outdated |= live.recipe != made_of || !current.contains(&live.id);
             gpus_unknown |= !live.memory.knows_vram();
             can_give |= live.can_reclaim(&self.spec.recycle.common);
-            held.add(MemoryKind::Host, live.memory.charged(MemoryKind::Host).unwrap_or(0));
+            held.add(MemoryKind::Host, live.memory.charged_bytes(MemoryKind::Host).unwrap_or(0));
             for vram in &live.memory.vram {
                 held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
             }
         }
-        self.report_loading(LoadingReport::Read(ModelReading {
+        self.report_loading(LoadingReport::Measured(ModelReading {
             held,
             leaks,
             gpus_unknown,
-            can_give,
+            can_reclaim: can_give,
             outdated,
         }));
     }
@@ -351,16 +361,16 @@ impl ModelTask {
     /// Reports a start that lacked memory.
     pub(super) fn report_short(&self, kind: FailureKind) {
         if kind == FailureKind::OutOfMemory {
-            self.report_loading(LoadingReport::Short);
+            self.report_loading(LoadingReport::StartShort);
         }
     }
 
     pub(super) fn report_loading(&self, told: LoadingReport) {
-        self.context.loading.tell(&self.who, told);
+        self.context.loading.send_report(&self.who, told);
     }
 
     /// True if requests wait for the model while the model waits for room.
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self.stand, LoadState::Asked { .. }) && self.leases.needs_process()
+        matches!(self.load_state, LoadState::Waiting { .. }) && self.leases.needs_process()
     }
 }

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::{Reason, RecycleAction, RecycleDecision};
 
-use super::recipe::{ProcessRecipe, recipe};
-use super::replace::because;
+use super::recipe::{ProcessRecipe, process_recipe};
+use super::replace::decision_for;
 use super::timers;
 use super::unit::{UnitId, UnitRole};
 use super::{ModelTask, TaskMessage};
@@ -39,31 +39,31 @@ impl ModelTask {
         if unit.phase() != BackendPhase::Ready {
             return Some(Ok(()));
         }
-        let made_of = recipe(&self.spec);
+        let made_of = process_recipe(&self.spec);
         // The libraries of another binary are irrelevant.
-        let same = unit.live.as_ref().filter(|live| live.made_of == made_of);
+        let same = unit.live.as_ref().filter(|live| live.recipe == made_of);
         let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
         // A result serves one replacement: the next one may follow a repair.
-        if let Some((at, of, sight)) = self.needs.seen.take()
+        if let Some((at, of, sight)) = self.needs.for_replacement.take()
             && at.elapsed() <= CHECK_MAX_AGE
             && of == made_of
         {
             return Some(match sight.missing.clone() {
                 Some(missing) => {
-                    self.needs.found = Some(sight);
+                    self.needs.last_missing = Some(sight);
                     Err(missing)
                 }
                 None => Ok(()),
             });
         }
-        self.needs.wanted = true;
-        self.look(made_of, running, Some(patience));
+        self.needs.is_wanted = true;
+        self.check_needs(made_of, running, Some(patience));
         None
     }
 
     /// Starts a check. `ahead`: how long the model's files may be read first.
-    fn look(&mut self, made_of: ProcessRecipe, running: Option<u32>, ahead: Option<Duration>) {
-        if std::mem::replace(&mut self.needs.looking, true) {
+    fn check_needs(&mut self, made_of: ProcessRecipe, running: Option<u32>, ahead: Option<Duration>) {
+        if std::mem::replace(&mut self.needs.is_checking, true) {
             return;
         }
         let (world, outbox) = (Arc::clone(&self.context.world), self.outbox.clone());
@@ -72,21 +72,21 @@ impl ModelTask {
             if let Some(limit) = ahead {
                 world.read_ahead(command.clone(), limit).await;
             }
-            let sight = world.look(command, running).await;
+            let sight = world.check_needs(command, running).await;
             outbox.send(TaskMessage::Looked(Box::new(made_of), sight));
         });
     }
 
-    pub(super) fn looked(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
-        self.needs.looking = false;
+    pub(super) fn note_needs(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
+        self.needs.is_checking = false;
         let other = |before: &NeedsCheck| before.stamps != sight.stamps;
-        if self.needs.kept.as_ref().is_some_and(|kept| other(kept) || sight.missing.is_none()) {
-            self.needs.kept = None;
+        if self.needs.blocking.as_ref().is_some_and(|kept| other(kept) || sight.missing.is_none()) {
+            self.needs.blocking = None;
             self.timers.configuration = None;
             self.note = None;
-            self.changed();
+            self.note_action();
         }
-        if made_of == recipe(&self.spec) {
+        if made_of == process_recipe(&self.spec) {
             for id in self.ids() {
                 let Some(unit) = self.unit_mut(id).filter(|unit| unit.waits_for_change()) else { continue };
                 if unit.sight.as_ref().is_some_and(other) {
@@ -95,23 +95,23 @@ impl ModelTask {
                 }
             }
         }
-        if std::mem::take(&mut self.needs.wanted) {
-            self.needs.seen = Some((Instant::now(), made_of, sight));
+        if std::mem::take(&mut self.needs.is_wanted) {
+            self.needs.for_replacement = Some((Instant::now(), made_of, sight));
         }
-        if let Some((replica, reason)) = self.needs.asked.take()
+        if let Some((replica, reason)) = self.needs.pending_replacement.take()
             && self.replacements.is_empty()
             && self.end.is_none()
         {
-            self.replace(replica, reason);
+            self.replace_replica(replica, reason);
         }
         // Judge again the units that requested the check.
         for id in self.ids() {
             let live = self.live(id);
             if live
-                .and_then(|live| live.wish.said)
+                .and_then(|live| live.wish.last_decision)
                 .is_some_and(|(decision, _)| decision.action != RecycleAction::Observe)
             {
-                self.judge(id);
+                self.judge_unit(id);
             }
         }
         self.steps += 1;
@@ -120,19 +120,19 @@ impl ModelTask {
     /// Schedules checks while something waits for a change.
     pub(super) fn watch_needs(&mut self) {
         let waits = self.units.iter().any(|unit| unit.role == UnitRole::Current && unit.waits_for_change());
-        if !waits && self.needs.kept.is_none() {
+        if !waits && self.needs.blocking.is_none() {
             self.timers.look = None;
-        } else if self.timers.look.is_none() && !self.needs.looking {
-            self.timers.look = Some(clock::again(Instant::now(), self.spec.lifecycle.look_interval));
+        } else if self.timers.look.is_none() && !self.needs.is_checking {
+            self.timers.look = Some(clock::after_pause(Instant::now(), self.spec.lifecycle.look_interval));
         }
     }
 
     pub(super) fn fire_needs_check(&mut self, now: Instant) {
-        if timers::take(&mut self.timers.look, now) {
-            let made_of = recipe(&self.spec);
-            let same = self.lives().find(|live| live.made_of == made_of);
+        if timers::take_due(&mut self.timers.look, now) {
+            let made_of = process_recipe(&self.spec);
+            let same = self.live_generations().find(|live| live.recipe == made_of);
             let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
-            self.look(made_of, running, None);
+            self.check_needs(made_of, running, None);
         }
     }
 
@@ -145,16 +145,16 @@ impl ModelTask {
         missing: &MissingNeed,
     ) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
-        let sight = self.needs.found.take();
-        let known = self.needs.kept.is_some() && self.needs.kept == sight;
-        self.needs.kept = sight;
+        let sight = self.needs.last_missing.take();
+        let known = self.needs.blocking.is_some() && self.needs.blocking == sight;
+        self.needs.blocking = sight;
         if known && !asked {
             return;
         }
         let message = format!("{}; the running process was kept", missing.message);
-        self.book(replica, decision, ReplacementMode::Sequential, Some(message.clone()), None);
+        self.track_replacement(replica, decision, ReplacementMode::Sequential, Some(message.clone()), None);
         let failure = BackendFailure { kind: missing.kind, message, lines: Vec::new(), failures: 0 };
-        self.fail(replica, &failure);
+        self.fail_replacement(replica, &failure);
     }
 
     /// Same check for an operator or a new configuration. True if the replacement may begin.
@@ -162,13 +162,13 @@ impl ModelTask {
         match self.may_replace(id, READ_AHEAD_LIMIT) {
             Some(Ok(())) => true,
             Some(Err(missing)) => {
-                self.keep_present_process(replica, &because(reason), &missing);
+                self.keep_present_process(replica, &decision_for(reason), &missing);
                 false
             }
             None => {
                 // Other reasons are judged again anyway.
                 if !matches!(reason, Reason::Operator | Reason::Configuration) {
-                    self.needs.asked = Some((replica, reason));
+                    self.needs.pending_replacement = Some((replica, reason));
                 }
                 false
             }

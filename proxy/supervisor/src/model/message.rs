@@ -53,9 +53,9 @@ pub(crate) enum HelperReport {
     /// The process was created, or could not be.
     Spawned(Result<Arc<dyn BackendProcess>, SpawnError>),
     /// Output line that may report memory.
-    Said(String, OwnedSemaphorePermit),
+    MemoryLine(String, OwnedSemaphorePermit),
     /// The process logged a crash.
-    Alarmed(OwnedSemaphorePermit),
+    CrashLogged(OwnedSemaphorePermit),
     /// The probe sent at this time has ended.
     Probed {
         sent: Instant,
@@ -74,15 +74,15 @@ pub(crate) enum HelperReport {
     /// Conversations of the predecessor were warmed after the gate opened.
     Warmed(Box<WarmthReport>),
     /// Descriptions of settings of other processes that could not be applied to this one.
-    Unset(Vec<String>),
+    SettingsFailed(Vec<String>),
     /// Files were checked just before the process was created.
     Looked(NeedsCheck),
     /// The starting process has made no progress for this long.
-    StandsStill(Duration),
+    Stalled(Duration),
     /// The process is reaped. For SIGKILL: whether lack of memory was the reason.
     Exited(ProcessExit, OomEvidence),
     /// Memory that came back after the process ended.
-    Returned(ReturnedMemory),
+    MemoryReturned(ReturnedMemory),
     /// Memory was read, or could not be.
     Sampled { taken: ReadingContext, sample: Box<ProcessSample> },
     /// Result of a reclaim request.
@@ -100,13 +100,13 @@ pub(crate) enum ControlMessage {
     /// New settings. Answered with true if processes are replaced because of them.
     Apply(SharedSpec, Box<WatchConfig>, oneshot::Sender<bool>),
     /// New settings of a remote model. Answered with true if its address changes.
-    Point(Box<RemoteSpec>, oneshot::Sender<bool>),
+    PointRemote(Box<RemoteSpec>, oneshot::Sender<bool>),
     /// Room granted: GPUs per process, and the number of the wish.
     Load(Vec<Vec<usize>>, u64),
     /// Unload for this model.
     Unload(ModelName),
     /// Another model needs memory that the processes hoard.
-    GiveBack,
+    ReclaimForOther,
     /// The model may stay with its new settings: GPUs per process, room next to the old processes, number
     /// of the question.
     Stay {
@@ -115,21 +115,21 @@ pub(crate) enum ControlMessage {
         question: u64,
     },
     /// The model may not stay with its new settings, for this reason.
-    Anew {
+    Reload {
         why: String,
         question: u64,
     },
     /// Load together with another model.
-    Come,
+    LoadAlong,
     /// Remove the state kept in memory since the model was unloaded.
-    ClearAway,
+    DropKeptState,
     /// The model can never be loaded, for this reason.
-    Never {
+    NeverLoad {
         why: String,
         by_room: bool,
     },
     /// Measured behaviour of a binary.
-    Learn(PathBuf, ServerFacts),
+    LearnFacts(PathBuf, ServerFacts),
     /// Freeze, and return everything that the next instance needs.
     HandOver(oneshot::Sender<Result<ModelWill, String>>),
     /// The handover failed.

@@ -148,13 +148,13 @@ pub(crate) struct ModelTask {
     /// Processes should run even without waiting requests.
     wanted: bool,
     /// State towards the loader.
-    stand: LoadState,
+    load_state: LoadState,
     /// Number of the last wish sent to the loader.
-    asks: u64,
+    last_wish: u64,
     /// Pin set by an operator, if any.
-    by_hand: Option<ManualPin>,
+    manual_pin: Option<ManualPin>,
     /// Configured command, while the fallback arguments replace it.
-    whole: Option<ConfiguredCommand>,
+    configured_command: Option<ConfiguredCommand>,
     /// Starts that died of a signal.
     dead_starts: DeadStarts,
     end: Option<TaskEnd>,
@@ -167,7 +167,7 @@ pub(crate) struct ModelTask {
     replacements: ReplacementTracker,
     reclaim_counts: ReclaimCounts,
     /// State kept when the model was unloaded.
-    away: UnloadedState,
+    kept_state: UnloadedState,
     operators: OperatorRequests,
     cooldown: RecycleCooldown,
     experience: ModelExperience,
@@ -177,10 +177,10 @@ pub(crate) struct ModelTask {
     dying: Vec<GenerationId>,
     timers: ModelTimers,
     /// Since when the queue's time limits are paused.
-    stands: Option<Instant>,
+    queue_paused_at: Option<Instant>,
     needs: NeedsState,
     /// False after a removal, when another model may have the same name in the published view.
-    shown: bool,
+    is_published: bool,
     dirty: bool,
     /// Counts all actions of a turn, to see when nothing is left to do.
     steps: u64,
@@ -218,7 +218,7 @@ impl ModelTask {
         let (outbox, inbox) = mailbox();
         let experience =
             ModelExperience::new(LullHistory::new(&warden_policies::defaults().moment, context.now()));
-        let who = ModelId { name: spec.name.clone(), life: context.loading.next_life() };
+        let who = ModelId { name: spec.name.clone(), incarnation: context.loading.next_life() };
         let mut model = Self {
             context,
             who,
@@ -233,10 +233,10 @@ impl ModelTask {
             searches: JoinSet::new(),
             units: Vec::new(),
             next_unit: 0,
-            stand: LoadState::Out,
-            asks: 0,
-            by_hand: None,
-            whole: None,
+            load_state: LoadState::Unloaded,
+            last_wish: 0,
+            manual_pin: None,
+            configured_command: None,
             dead_starts: DeadStarts::default(),
             end: None,
             custody: TaskCustody::Ours,
@@ -244,7 +244,7 @@ impl ModelTask {
             followed: None,
             replacements: ReplacementTracker::default(),
             reclaim_counts: ReclaimCounts::default(),
-            away: UnloadedState::default(),
+            kept_state: UnloadedState::default(),
             operators: OperatorRequests::default(),
             cooldown: RecycleCooldown::default(),
             experience,
@@ -252,9 +252,9 @@ impl ModelTask {
             note: None,
             dying: Vec::new(),
             timers: ModelTimers::default(),
-            stands: None,
+            queue_paused_at: None,
             needs: NeedsState::default(),
-            shown: true,
+            is_published: true,
             dirty: true,
             steps: 0,
         };
@@ -262,13 +262,13 @@ impl ModelTask {
         model.enable_conversations();
         model.join_loading();
         if let Some(will) = will {
-            model.inherit(will);
+            model.inherit_will(will);
         }
         if model.wanted && model.context.begun.is_cancelled() {
             // Ask here and not in the task, so that models ask in the order of the configuration.
             model.may_start();
         }
-        model.context.publisher.update(model.show());
+        model.context.publisher.update(model.model_view());
         (model, outbox)
     }
 
@@ -283,17 +283,17 @@ impl ModelTask {
     pub(crate) async fn run(mut self: Box<Self>) {
         loop {
             if self.custody == TaskCustody::Frozen && !self.wait_while_frozen().await {
-                return self.see_off().await;
+                return self.serve_remaining().await;
             }
             self.settle();
-            if std::mem::take(&mut self.dirty) && self.shown {
-                self.context.publisher.update(self.show());
+            if std::mem::take(&mut self.dirty) && self.is_published {
+                self.context.publisher.update(self.model_view());
             }
             self.operators.send_answers();
             if self.is_over() {
                 while self.searches.join_next().await.is_some() {}
                 for generation in std::mem::take(&mut self.dying) {
-                    self.context.fleet_memory.gone(generation);
+                    self.context.fleet_memory.remove_generation(generation);
                 }
                 if self.end == Some(TaskEnd::Removed) {
                     self.report_loading(LoadingReport::Removed);
@@ -306,9 +306,9 @@ impl ModelTask {
             tokio::select! {
                 message = self.inbox.recv() => match message {
                     Some(TaskMessage::Report(generation, report)) => self.take_report(generation, report),
-                    Some(TaskMessage::Looked(made_of, sight)) => self.looked(*made_of, sight),
+                    Some(TaskMessage::Looked(made_of, sight)) => self.note_needs(*made_of, sight),
                     Some(TaskMessage::StartSearched(number, finding)) => self.note_start_search(number, *finding),
-                    Some(TaskMessage::Control(control)) => self.control(control),
+                    Some(TaskMessage::Control(control)) => self.handle_control(control),
                     // No state change; the caller may have stopped waiting.
                     Some(TaskMessage::Beat(question)) => {
                         let _left = question.send(());
@@ -346,8 +346,8 @@ impl ModelTask {
     /// Next deadline; `None` without timers.
     fn due_next(&self) -> Option<Instant> {
         let of_units = self.units.iter().filter_map(ProcessUnit::due_next);
-        let of_model = self.timers.next(Instant::now(), ROOM_CHECK_INTERVAL);
-        of_units.chain(of_model).chain(self.end_deadline()).chain(self.away.next()).min()
+        let of_model = self.timers.next_deadline(Instant::now(), ROOM_CHECK_INTERVAL);
+        of_units.chain(of_model).chain(self.end_deadline()).chain(self.kept_state.next_expiry()).min()
     }
 
     /// Runs the timers that are due.
@@ -358,31 +358,31 @@ impl ModelTask {
             let Some(unit) = self.unit_mut(id) else { continue };
             if let Some((timer, at)) = &mut unit.timer
                 && !may_start
-                && Self::starts(*timer)
+                && Self::starts_process(*timer)
                 && *at <= now
             {
                 *at = now + ROOM_CHECK_INTERVAL;
             }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
                 if timer == LifecycleTimer::Start {
-                    self.too_late(id, StartLateness::NotReady(self.spec.lifecycle.start_timeout));
+                    self.note_late_start(id, StartLateness::NotReady(self.spec.lifecycle.start_timeout));
                 } else if timer == LifecycleTimer::Drain && self.may_outlast_drain(id) {
                     self.postpone_drain(id);
                 } else if timer == LifecycleTimer::Drain && self.may_drain_long(id) {
-                    self.carry_out(id, LifecycleEffect::Arm(timer));
-                } else if Self::starts(timer) {
+                    self.carry_out_effect(id, LifecycleEffect::Arm(timer));
+                } else if Self::starts_process(timer) {
                     self.revive(id, LifecycleEvent::Timer(timer));
                 } else {
-                    self.step(id, LifecycleEvent::Timer(timer));
+                    self.step_machine(id, LifecycleEvent::Timer(timer));
                 }
             }
             self.fire_probe(id, now);
             self.fire_samples(id, now);
         }
-        timers::take(&mut self.timers.configuration, now);
-        timers::take(&mut self.timers.idle, now);
+        timers::take_due(&mut self.timers.configuration, now);
+        timers::take_due(&mut self.timers.idle, now);
         self.drop_expired_state(now);
-        self.recover(now);
+        self.recover_offload(now);
         self.fire_needs_check(now);
     }
 
@@ -408,7 +408,7 @@ impl ModelTask {
     }
 
     /// Current generations of all units.
-    fn lives(&self) -> impl Iterator<Item = &LiveGeneration> {
+    fn live_generations(&self) -> impl Iterator<Item = &LiveGeneration> {
         self.units.iter().filter_map(|unit| unit.live.as_deref())
     }
 
@@ -416,7 +416,7 @@ impl ModelTask {
         Some(self.live(id)?.id)
     }
 
-    fn current(&self, replica: u32) -> Option<&ProcessUnit> {
+    fn current_unit(&self, replica: u32) -> Option<&ProcessUnit> {
         self.units.iter().find(|unit| unit.role == UnitRole::Current && unit.replica == replica)
     }
 
@@ -426,24 +426,24 @@ impl ModelTask {
         // Most models have one unit; the vector would reserve four.
         self.units.reserve_exact(1);
         self.units.push(ProcessUnit::new(id, replica, role));
-        self.changed();
+        self.note_action();
         id
     }
 
     /// Records an action: settle again and publish the view.
-    fn changed(&mut self) {
+    fn note_action(&mut self) {
         self.steps += 1;
         self.dirty = true;
     }
 
     /// Answers an operator at the end of the turn.
     fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        self.operators.answer(reply, answer);
+        self.operators.queue_answer(reply, answer);
         self.steps += 1;
     }
 
-    fn tell(&self, generation: Option<GenerationId>, kind: EventKind) {
-        self.context.journal.tell(Some(&self.spec.name), generation, kind);
+    fn log_event(&self, generation: Option<GenerationId>, kind: EventKind) {
+        self.context.journal.record(Some(&self.spec.name), generation, kind);
     }
 }
 

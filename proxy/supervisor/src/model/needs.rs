@@ -11,22 +11,22 @@ use crate::process::needs::missing::MissingNeed;
 #[derive(Debug, Default)]
 pub(super) struct NeedsState {
     /// A check is running.
-    pub(super) looking: bool,
+    pub(super) is_checking: bool,
     /// A replacement waits for the next result.
-    pub(super) wanted: bool,
+    pub(super) is_wanted: bool,
     /// Result for that replacement.
-    pub(super) seen: Option<(Instant, ProcessRecipe, NeedsCheck)>,
+    pub(super) for_replacement: Option<(Instant, ProcessRecipe, NeedsCheck)>,
     /// Last result with something missing.
-    pub(super) found: Option<NeedsCheck>,
+    pub(super) last_missing: Option<NeedsCheck>,
     /// Result that kept a replacement from beginning.
-    pub(super) kept: Option<NeedsCheck>,
+    pub(super) blocking: Option<NeedsCheck>,
     /// Replacement that begins when the result is there.
-    pub(super) asked: Option<(u32, Reason)>,
+    pub(super) pending_replacement: Option<(u32, Reason)>,
 }
 
 impl NeedsState {
     /// Missing file or device that keeps the next process from starting, so that the present one stays.
     pub(super) fn missing(&self) -> Option<&MissingNeed> {
-        self.kept.as_ref()?.missing.as_ref()
+        self.blocking.as_ref()?.missing.as_ref()
     }
 }

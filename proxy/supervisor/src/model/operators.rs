@@ -45,7 +45,7 @@ pub(super) struct OperatorRequests {
 
 impl OperatorRequests {
     /// True if no operator waits.
-    pub(super) fn are_still(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.restarts.is_empty() && self.drains.is_empty() && self.reclaims.is_empty()
     }
 
@@ -56,7 +56,7 @@ impl OperatorRequests {
     }
 
     /// Records a generation's answer. Returns the requests that are now complete.
-    pub(super) fn reclaimed(
+    pub(super) fn note_reclaimed(
         &mut self,
         generation: GenerationId,
         entry: &ReclaimEntry,
@@ -70,7 +70,7 @@ impl OperatorRequests {
         self.reclaims.extract_if(.., |waiting| waiting.generations.is_empty()).collect()
     }
 
-    pub(super) fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
+    pub(super) fn queue_answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
         // Fails if the operator has left.
         self.answers.push(Box::new(move || drop(reply.send(answer))));
     }

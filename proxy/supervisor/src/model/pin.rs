@@ -18,7 +18,7 @@ pub(super) struct ManualPin {
 
 impl ModelTask {
     /// Pins or unpins the model for an operator.
-    pub(super) fn pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
+    pub(super) fn set_pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         if self.end.is_some() {
             return Err(ControlError::ShuttingDown);
         }
@@ -27,39 +27,39 @@ impl ModelTask {
             return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
         }
         // Repeating a pin is no event.
-        if self.by_hand.as_ref().is_none_or(|said| said.pinned != pinned) {
-            self.by_hand = Some(ManualPin { pinned, by: by.to_owned() });
+        if self.manual_pin.as_ref().is_none_or(|said| said.pinned != pinned) {
+            self.manual_pin = Some(ManualPin { pinned, by: by.to_owned() });
             self.apply_loading();
             let ledger = &self.context.ledger;
             let entry = PinEntry {
                 kind: PinKind::Pin,
-                id: ledger.next(),
-                at: clock::wall(),
+                id: ledger.next_number(),
+                at: clock::wall_time(),
                 model: self.spec.name.clone(),
                 pinned,
                 configured: self.spec.loading.pin,
                 by: by.to_owned(),
             };
             ledger.append_pin(&entry);
-            self.tell(None, EventKind::Pinned { entry: Box::new(entry) });
+            self.log_event(None, EventKind::Pinned { entry: Box::new(entry) });
         }
         Ok(self.pin_view())
     }
 
     /// True if the model must never be unloaded for another one.
     pub(super) fn is_pinned(&self) -> bool {
-        self.by_hand.as_ref().map_or(self.spec.loading.pin, |said| said.pinned)
+        self.manual_pin.as_ref().map_or(self.spec.loading.pin, |said| said.pinned)
     }
 
     pub(super) fn pin_view(&self) -> PinView {
-        let by = self.by_hand.as_ref().map(|said| said.by.clone());
+        let by = self.manual_pin.as_ref().map(|said| said.by.clone());
         PinView { pinned: self.is_pinned(), by }
     }
 
     /// Takes over the pin from the previous instance.
     pub(super) fn inherit_pin(&mut self, said: Option<ManualPin>) {
         if said.is_some() {
-            self.by_hand = said;
+            self.manual_pin = said;
             self.apply_loading();
         }
     }

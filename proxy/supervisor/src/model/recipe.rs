@@ -26,7 +26,7 @@ impl ProcessRecipe {
 }
 
 /// Recipe for a new process of this model.
-pub(super) fn recipe(spec: &ModelSpec) -> ProcessRecipe {
+pub(super) fn process_recipe(spec: &ModelSpec) -> ProcessRecipe {
     let request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
     ProcessRecipe {
         request,

@@ -34,7 +34,7 @@ use crate::view::{ReclaimTotals, ReclaimView};
 pub(super) struct PendingReclaim {
     entry: ReclaimEntry,
     /// Number of readings begun when the answer came. A later reading shows the effect.
-    answered: Option<u64>,
+    answered_at_reading: Option<u64>,
 }
 
 /// Results of all reclaim requests to a model's processes.
@@ -51,7 +51,7 @@ impl ReclaimCounts {
             Some((_, count)) => *count += 1,
             None => self.totals.counts.push((entry.outcome, 1)),
         }
-        self.totals.given = self.totals.given.with(entry.given);
+        self.totals.given = self.totals.given.plus(entry.given);
     }
 
     pub(super) fn show(&self) -> ReclaimTotals {
@@ -73,7 +73,7 @@ impl ModelTask {
         let policy = self.spec.recycle.common;
         let live = self.live_mut(id)?;
         let facts = live.memory.facts_of(decision.series).cloned();
-        let rung = live.reclaims.rung(&policy, live.memory.parts, decision, facts.as_ref(), at);
+        let rung = live.reclaims.decide(&policy, live.memory.parts, decision, facts.as_ref(), at);
         live.no_reclaim = match rung {
             ReclaimDecision::Replace(why) => Some(why),
             _ => None,
@@ -83,10 +83,10 @@ impl ModelTask {
             // The process or another one of the model is about to be replaced, which goes first.
             ReclaimDecision::Reclaim if !free => None,
             ReclaimDecision::Reclaim => {
-                live.reclaims.asked(&policy, Some((decision, facts.as_ref())), at);
+                live.reclaims.record_request(&policy, Some((decision, facts.as_ref())), at);
                 let reason = decision.reason?;
-                self.ask(id, reason, Some(decision));
-                Some(decision.but(RecycleHindrance::Reclaiming))
+                self.send_reclaim(id, reason, Some(decision));
+                Some(decision.held_back(RecycleHindrance::Reclaiming))
             }
             ReclaimDecision::Wait => {
                 let limit = if decision.action >= RecycleAction::DrainNow {
@@ -94,8 +94,8 @@ impl ModelTask {
                 } else {
                     policy.reclaim_limit
                 };
-                live.timers.judgement = Some(clock::again(now, limit));
-                Some(decision.but(RecycleHindrance::Reclaiming))
+                live.timers.judgement = Some(clock::after_pause(now, limit));
+                Some(decision.held_back(RecycleHindrance::Reclaiming))
             }
             ReclaimDecision::Rest { seconds, bytes } => Some(RecycleDecision {
                 reason: decision.reason,
@@ -108,7 +108,7 @@ impl ModelTask {
     }
 
     /// Sends the request in a helper task.
-    fn ask(&mut self, id: UnitId, reason: Reason, decision: Option<&RecycleDecision>) {
+    fn send_reclaim(&mut self, id: UnitId, reason: Reason, decision: Option<&RecycleDecision>) {
         let policy = self.spec.recycle.common;
         let urgent = decision.is_some_and(|decision| decision.action >= RecycleAction::DrainNow);
         let wait = if urgent { policy.reclaim_wait_hard } else { policy.reclaim_wait };
@@ -118,57 +118,59 @@ impl ModelTask {
         let Some(live) = &mut unit.live else { return };
         let Some(process) = live.process.clone() else { return };
         let generation = live.id;
-        let mut entry = ReclaimEntry::of(name, replica, generation, reason);
+        let mut entry = ReclaimEntry::new(name, replica, generation, reason);
         entry.series = decision.and_then(|decision| decision.series);
         entry.budget_bytes = decision.and_then(|decision| decision.limit_bytes);
         entry.host_before = live.memory.host;
         entry.vram_before.clone_from(&live.memory.vram);
-        live.asked_back = Some(PendingReclaim { entry, answered: None });
-        self.help(generation, async move { HelperReport::Reclaimed(Box::new(process.reclaim(wait).await)) });
-        self.changed();
+        live.pending_reclaim = Some(PendingReclaim { entry, answered_at_reading: None });
+        self.spawn_helper(generation, async move {
+            HelperReport::Reclaimed(Box::new(process.reclaim(wait).await))
+        });
+        self.note_action();
     }
 
     /// Handles an answer or its timeout.
-    pub(super) fn reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
+    pub(super) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
-        let Some(asked) = &mut live.asked_back else { return };
+        let Some(asked) = &mut live.pending_reclaim else { return };
         asked.entry.outcome = answer.outcome;
         asked.entry.heap = answer.heap;
         asked.entry.cuda = answer.cuda;
         asked.entry.given = answer.given;
         asked.entry.ms = answer.ms;
-        if live.reclaims.answered(answer.outcome, at) {
-            asked.answered = Some(live.memory.note_reclaim());
+        if live.reclaims.record_answer(answer.outcome, at) {
+            asked.answered_at_reading = Some(live.memory.note_reclaim());
             live.timers.sample = Some(Instant::now());
         } else {
             self.end_reclaim(id, None);
-            self.judge(id);
+            self.judge_unit(id);
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Completes an entry with the first reading that began after the answer.
     pub(super) fn complete_reclaim(&mut self, id: UnitId, number: u64) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
-        let Some(asked) = &mut live.asked_back else { return };
-        if asked.answered.is_none_or(|answered| number <= answered) {
+        let Some(asked) = &mut live.pending_reclaim else { return };
+        if asked.answered_at_reading.is_none_or(|answered| number <= answered) {
             return;
         }
         asked.entry.host_after = live.memory.host;
         asked.entry.vram_after.clone_from(&live.memory.vram);
         let memory = &live.memory;
-        let worth = live.reclaims.read(at, |series| memory.charged(series));
+        let worth = live.reclaims.add_reading(at, |series| memory.charged_bytes(series));
         self.end_reclaim(id, worth);
     }
 
     /// Writes the entry of a finished request.
     pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
-        let Some(asked) = self.live_mut(id).and_then(|live| live.asked_back.take()) else { return };
+        let Some(asked) = self.live_mut(id).and_then(|live| live.pending_reclaim.take()) else { return };
         let entry = ReclaimEntry {
-            id: self.context.ledger.next(),
-            at: clock::wall(),
+            id: self.context.ledger.next_number(),
+            at: clock::wall_time(),
             helped: match worth {
                 Some(ReclaimWorth::Enough) => Some(true),
                 Some(ReclaimWorth::NotEnough) => Some(false),
@@ -183,17 +185,17 @@ impl ModelTask {
             live.reclaim_count += 1;
             live.last_reclaim = Some(entry.clone());
         }
-        self.tell(Some(entry.generation), EventKind::Reclaimed { entry: Box::new(entry.clone()) });
-        for reclaiming in self.operators.reclaimed(entry.generation, &entry) {
+        self.log_event(Some(entry.generation), EventKind::Reclaimed { entry: Box::new(entry.clone()) });
+        for reclaiming in self.operators.note_reclaimed(entry.generation, &entry) {
             self.answer(reclaiming.reply, Ok(reclaiming.entries));
         }
         self.report_reclaimed();
-        self.changed();
+        self.note_action();
     }
 
     /// Asks all processes that can be asked, because another model needs memory. The loader is told after
     /// the last answer.
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn reclaim_for_other(&mut self) {
         let policy = self.spec.recycle.common;
         let serves = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Ready;
         let able: Vec<UnitId> = self
@@ -211,15 +213,17 @@ impl ModelTask {
 
     /// Reports to the loader if no request is pending.
     fn report_reclaimed(&mut self) {
-        if self.reclaim_counts.for_another && !self.lives().any(|live| live.asked_back.is_some()) {
+        if self.reclaim_counts.for_another
+            && !self.live_generations().any(|live| live.pending_reclaim.is_some())
+        {
             self.reclaim_counts.for_another = false;
             self.report_memory();
-            self.report_loading(LoadingReport::GaveBack);
+            self.report_loading(LoadingReport::Reclaimed);
         }
     }
 
     /// Asks all serving processes at once for an operator. The answer has an entry for each.
-    pub(super) fn reclaim(
+    pub(super) fn reclaim_for_operator(
         &mut self,
         by: RequestedBy,
         reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
@@ -276,9 +280,9 @@ impl ModelTask {
     fn ask_each(&mut self, ids: impl IntoIterator<Item = UnitId>, reason: Reason) {
         let (at, policy) = (self.context.now(), self.spec.recycle.common);
         for id in ids {
-            if let Some(live) = self.live_mut(id).filter(|live| live.asked_back.is_none()) {
-                live.reclaims.asked(&policy, None, at);
-                self.ask(id, reason, None);
+            if let Some(live) = self.live_mut(id).filter(|live| live.pending_reclaim.is_none()) {
+                live.reclaims.record_request(&policy, None, at);
+                self.send_reclaim(id, reason, None);
             }
         }
     }
@@ -294,8 +298,8 @@ impl LiveGeneration {
     pub(super) fn reclaim_view(&self) -> ReclaimView {
         ReclaimView {
             parts: self.memory.parts,
-            wanted: self.made_of.reclaim,
-            asking: self.asked_back.is_some(),
+            wanted: self.recipe.reclaim,
+            asking: self.pending_reclaim.is_some(),
             count: self.reclaim_count,
             last: self.last_reclaim.clone(),
         }

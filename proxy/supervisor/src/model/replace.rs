@@ -29,7 +29,7 @@ use crate::view::ledger::{LedgerEntry, ReplacementMode};
 const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decision that does not come from the policy.
-pub(super) fn because(reason: Reason) -> RecycleDecision {
+pub(super) fn decision_for(reason: Reason) -> RecycleDecision {
     RecycleDecision {
         action: RecycleAction::DrainNow,
         reason: Some(reason),
@@ -51,11 +51,11 @@ impl ModelTask {
             // again later.
             return;
         }
-        let Some(unit) = self.current(replica) else { return };
+        let Some(unit) = self.current_unit(replica) else { return };
         let id = unit.id;
-        let (mode, note) = self.choose(unit);
+        let (mode, note) = self.choose_mode(unit);
         self.note_policy_replacement(&decision);
-        self.record(replica, &decision, mode, note, permit);
+        self.record_replacement(replica, &decision, mode, note, permit);
         self.execute_replacement(id, replica, mode);
     }
 
@@ -68,21 +68,27 @@ impl ModelTask {
         note: &str,
     ) {
         self.note_policy_replacement(decision);
-        self.record(replica, decision, ReplacementMode::Sequential, Some(note.to_owned()), permit);
+        self.record_replacement(
+            replica,
+            decision,
+            ReplacementMode::Sequential,
+            Some(note.to_owned()),
+            permit,
+        );
     }
 
     fn note_policy_replacement(&mut self, decision: &RecycleDecision) {
         let Some(reason) = decision.reason else { return };
-        let off = self.cooldown.began(self.context.now(), reason, &self.spec.recycle);
+        let off = self.cooldown.record_start(self.context.now(), reason, &self.spec.recycle);
         if let Some(held) = off {
-            self.tell(None, EventKind::PolicyOff { message: held.to_string() });
+            self.log_event(None, EventKind::PolicyOff { message: held.to_string() });
         }
     }
 
     /// Begins to replace the process of a replica, or starts it if there is none. An operator does not wait
     /// for a permit; a new configuration does.
-    pub(super) fn replace(&mut self, replica: u32, reason: Reason) {
-        let Some(id) = self.current(replica).map(|unit| unit.id) else { return };
+    pub(super) fn replace_replica(&mut self, replica: u32, reason: Reason) {
+        let Some(id) = self.current_unit(replica).map(|unit| unit.id) else { return };
         if !self.may_start() {
             return;
         }
@@ -92,7 +98,7 @@ impl ModelTask {
         let permit = if reason == Reason::Configuration {
             let Some(permit) = self.exclusive_permit(id, replica) else {
                 // A permit becomes free without notice when another replacement ends, so ask again.
-                self.timers.configuration = Some(clock::again(
+                self.timers.configuration = Some(clock::after_pause(
                     Instant::now(),
                     self.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL),
                 ));
@@ -100,26 +106,26 @@ impl ModelTask {
             };
             permit
         } else {
-            self.claim(id, replica)
+            self.claim_permit(id, replica)
         };
-        let Some(unit) = self.current(replica) else { return };
-        let (mode, note) = self.choose(unit);
-        self.record(replica, &because(reason), mode, note, Some(permit));
+        let Some(unit) = self.current_unit(replica) else { return };
+        let (mode, note) = self.choose_mode(unit);
+        self.record_replacement(replica, &decision_for(reason), mode, note, Some(permit));
         self.execute_replacement(id, replica, mode);
     }
 
     fn execute_replacement(&mut self, id: UnitId, replica: u32, mode: ReplacementMode) {
         match mode {
-            ReplacementMode::Sequential => self.step(id, LifecycleEvent::Recycle),
+            ReplacementMode::Sequential => self.step_machine(id, LifecycleEvent::Recycle),
             ReplacementMode::Overlap => {
                 let successor = self.add_unit(replica, UnitRole::Successor);
-                self.step(successor, LifecycleEvent::Up);
+                self.step_machine(successor, LifecycleEvent::Up);
             }
         }
     }
 
     /// Tracks and logs a replacement. The caller makes it happen.
-    pub(super) fn record(
+    pub(super) fn record_replacement(
         &mut self,
         replica: u32,
         decision: &RecycleDecision,
@@ -127,16 +133,16 @@ impl ModelTask {
         note: Option<String>,
         permit: Option<ReplacementPermit>,
     ) {
-        let from = self.current(replica).and_then(ProcessUnit::generation);
-        self.book(replica, decision, mode, note.clone(), permit);
+        let from = self.current_unit(replica).and_then(ProcessUnit::generation);
+        self.track_replacement(replica, decision, mode, note.clone(), permit);
         if let Some(reason) = decision.reason {
-            self.tell(from, EventKind::RecycleBegan { reason, mode, note });
+            self.log_event(from, EventKind::RecycleBegan { reason, mode, note });
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Tracks a replacement without logging it yet.
-    pub(super) fn book(
+    pub(super) fn track_replacement(
         &mut self,
         replica: u32,
         decision: &RecycleDecision,
@@ -144,7 +150,7 @@ impl ModelTask {
         note: Option<String>,
         permit: Option<ReplacementPermit>,
     ) {
-        let (Some(unit), Some(reason)) = (self.current(replica), decision.reason) else { return };
+        let (Some(unit), Some(reason)) = (self.current_unit(replica), decision.reason) else { return };
         let running = unit.generation().map_or(0, |generation| self.leases.in_flight(generation));
         let (why, how) = ((reason, decision), (mode, note.clone()));
         let mut replacement = Replacement::new(&self.spec.name, unit, why, how, running, permit);
@@ -154,7 +160,7 @@ impl ModelTask {
             first: *first,
             repeats: self.cooldown.is_repeated(first, load_time, &self.spec.recycle),
         });
-        self.replacements.begin(replacement);
+        self.replacements.add(replacement);
         self.note = note;
     }
 
@@ -163,7 +169,9 @@ impl ModelTask {
     pub(super) fn may_outlast_drain(&self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return false };
         let Some(live) = unit.live.as_ref() else { return false };
-        let Some(reason) = self.replacements.of(live.id).map(Replacement::reason) else { return false };
+        let Some(reason) = self.replacements.replacement_of(live.id).map(Replacement::reason) else {
+            return false;
+        };
         let ill = matches!(
             reason,
             Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
@@ -173,12 +181,12 @@ impl ModelTask {
             facts.is_none_or(|facts| facts.series.iter().any(|series| self.spec.recycle.is_short(series)));
         self.end.is_none()
             && self.operators.restarts.is_empty()
-            && unit.machine.then() == Some(AfterStop::Restart)
+            && unit.machine.after_stop() == Some(AfterStop::Restart)
             && reason.is_policy()
             && !ill
             && !short
-            && !live.hurried
-            && live.crashed.is_none()
+            && !live.short_grace
+            && live.crashed_at.is_none()
             && live.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
@@ -191,7 +199,7 @@ impl ModelTask {
         let now = Instant::now();
         if role == UnitRole::Retiring {
             // Another process serves. Keep draining, without blocking other replacements.
-            unit.timer = Some((LifecycleTimer::Drain, clock::again(now, deadline)));
+            unit.timer = Some((LifecycleTimer::Drain, clock::after_pause(now, deadline)));
             if let Some(replacement) =
                 unit.generation().and_then(|from| self.replacements.replacement_of_mut(from))
             {
@@ -200,91 +208,94 @@ impl ModelTask {
             return;
         }
         let Some(live) = &mut unit.live else { return };
-        live.wish.not_before = Some(clock::again(now, deadline.saturating_mul(2)));
+        live.wish.not_before = Some(clock::after_pause(now, deadline.saturating_mul(2)));
         live.timers.probe = Some(now);
         live.timers.sample = Some(now);
         let generation = live.id;
         let running = self.leases.in_flight(generation);
-        self.step(id, LifecycleEvent::Resume);
+        self.step_machine(id, LifecycleEvent::Resume);
         let message = format!(
             "{running} request(s) were still running at the drain deadline, and the machine has memory: the process serves on, \
              and is drained again later"
         );
         if let Some(mut replacement) = self.replacements.take(replica) {
-            replacement.tells_nothing = true;
-            self.enter(replacement, Some(message));
+            replacement.is_inconclusive = true;
+            self.write_entry(replacement, Some(message));
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Writes the ledger entries of complete replacements.
-    pub(super) fn complete(&mut self) {
+    pub(super) fn complete_replacements(&mut self) {
         while let Some(replacement) = self.replacements.take_complete() {
-            let entry = self.enter(replacement, None);
+            let entry = self.write_entry(replacement, None);
             self.replacements.note_completed(entry);
             // Memory was not reported during the replacement.
             self.report_memory();
-            self.changed();
+            self.note_action();
         }
     }
 
     /// Ends a replacement whose new process does not serve. The entry gives the reason, and waiting
     /// operators get it.
-    pub(super) fn fail(&mut self, replica: u32, failure: &BackendFailure) {
+    pub(super) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
-            self.report_loading(LoadingReport::Kept);
+            self.report_loading(LoadingReport::ReplacementDropped);
             self.timers.configuration =
-                Some(clock::again(Instant::now(), self.spec.recycle.common.min_interval));
+                Some(clock::after_pause(Instant::now(), self.spec.recycle.common.min_interval));
         }
-        self.enter(replacement, Some(failure.message.clone()));
+        self.write_entry(replacement, Some(failure.message.clone()));
         for restart in std::mem::take(&mut self.operators.restarts) {
             let (model, failure) = (self.spec.name.clone(), failure.clone());
             self.answer(restart.reply, Err(ControlError::StartFailed { model, failure }));
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Ends all replacements because of another command. The ledger gives the reason, and operators who
     /// wait for a restart get an answer.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
-            self.give_up(replacement, because);
+            self.give_up_replacement(replacement, because);
         }
         self.answer_done_restarts();
         for restart in std::mem::take(&mut self.operators.restarts) {
             let (model, because) = (self.spec.name.clone(), because.to_owned());
             self.answer(restart.reply, Err(ControlError::GivenUp { model, because }));
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Stops following a replacement. If the new process already serves, the replacement counts as done,
     /// though not fully measured.
-    pub(super) fn give_up(&mut self, mut replacement: Replacement, because: &str) {
+    pub(super) fn give_up_replacement(&mut self, mut replacement: Replacement, because: &str) {
         if replacement.has_taken_over() {
-            let entry = self.enter(replacement, None);
+            let entry = self.write_entry(replacement, None);
             self.replacements.note_completed(entry);
         } else {
             replacement.give_up();
-            self.enter(replacement, Some(because.to_owned()));
+            self.write_entry(replacement, Some(because.to_owned()));
         }
     }
 
-    fn enter(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {
+    fn write_entry(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {
         // Let other replacements begin after the events below are logged.
         let _held = replacement.permit.take();
-        let entry =
-            LedgerEntry { id: self.context.ledger.next(), at: clock::wall(), ..replacement.end(failed) };
+        let entry = LedgerEntry {
+            id: self.context.ledger.next_number(),
+            at: clock::wall_time(),
+            ..replacement.finish(failed)
+        };
         self.context.ledger.append(&entry);
-        self.tell(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
+        self.log_event(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
         let series = entry.evidence.series.unwrap_or(MemoryKind::Host);
-        let known = self.cooldown.bars(entry.reason, Some(series), None, &self.spec.recycle).is_some();
+        let known = self.cooldown.find_bar(entry.reason, Some(series), None, &self.spec.recycle).is_some();
         if let Some(helped) = entry.helped
-            && let Some(held) = self.cooldown.ended(series, helped, &self.spec.recycle)
+            && let Some(held) = self.cooldown.record_result(series, helped, &self.spec.recycle)
             && !known
         {
-            self.tell(None, EventKind::PolicyOff { message: held.to_string() });
+            self.log_event(None, EventKind::PolicyOff { message: held.to_string() });
         }
         entry
     }

@@ -2,27 +2,27 @@
 
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::HostMemory;
-use warden_policies::units::scale;
+use warden_policies::units::scale_bytes;
 use warden_policies::{ByteSize, MemoryKind};
 
 use super::ModelTask;
 use super::loading::LoadState;
-use super::recipe::recipe;
+use super::recipe::process_recipe;
 use super::unit::ProcessUnit;
 use crate::spec::ReplaceMode;
 use crate::view::ledger::ReplacementMode;
 
 impl ModelTask {
     /// Replacement mode, with its reason for people.
-    pub(super) fn choose(&self, unit: &ProcessUnit) -> (ReplacementMode, Option<String>) {
-        self.replace_mode(unit, || self.context.world.available())
+    pub(super) fn choose_mode(&self, unit: &ProcessUnit) -> (ReplacementMode, Option<String>) {
+        self.replace_mode(unit, || self.context.world.available_memory())
     }
 
     /// True if a replacement would overlap. Called at every sample, so it uses the sample's available
     /// memory and reads it again only if the sample had none.
     pub(super) fn would_overlap(&self, unit: &ProcessUnit) -> bool {
         let sampled = unit.live.as_ref().and_then(|live| live.memory.totals).map(|totals| totals.available);
-        self.replace_mode(unit, || sampled.or_else(|| self.context.world.available())).0
+        self.replace_mode(unit, || sampled.or_else(|| self.context.world.available_memory())).0
             == ReplacementMode::Overlap
     }
 
@@ -42,24 +42,24 @@ impl ModelTask {
                 (ReplacementMode::Sequential, Some("sequential: as configured".to_owned()))
             }
             ReplaceMode::Overlap => (ReplacementMode::Overlap, Some("overlap: as configured".to_owned())),
-            ReplaceMode::Auto if !self.fits_beside(unit) => {
+            ReplaceMode::Auto if !self.fits_next_to_old(unit) => {
                 let why = "sequential: with its new settings it has no room beside the process that is there";
                 (ReplacementMode::Sequential, Some(why.to_owned()))
             }
             ReplaceMode::Auto => {
-                let (mode, note) = self.by_memory(unit, available);
+                let (mode, note) = self.mode_by_memory(unit, available);
                 (mode, Some(note))
             }
         }
     }
 
     /// True unless the loader said that a process with the latest settings does not fit next to an older one.
-    fn fits_beside(&self, unit: &ProcessUnit) -> bool {
-        let is_older = || unit.live.as_ref().is_some_and(|live| live.made_of != recipe(&self.spec));
-        !matches!(self.stand, LoadState::In { beside: false, .. }) || !is_older()
+    fn fits_next_to_old(&self, unit: &ProcessUnit) -> bool {
+        let is_older = || unit.live.as_ref().is_some_and(|live| live.recipe != process_recipe(&self.spec));
+        !matches!(self.load_state, LoadState::Granted { beside: false, .. }) || !is_older()
     }
 
-    fn by_memory(
+    fn mode_by_memory(
         &self,
         unit: &ProcessUnit,
         available: impl FnOnce() -> Option<u64>,
@@ -78,7 +78,7 @@ impl ModelTask {
             return sequential("the available memory is unknown".to_owned());
         };
         let held = live.memory.host.map_or(0, HostMemory::charged);
-        let needed = scale(
+        let needed = scale_bytes(
             held.max(self.spec.recycle.common.overlap_floor.0),
             self.spec.recycle.common.overlap_headroom,
         );
@@ -90,10 +90,13 @@ impl ModelTask {
             // The next process will reach the same peak, and present processes may take again what they
             // gave back.
             let all = &self.context.fleet_memory;
-            let needed =
-                scale(vram.bytes.max(all.peak(live.id, vram.gpu)), self.spec.recycle.common.overlap_headroom);
+            let needed = scale_bytes(
+                vram.bytes.max(all.vram_peak(live.id, vram.gpu)),
+                self.spec.recycle.common.overlap_headroom,
+            );
             // Memory promised to models that are being loaded is not in use yet.
-            let reserved = all.reserved(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
+            let reserved =
+                all.reserved_vram(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
             let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
             fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);
             let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());

@@ -38,7 +38,7 @@ pub(super) struct Replacement {
     entry: LedgerEntry,
     began: Instant,
     /// Memory of the old generation when it was young, of the series that is the reason.
-    fresh: Option<u64>,
+    young_bytes: Option<u64>,
     closed: Option<Instant>,
     running_at_close: u32,
     drained: Option<Instant>,
@@ -56,13 +56,13 @@ pub(super) struct Replacement {
     /// Memory that came back from the old process is known.
     measured: bool,
     /// The result says nothing about memory: the old process serves on, or its end was not awaited.
-    pub(super) tells_nothing: bool,
+    pub(super) is_inconclusive: bool,
     /// Budget that is the reason, if any.
     pub(super) budget: Option<ExceededBudget>,
     /// Permit that keeps other replacements waiting.
     pub(super) permit: Option<ReplacementPermit>,
     /// State to carry over to the next process.
-    pub(super) luggage: Option<SharedWarmState>,
+    pub(super) warm_state: Option<SharedWarmState>,
     /// Why no slot files are carried over.
     pub(super) no_file: Option<NoFileReason>,
 }
@@ -82,17 +82,17 @@ impl Replacement {
         let closed =
             matches!(unit.phase(), BackendPhase::Suspect | BackendPhase::Draining | BackendPhase::Stopping)
                 && live.is_some();
-        let mut entry = LedgerEntry::of(model.clone(), unit.replica, reason, mode);
+        let mut entry = LedgerEntry::new(model.clone(), unit.replica, reason, mode);
         entry.from = unit.generation();
         if let Some(live) = live {
-            entry.evidence = evidence(live, decision, note);
+            entry.evidence = decision_evidence(live, decision, note);
             entry.host_before = live.memory.host;
             entry.vram_before.clone_from(&live.memory.vram);
         }
         Self {
             entry,
             began: Instant::now(),
-            fresh: live.and_then(|live| live.memory.facts_of(decision.series)?.fresh()),
+            young_bytes: live.and_then(|live| live.memory.facts_of(decision.series)?.fresh()),
             closed: closed.then(Instant::now),
             running_at_close: if closed { running } else { 0 },
             drained: None,
@@ -103,10 +103,10 @@ impl Replacement {
             start: None,
             sampled: false,
             measured: live.is_none(),
-            tells_nothing: false,
+            is_inconclusive: false,
             budget: None,
             permit,
-            luggage: None,
+            warm_state: None,
             no_file: None,
         }
     }
@@ -121,11 +121,11 @@ impl Replacement {
     }
 
     /// Ledger entry, without time and number. `failed`: why the replacement did not succeed.
-    pub(super) fn end(self, failed: Option<String>) -> LedgerEntry {
+    pub(super) fn finish(self, failed: Option<String>) -> LedgerEntry {
         // A replacement that did not begin says nothing about memory.
         let began = self.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
-        let helped = self.helped(failed.is_some()).filter(|_| began && !self.tells_nothing);
-        let ours_ms = self.ours();
+        let helped = self.helped(failed.is_some()).filter(|_| began && !self.is_inconclusive);
+        let ours_ms = self.own_ms();
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| clock::millis(to.saturating_duration_since(from)))
         };
@@ -167,12 +167,12 @@ impl Replacement {
         let own =
             matches!(entry.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
         let budget = entry.evidence.budget_bytes.filter(|_| own);
-        Some(cooldown::helped(before?, after?, self.fresh, budget))
+        Some(cooldown::recycle_helped(before?, after?, self.young_bytes, budget))
     }
 
     /// Milliseconds without a process that remain after subtracting the drain, the old process's end and
     /// the new one's start.
-    fn ours(&self) -> Option<u64> {
+    fn own_ms(&self) -> Option<u64> {
         let (closed, gone) = (self.closed?, self.gone?);
         let theirs = gone.saturating_duration_since(closed) + self.start?;
         let gap = self.gap_since_began.filter(|_| self.entry.mode == ReplacementMode::Sequential)?;
@@ -186,7 +186,7 @@ impl Replacement {
 
     /// Marks the replacement as ended by another request.
     pub(super) fn give_up(&mut self) {
-        self.tells_nothing = true;
+        self.is_inconclusive = true;
         self.entry.given_up = true;
     }
 
@@ -220,7 +220,7 @@ impl ReplacementTracker {
         }
     }
 
-    pub(super) fn begin(&mut self, replacement: Replacement) {
+    pub(super) fn add(&mut self, replacement: Replacement) {
         self.under_way.push(replacement);
     }
 
@@ -230,7 +230,7 @@ impl ReplacementTracker {
     }
 
     /// Replacement of a generation.
-    pub(super) fn of(&self, generation: GenerationId) -> Option<&Replacement> {
+    pub(super) fn replacement_of(&self, generation: GenerationId) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
 
@@ -254,9 +254,9 @@ impl ReplacementTracker {
     }
 
     /// Adds the state to carry over from a generation.
-    pub(super) fn bring(&mut self, from: GenerationId, luggage: SharedWarmState) {
+    pub(super) fn set_warm_state(&mut self, from: GenerationId, luggage: SharedWarmState) {
         if let Some(replacement) = self.replacement_of_mut(from) {
-            replacement.luggage = Some(luggage);
+            replacement.warm_state = Some(luggage);
         }
     }
 
@@ -277,7 +277,7 @@ impl ReplacementTracker {
 
     /// Time for which a generation has been under replacement for this reason.
     pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
-        Some(self.of(generation).filter(|known| known.entry.reason == reason)?.began.elapsed())
+        Some(self.replacement_of(generation).filter(|known| known.entry.reason == reason)?.began.elapsed())
     }
 
     /// Removes the replacement of a replica, to end it.
@@ -399,7 +399,11 @@ impl ReplacementTracker {
 }
 
 /// Evidence at the time of a decision.
-fn evidence(live: &LiveGeneration, decision: &RecycleDecision, note: Option<String>) -> ReplacementEvidence {
+fn decision_evidence(
+    live: &LiveGeneration,
+    decision: &RecycleDecision,
+    note: Option<String>,
+) -> ReplacementEvidence {
     let work = live.cell.work();
     let facts = live.memory.facts_of(decision.series);
     let growth = decision.series.and_then(|series| live.memory.growth(series));
@@ -418,17 +422,17 @@ fn evidence(live: &LiveGeneration, decision: &RecycleDecision, note: Option<Stri
         slope: growth.and_then(|growth| growth.slope),
         blame: growth.and_then(|growth| growth.blame.clone()),
         forecast,
-        words: grounds(live, decision),
+        words: decision_grounds(live, decision),
     }
 }
 
 /// Grounds of a decision, in one sentence.
-fn grounds(live: &LiveGeneration, decision: &RecycleDecision) -> Option<String> {
+fn decision_grounds(live: &LiveGeneration, decision: &RecycleDecision) -> Option<String> {
     let symptoms = live.health.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);
     let words = symptom
         .map(ToString::to_string)
-        .or_else(|| words::grounds(decision, live.memory.facts_of(decision.series)?));
+        .or_else(|| words::memory_sentence(decision, live.memory.facts_of(decision.series)?));
     match (words, live.logged_no_reclaim().filter(|_| decision.reason.is_some_and(Reason::is_memory))) {
         (Some(words), Some(why)) => Some(format!("{words}; {why}")),
         (None, Some(why)) => Some(why.to_string()),

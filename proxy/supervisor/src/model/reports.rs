@@ -18,7 +18,7 @@ use crate::error::{FailureKind, SpawnError};
 use crate::memory::fleet_memory::ReturnedMemory;
 use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
-use crate::process::standstill::stands_still;
+use crate::process::standstill::until_stalled;
 use crate::process::{
     BackendProcess, ProbeResult, SampleOptions, ServerProps, discreet, reclaim_file, report_file,
 };
@@ -30,50 +30,50 @@ impl ModelTask {
             self.units.iter().find(|unit| unit.generation() == Some(generation)).map(|unit| unit.id)
         else {
             match report {
-                HelperReport::Returned(returned) => self.returned(generation, &returned),
+                HelperReport::MemoryReturned(returned) => self.note_returned_memory(generation, &returned),
                 // No unit needs the process, but it has to be reaped.
                 HelperReport::Spawned(Ok(process)) => {
                     process.kill();
                     self.await_exit(generation, process);
                 }
-                HelperReport::Spawned(Err(_)) => self.context.fleet_memory.gone(generation),
+                HelperReport::Spawned(Err(_)) => self.context.fleet_memory.remove_generation(generation),
                 HelperReport::Exited(..) => self.dying.push(generation),
                 _ => {}
             }
             return;
         };
         match report {
-            HelperReport::Spawned(Ok(process)) => self.spawned(id, generation, process),
-            HelperReport::Spawned(Err(error)) => self.not_spawned(id, generation, &error),
+            HelperReport::Spawned(Ok(process)) => self.note_spawned(id, generation, process),
+            HelperReport::Spawned(Err(error)) => self.note_spawn_failure(id, generation, &error),
             HelperReport::Probed { sent, health, props, vram, unset, warmed } => {
                 for message in unset {
-                    self.tell(Some(generation), EventKind::SettingLost { message });
+                    self.log_event(Some(generation), EventKind::SettingLost { message });
                 }
-                self.probed(id, sent, health, props, vram, warmed);
+                self.note_probe(id, sent, health, props, vram, warmed);
             }
-            HelperReport::Packed(parcel) => self.packed(id, generation, *parcel),
+            HelperReport::Packed(parcel) => self.note_packed(id, generation, *parcel),
             HelperReport::Warmed(warmth) => self.note_gate_warmed(generation, *warmth),
-            HelperReport::Unset(messages) => {
+            HelperReport::SettingsFailed(messages) => {
                 for message in messages {
-                    self.tell(Some(generation), EventKind::SettingLost { message });
+                    self.log_event(Some(generation), EventKind::SettingLost { message });
                 }
             }
-            HelperReport::Said(line, _pending) => self.said(id, &line),
-            HelperReport::Alarmed(_pending) => self.alarmed(id),
+            HelperReport::MemoryLine(line, _pending) => self.note_memory_line(id, &line),
+            HelperReport::CrashLogged(_pending) => self.note_alarm(id),
             HelperReport::Looked(sight) => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.sight = Some(sight);
                 }
             }
-            HelperReport::StandsStill(limit) => self.too_late(id, StartLateness::StoodStill(limit)),
-            HelperReport::Exited(exit, why) => self.exited(id, generation, exit, why),
-            HelperReport::Returned(returned) => self.returned(generation, &returned),
-            HelperReport::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
-            HelperReport::Reclaimed(answer) => self.reclaimed(id, &answer),
+            HelperReport::Stalled(limit) => self.note_late_start(id, StartLateness::Stalled(limit)),
+            HelperReport::Exited(exit, why) => self.note_exit(id, generation, exit, why),
+            HelperReport::MemoryReturned(returned) => self.note_returned_memory(generation, &returned),
+            HelperReport::Sampled { taken, sample } => self.note_sample(id, &taken, &sample),
+            HelperReport::Reclaimed(answer) => self.note_reclaimed(id, &answer),
         }
     }
 
-    fn spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn BackendProcess>) {
+    fn note_spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn BackendProcess>) {
         let Some(unit) = self.unit_mut(id) else { return };
         let replica = unit.replica;
         let starting = unit.phase() == BackendPhase::Starting;
@@ -100,8 +100,8 @@ impl ModelTask {
         } else {
             EventKind::Starting { pid, replica }
         };
-        self.tell(Some(generation), event);
-        self.changed();
+        self.log_event(Some(generation), event);
+        self.note_action();
         self.await_exit(generation, process);
     }
 
@@ -113,88 +113,89 @@ impl ModelTask {
         live.start_watch = Some(over.clone().drop_guard());
         let (generation, outbox) = (live.id, self.outbox.clone());
         self.helpers.spawn(async move {
-            let still = over.run_until_cancelled(stands_still(&*process, limit)).await;
+            let still = over.run_until_cancelled(until_stalled(&*process, limit)).await;
             if still.is_some() {
-                outbox.send(TaskMessage::Report(generation, HelperReport::StandsStill(limit)));
+                outbox.send(TaskMessage::Report(generation, HelperReport::Stalled(limit)));
             }
         });
     }
 
     /// Handles a start that exceeded its time limit.
-    pub(super) fn too_late(&mut self, id: UnitId, lateness: StartLateness) {
+    pub(super) fn note_late_start(&mut self, id: UnitId, lateness: StartLateness) {
         let Some(unit) = self.unit_mut(id) else { return };
         if unit.phase() == BackendPhase::Starting
             && let Some(live) = &mut unit.live
         {
             live.timed_out = Some(lateness);
-            self.step(id, LifecycleEvent::Timer(LifecycleTimer::Start));
+            self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Start));
         }
     }
 
-    fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
+    fn note_spawn_failure(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
         let never_ready = self.remove_generation(id, generation);
-        self.context.fleet_memory.gone(generation);
+        self.context.fleet_memory.remove_generation(generation);
         // Without a process no memory can come back.
         self.replacements.note_after_exit(generation, &[]);
         // A stop that was requested meanwhile is complete.
         let stopping = self.unit(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
         let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
-        self.ended(id, generation, event, never_ready, &StartEnd::NotSpawned(error), "not created");
+        self.note_end(id, generation, event, never_ready, &StartEnd::NotSpawned(error), "not created");
     }
 
-    fn said(&mut self, id: UnitId, line: &str) {
+    fn note_memory_line(&mut self, id: UnitId, line: &str) {
         if let Some(live) = self.live_mut(id) {
-            live.memory.said(line);
+            live.memory.parse_line(line);
         }
     }
 
     /// Records the final result about the memory that an ended process gave back.
-    fn returned(&mut self, generation: GenerationId, returned: &ReturnedMemory) {
+    fn note_returned_memory(&mut self, generation: GenerationId, returned: &ReturnedMemory) {
         self.dying.retain(|known| *known != generation);
-        self.context.fleet_memory.gone(generation);
+        self.context.fleet_memory.remove_generation(generation);
         self.replacements.note_after_exit(generation, &returned.gpus);
         self.note_returned(returned);
-        self.changed();
+        self.note_action();
     }
 
-    fn exited(&mut self, id: UnitId, generation: GenerationId, exit: ProcessExit, why: OomEvidence) {
+    fn note_exit(&mut self, id: UnitId, generation: GenerationId, exit: ProcessExit, why: OomEvidence) {
         self.dying.push(generation);
         let timed_out = self.live(id).and_then(|live| live.timed_out);
         let never_ready = self.remove_generation(id, generation);
         let end = timed_out.map_or(StartEnd::Exited(exit, why), StartEnd::TimedOut);
-        let felled = self.leases.was_felled(generation);
-        let event = |cause| if felled { LifecycleEvent::Felled } else { LifecycleEvent::Exited(cause) };
-        self.ended(id, generation, event, never_ready, &end, &exit.to_string());
+        let felled = self.leases.was_killed_by_request(generation);
+        let event =
+            |cause| if felled { LifecycleEvent::KilledByRequest } else { LifecycleEvent::Exited(cause) };
+        self.note_end(id, generation, event, never_ready, &end, &exit.to_string());
     }
 
     /// Removes a dead generation from all state. Returns true if it was never ready.
     fn remove_generation(&mut self, id: UnitId, generation: GenerationId) -> bool {
-        let running = self.leases.close(generation);
+        let running = self.leases.close_gate(generation);
         self.replacements.note_closed(generation, running);
-        self.leases.forget(generation);
-        self.learn(id);
+        self.leases.remove_generation(generation);
+        self.store_growth(id);
         self.end_reclaim(id, None);
         let never_ready = self.unit_mut(id).and_then(|unit| {
             let live = unit.live.take()?;
             live.cell.revoke();
             drop(std::fs::remove_file(&live.socket));
-            report_file::remove(&live.socket);
-            reclaim_file::remove(&live.socket);
+            report_file::remove_reports(&live.socket);
+            reclaim_file::remove_reclaim_file(&live.socket);
             Some(live.ready.is_none())
         });
         self.replacements.note_gone(generation, running);
-        self.changed();
+        self.note_action();
         never_ready == Some(true)
     }
 
     /// Stores the growth of an ended generation in the leak history.
-    fn learn(&mut self, id: UnitId) {
+    fn store_growth(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
         let monitor = &live.memory.monitor;
         let (found, growth, key) = (monitor.priors(), monitor.growth().to_vec(), live.memory.key.clone());
         if !growth.is_empty() {
             let keep = self.watch.sensors.priors_kept;
-            self.context.leak_history.learn(&key, &self.spec.name, &found, &growth, keep);
+            self.context.leak_history.learn_growth(&key, &self.spec.name, &found, &growth, keep);
         }
         self.store_held_memory(id);
     }
@@ -202,15 +203,15 @@ impl ModelTask {
     /// Stores the memory that a generation held.
     pub(super) fn store_held_memory(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
-        let (held, key) = (live.memory.held(), live.memory.key.clone());
+        let (held, key) = (live.memory.held_memory(), live.memory.key.clone());
         if !held.is_empty() {
             let keep = self.watch.sensors.priors_kept;
-            self.context.leak_history.held(&key, &self.spec.name, &held, keep);
+            self.context.leak_history.note_held(&key, &self.spec.name, &held, keep);
         }
     }
 
     /// Handles the end of a process. The machine knows if the end was requested, which decides what to log.
-    fn ended(
+    fn note_end(
         &mut self,
         id: UnitId,
         generation: GenerationId,
@@ -230,9 +231,10 @@ impl ModelTask {
         let mut cause = EndCause::MayPass;
         if matches!(after.phase(), BackendPhase::Backoff | BackendPhase::Failed) {
             // Events, the ledger and answers to clients show these lines.
-            let lines = discreet::lines(&self.logs.of(generation));
+            let lines = discreet::without_secrets(&self.logs.lines_of(generation));
             let refuses = never_ready && self.refuses_slot_files(&lines);
-            let mut failure = failure::judge(end, &lines, self.watch.child.failure_lines, after.failures());
+            let mut failure =
+                failure::classify_end(end, &lines, self.watch.child.failure_lines, after.failures());
             let stuck = never_ready && self.note_start_death(end, &mut failure);
             cause = match failure.kind {
                 // The next process is started without slot files.
@@ -242,49 +244,50 @@ impl ModelTask {
                 FailureKind::OutOfMemory
                     if never_ready && self.context.fleet_memory.is_making_room(generation) =>
                 {
-                    EndCause::Crowded
+                    EndCause::MemoryReturning
                 }
                 _ => EndCause::MayPass,
             };
             self.crashes += 1;
-            if never_ready && cause != EndCause::Crowded {
+            if never_ready && cause != EndCause::MemoryReturning {
                 self.report_short(failure.kind);
             }
             if let Some(unit) = self.unit_mut(id) {
                 unit.failure = Some(failure.clone());
-                unit.start_failures += u32::from(never_ready && cause != EndCause::Crowded);
+                unit.start_failures += u32::from(never_ready && cause != EndCause::MemoryReturning);
             }
             let outside = matches!(end, StartEnd::Exited(exit, _) if exit.is_from_outside());
-            self.tell(Some(generation), EventKind::Crashed { failure, outside });
+            self.log_event(Some(generation), EventKind::Crashed { failure, outside });
         } else {
             if let Some(unit) = self.unit_mut(id) {
                 unit.start_failures = 0;
             }
-            self.tell(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
+            self.log_event(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
         }
-        self.step(id, event(cause));
+        self.step_machine(id, event(cause));
     }
 
     /// Handles a logged crash by probing at once. A crashed process usually ends within a second, but some
     /// builds start a debugger and wait for it for ever. The line may also be text that a client sent.
-    fn alarmed(&mut self, id: UnitId) {
+    fn note_alarm(&mut self, id: UnitId) {
         let pause = self.spec.lifecycle.start_probe_interval;
         let Some(unit) = self.unit_mut(id) else { return };
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
-        if live.alarmed.is_some()
+        if live.crash_logged_at.is_some()
             || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
         {
             return;
         }
         let now = Instant::now();
-        live.alarmed = Some(now);
+        live.crash_logged_at = Some(now);
         live.probes_lost = 0;
         // The answer to a probe under way may be older than the line. The pause keeps repeated lines from
         // causing a storm of probes.
-        live.timers.probe = Some(live.asked.map_or(now, |asked| clock::again(asked, pause).max(now)));
+        live.timers.probe =
+            Some(live.last_probe.map_or(now, |asked| clock::after_pause(asked, pause).max(now)));
         if phase == BackendPhase::Suspect {
-            self.carry_out(id, LifecycleEffect::Arm(LifecycleTimer::Suspect));
+            self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Suspect));
         }
     }
 
@@ -294,31 +297,32 @@ impl ModelTask {
         let context = Arc::clone(&self.context);
         let history = &context.leak_history;
         let leases = Arc::clone(&self.leases);
-        let heard = self.logs.heard();
+        let heard = self.logs.line_count();
         let Some(unit) = self.unit_mut(id) else { return };
         let (starting, role) = (unit.phase() == BackendPhase::Starting, unit.role);
         let Some(live) = &mut unit.live else { return };
-        if !timers::take(&mut live.timers.probe, now) {
+        if !timers::take_due(&mut live.timers.probe, now) {
             return;
         }
         let Some(process) = live.process.clone() else { return };
-        live.asked = Some(now);
-        let timeout = if live.alarmed.is_some() || live.short_drain {
+        live.last_probe = Some(now);
+        let timeout = if live.crash_logged_at.is_some() || live.short_drain {
             timing.probe_timeout.min(timing.crash_probe())
         } else {
             timing.probe_timeout
         };
         let generation = live.id;
-        live.heard.0 = heard;
-        live.moves = live.cell.pulses.moves();
+        live.lines_at_probe.0 = heard;
+        live.progress_at_probe = live.cell.pulses.progress_count();
         // A successor that lost its GPU must be known before the old process ends.
-        let reads = starting && role == UnitRole::Successor && history.offload(&live.memory.key).is_some();
-        let unpacking = if starting { self.unpacking(id) } else { None };
-        self.help(generation, async move {
+        let reads =
+            starting && role == UnitRole::Successor && history.best_offload(&live.memory.key).is_some();
+        let unpacking = if starting { self.replacement_unpacking(id) } else { None };
+        self.spawn_helper(generation, async move {
             let health = process.probe(timeout).await;
             let (mut props, mut vram, mut unset, mut warmed) = (None, None, Vec::new(), None);
             if health == ProbeResult::Ready && starting {
-                props = Some(process.props(timeout).await);
+                props = Some(process.read_props(timeout).await);
                 // Before the gate opens: no request may reach a process without its clients' settings.
                 unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
                 if reads {
@@ -340,9 +344,9 @@ impl ModelTask {
         let in_start = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Starting;
         if let Some(live) = self.unit(id).filter(in_start).and_then(|unit| unit.live.as_ref()) {
             // Before its first answer the process has not created its socket.
-            let is_removed = live.answered && live.asked == Some(sent);
+            let is_removed = live.answered && live.last_probe == Some(sent);
             if is_removed {
-                self.too_late(id, StartLateness::SocketRemoved);
+                self.note_late_start(id, StartLateness::SocketRemoved);
             }
             return is_removed;
         }
@@ -351,18 +355,20 @@ impl ModelTask {
         else {
             return false;
         };
-        let Some(live) = unit.live.as_ref().filter(|live| live.asked == Some(sent)) else { return false };
+        let Some(live) = unit.live.as_ref().filter(|live| live.last_probe == Some(sent)) else {
+            return false;
+        };
         let generation = live.id;
         let message = format!(
             "its socket {} was removed, so no request reaches it: it is started again",
             live.socket.display()
         );
-        self.tell(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
-        self.step(id, LifecycleEvent::Recycle);
+        self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
+        self.step_machine(id, LifecycleEvent::Recycle);
         true
     }
 
-    fn probed(
+    fn note_probe(
         &mut self,
         id: UnitId,
         sent: Instant,
@@ -371,10 +377,10 @@ impl ModelTask {
         vram: Option<u64>,
         warmed: Option<Box<WarmingResult>>,
     ) {
-        if health == ProbeResult::Unreachable && self.replace_unreachable(id, sent) {
+        if health == ProbeResult::SocketGone && self.replace_unreachable(id, sent) {
             return;
         }
-        let health = if health == ProbeResult::Unreachable { ProbeResult::Lost } else { health };
+        let health = if health == ProbeResult::SocketGone { ProbeResult::Lost } else { health };
         if let Some(live) = self.live_mut(id).filter(|_| health.is_answer()) {
             live.answered = true;
         }
@@ -384,61 +390,61 @@ impl ModelTask {
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
         let (now, generation) = (Instant::now(), live.id);
-        if live.asked != Some(sent) {
+        if live.last_probe != Some(sent) {
             return;
         }
         // After a crash, threads that compute nothing answer for a moment. Only probes sent later count.
-        let counts = live.alarmed.map(|since| clock::after(since, timing.crash_probe()));
+        let counts = live.crash_logged_at.map(|since| clock::after(since, timing.crash_probe()));
         if health != ProbeResult::Lost && counts.is_some_and(|counts| sent < counts) {
             live.timers.probe = counts;
             return;
         }
         match phase {
             BackendPhase::Starting if health == ProbeResult::Ready => {
-                live.heard.1 = live.heard.0;
+                live.lines_at_probe.1 = live.lines_at_probe.0;
                 let turned_down = self.yields_to_old(id, vram);
                 if !turned_down {
-                    self.ready(id, props.unwrap_or_default(), warmed);
+                    self.note_ready(id, props.unwrap_or_default(), warmed);
                 }
             }
             BackendPhase::Starting => {
-                live.timers.probe = Some(clock::again(now, timing.start_probe_interval))
+                live.timers.probe = Some(clock::after_pause(now, timing.start_probe_interval))
             }
             BackendPhase::Draining => self.note_drain_probe(id, sent, health),
-            BackendPhase::Ready | BackendPhase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
+            BackendPhase::Ready | BackendPhase::Suspect if live.doubted_at.is_some_and(|at| sent < at) => {
                 live.timers.probe = Some(now);
             }
             BackendPhase::Ready | BackendPhase::Suspect => {
                 // Requests wait because of a doubt or a crash, so probe faster.
-                let hurries =
-                    health == ProbeResult::Lost && (live.doubted.is_some() || live.alarmed.is_some());
+                let hurries = health == ProbeResult::Lost
+                    && (live.doubted_at.is_some() || live.crash_logged_at.is_some());
                 let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
-                live.timers.probe = Some(clock::again(now, pause));
+                live.timers.probe = Some(clock::after_pause(now, pause));
                 // Response bytes are a better sign of life than a probe, which may wait behind 1000
                 // requests. After a crash in computing other threads still refuse requests and answer
                 // questions, so only tokens count then.
                 let progressed = if crashed {
-                    live.cell.pulses.moves() != live.moves
+                    live.cell.pulses.progress_count() != live.progress_at_probe
                 } else {
                     live.cell.progressed_since(sent)
                 };
                 if health != ProbeResult::Lost || progressed {
                     live.probes_lost = 0;
-                    live.doubted = None;
+                    live.doubted_at = None;
                     // The bytes may have been computed before the crash line.
-                    live.alarmed = live.alarmed.map(|_| now);
+                    live.crash_logged_at = live.crash_logged_at.map(|_| now);
                     if health != ProbeResult::Lost {
-                        live.alarmed = None;
-                        live.heard.1 = live.heard.0;
-                        self.leases.lives(generation);
+                        live.crash_logged_at = None;
+                        live.lines_at_probe.1 = live.lines_at_probe.0;
+                        self.leases.note_alive(generation);
                     }
                     if phase == BackendPhase::Suspect {
-                        self.step(id, LifecycleEvent::ProbesBack);
+                        self.step_machine(id, LifecycleEvent::ProbesBack);
                     }
                 } else {
                     live.note_lost(sent);
                     if phase == BackendPhase::Ready && live.probes_lost >= timing.probes_lost {
-                        self.step(id, LifecycleEvent::ProbesLost);
+                        self.step_machine(id, LifecycleEvent::ProbesLost);
                     }
                 }
             }
@@ -452,28 +458,29 @@ impl ModelTask {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return };
         let now = Instant::now();
-        let alarmed = live.alarmed.is_some();
+        let alarmed = live.crash_logged_at.is_some();
         let hurries = alarmed || live.short_drain;
         let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
-        live.timers.probe = Some(clock::again(now, pause));
+        live.timers.probe = Some(clock::after_pause(now, pause));
         if health != ProbeResult::Lost {
-            live.alarmed = None;
-            live.heard.1 = live.heard.0;
+            live.crash_logged_at = None;
+            live.lines_at_probe.1 = live.lines_at_probe.0;
             live.probes_lost = 0;
             if std::mem::take(&mut live.short_drain) {
                 // The process is healthy again: its requests get the usual drain time.
-                self.carry_out(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
+                self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
             }
             return;
         }
-        let moved = live.cell.pulses.moves() != live.moves || !alarmed && live.cell.progressed_since(sent);
+        let moved = live.cell.pulses.progress_count() != live.progress_at_probe
+            || !alarmed && live.cell.progressed_since(sent);
         if moved {
             live.probes_lost = 0;
-            live.alarmed = live.alarmed.map(|_| now);
+            live.crash_logged_at = live.crash_logged_at.map(|_| now);
             return;
         }
         live.note_lost(sent);
-        let is_over = match live.alarmed {
+        let is_over = match live.crash_logged_at {
             Some(since) => {
                 now >= clock::after(since, timing.crash_ends)
                     && live.probes_lost >= timing.probes_lost
@@ -486,15 +493,15 @@ impl ModelTask {
             }
         };
         if is_over {
-            self.step(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+            self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
         }
     }
 
-    fn ready(&mut self, id: UnitId, props: ServerProps, warmed: Option<Box<WarmingResult>>) {
+    fn note_ready(&mut self, id: UnitId, props: ServerProps, warmed: Option<Box<WarmingResult>>) {
         let timing = self.spec.lifecycle;
         let command = self.spec.command.clone();
-        let available = self.context.world.available();
-        let lines = self.generation(id).map(|generation| self.logs.of(generation));
+        let available = self.context.world.available_memory();
+        let lines = self.generation(id).map(|generation| self.logs.lines_of(generation));
         let lines = lines.unwrap_or_default();
         let Some(unit) = self.unit_mut(id) else { return };
         unit.start_failures = 0;
@@ -510,29 +517,29 @@ impl ModelTask {
         let start = now.saturating_duration_since(live.spawned).saturating_sub(warming);
         let (start, adopted) = (live.adopted.unwrap_or(start), live.adopted.is_some());
         if !adopted {
-            live.memory.ready(&command, &props, &lines, available);
+            live.memory.note_ready(&command, &props, &lines, available);
         }
-        live.health.ready(&command, &props, start);
+        live.health.note_ready(&command, &props, start);
         if let Some(tokens) = props.n_ctx {
             live.cell.pulses.set_context(tokens);
         }
-        live.timers.probe = Some(clock::again(now, timing.probe_interval));
+        live.timers.probe = Some(clock::after_pause(now, timing.probe_interval));
         // Sample at once: the memory of a fresh process is the baseline for the next replacement.
         live.timers.sample = Some(now);
         let (start_ms, generation) = (clock::millis(start), live.id);
-        let with = live.made_of.command().clone();
-        if self.experience.ready(start, &props, with) {
+        let with = live.recipe.command().clone();
+        if self.experience.note_ready(start, &props, with) {
             // Requests that killed another build or command may be harmless to this one.
             self.leases.release_requests(None);
         }
         if let Some(warmed) = warmed {
-            self.warmed(id, *warmed);
+            self.note_warmed(id, *warmed);
         }
-        self.arrived(id);
+        self.drop_used_state(id);
         // The lease gate opens in `step`, before the event is published.
-        self.step(id, LifecycleEvent::ProbeReady);
+        self.step_machine(id, LifecycleEvent::ProbeReady);
         if !adopted {
-            self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+            self.log_event(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
         }
         self.judge_offload(id, false);
     }

@@ -35,10 +35,10 @@ impl ModelTask {
     }
 
     fn process_headroom(&self, unit: &ProcessUnit) -> Option<ProcessHeadroom> {
-        let live = unit.live.as_ref().filter(|live| live.memory.is_known())?;
+        let live = unit.live.as_ref().filter(|live| live.memory.has_reading())?;
         let memory = &live.memory;
-        let series = memory.series(&self.spec.recycle);
-        let left = series.iter().map(|facts| self.left(live, facts));
+        let series = memory.series_facts(&self.spec.recycle);
+        let left = series.iter().map(|facts| self.memory_headroom(live, facts));
         Some(ProcessHeadroom {
             generation: live.id,
             largest: memory.largest_prompt,
@@ -50,11 +50,11 @@ impl ModelTask {
     }
 
     /// Memory left until the hard budget, or until the end of the machine's or device's memory.
-    fn left(&self, live: &LiveGeneration, facts: &SeriesFacts) -> MemoryHeadroom {
+    fn memory_headroom(&self, live: &LiveGeneration, facts: &SeriesFacts) -> MemoryHeadroom {
         // Memory that other processes gave back is reserved for them.
         let reserved = match facts.series {
             MemoryKind::Host => 0,
-            MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved(Some(live.id), gpu),
+            MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved_vram(Some(live.id), gpu),
         };
         let free = facts.free.map(|free| free.saturating_sub(reserved));
         let hard = self.spec.recycle.budget(facts).hard;
@@ -67,7 +67,7 @@ impl ModelTask {
         MemoryHeadroom {
             series: facts.series,
             now: least(in_budget(held), free),
-            returns: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
+            coming_back: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
             fresh: least(in_budget(facts.fresh()), free.map(|free| free.saturating_add(gain))),
         }
     }
@@ -98,7 +98,7 @@ impl ModelTask {
             let wish = self.leases.admission_wish(live.id);
             let heard = live.memory.facts.as_ref().and_then(|facts| facts.admission);
             if wish.is_some() && wish != heard {
-                self.judge(id);
+                self.judge_unit(id);
             }
         }
     }

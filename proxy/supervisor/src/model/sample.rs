@@ -12,7 +12,7 @@ use warden_policies::{MemoryKind, cooldown};
 
 use super::timers;
 use super::unit::{ProcessUnit, UnitId, UnitRole};
-use super::words::verdict;
+use super::words::verdict_sentence;
 use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::memory::fleet_memory::ReturnedMemory;
@@ -65,28 +65,28 @@ impl ModelTask {
         let Some(live) = &mut unit.live else { return };
         let generation = live.id;
         let idle = live.timers.take_idle_sample(now);
-        let tick = timers::take(&mut live.timers.sample, now);
+        let tick = timers::take_due(&mut live.timers.sample, now);
         if tick {
-            live.timers.sample = Some(clock::again(now, watch.sensors.interval));
+            live.timers.sample = Some(clock::after_pause(now, watch.sensors.interval));
         }
-        let judge = timers::take(&mut live.timers.judgement, now);
+        let judge = timers::take_due(&mut live.timers.judgement, now);
         let Some(process) = live.process.clone() else { return };
         let cell = Arc::clone(&live.cell);
         // The idle edge counts only if no request has come since.
         let idle = idle.is_some() && idle == leases.idle_since(generation);
         if tick || idle {
-            let (number, confirm) = live.memory.begin();
+            let (number, confirm) = live.memory.begin_reading();
             let reclaims = live.memory.reclaims;
             let share = confirm.then_some(watch.sensors.confirm_share);
-            let (metrics, slots) = live.health.asks(leases.in_flight(generation));
+            let (metrics, slots) = live.health.what_to_request(leases.in_flight(generation));
             let ask = SampleOptions {
-                confirm,
+                by_page: confirm,
                 gpu_age: watch.sensors.gpu_age,
                 limit: watch.sensors.read_limit,
                 metrics,
                 slots,
             };
-            self.help(generation, async move {
+            self.spawn_helper(generation, async move {
                 let sample = process.sample(ask).await;
                 // A request that came meanwhile has its buffers in the reading.
                 let in_flight = leases.in_flight(generation);
@@ -103,23 +103,23 @@ impl ModelTask {
                 HelperReport::Sampled { taken, sample: Box::new(sample) }
             });
         } else if judge {
-            self.judge(id);
+            self.judge_unit(id);
         }
     }
 
-    pub(super) fn sampled(&mut self, id: UnitId, taken: &ReadingContext, sample: &ProcessSample) {
+    pub(super) fn note_sample(&mut self, id: UnitId, taken: &ReadingContext, sample: &ProcessSample) {
         let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
         let ill_before = live.health.symptoms();
         let Some(ReadingResult { first, changes }) =
-            live.memory.observe(taken, sample, live.spawned, &live.cell)
+            live.memory.note_reading(taken, sample, live.spawned, &live.cell)
         else {
             return;
         };
         let number = taken.number;
         if changes.is_some() {
-            let uses = |gpu| live.memory.uses(gpu);
-            live.health.observe(taken.at, live.spawned, sample, &live.cell, uses);
+            let uses = |gpu| live.memory.uses_gpu(gpu);
+            live.health.note_reading(taken.at, live.spawned, sample, &live.cell, uses);
         }
         let generation = live.id;
         let symptoms = live.health.symptoms();
@@ -136,14 +136,14 @@ impl ModelTask {
         for symptom in &symptoms {
             if !ill_before.iter().any(|known| known.reason() == symptom.reason()) {
                 let (reason, message) = (symptom.reason(), symptom.to_string());
-                self.tell(Some(generation), EventKind::Unwell { reason, message });
+                self.log_event(Some(generation), EventKind::Unwell { reason, message });
             }
         }
         if let Some(message) = unknown {
-            self.tell(Some(generation), EventKind::VramUnknown { message });
+            self.log_event(Some(generation), EventKind::VramUnknown { message });
         }
         if let Some(devices) = &sample.devices {
-            let mut shown = devices.show();
+            let mut shown = devices.views();
             let leaks = lock(&self.context.leaks);
             for device in &mut shown {
                 device.leak = leaks.get(&device.gpu).cloned();
@@ -151,24 +151,24 @@ impl ModelTask {
             drop(leaks);
             self.context.publisher.set_machine(shown, sample.totals);
         }
-        self.changed();
+        self.note_action();
         self.complete_reclaim(id, number);
-        self.count_in(id);
+        self.publish_memory(id);
         self.report_memory();
         self.publish_room();
-        self.judge(id);
+        self.judge_unit(id);
     }
 
     fn log_verdict(&mut self, id: UnitId, change: VerdictChange) {
         let Some(generation) = self.generation(id) else { return };
-        let message = verdict(&change);
+        let message = verdict_sentence(&change);
         let VerdictChange { request, before, growth, .. } = change;
         let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
-        self.tell(Some(generation), kind);
+        self.log_event(Some(generation), kind);
     }
 
     /// Adds to the fleet's memory what this process holds and what its replacement would free.
-    fn count_in(&self, id: UnitId) {
+    fn publish_memory(&self, id: UnitId) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
         let free_to_go = unit.role == UnitRole::Current
@@ -180,17 +180,17 @@ impl ModelTask {
         } else {
             self.experience.load_time
         };
-        let series = live.memory.series(&self.spec.recycle);
+        let series = live.memory.series_facts(&self.spec.recycle);
         let member = |facts: &warden_policies::recycle::SeriesFacts| {
             let member = SharedMember { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
             (facts.series, member)
         };
         let members = series.iter().map(member).collect();
-        self.context.fleet_memory.read(live.id, live.memory.knows_vram(), members);
+        self.context.fleet_memory.note_reading(live.id, live.memory.knows_vram(), members);
     }
 
     /// Load that a replacement would meet now.
-    pub(super) fn load(&self, unit: &ProcessUnit) -> ReplacementLoad {
+    pub(super) fn replacement_load(&self, unit: &ProcessUnit) -> ReplacementLoad {
         let Some(live) = &unit.live else { return ReplacementLoad::default() };
         let requests = self.leases.in_flight(live.id);
         let work = live.cell.work();
@@ -200,10 +200,10 @@ impl ModelTask {
             requests,
             // On average half of a usual answer is left.
             tokens: usual.saturating_mul(u64::from(requests)) / 2,
-            tokens_per_second: live.health.speed().map(|speed| speed * f64::from(requests.max(1))),
+            tokens_per_second: live.health.decode_speed().map(|speed| speed * f64::from(requests.max(1))),
             arrivals: live.memory.monitor.rate(),
             overlap: self.would_overlap(unit),
-            lull_every: Some(self.experience.lulls.expected(self.context.now())),
+            lull_every: Some(self.experience.lulls.expected_interval(self.context.now())),
         }
     }
 
@@ -213,7 +213,7 @@ impl ModelTask {
         let Some(generation) = self.generation(id) else { return };
         let Some(idle) = self.leases.idle_since(generation).map(|since| since.elapsed()) else { return };
         if idle >= quiet_for {
-            self.experience.lulls.lull(self.context.now().saturating_sub(idle));
+            self.experience.lulls.record_lull(self.context.now().saturating_sub(idle));
         }
     }
 
@@ -225,7 +225,9 @@ impl ModelTask {
             {
                 lock(&self.context.leaks).remove(gpu);
             }
-            let Some(held) = self.cooldown.exited(*series, *missing, &self.spec.recycle) else { continue };
+            let Some(held) = self.cooldown.record_exit(*series, *missing, &self.spec.recycle) else {
+                continue;
+            };
             let message = held.to_string();
             let gpu = match series {
                 MemoryKind::Host => None,
@@ -238,7 +240,7 @@ impl ModelTask {
                 cooldown::HoldReason::DriverLeak { bytes, .. } => bytes,
                 _ => missing.unwrap_or(0),
             };
-            self.tell(None, EventKind::DriverLeak { gpu, bytes, message });
+            self.log_event(None, EventKind::DriverLeak { gpu, bytes, message });
         }
     }
 }

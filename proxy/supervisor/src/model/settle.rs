@@ -8,8 +8,8 @@ use warden_policies::{GenerationId, Reason};
 
 use super::loading::LoadState;
 use super::operators::DrainRequest;
-use super::recipe::recipe;
-use super::replace::because;
+use super::recipe::process_recipe;
+use super::replace::decision_for;
 use super::unit::{ProcessUnit, UnitId, UnitRole};
 use super::{ModelTask, TaskEnd};
 use crate::error::{BackendFailure, LeaseDenied};
@@ -28,7 +28,7 @@ impl ModelTask {
         self.watch_idle();
         self.judge_recycle_wishes();
         self.fail_replacements();
-        self.complete();
+        self.complete_replacements();
         self.settle_restarts();
         self.settle_drains();
         self.settle_fallback();
@@ -56,9 +56,9 @@ impl ModelTask {
                 && let Some(live) = &mut unit.live
             {
                 let now = Instant::now();
-                live.doubted = Some(now);
+                live.doubted_at = Some(now);
                 live.timers.probe = live.timers.probe.map(|_| now);
-                self.step(id, LifecycleEvent::ProbesLost);
+                self.step_machine(id, LifecycleEvent::ProbesLost);
             }
         }
     }
@@ -69,7 +69,7 @@ impl ModelTask {
             let Some(unit) = self.unit(id) else { continue };
             let empty = unit.generation().is_none_or(|generation| self.leases.is_unused(generation));
             if unit.phase() == BackendPhase::Draining && empty && self.is_packed(id) {
-                self.step(id, LifecycleEvent::Drained);
+                self.step_machine(id, LifecycleEvent::Drained);
             }
         }
     }
@@ -79,15 +79,15 @@ impl ModelTask {
         let successors = self.units.iter().filter(|unit| unit.role == UnitRole::Successor);
         let pairs: Vec<(UnitId, u32)> = successors.map(|unit| (unit.id, unit.replica)).collect();
         for (new, replica) in pairs {
-            let Some(old) = self.current(replica) else { continue };
-            let (old, phase, then) = (old.id, old.phase(), old.machine.then());
+            let Some(old) = self.current_unit(replica) else { continue };
+            let (old, phase, then) = (old.id, old.phase(), old.machine.after_stop());
             let ready = self.unit(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
             // The successor takes its place, so the old one must not restart.
             if ready
                 || then == Some(AfterStop::Restart)
                 || matches!(phase, BackendPhase::Backoff | BackendPhase::Failed)
             {
-                self.step(old, LifecycleEvent::Down);
+                self.step_machine(old, LifecycleEvent::Down);
             }
             let gone = self.unit(old).is_some_and(|unit| !unit.machine.has_process());
             if ready || gone {
@@ -102,9 +102,9 @@ impl ModelTask {
         let going =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
         let stands = self.end.is_none() && self.units.iter().any(going) && !self.leases.any_open();
-        if stands != self.stands.is_some() {
-            self.stands = stands.then(Instant::now);
-            self.leases.stand(stands);
+        if stands != self.queue_paused_at.is_some() {
+            self.queue_paused_at = stands.then(Instant::now);
+            self.leases.pause_clock(stands);
         }
     }
 
@@ -112,25 +112,25 @@ impl ModelTask {
         if let Some(unit) = self.unit_mut(id) {
             unit.role = role;
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Begins a replacement, with a ledger entry, for an unresponsive process that the machine has given up.
     fn replace_unresponsive(&mut self) {
         let given_up = self.units.iter().filter(|unit| {
             unit.role == UnitRole::Current
-                && unit.machine.then() == Some(AfterStop::Restart)
+                && unit.machine.after_stop() == Some(AfterStop::Restart)
                 && unit.live.as_ref().is_some_and(|live| live.ready.is_some())
         });
         let given_up: Vec<u32> = given_up.map(|unit| unit.replica).collect();
         for replica in given_up {
             if self.end.is_none() && self.replacements.reason(replica).is_none() {
                 let note = "sequential: the process does not answer".to_owned();
-                let crashed = self.current(replica).and_then(|unit| unit.live.as_ref()?.crashed);
+                let crashed = self.current_unit(replica).and_then(|unit| unit.live.as_ref()?.crashed_at);
                 let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
-                let permit = self.current(replica).map(|unit| self.claim(unit.id, replica));
-                let decision = because(reason);
-                self.record(replica, &decision, ReplacementMode::Sequential, Some(note), permit);
+                let permit = self.current_unit(replica).map(|unit| self.claim_permit(unit.id, replica));
+                let decision = decision_for(reason);
+                self.record_replacement(replica, &decision, ReplacementMode::Sequential, Some(note), permit);
             }
         }
     }
@@ -140,7 +140,7 @@ impl ModelTask {
         let before = self.units.len();
         self.units.retain(|unit| unit.role != UnitRole::Retiring || unit.machine.has_process());
         if self.units.len() < before {
-            self.changed();
+            self.note_action();
         }
     }
 
@@ -157,11 +157,11 @@ impl ModelTask {
             failed.map(|unit| (unit.id, unit.replica, unit.role, unit.failure.clone())).collect();
         for (id, replica, role, failure) in failed {
             if let Some(failure) = failure {
-                self.fail(replica, &failure);
+                self.fail_replacement(replica, &failure);
             }
             if role == UnitRole::Successor {
                 self.units.retain(|unit| unit.id != id);
-                self.changed();
+                self.note_action();
             }
         }
     }
@@ -171,14 +171,14 @@ impl ModelTask {
         if !self.replacements.is_empty() || self.timers.configuration.is_some_and(|at| at > Instant::now()) {
             return;
         }
-        let made_of = recipe(&self.spec);
+        let made_of = process_recipe(&self.spec);
         let stumbled = |phase| matches!(phase, BackendPhase::Backoff | BackendPhase::Failed);
         let current = || self.units.iter().filter(|unit| unit.role == UnitRole::Current);
         if current().any(|unit| stumbled(unit.phase())) {
             return;
         }
         let stale = current().find(|unit| {
-            let live = unit.live.as_ref().filter(|live| live.made_of != made_of);
+            let live = unit.live.as_ref().filter(|live| live.recipe != made_of);
             live.is_some()
                 && matches!(
                     unit.phase(),
@@ -186,7 +186,7 @@ impl ModelTask {
                 )
         });
         if let Some(replica) = stale.map(|unit| unit.replica) {
-            self.replace(replica, Reason::Configuration);
+            self.replace_replica(replica, Reason::Configuration);
         }
     }
 
@@ -203,19 +203,19 @@ impl ModelTask {
         }
         for id in self.ids() {
             if self.unit(id).is_some_and(idle) {
-                self.step(id, LifecycleEvent::Up);
+                self.step_machine(id, LifecycleEvent::Up);
             }
         }
     }
 
     /// Publishes when the next process is expected, for waiting requests.
     fn publish_next_process(&self) {
-        let starting = self.lives().filter(|live| live.ready.is_none()).map(|live| live.spawned);
+        let starting = self.live_generations().filter(|live| live.ready.is_none()).map(|live| live.spawned);
         self.leases.set_next_process(NextProcess {
             since: starting.min(),
             took: self.experience.load_time,
-            fastest: self.experience.fastest_start(recipe(&self.spec).command()),
-            waits_for_room: matches!(self.stand, LoadState::Asked { .. }),
+            fastest: self.experience.fastest_start(process_recipe(&self.spec).command()),
+            waits_for_room: matches!(self.load_state, LoadState::Waiting { .. }),
         });
     }
 
@@ -243,7 +243,7 @@ impl ModelTask {
                 QueueRefusal::StartFailed(failure, next)
             }
         });
-        self.leases.refuse(refusal);
+        self.leases.set_refusal(refusal);
         if let Some(denied) = self.leases.predecessor_refusal() {
             self.context.refuse_in_predecessor(&self.spec.name, &denied);
         }
@@ -256,7 +256,7 @@ impl ModelTask {
             return;
         }
         if let Some(replica) = self.units.iter().find(is_not_newer(oldest)).map(|unit| unit.replica) {
-            self.replace(replica, Reason::Operator);
+            self.replace_replica(replica, Reason::Operator);
             let by = self.operators.restarts.first().and_then(|restart| restart.by.as_deref());
             self.replacements.note_operator(replica, by);
         }
@@ -303,17 +303,17 @@ impl ModelTask {
             Some(TaskEnd::Shutdown(deadline)) => {
                 let late = deadline <= Instant::now();
                 if !self.leases.any_open() || late {
-                    self.leases.dismiss(&LeaseDenied::ShuttingDown);
+                    self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
                 }
                 (late, late || self.leases.is_idle())
             }
         };
         for id in self.ids() {
             if over || self.unit(id).is_some_and(|unit| unit.phase() != BackendPhase::Ready) {
-                self.step(id, LifecycleEvent::Down);
+                self.step_machine(id, LifecycleEvent::Down);
             }
             if late && self.unit(id).is_some_and(|unit| unit.phase() == BackendPhase::Draining) {
-                self.step(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+                self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
             }
         }
     }

@@ -8,17 +8,17 @@ use crate::clock;
 use crate::view::{BackendView, ModelOutage, ModelState, ModelView, PolicyView};
 
 impl ModelTask {
-    pub(super) fn show(&self) -> ModelView {
+    pub(super) fn model_view(&self) -> ModelView {
         let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.unit_view(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
-        let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.wish.said);
+        let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.wish.last_decision);
         // Only decisions with a reason, whether acted on or only reported.
         let needy = policy.filter(|(decision, _)| decision.reason.is_some());
         let neediest = needy.max_by_key(|(decision, _)| decision.action);
         ModelView {
             name: self.spec.name.clone(),
             aliases: self.spec.aliases.clone(),
-            state: self.state(),
+            state: self.model_state(),
             waiting: self.leases.waiting(),
             queue_depth: self.spec.queue.depth,
             backends,
@@ -31,14 +31,14 @@ impl ModelTask {
             modalities: self.experience.modalities,
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),
             last_failure: self.units.iter().filter_map(|unit| unit.failure.clone()).next_back(),
-            outage: self.outage(),
+            outage: self.expected_outage(),
             warm: self.replacements.warm.clone(),
             replace_note: self
                 .needs
                 .missing()
                 .map(|missing| missing.message.clone())
                 .or_else(|| self.note.clone()),
-            quarantine: self.leases.quarantine(),
+            quarantine: self.leases.quarantine_view(),
             pin: self.pin_view(),
             remote: None,
             canary: None,
@@ -46,8 +46,8 @@ impl ModelTask {
     }
 
     /// Expected outage while a failure is the reason for having no process.
-    fn outage(&self) -> Option<ModelOutage> {
-        if !matches!(self.state(), ModelState::Backoff | ModelState::Failed) {
+    fn expected_outage(&self) -> Option<ModelOutage> {
+        if !matches!(self.model_state(), ModelState::Backoff | ModelState::Failed) {
             return None;
         }
         let told = self.spec.lifecycle.failures_told;
@@ -55,7 +55,7 @@ impl ModelTask {
         let next = down().filter_map(|unit| unit.timer.map(|(_, at)| at)).min()?;
         let watching = down().any(ProcessUnit::waits_for_change);
         let name = &self.spec.name;
-        let cure = if self.state() == ModelState::Failed {
+        let cure = if self.model_state() == ModelState::Failed {
             format!(
                 "mend what the message names: a change of its files or a reload with other settings starts it at once, and so \
                  does `llama-warden restart {name}`"
@@ -71,7 +71,7 @@ impl ModelTask {
         })
     }
 
-    fn state(&self) -> ModelState {
+    fn model_state(&self) -> ModelState {
         let has = |phases: &[BackendPhase]| {
             let shown = self.units.iter().filter(|unit| unit.role != UnitRole::Retiring);
             shown.map(ProcessUnit::phase).any(|phase| phases.contains(&phase))
@@ -99,7 +99,7 @@ impl ModelTask {
             generation: unit.generation(),
             phase: unit.phase(),
             pid: live.and_then(|live| live.process.as_ref()).map(|process| process.server_pid()),
-            program: live.map(|live| live.made_of.request.command.binary.clone()),
+            program: live.map(|live| live.recipe.request.command.binary.clone()),
             ready_since: live.and_then(|live| live.ready).map(Into::into),
             in_flight: unit.generation().map_or(0, |generation| self.leases.in_flight(generation)),
             slots: live.and_then(|live| live.slots),
@@ -111,7 +111,9 @@ impl ModelTask {
             health: live.map(|live| live.health.show(&live.cell)).unwrap_or_default(),
             degraded: live.and_then(|live| live.degraded).map(|lost| lost.to_string()),
             reclaim: live.map(LiveGeneration::reclaim_view).unwrap_or_default(),
-            next: live.and_then(|live| live.wish.said).map(|(decision, held)| PolicyView { decision, held }),
+            next: live
+                .and_then(|live| live.wish.last_decision)
+                .map(|(decision, held)| PolicyView { decision, held }),
         }
     }
 }

@@ -43,10 +43,10 @@ impl ModelTask {
                 .collect();
             for (generation, process, counts) in others {
                 let (leases, path) = (Arc::clone(&self.leases), path.clone());
-                self.help(generation, async move {
-                    let unset = set(process.as_ref(), &leases.settings, timeout, |setting| setting.path == path).await;
+                self.spawn_helper(generation, async move {
+                    let unset = apply_settings(process.as_ref(), &leases.settings, timeout, |setting| setting.path == path).await;
                     let told = unset.into_iter().filter(|_| counts);
-                    HelperReport::Unset(told.map(|(path, why)| {
+                    HelperReport::SettingsFailed(told.map(|(path, why)| {
                         format!("what was set by `POST {path}` is not set in another process of the model: {why}; set it again")
                     }).collect())
                 });
@@ -61,7 +61,7 @@ pub(super) async fn apply_all_settings(
     leases: &LeaseQueue,
     timeout: Duration,
 ) -> Vec<String> {
-    let unset = set(process, &leases.settings, timeout, |_| true).await;
+    let unset = apply_settings(process, &leases.settings, timeout, |_| true).await;
     let told = unset.into_iter().map(|(path, why)| {
         format!("what was set by `POST {path}` is not set in the process that follows: {why}; set it again")
     });
@@ -70,7 +70,7 @@ pub(super) async fn apply_all_settings(
 
 /// Applies selected settings until no newer ones have come meanwhile. Returns routes and reasons of those
 /// that failed.
-async fn set(
+async fn apply_settings(
     process: &dyn BackendProcess,
     settings: &ClientSettings,
     timeout: Duration,
@@ -88,7 +88,7 @@ async fn set(
             done.retain(|known| known.path != path);
             unset.retain(|(known, _)| *known != path);
             done.push(setting.clone());
-            if let Err(why) = process.set(setting, timeout).await {
+            if let Err(why) = process.apply_setting(setting, timeout).await {
                 unset.push((path, why));
             }
         }

@@ -73,7 +73,7 @@ impl ModelTask {
             return false;
         };
         if self.dead_starts.command.as_ref() != Some(&self.spec.command) {
-            let (key, searches) = (leak_history::key(&self.spec.command), self.dead_starts.searches);
+            let (key, searches) = (leak_history::process_key(&self.spec.command), self.dead_starts.searches);
             let finding = self.context.leak_history.start_finding(&key);
             let command = Some(self.spec.command.clone());
             let search = self.dead_starts.search.take();
@@ -119,15 +119,15 @@ impl ModelTask {
             && self.custody == TaskCustody::Ours
             // A canary runs next to the model that serves.
             && self.spec.canary_of.is_none()
-            && matches!(self.stand, LoadState::In { asking: None, .. })
+            && matches!(self.load_state, LoadState::Granted { asking: None, .. })
             && self.replacements.is_empty()
-            && self.lives().next().is_none()
+            && self.live_generations().next().is_none()
             && self.units.iter().any(waits)
             && self.dead_starts.command.as_ref() == Some(&self.spec.command)
     }
 
     fn begin_start_search(&mut self) {
-        let fallback = self.spec.fallback.as_ref().filter(|_| self.whole.is_none());
+        let fallback = self.spec.fallback.as_ref().filter(|_| self.configured_command.is_none());
         let fallback = fallback.map(|fallback| StartSwitch {
             args: fallback.args.clone(),
             line: "its `fallback` says so".to_owned(),
@@ -139,7 +139,7 @@ impl ModelTask {
             return;
         }
         let generation = self.context.next_generation();
-        let starter = SoloStarter::within(
+        let starter = SoloStarter::in_world(
             Arc::clone(&self.context.world),
             &self.context.runtime_dir,
             &self.spec.lifecycle,
@@ -154,7 +154,7 @@ impl ModelTask {
             }
         };
         let (deaths, death) = (self.dead_starts.deaths, self.dead_starts.death.clone());
-        self.tell(None, EventKind::StartSearchBegan { deaths, switches: switches.len() });
+        self.log_event(None, EventKind::StartSearchBegan { deaths, switches: switches.len() });
         let spec = SoloSpec {
             command: self.spec.command.clone(),
             oom_score_adj: self.spec.oom_score_adj,
@@ -168,23 +168,23 @@ impl ModelTask {
         self.dead_starts.search = Some((number, stop.clone()));
         let (world, outbox, limit) =
             (Arc::clone(&self.context.world), self.outbox.clone(), self.watch.sensors.read_limit);
-        let gpus = self.place_of(0).into_iter();
+        let gpus = self.replica_gpus(0).into_iter();
         let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
         self.searches.spawn(async move {
             if !gpus.is_empty()
-                && let Some(only) = world.only(gpus, limit).await
+                && let Some(only) = world.gpu_restriction(gpus, limit).await
             {
                 hunt.spec.command.env.push(only);
             }
             let finding = hunt.run(&starter, &mut |_| {}, &stop).await;
             outbox.send(TaskMessage::StartSearched(number, Box::new(finding)));
         });
-        self.changed();
+        self.note_action();
     }
 
     pub(super) fn note_start_search(&mut self, number: u64, finding: StartFinding) {
         let Some((_, stop)) = self.dead_starts.search.take_if(|(own, _)| *own == number) else { return };
-        self.changed();
+        self.note_action();
         if stop.is_cancelled() || self.dead_starts.command.as_ref() != Some(&self.spec.command) {
             return;
         }
@@ -193,7 +193,7 @@ impl ModelTask {
             let (key, name) = (&self.dead_starts.key, &self.spec.name);
             self.context.leak_history.keep_start_finding(key, name, finding.clone(), keep);
         }
-        self.tell(None, EventKind::StartSearched { finding: finding.clone() });
+        self.log_event(None, EventKind::StartSearched { finding: finding.clone() });
         let needs_change = finding.switch().is_some_and(|switch| !switch.is_fallback());
         for id in self.ids() {
             let Some(unit) = self.unit_mut(id).filter(|unit| unit.start_failures > 0) else { continue };
@@ -201,7 +201,7 @@ impl ModelTask {
                 failure.message = format!("{}; {}", failure.message, finding.advice());
             }
             if needs_change {
-                self.step(id, LifecycleEvent::Stuck);
+                self.step_machine(id, LifecycleEvent::Stuck);
             }
         }
         self.dead_starts.finding = Some(finding);

@@ -20,7 +20,7 @@ pub(super) struct GenerationTimers {
 }
 
 impl GenerationTimers {
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let idle_sample = self.idle_sample.map(|(at, _)| at);
         [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
     }
@@ -37,7 +37,7 @@ impl GenerationTimers {
 }
 
 /// Takes a timer that is due. Returns true if it was due.
-pub(super) fn take(timer: &mut Option<Instant>, now: Instant) -> bool {
+pub(super) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
     timer.take_if(|at| *at <= now).is_some()
 }
 
@@ -59,9 +59,9 @@ pub(super) struct ModelTimers {
 
 impl ModelTimers {
     /// Next deadline. While waiting for room, checks at intervals of `look`.
-    pub(super) fn next(&self, now: Instant, look: Duration) -> Option<Instant> {
+    pub(super) fn next_deadline(&self, now: Instant, look: Duration) -> Option<Instant> {
         let recovery = self.recovery.map(|recovery| recovery.at);
-        let room = self.room.map(|until| until.min(clock::again(now, look)));
+        let room = self.room.map(|until| until.min(clock::after_pause(now, look)));
         [self.configuration, self.look, self.idle, recovery, room].into_iter().flatten().min()
     }
 }

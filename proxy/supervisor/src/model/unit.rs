@@ -50,7 +50,7 @@ pub(super) struct ProcessUnit {
     pub(super) machine: LifecycleMachine,
     pub(super) timer: Option<(LifecycleTimer, Instant)>,
     /// Start event that waits for room.
-    pub(super) held: Option<LifecycleEvent>,
+    pub(super) held_start: Option<LifecycleEvent>,
     /// Boxed: most models of a large configuration have no process, and would each reserve 1.6 KiB for one.
     pub(super) live: Option<Box<LiveGeneration>>,
     /// Consecutive starts that did not become ready.
@@ -70,7 +70,7 @@ impl ProcessUnit {
             role,
             machine,
             timer: None,
-            held: None,
+            held_start: None,
             live: None,
             start_failures: 0,
             failure: None,
@@ -89,7 +89,7 @@ impl ProcessUnit {
     /// Next deadline of the unit.
     pub(super) fn due_next(&self) -> Option<Instant> {
         let of_life = self.timer.map(|(_, at)| at);
-        let of_process = self.live.as_ref().and_then(|live| live.timers.next());
+        let of_process = self.live.as_ref().and_then(|live| live.timers.next_deadline());
         of_life.into_iter().chain(of_process).min()
     }
 
@@ -98,7 +98,7 @@ impl ProcessUnit {
     /// next start is soon.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
         // The pause is over. Waiting requests make the loader free the room for the next start.
-        if self.held.is_some() {
+        if self.held_start.is_some() {
             return false;
         }
         match self.phase() {
@@ -122,7 +122,7 @@ impl ProcessUnit {
 #[derive(Debug, Default)]
 pub(super) struct PolicyWish {
     /// Last decision, and what holds it back.
-    pub(super) said: Option<(RecycleDecision, Option<HoldReason>)>,
+    pub(super) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
     /// Since when the policy wants the process replaced.
     pub(super) since: Option<Instant>,
     /// Since when it drains although the policy wants a drain or more.
@@ -147,7 +147,7 @@ pub(super) struct LiveGeneration {
     pub(super) socket: PathBuf,
     pub(super) cell: Arc<GenerationCell>,
     /// Recipe of the process, compared with the present configuration.
-    pub(super) made_of: ProcessRecipe,
+    pub(super) recipe: ProcessRecipe,
     pub(super) process: Option<Arc<dyn BackendProcess>>,
     pub(super) pending: Option<PendingSignal>,
     /// The socket has answered.
@@ -170,17 +170,17 @@ pub(super) struct LiveGeneration {
     /// The drain is short, because the process answers no probe and moves no token.
     pub(super) short_drain: bool,
     /// When the last probe was sent. Results of earlier ones are ignored.
-    pub(super) asked: Option<Instant>,
+    pub(super) last_probe: Option<Instant>,
     /// Log lines of the model's processes at the last probe, and at the last probe that was answered.
-    pub(super) heard: (u64, u64),
+    pub(super) lines_at_probe: (u64, u64),
     /// Tokens and complete answers at the last probe.
-    pub(super) moves: u64,
+    pub(super) progress_at_probe: u64,
     /// When it logged a crash, if it has answered no probe since.
-    pub(super) alarmed: Option<Instant>,
+    pub(super) crash_logged_at: Option<Instant>,
     /// When it logged a crash, if it is known to answer no probe.
-    pub(super) crashed: Option<Instant>,
+    pub(super) crashed_at: Option<Instant>,
     /// Probes sent before this time do not count: the process refused a connection since.
-    pub(super) doubted: Option<Instant>,
+    pub(super) doubted_at: Option<Instant>,
     pub(super) idle_seen: Option<Instant>,
     pub(super) memory: Box<MemoryTracker>,
     pub(super) health: Box<HealthTracker>,
@@ -190,15 +190,15 @@ pub(super) struct LiveGeneration {
     /// History of reclaim requests.
     pub(super) reclaims: ReclaimHistory,
     /// Reclaim request under way.
-    pub(super) asked_back: Option<PendingReclaim>,
+    pub(super) pending_reclaim: Option<PendingReclaim>,
     pub(super) reclaim_count: u64,
     /// Generation whose conversations it took over.
-    pub(super) came_from: Option<GenerationId>,
+    pub(super) warmed_from: Option<GenerationId>,
     pub(super) last_reclaim: Option<ReclaimEntry>,
     /// Why it was not asked at the last judgement.
     pub(super) no_reclaim: Option<NoReclaim>,
     /// The process is ended without a drain and with a short grace.
-    pub(super) hurried: bool,
+    pub(super) short_grace: bool,
     /// Slot directory, if it saves slots.
     pub(super) slot_files: Option<Arc<SlotFiles>>,
     /// Progress of saving slots for the next process.
@@ -212,7 +212,7 @@ impl LiveGeneration {
         id: GenerationId,
         socket: PathBuf,
         cell: Arc<GenerationCell>,
-        made_of: ProcessRecipe,
+        recipe: ProcessRecipe,
         memory: MemoryTracker,
         health: HealthTracker,
     ) -> Self {
@@ -220,7 +220,7 @@ impl LiveGeneration {
             id,
             socket,
             cell,
-            made_of,
+            recipe,
             process: None,
             pending: None,
             answered: false,
@@ -235,24 +235,24 @@ impl LiveGeneration {
             probes_lost: 0,
             lost_since: None,
             short_drain: false,
-            asked: None,
-            heard: (0, 0),
-            moves: 0,
-            alarmed: None,
-            crashed: None,
-            doubted: None,
+            last_probe: None,
+            lines_at_probe: (0, 0),
+            progress_at_probe: 0,
+            crash_logged_at: None,
+            crashed_at: None,
+            doubted_at: None,
             idle_seen: None,
             memory: Box::new(memory),
             health: Box::new(health),
             degraded: None,
             wish: PolicyWish::default(),
             reclaims: ReclaimHistory::default(),
-            asked_back: None,
+            pending_reclaim: None,
             reclaim_count: 0,
-            came_from: None,
+            warmed_from: None,
             last_reclaim: None,
             no_reclaim: None,
-            hurried: false,
+            short_grace: false,
             slot_files: None,
             packed: PackProgress::NotYet,
             random: rand::random(),

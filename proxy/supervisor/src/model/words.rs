@@ -5,12 +5,12 @@ use warden_policies::recycle::SeriesFacts;
 use warden_policies::{ByteSize, RecycleDecision, phrases};
 
 /// Sentence about the memory that a decision is about; `None` if unknown.
-pub(super) fn grounds(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
+pub(super) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];
     parts.extend(facts.fresh().map(|fresh| format!("{} when it was young", ByteSize(fresh))));
     if let Some(growth) = facts.growth.as_ref().filter(|growth| growth.verdict.grows()) {
-        let slope = growth.slope.as_ref().map(|slope| format!(", {}", phrases::slope(slope)));
+        let slope = growth.slope.as_ref().map(|slope| format!(", {}", phrases::slope_phrase(slope)));
         parts.push(format!("{}{}", growth.verdict.as_str(), slope.unwrap_or_default()));
     }
     parts.extend(decision.limit_bytes.map(|limit| format!("the limit is {}", ByteSize(limit))));
@@ -18,14 +18,14 @@ pub(super) fn grounds(decision: &RecycleDecision, facts: &SeriesFacts) -> Option
 }
 
 /// Sentence about a change of verdict.
-pub(super) fn verdict(change: &VerdictChange) -> String {
+pub(super) fn verdict_sentence(change: &VerdictChange) -> String {
     let growth = &change.growth;
     let (now, before) = (growth.verdict.as_str(), change.before.as_str());
     let mut parts =
         vec![format!("{}: {now} since request {} (was {before})", growth.series, growth.since_request)];
-    parts.extend(growth.slope.as_ref().map(phrases::slope));
-    parts.extend(growth.blame.as_ref().map(phrases::blame));
-    parts.extend(phrases::fill(&growth.fill));
+    parts.extend(growth.slope.as_ref().map(phrases::slope_phrase));
+    parts.extend(growth.blame.as_ref().map(phrases::blame_phrase));
+    parts.extend(phrases::fill_phrase(&growth.fill));
     parts.join(", ")
 }
 
@@ -43,15 +43,15 @@ mod tests {
     #[test]
     fn the_grounds_name_the_memory_what_it_held_and_the_limit() {
         let series = MemoryKind::Vram(GpuIndex(0));
-        let facts = SeriesFacts { at_ready: Some(2 << 30), ..SeriesFacts::of(series, Some(3 << 30)) };
+        let facts = SeriesFacts { at_ready: Some(2 << 30), ..SeriesFacts::from_bytes(series, Some(3 << 30)) };
         let decision = RecycleDecision {
             action: RecycleAction::RecycleWhenQuiet,
             reason: Some(Reason::VramSoft),
             limit_bytes: Some(5 << 29),
             ..RecycleDecision::OBSERVE
         };
-        insta::assert_snapshot!(grounds(&decision, &facts).unwrap());
-        assert_eq!(grounds(&decision, &SeriesFacts::of(series, None)), None);
+        insta::assert_snapshot!(memory_sentence(&decision, &facts).unwrap());
+        assert_eq!(memory_sentence(&decision, &SeriesFacts::from_bytes(series, None)), None);
     }
 
     #[test]
@@ -63,7 +63,7 @@ mod tests {
             slope: Some(interval(4.5 * 1024.0 * 1024.0)),
             fill: AllowanceFill { allowed: 2 << 30, used: 3 << 30 },
             blame: Some(GrowthBlame::Pays { unit: WorkUnit::Image, bytes_per_unit: 1024.0, share: 0.943 }),
-            ..SeriesGrowth::of(MemoryKind::Host)
+            ..SeriesGrowth::without_readings(MemoryKind::Host)
         };
         let change = |growth: &SeriesGrowth| VerdictChange {
             at: Duration::ZERO,
@@ -71,10 +71,10 @@ mod tests {
             before: GrowthVerdict::Bounded,
             growth: growth.clone(),
         };
-        let known = verdict(&change(&growth));
+        let known = verdict_sentence(&change(&growth));
         growth.slope = Some(interval(-2048.0));
         growth.blame = Some(GrowthBlame::Undecided { why: "the load is always the same".to_owned() });
         growth.fill = AllowanceFill::default();
-        insta::assert_snapshot!([known, verdict(&change(&growth))].join("\n"));
+        insta::assert_snapshot!([known, verdict_sentence(&change(&growth))].join("\n"));
     }
 }

@@ -102,7 +102,7 @@ impl RemoteOrigin {
     }
 
     /// True for this machine, where strangers cannot listen to the connection.
-    pub fn is_near(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         let is_loopback = self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
         is_loopback || self.host == "localhost"
     }
@@ -128,7 +128,7 @@ impl RemoteOrigin {
     /// # Errors
     ///
     /// The resulting path is invalid.
-    pub fn address<B>(&self, request: &mut Request<B>) -> Result<(), http::Error> {
+    pub fn address_request<B>(&self, request: &mut Request<B>) -> Result<(), http::Error> {
         if !self.prefix.is_empty() {
             let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
             *request.uri_mut() = format!("{}{target}", self.prefix).parse()?;
@@ -203,7 +203,7 @@ mod tests {
             request.headers_mut().append(name, HeaderValue::from_static(value));
         }
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
-        RemoteOrigin::parse(url, key).unwrap().address(&mut request).unwrap();
+        RemoteOrigin::parse(url, key).unwrap().address_request(&mut request).unwrap();
         request
     }
 

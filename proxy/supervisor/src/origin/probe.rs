@@ -39,9 +39,9 @@ pub(crate) struct EndpointInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeFailure {
     /// No answer in time: it may be busy.
-    Slow(String),
+    Timeout(String),
     /// The endpoint cannot be reached, or refuses.
-    Said(String),
+    Refused(String),
 }
 
 /// Requests the list of models.
@@ -52,24 +52,24 @@ pub(crate) async fn probe(
 ) -> Result<EndpointInfo, ProbeFailure> {
     let asked = timeout(limit, request_list(origin)).await;
     let ProbeAnswer { status, location, body } = match asked {
-        Ok(answer) => answer.map_err(ProbeFailure::Said)?,
-        Err(_) => return Err(ProbeFailure::Slow(format!("it does not answer within {limit:?}"))),
+        Ok(answer) => answer.map_err(ProbeFailure::Refused)?,
+        Err(_) => return Err(ProbeFailure::Timeout(format!("it does not answer within {limit:?}"))),
     };
     let code = status.as_u16();
     let note = |note: String| Ok(EndpointInfo { n_ctx: None, note: Some(note) });
     match status {
         StatusCode::UNAUTHORIZED if origin.has_key() => {
-            Err(ProbeFailure::Said(format!("it refuses the key in `key_file` (status {code})")))
+            Err(ProbeFailure::Refused(format!("it refuses the key in `key_file` (status {code})")))
         }
         StatusCode::UNAUTHORIZED => {
-            Err(ProbeFailure::Said(format!("it wants a key (status {code}): name its file in `key_file`")))
+            Err(ProbeFailure::Refused(format!("it wants a key (status {code}): name its file in `key_file`")))
         }
         status if status.is_server_error() => {
-            Err(ProbeFailure::Said(format!("it answers `GET {MODELS_PATH}` with status {code}")))
+            Err(ProbeFailure::Refused(format!("it answers `GET {MODELS_PATH}` with status {code}")))
         }
         status if status.is_redirection() => {
-            let to = location.map(|to| format!(" to `{}`", secrets::text(&to))).unwrap_or_default();
-            Err(ProbeFailure::Said(format!(
+            let to = location.map(|to| format!(" to `{}`", secrets::redact_text(&to))).unwrap_or_default();
+            Err(ProbeFailure::Refused(format!(
                 "it sends requests elsewhere{to} (status {code}): name that address in `url`"
             )))
         }
@@ -83,7 +83,7 @@ pub(crate) async fn probe(
         status if !status.is_success() => {
             note(format!("the endpoint answers `GET {MODELS_PATH}` with status {code}"))
         }
-        _ => Ok(listed(&body, model)),
+        _ => Ok(parse_list(&body, model)),
     }
 }
 
@@ -102,7 +102,7 @@ async fn request_list(origin: &RemoteOrigin) -> Result<ProbeAnswer, String> {
     *request.uri_mut() = http::Uri::from_static(MODELS_PATH);
     let headers = request.headers_mut();
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-    origin.address(&mut request).map_err(|error| error.to_string())?;
+    origin.address_request(&mut request).map_err(|error| error.to_string())?;
     let answered = async {
         let response = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let status = response.status();
@@ -121,7 +121,7 @@ async fn request_list(origin: &RemoteOrigin) -> Result<ProbeAnswer, String> {
     }
 }
 
-fn listed(body: &[u8], model: &str) -> EndpointInfo {
+fn parse_list(body: &[u8], model: &str) -> EndpointInfo {
     let list: Value = serde_json::from_slice(body).unwrap_or_default();
     let Some(all) = list["data"].as_array().filter(|all| !all.is_empty()) else {
         return EndpointInfo::default();
@@ -185,19 +185,19 @@ mod tests {
             assert_eq!(told.is_ok(), wanted, "{answer}: {told:?}");
             let said = match told {
                 Ok(listed) => listed.note.unwrap_or_default(),
-                Err(ProbeFailure::Said(why) | ProbeFailure::Slow(why)) => why,
+                Err(ProbeFailure::Refused(why) | ProbeFailure::Timeout(why)) => why,
             };
             assert!(said.contains(words) && words.is_empty() == said.is_empty(), "{answer}: {said}");
         }
         let gone = RemoteOrigin::parse("http://127.0.0.1:1", None).unwrap();
         let told = probe(&gone, "m", Duration::from_secs(20)).await;
-        assert!(matches!(told, Err(ProbeFailure::Said(why)) if why.starts_with("cannot connect")));
+        assert!(matches!(told, Err(ProbeFailure::Refused(why)) if why.starts_with("cannot connect")));
     }
 
     #[test]
     fn a_list_says_how_long_a_context_is_or_that_there_is_no_such_model() {
         let missing = || "the endpoint lists models, and `m` (`model`) is not among them".to_owned();
-        let of = |list: Value| listed(list.to_string().as_bytes(), "m");
+        let of = |list: Value| parse_list(list.to_string().as_bytes(), "m");
         let some = |n_ctx, is_missing: bool| EndpointInfo { n_ctx, note: is_missing.then(missing) };
         assert_eq!(of(json!({ "data": [{ "id": "m", "context_length": 8192 }] })), some(Some(8192), false));
         assert_eq!(
@@ -209,6 +209,6 @@ mod tests {
         for unclear in [json!({ "data": [] }), json!([1]), json!("text"), json!({ "data": { "id": "x" } })] {
             assert_eq!(of(unclear), EndpointInfo::default());
         }
-        assert_eq!(listed(b"<html>", "m"), EndpointInfo::default());
+        assert_eq!(parse_list(b"<html>", "m"), EndpointInfo::default());
     }
 }

@@ -45,13 +45,13 @@ impl RemoteOrigin {
         }
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        let stream = TlsConnector::from(trusted()?).connect(name, stream).await?;
+        let stream = TlsConnector::from(tls_config()?).connect(name, stream).await?;
         Ok(Either::Right(Box::new(stream)))
     }
 }
 
 /// TLS configuration with the trusted authorities, read once.
-fn trusted() -> io::Result<Arc<ClientConfig>> {
+fn tls_config() -> io::Result<Arc<ClientConfig>> {
     static TRUSTED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(known) = TRUSTED.get() {
         return Ok(Arc::clone(known));

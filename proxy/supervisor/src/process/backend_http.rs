@@ -15,7 +15,7 @@ use crate::process::own_port::{OnlyToOwner, OwnPort};
 pub(crate) struct BackendHttp {
     client: Option<reqwest::Client>,
     /// Host and port in URLs; meaningless on a Unix socket.
-    at: String,
+    authority: String,
     key: Option<String>,
 }
 
@@ -24,7 +24,7 @@ impl BackendHttp {
     /// pool to help. `port`: the process that has to listen there, if others could.
     pub(crate) fn new(endpoint: &ListenAddress, key: Option<String>, port: Option<OwnPort>) -> Self {
         let builder = reqwest::Client::builder();
-        let (builder, at) = match endpoint {
+        let (builder, authority) = match endpoint {
             ListenAddress::Unix(socket) => (builder.unix_socket(socket.as_path()), "backend".to_owned()),
             ListenAddress::Tcp(address) => (builder, address.to_string()),
         };
@@ -40,12 +40,13 @@ impl BackendHttp {
         let client = builder.build();
         let client =
             client.inspect_err(|error| tracing::error!(%error, "cannot make a client for probes")).ok();
-        Self { client, at, key }
+        Self { client, authority, key }
     }
 
     /// Sends JSON by `POST`. `None` without an answer in time.
     pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
-        let mut request = self.client.as_ref()?.post(format!("http://{}{path}", self.at)).timeout(timeout);
+        let mut request =
+            self.client.as_ref()?.post(format!("http://{}{path}", self.authority)).timeout(timeout);
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
         }
@@ -58,7 +59,8 @@ impl BackendHttp {
 
     /// Sends a `GET`. `None` without an answer in time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
-        let mut request = self.client.as_ref()?.get(format!("http://{}{path}", self.at)).timeout(timeout);
+        let mut request =
+            self.client.as_ref()?.get(format!("http://{}{path}", self.authority)).timeout(timeout);
         // `/health` needs no key, so none is sent.
         if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
             request = request.bearer_auth(key);

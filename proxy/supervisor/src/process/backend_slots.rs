@@ -18,12 +18,12 @@ const WORK_FIELDS: [&str; 7] = [
 ];
 
 /// Reads the answer; `None` if it is no list of slots.
-pub(crate) fn read(answer: &Value) -> Option<SlotActivity> {
+pub(crate) fn read_slots(answer: &Value) -> Option<SlotActivity> {
     let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
     let busy = slots.iter().filter(|slot| is_busy(slot)).count();
     let mut hasher = DefaultHasher::new();
     for slot in slots {
-        mark(slot, &mut hasher);
+        hash_work(slot, &mut hasher);
     }
     Some(SlotActivity { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
 }
@@ -34,17 +34,17 @@ fn is_busy(slot: &Value) -> bool {
     slot["is_processing"].as_bool().unwrap_or_else(by_state)
 }
 
-fn mark(value: &Value, hasher: &mut DefaultHasher) {
+fn hash_work(value: &Value, hasher: &mut DefaultHasher) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
                 match value.as_i64() {
                     Some(number) if WORK_FIELDS.contains(&name.as_str()) => (name, number).hash(hasher),
-                    _ => mark(value, hasher),
+                    _ => hash_work(value, hasher),
                 }
             }
         }
-        Value::Array(items) => items.iter().for_each(|item| mark(item, hasher)),
+        Value::Array(items) => items.iter().for_each(|item| hash_work(item, hasher)),
         _ => {}
     }
 }
@@ -64,17 +64,18 @@ mod tests {
                  "prompt": "n_decoded", "next_token": [{"n_decoded": decoded, "n_remain": -1}]},
             ])
         };
-        let one = read(&newer(3, 10)).unwrap();
+        let one = read_slots(&newer(3, 10)).unwrap();
         assert_eq!(one.busy, 1);
-        assert_eq!(read(&newer(3, 10)), Some(one));
+        assert_eq!(read_slots(&newer(3, 10)), Some(one));
         assert!(
-            read(&newer(4, 10)).unwrap().mark != one.mark && read(&newer(3, 20)).unwrap().mark != one.mark
+            read_slots(&newer(4, 10)).unwrap().mark != one.mark
+                && read_slots(&newer(3, 20)).unwrap().mark != one.mark
         );
         let older = json!([{"id": 0, "state": 1, "n_past": 7}, {"id": 1, "state": 0}]);
-        assert_eq!(read(&older).unwrap().busy, 1);
+        assert_eq!(read_slots(&older).unwrap().busy, 1);
         for other in [json!({"error": {"code": 501}}), json!([1, 2]), json!("x")] {
-            assert_eq!(read(&other), None, "{other}");
+            assert_eq!(read_slots(&other), None, "{other}");
         }
-        assert_eq!(read(&json!([])).unwrap().busy, 0);
+        assert_eq!(read_slots(&json!([])).unwrap().busy, 0);
     }
 }

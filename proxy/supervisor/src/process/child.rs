@@ -62,8 +62,8 @@ pub struct ChildProcess {
 /// Process that signals and reaps the child.
 #[derive(Debug)]
 enum ChildLeader {
-    Ours(ProcessGroup),
-    Roots { child: RootChild, exit: Mutex<Option<ProcessExit>>, handed_over: AtomicBool },
+    Own(ProcessGroup),
+    OfRoot { child: RootChild, exit: Mutex<Option<ProcessExit>>, handed_over: AtomicBool },
 }
 
 /// Child of the root, made for us or handed over to us.
@@ -82,12 +82,7 @@ impl ChildProcess {
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
         let pid = group.id();
         let pidfd = pidfd.map_err(|errno| SpawnError::Watch { pid, source: errno.into() })?;
-        Self::new(
-            ChildLeader::Ours(group),
-            pidfd,
-            stdout.zip(stderr),
-            ChildRelatives::new(pid, mark, control),
-        )
+        Self::new(ChildLeader::Own(group), pidfd, stdout.zip(stderr), ChildRelatives::new(pid, mark, control))
     }
 
     /// Watches a child of the root. Registers with the current runtime.
@@ -98,7 +93,7 @@ impl ChildProcess {
         mark: Option<String>,
     ) -> Result<Self, SpawnError> {
         let handed_over = AtomicBool::new(false);
-        let leader = ChildLeader::Roots { child, exit: Mutex::default(), handed_over };
+        let leader = ChildLeader::OfRoot { child, exit: Mutex::default(), handed_over };
         let pid = leader.pid();
         let control = ControlGroup::of_child(pid).map(Arc::new);
         let child = Self::new(leader, pidfd, output, ChildRelatives::new(pid, mark, control))?;
@@ -148,14 +143,14 @@ impl ChildProcess {
     /// Number by which the root knows the child; `None` for our own child.
     pub(crate) fn root_id(&self) -> Option<ChildId> {
         match &self.leader {
-            ChildLeader::Ours(_) => None,
-            ChildLeader::Roots { child, .. } => Some(child.id),
+            ChildLeader::Own(_) => None,
+            ChildLeader::OfRoot { child, .. } => Some(child.id),
         }
     }
 
     /// Hands the child over: it no longer ends with us. Our own child has to be kept by the family.
     pub(crate) fn hand_over(&self) {
-        if let ChildLeader::Roots { handed_over, .. } = &self.leader {
+        if let ChildLeader::OfRoot { handed_over, .. } = &self.leader {
             handed_over.store(true, Ordering::SeqCst);
         }
     }
@@ -192,7 +187,7 @@ impl ChildProcess {
 
     /// Takes over a child that was handed to us: it ends with us from now on.
     pub(crate) fn claim(&self) {
-        if let ChildLeader::Roots { handed_over, .. } = &self.leader {
+        if let ChildLeader::OfRoot { handed_over, .. } = &self.leader {
             handed_over.store(false, Ordering::SeqCst);
         }
     }
@@ -202,28 +197,28 @@ impl ChildProcess {
     /// one. Call it once.
     pub fn terminate(&self) {
         match &self.leader {
-            ChildLeader::Ours(group) => group.signal(Signal::TERM),
-            ChildLeader::Roots { child, .. } => child.client.signal(child.id, false),
+            ChildLeader::Own(group) => group.signal(Signal::TERM),
+            ChildLeader::OfRoot { child, .. } => child.client.signal(child.id, false),
         }
-        self.kinship.ask_to_end(StopRequest::Gently);
+        self.kinship.ask_to_end(StopRequest::Terminate);
     }
 
     /// Sends SIGKILL to the group and the server. The task that awaits the end kills other processes that
     /// have left the group.
     pub fn kill(&self) {
         match &self.leader {
-            ChildLeader::Ours(group) => group.signal(Signal::KILL),
-            ChildLeader::Roots { child, .. } => child.client.signal(child.id, true),
+            ChildLeader::Own(group) => group.signal(Signal::KILL),
+            ChildLeader::OfRoot { child, .. } => child.client.signal(child.id, true),
         }
         if let Some(server) = self.kinship.watched_server() {
             server.signal(Signal::KILL);
         }
-        self.kinship.ask_to_end(StopRequest::AtOnce);
+        self.kinship.ask_to_end(StopRequest::Kill);
     }
 
     /// Sends any signal to our own child.
     pub(crate) fn signal(&self, signal: Signal) {
-        if let ChildLeader::Ours(group) = &self.leader {
+        if let ChildLeader::Own(group) = &self.leader {
             group.signal(signal);
         }
     }
@@ -232,8 +227,8 @@ impl ChildProcess {
     /// again, and dropped at any time.
     pub async fn wait(&self) -> ProcessExit {
         match &self.leader {
-            ChildLeader::Ours(group) => self.wait_for_own(group).await,
-            ChildLeader::Roots { child, exit, .. } => {
+            ChildLeader::Own(group) => self.wait_for_own(group).await,
+            ChildLeader::OfRoot { child, exit, .. } => {
                 if let Some(exit) = *lock(exit) {
                     return exit;
                 }
@@ -252,11 +247,11 @@ impl ChildProcess {
         // Exit of a process left by the leader, if it was our child.
         let mut exit_behind = None;
         loop {
-            if let Some(exit) = group.known() {
+            if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
             let ChildState { asked, server } = changes.borrow_and_update().clone();
-            let Some(leader) = group.ended() else {
+            let Some(leader) = group.leader_exit() else {
                 let outside = match server {
                     Some(ChildServer::Outside { server, .. }) => Some(server),
                     _ => None,
@@ -267,12 +262,12 @@ impl ChildProcess {
                         let server_exit = outside.and_then(|server| server.reap());
                         if timeout(LEADER_EXIT_LIMIT, self.until_leader_ends()).await.is_err() {
                             group.signal(Signal::KILL);
-                            return self.finish(group, Some(server_exit.unwrap_or(ProcessExit::Unknown))).await;
+                            return self.kill_and_reap(group, Some(server_exit.unwrap_or(ProcessExit::Unknown))).await;
                         }
                     }
                     _ = changes.changed() => {}
                 }
-                if self.leader_has_ended() && group.ended().is_none() {
+                if self.leader_has_ended() && group.leader_exit().is_none() {
                     // Only a debugger can make waitid later than the pidfd.
                     tokio::time::sleep(REAP_RETRY_INTERVAL).await;
                 }
@@ -280,7 +275,7 @@ impl ChildProcess {
             };
             let relatives = self.relatives().await;
             // Another waiting task may have reaped the leader; its PID may be reused by now.
-            if let Some(exit) = group.known() {
+            if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
             exit_behind = kinship::reap_zombies(&relatives).or(exit_behind);
@@ -294,10 +289,10 @@ impl ChildProcess {
                     None => exit_behind,
                 };
                 let said = said.filter(|_| leader == ProcessExit::Code(0));
-                return self.finish(group, said).await;
+                return self.kill_and_reap(group, said).await;
             }
             self.kinship.set_outlived(true);
-            if asked == StopRequest::Gently {
+            if asked == StopRequest::Terminate {
                 self.terminate_outside(&relatives, server.as_ref());
             }
             let watched = match &server {
@@ -333,20 +328,23 @@ impl ChildProcess {
 
     /// Kills all remaining processes and waits for their end, so that their memory is free for the next
     /// process. Then reaps the leader.
-    async fn finish(&self, group: &ProcessGroup, said: Option<ProcessExit>) -> ProcessExit {
+    async fn kill_and_reap(&self, group: &ProcessGroup, said: Option<ProcessExit>) -> ProcessExit {
         self.until_leader_ends().await;
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
             group.signal(Signal::KILL);
-            let relatives = self.look(ChildRelatives::killed_relatives).await;
+            let relatives = self.list_relatives(ChildRelatives::killed_relatives).await;
             // The list is valid only if the leader was not reaped during the search.
-            if let Some(exit) = group.known() {
+            if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
             let _exit = kinship::reap_zombies(&relatives);
             let left = kinship::watch_all(&relatives);
             kinship::signal_all(&left, Signal::KILL);
-            if timeout_at(limit, future::join_all(left.iter().map(WatchedProcess::ended))).await.is_err() {
+            if timeout_at(limit, future::join_all(left.iter().map(WatchedProcess::until_ended)))
+                .await
+                .is_err()
+            {
                 let pids: Vec<u32> = left.iter().map(|one| one.process().pid).collect();
                 tracing::error!(
                     pid = self.pid(),
@@ -387,7 +385,7 @@ impl ChildProcess {
         loop {
             let ChildState { asked, server } = changes.borrow_and_update().clone();
             let watched = self.kinship.watched_server().filter(|_| !is_server_gone);
-            if asked == StopRequest::Gently
+            if asked == StopRequest::Terminate
                 && self.leader_has_ended()
                 && let Some(ChildServer::Outside { server, is_relative: false }) = &server
                 && self.kinship.first_to_terminate_outside()
@@ -400,7 +398,7 @@ impl ChildProcess {
                     if let Some(ChildServer::Outside { server, .. }) = &server {
                         server.signal(Signal::KILL);
                     }
-                    let is_killed_by_us = is_server_gone && asked != StopRequest::AtOnce;
+                    let is_killed_by_us = is_server_gone && asked != StopRequest::Kill;
                     return if is_killed_by_us && exit == ProcessExit::Signal(libc::SIGKILL) { ProcessExit::Unknown } else { exit };
                 }
                 () = until_end(watched.as_deref()) => {
@@ -418,10 +416,10 @@ impl ChildProcess {
 
     /// Relatives of the child, without its leader.
     async fn relatives(&self) -> Vec<RelatedProcess> {
-        self.look(ChildRelatives::relatives).await
+        self.list_relatives(ChildRelatives::relatives).await
     }
 
-    async fn look(&self, look: fn(&ChildRelatives) -> Vec<RelatedProcess>) -> Vec<RelatedProcess> {
+    async fn list_relatives(&self, look: fn(&ChildRelatives) -> Vec<RelatedProcess>) -> Vec<RelatedProcess> {
         if !self.kinship.has_relatives() {
             return Vec::new();
         }
@@ -434,7 +432,7 @@ impl ChildProcess {
 /// Resolves at the end of a process, or never without one.
 async fn until_end(process: Option<&WatchedProcess>) {
     match process {
-        Some(process) => process.ended().await,
+        Some(process) => process.until_ended().await,
         None => std::future::pending().await,
     }
 }
@@ -446,13 +444,13 @@ async fn until_first_end(processes: &[Arc<WatchedProcess>]) {
         tokio::time::sleep(REAP_RETRY_INTERVAL).await;
         return;
     }
-    future::select_all(processes.iter().map(|one| Box::pin(one.ended()))).await;
+    future::select_all(processes.iter().map(|one| Box::pin(one.until_ended()))).await;
 }
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        let ChildLeader::Ours(group) = &self.leader else { return };
-        if group.known().is_none() && self.kinship.has_relatives() {
+        let ChildLeader::Own(group) = &self.leader else { return };
+        if group.reaped_exit().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
             // No await is possible here, and the leader must not be reaped before.
@@ -465,15 +463,15 @@ impl Drop for ChildProcess {
 impl ChildLeader {
     fn pid(&self) -> u32 {
         match self {
-            Self::Ours(group) => group.id(),
-            Self::Roots { child, .. } => child.leader.as_raw_nonzero().get().unsigned_abs(),
+            Self::Own(group) => group.id(),
+            Self::OfRoot { child, .. } => child.leader.as_raw_nonzero().get().unsigned_abs(),
         }
     }
 }
 
 impl Drop for ChildLeader {
     fn drop(&mut self) {
-        if let Self::Roots { child, handed_over, .. } = self
+        if let Self::OfRoot { child, handed_over, .. } = self
             && !handed_over.load(Ordering::SeqCst)
         {
             child.client.forget(child.id);

@@ -55,7 +55,7 @@ pub(crate) struct ControlGroup {
 
 impl ControlGroup {
     /// Creates and locks a group below `own`.
-    fn make(own: &Path) -> io::Result<Self> {
+    fn create(own: &Path) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         for _ in 0..NAME_ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -92,8 +92,9 @@ impl ControlGroup {
     /// Group of a child, for a successor of the root.
     pub(crate) fn of_child(leader: u32) -> Option<Self> {
         let listed = fs::read_to_string(format!("/proc/{leader}/cgroup")).ok()?;
-        let group = second_version(&listed)?;
-        let is_made_for_us = maker(Path::new(group).file_name()?.to_str()?) == Some(instance::id());
+        let group = version_two_path(&listed)?;
+        let is_made_for_us =
+            group_maker(Path::new(group).file_name()?.to_str()?) == Some(instance::instance_pid());
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
         let path =
             group_directories(&mounts, group).into_iter().find(|path| path.join(MEMBERS_FILE).exists())?;
@@ -148,7 +149,7 @@ impl ControlGroup {
 
     /// Kills the processes until the group can be removed. Returns false if that took too long.
     #[expect(clippy::disallowed_methods, reason = "a thread that nobody is served by")]
-    fn end(&self, until: Instant) -> bool {
+    fn end_and_remove(&self, until: Instant) -> bool {
         loop {
             self.kill();
             if self.remove() {
@@ -171,7 +172,7 @@ pub(crate) struct ControlGroups {
 impl ControlGroups {
     /// Creates a group for a child; `None` where none can be created.
     pub(crate) fn make(&mut self) -> Option<Arc<ControlGroup>> {
-        let made = own_group().map_err(io::Error::other).and_then(|own| ControlGroup::make(&own));
+        let made = own_group().map_err(io::Error::other).and_then(|own| ControlGroup::create(&own));
         match made {
             Ok(group) => {
                 tracing::debug!(group = %group.path.display(), "a child gets a control group of its own");
@@ -202,7 +203,7 @@ impl ControlGroups {
         let until = Instant::now() + EMPTY_LIMIT;
         self.made.iter().for_each(|group| group.kill());
         for group in &self.made {
-            if !group.end(until) {
+            if !group.end_and_remove(until) {
                 log_remaining(group);
             }
         }
@@ -215,12 +216,12 @@ pub(crate) fn end_abandoned() {
     let Ok(own) = own_group() else { return };
     let until = Instant::now() + EMPTY_LIMIT;
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().and_then(maker).is_none() {
+        if entry.file_name().to_str().and_then(group_maker).is_none() {
             continue;
         }
         let Ok(Some(group)) = ControlGroup::claim(entry.path()) else { continue };
         let pids = group.pids();
-        let is_removed = group.end(until);
+        let is_removed = group.end_and_remove(until);
         if !pids.is_empty() {
             tracing::warn!(
                 group = %group.path.display(),
@@ -243,14 +244,14 @@ fn log_remaining(group: &ControlGroup) {
 }
 
 /// PID in the name of one of our groups.
-fn maker(name: &str) -> Option<u32> {
+fn group_maker(name: &str) -> Option<u32> {
     let (pid, number) = name.strip_prefix(GROUP_PREFIX)?.split_once('-')?;
     number.parse::<u32>().ok()?;
     pid.parse().ok()
 }
 
 /// Path in the line `0::/path` of `/proc/PID/cgroup`.
-fn second_version(groups: &str) -> Option<&str> {
+fn version_two_path(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
@@ -276,7 +277,7 @@ fn group_directories(mounts: &str, group: &str) -> Vec<PathBuf> {
 fn own_group() -> Result<PathBuf, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let groups = read("/proc/self/cgroup")?;
-    let group = second_version(&groups).ok_or("the kernel has no control groups of version 2")?;
+    let group = version_two_path(&groups).ok_or("the kernel has no control groups of version 2")?;
     let own = std::process::id().to_string();
     let is_ours = |path: &PathBuf| {
         fs::read_to_string(path.join(MEMBERS_FILE)).is_ok_and(|members| members.lines().any(|pid| pid == own))
@@ -284,7 +285,7 @@ fn own_group() -> Result<PathBuf, String> {
     let found = group_directories(&read("/proc/self/mountinfo")?, group).into_iter().find(is_ours);
     let path = found.ok_or("our control group is mounted nowhere")?;
     let content = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
-    refusal(&content("cgroup.type"), &content("cgroup.subtree_control")).map_or(Ok(()), Err)?;
+    group_refusal(&content("cgroup.type"), &content("cgroup.subtree_control")).map_or(Ok(()), Err)?;
     if Path::new("/run/systemd/system").exists() && !is_delegated(&path) {
         return Err("systemd manages our control group and has not delegated it (`Delegate=yes`)".to_owned());
     }
@@ -293,7 +294,7 @@ fn own_group() -> Result<PathBuf, String> {
 
 /// Why a group with this `cgroup.type` and `cgroup.subtree_control` must not have children. The root group
 /// has no type.
-fn refusal(kind: &str, controllers: &str) -> Option<String> {
+fn group_refusal(kind: &str, controllers: &str) -> Option<String> {
     if !matches!(kind.trim(), "" | "domain") {
         return Some(format!("our control group is {}", kind.trim()));
     }
@@ -352,35 +353,35 @@ mod tests {
         assert_eq!(found("/docker/x/y"), ["/sys/fs/cgroup/unified/docker/x/y", "/sys/fs/cgroup/y"]);
         assert_eq!(found("/a"), ["/sys/fs/cgroup/unified/a"]);
         assert_eq!(found("/../../a"), [""; 0]);
-        assert_eq!(second_version("4:memory:/a\n0::/b\n"), Some("/b"));
-        assert_eq!(second_version("4:memory:/a\n1:name=systemd:/b\n"), None);
+        assert_eq!(version_two_path("4:memory:/a\n0::/b\n"), Some("/b"));
+        assert_eq!(version_two_path("4:memory:/a\n1:name=systemd:/b\n"), None);
     }
 
     #[test]
     fn only_names_of_ours_are_taken_for_groups_of_ours() {
-        assert_eq!(maker("llama-warden-12-3"), Some(12));
+        assert_eq!(group_maker("llama-warden-12-3"), Some(12));
         for other in
             ["llama-warden-12", "llama-warden-x-3", "llama-warden-12-3-4", "llama-warden.service", "12-3"]
         {
-            assert_eq!(maker(other), None, "{other}");
+            assert_eq!(group_maker(other), None, "{other}");
         }
     }
 
     #[test]
     fn a_threaded_group_and_one_whose_children_share_the_processor_get_no_groups() {
         for (kind, controllers) in [("", ""), ("domain\n", "\n"), ("", "memory pids\n")] {
-            assert_eq!(refusal(kind, controllers), None, "{kind} {controllers}");
+            assert_eq!(group_refusal(kind, controllers), None, "{kind} {controllers}");
         }
-        assert_eq!(refusal("threaded\n", "").unwrap(), "our control group is threaded");
-        assert!(refusal("", "cpuset cpu memory\n").unwrap().starts_with("`cpu` is parted"));
-        assert_eq!(refusal("", "cpuset\n"), None);
+        assert_eq!(group_refusal("threaded\n", "").unwrap(), "our control group is threaded");
+        assert!(group_refusal("", "cpuset cpu memory\n").unwrap().starts_with("`cpu` is parted"));
+        assert_eq!(group_refusal("", "cpuset\n"), None);
     }
 
     /// Uses real groups, where the kernel allows it.
     #[test]
     fn a_group_that_is_held_is_nobody_elses_and_its_processes_are_killed_one_by_one_too() {
         let Ok(own) = own_group() else { return };
-        let Ok(group) = ControlGroup::make(&own) else { return };
+        let Ok(group) = ControlGroup::create(&own) else { return };
         assert!(ControlGroup::claim(group.path.clone()).unwrap().is_none(), "it is held");
         let inner = group.path.join("inner");
         fs::create_dir(&inner).unwrap();
@@ -392,7 +393,7 @@ mod tests {
         assert!(pids.len() == 2 && pids.contains(&one.id()) && pids.contains(&other.id()), "{pids:?}");
         assert!(!group.remove(), "it is in use");
         group.kill_members();
-        assert!(group.end(Instant::now() + EMPTY_LIMIT), "zombies are in nobody's way");
+        assert!(group.end_and_remove(Instant::now() + EMPTY_LIMIT), "zombies are in nobody's way");
         assert!(!one.wait().unwrap().success() && !other.wait().unwrap().success());
         assert!(ControlGroup::claim(group.path.clone()).unwrap().is_none(), "it is gone");
     }

@@ -9,7 +9,7 @@ use warden_policies::GenerationId;
 use crate::error::{FleetError, SpawnError};
 use crate::process::instance;
 use crate::process::slot_files;
-use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker, socket};
+use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker_pid, socket_path};
 use crate::process::trusted_path;
 use crate::spec::FleetConfig;
 
@@ -35,7 +35,7 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// The directory cannot be created, or another user has put one in its place.
-pub fn restore(beside: &Path) -> Result<(), SpawnError> {
+pub fn restore_directory(beside: &Path) -> Result<(), SpawnError> {
     let Some(directory) = beside.parent() else { return Ok(()) };
     let is_gone = fs::symlink_metadata(directory).is_err();
     if is_gone {
@@ -52,8 +52,8 @@ fn sweep_runtime(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
-        let dead = |pid: u32| pid != instance::id() && !Path::new(&format!("/proc/{pid}")).exists();
-        if name.to_str().and_then(maker).is_some_and(dead) {
+        let dead = |pid: u32| pid != instance::instance_pid() && !Path::new(&format!("/proc/{pid}")).exists();
+        if name.to_str().and_then(maker_pid).is_some_and(dead) {
             slot_files::remove(&entry.path());
             drop(fs::remove_file(entry.path()));
         }
@@ -64,7 +64,7 @@ fn sweep_runtime(path: &Path) {
 pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
     const LATE_GENERATION: GenerationId = GenerationId(99_999_999);
     for model in &config.models {
-        let path = socket(&config.runtime_dir, &model.name, LATE_GENERATION);
+        let path = socket_path(&config.runtime_dir, &model.name, LATE_GENERATION);
         let length = path.as_os_str().len();
         if length > SOCKET_PATH_LIMIT {
             return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
@@ -87,7 +87,7 @@ mod tests {
         // Above the greatest PID of Linux.
         let (stale, ours) =
             (path.join("m-4999999-g1.sock"), path.join(format!("m-{}-g1.sock", std::process::id())));
-        let stale_report = crate::process::report_file::beside(&stale);
+        let stale_report = crate::process::report_file::report_path(&stale);
         for file in [&stale, &stale_report, &ours] {
             fs::write(file, "").unwrap();
         }

@@ -1,21 +1,21 @@
 //! Removes secrets from the output of a process, which may repeat those that it was given.
 
-use warden_policies::own_variables::is_ours_alone;
+use warden_policies::own_variables::is_own_variable;
 use warden_policies::secrets::{self, KnownSecrets};
 
 use crate::spec::ServerCommand;
 
 /// Secrets of a process: in its arguments, its variables, and inherited variables.
-pub(crate) fn known(command: &ServerCommand) -> KnownSecrets {
+pub(crate) fn known_secrets(command: &ServerCommand) -> KnownSecrets {
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let pair = (name.into_string().ok()?, value.into_string().ok()?);
-        (!is_ours_alone(&pair.0) && !command.env_remove.contains(&pair.0)).then_some(pair)
+        (!is_own_variable(&pair.0) && !command.env_remove.contains(&pair.0)).then_some(pair)
     });
     let all: Vec<(String, String)> = inherited.chain(command.env.iter().cloned()).collect();
-    KnownSecrets::of(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+    KnownSecrets::from_command(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
 }
 
 /// Lines with possible secrets removed.
-pub(crate) fn lines(lines: &[String]) -> Vec<String> {
-    lines.iter().map(|line| secrets::text(line)).collect()
+pub(crate) fn without_secrets(lines: &[String]) -> Vec<String> {
+    lines.iter().map(|line| secrets::redact_text(line)).collect()
 }

@@ -21,7 +21,11 @@ pub enum ListenAddress {
 
 /// Address for a new process, by the configuration and the binary's abilities. A chosen port is free now.
 /// If another program takes it first, the start fails, and the next one gets another port.
-pub(crate) fn endpoint(socket: SocketMode, facts: ServerFacts, path: &Path) -> io::Result<ListenAddress> {
+pub(crate) fn choose_endpoint(
+    socket: SocketMode,
+    facts: ServerFacts,
+    path: &Path,
+) -> io::Result<ListenAddress> {
     let unix = match socket {
         SocketMode::Auto => facts.unix_sockets != Some(false),
         SocketMode::Unix => true,
@@ -35,7 +39,7 @@ pub(crate) fn endpoint(socket: SocketMode, facts: ServerFacts, path: &Path) -> i
 }
 
 /// llama-server's flags for an address.
-pub(crate) fn flags(endpoint: &ListenAddress) -> Vec<String> {
+pub(crate) fn listen_flags(endpoint: &ListenAddress) -> Vec<String> {
     match endpoint {
         ListenAddress::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],
         ListenAddress::Tcp(address) => {

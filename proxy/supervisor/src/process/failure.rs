@@ -27,7 +27,7 @@ pub(crate) enum StartLateness {
     /// Not ready within this time.
     NotReady(Duration),
     /// No activity for this time.
-    StoodStill(Duration),
+    Stalled(Duration),
     /// The socket was removed after it had answered, so no request can reach the process.
     SocketRemoved,
 }
@@ -81,15 +81,15 @@ const ABORT_PHRASES: &[&str] = &["ggml_assert", "ggml_abort", "terminate called"
 /// First line that reports a crash. In the output of a running process it may also be text that a client
 /// sent, so callers check if the process still answers.
 pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
-    lines.iter().find(|line| is_crash(line)).map(|line| said(line))
+    lines.iter().find(|line| is_crash(line)).map(|line| readable_line(line))
 }
 
 /// True if a line reports a crash.
 pub(crate) fn is_crash(line: &str) -> bool {
-    has(line, ABORT_PHRASES)
+    contains_phrase(line, ABORT_PHRASES)
 }
 
-fn has(line: &str, phrases: &[&str]) -> bool {
+fn contains_phrase(line: &str, phrases: &[&str]) -> bool {
     let line = line.to_ascii_lowercase();
     phrases.iter().any(|phrase| line.contains(phrase))
 }
@@ -97,7 +97,12 @@ fn has(line: &str, phrases: &[&str]) -> bool {
 /// Classifies the end of a process that did not become ready, or that crashed.
 ///
 /// `lines`: all lines still known; the last `keep` of them are shown.
-pub(crate) fn judge(end: &StartEnd<'_>, lines: &[String], keep: usize, failures: u32) -> BackendFailure {
+pub(crate) fn classify_end(
+    end: &StartEnd<'_>,
+    lines: &[String],
+    keep: usize,
+    failures: u32,
+) -> BackendFailure {
     let (kind, message) = match end {
         StartEnd::NotSpawned(error) => spawn_failure(error),
         StartEnd::TimedOut(lateness) => (FailureKind::Timeout, lateness_message(*lateness)),
@@ -110,9 +115,7 @@ pub(crate) fn judge(end: &StartEnd<'_>, lines: &[String], keep: usize, failures:
 fn lateness_message(lateness: StartLateness) -> String {
     let (what, after, key) = match lateness {
         StartLateness::NotReady(after) => ("was not ready within", after, "start_timeout"),
-        StartLateness::StoodStill(after) => {
-            ("said, wrote, read and computed nothing for", after, "start_stall")
-        }
+        StartLateness::Stalled(after) => ("said, wrote, read and computed nothing for", after, "start_stall"),
         StartLateness::SocketRemoved => {
             return "its socket was removed while it started, so nobody could reach it: what cleans the runtime directory?".to_owned();
         }
@@ -152,7 +155,7 @@ fn spawn_failure(error: &SpawnError) -> (FailureKind, String) {
 /// True if a line is no error: by its level (`0.00.004.314 W `), by its first words, or because
 /// llama-server continues after it.
 fn is_warning(line: &str) -> bool {
-    if let (Some(level), _) = level(line) {
+    if let (Some(level), _) = split_level(line) {
         return matches!(level, "W" | "I" | "D");
     }
     let line = line.trim_start().to_ascii_lowercase();
@@ -162,8 +165,10 @@ fn is_warning(line: &str) -> bool {
 fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (FailureKind, String) {
     let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
     // The first match is the cause; later lines are consequences.
-    let find = |phrases: &[&str]| errors.iter().find(|line| has(line, phrases)).map(|line| said(line));
-    let last = |phrases: &[&str]| errors.iter().rposition(|line| has(line, phrases));
+    let find = |phrases: &[&str]| {
+        errors.iter().find(|line| contains_phrase(line, phrases)).map(|line| readable_line(line))
+    };
+    let last = |phrases: &[&str]| errors.iter().rposition(|line| contains_phrase(line, phrases));
     if let Some(line) = find(NO_LIBRARY_PHRASES) {
         let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
         return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
@@ -187,7 +192,7 @@ fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (Failu
     if let Some(index) =
         last(NO_MEMORY_PHRASES).filter(|index| last(BAD_MODEL_PHRASES).is_none_or(|other| other <= *index))
     {
-        let line = said(errors[index]);
+        let line = readable_line(errors[index]);
         let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
         return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
     }
@@ -249,7 +254,7 @@ fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
 }
 
 /// llama-server's level (`0.00.004.314 E `), and the line without level and time stamp.
-fn level(line: &str) -> (Option<&str>, &str) {
+fn split_level(line: &str) -> (Option<&str>, &str) {
     let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let line = line.trim();
     let Some((first, after)) = line.split_once(' ') else { return (None, line) };
@@ -264,9 +269,9 @@ fn level(line: &str) -> (Option<&str>, &str) {
 }
 
 /// Line without llama-server's time stamp and level, cut to a readable length.
-fn said(line: &str) -> String {
+fn readable_line(line: &str) -> String {
     const MAX_LINE_CHARS: usize = 200;
-    let (_, rest) = level(line);
+    let (_, rest) = split_level(line);
     if rest.chars().count() > MAX_LINE_CHARS {
         let cut: String = rest.chars().take(MAX_LINE_CHARS).collect();
         return format!("{cut}...");
@@ -283,7 +288,7 @@ mod tests {
 
     fn of(exit: ProcessExit, text: &str) -> BackendFailure {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        judge(&StartEnd::Exited(exit, OomEvidence::Unknown), &lines, 2, 1)
+        classify_end(&StartEnd::Exited(exit, OomEvidence::Unknown), &lines, 2, 1)
     }
 
     #[test]
@@ -340,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_death_by_signal_is_told_and_sigkill_means_lack_of_memory_only_where_the_kernel_counted_it() {
-        let of_kill = |why| judge(&StartEnd::Exited(ProcessExit::Signal(9), why), &[], 2, 1);
+        let of_kill = |why| classify_end(&StartEnd::Exited(ProcessExit::Signal(9), why), &[], 2, 1);
         let mut told = String::new();
         for (why, kind) in [
             (OomEvidence::Unknown, FailureKind::Signal),
@@ -394,15 +399,15 @@ mod tests {
         let of_errno = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
             let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
-            judge(&StartEnd::NotSpawned(&error), &[], 5, 1)
+            classify_end(&StartEnd::NotSpawned(&error), &[], 5, 1)
         };
         let permanent = [libc::ENOENT, libc::EACCES, libc::ENOEXEC, libc::EISDIR].map(of_errno);
         let passing = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::EIO].map(of_errno);
         assert!(permanent.iter().all(|failure| failure.kind.is_permanent()));
         assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
-        let [late, still] = [StartLateness::NotReady, StartLateness::StoodStill]
-            .map(|late| judge(&StartEnd::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
-        let removed = judge(&StartEnd::TimedOut(StartLateness::SocketRemoved), &[], 5, 1);
+        let [late, still] = [StartLateness::NotReady, StartLateness::Stalled]
+            .map(|late| classify_end(&StartEnd::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
+        let removed = classify_end(&StartEnd::TimedOut(StartLateness::SocketRemoved), &[], 5, 1);
         let told = permanent.iter().chain(&passing).chain([&late, &still, &removed]);
         insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }

@@ -54,13 +54,13 @@ impl FloodGate {
         }
     }
 
-    /// Time of the next [`Self::tick`]; `None` if there is nothing to report.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    /// Time of the next [`Self::write_notices`]; `None` if there is nothing to report.
+    pub(crate) fn next_notice(&self) -> Option<Instant> {
         self.due
     }
 
     /// Handles the next line. `each` gets the lines to log.
-    pub(crate) fn take(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
+    pub(crate) fn take_line(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
         if line == self.last.as_slice() {
             self.repeats += 1;
             self.due.get_or_insert(now + NOTICE_INTERVAL);
@@ -69,11 +69,11 @@ impl FloodGate {
         self.end_repeats(now, each);
         self.last.clear();
         self.last.extend_from_slice(line);
-        self.pass(line, now, each);
+        self.pass_line(line, now, each);
     }
 
     /// Writes due notices about repeats and omitted lines.
-    pub(crate) fn tick(&mut self, now: Instant, each: &mut impl FnMut(String)) {
+    pub(crate) fn write_notices(&mut self, now: Instant, each: &mut impl FnMut(String)) {
         if self.due.is_none_or(|due| now < due) {
             return;
         }
@@ -90,7 +90,7 @@ impl FloodGate {
         self.due = None;
     }
 
-    fn pass(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
+    fn pass_line(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
         if self.newest.is_empty() {
             self.refill(now);
             if self.allowed > 0 {
@@ -135,12 +135,12 @@ impl FloodGate {
             0 => {}
             1 => {
                 let line = self.last.clone();
-                self.pass(&line, now, each);
+                self.pass_line(&line, now, each);
             }
             repeats => {
                 let shown = text(&self.last[..self.last.len().min(REPEAT_SHOWN_BYTES)]);
                 let notice = format!("last line repeated {repeats} times: {shown}");
-                self.pass(notice.as_bytes(), now, each);
+                self.pass_line(notice.as_bytes(), now, each);
             }
         }
     }
@@ -161,8 +161,8 @@ mod tests {
         let mut taken = Vec::new();
         for n in 0..a_second * seconds {
             let now = start + Duration::from_micros(n * 1_000_000 / a_second);
-            gate.tick(now, &mut |line| taken.push(line));
-            gate.take(line(n).as_bytes(), now, &mut |line| taken.push(line));
+            gate.write_notices(now, &mut |line| taken.push(line));
+            gate.take_line(line(n).as_bytes(), now, &mut |line| taken.push(line));
         }
         gate.finish(start + Duration::from_secs(seconds), &mut |line| taken.push(line));
         taken
@@ -200,9 +200,9 @@ mod tests {
         let start = Instant::now();
         let (mut gate, mut taken) = (FloodGate::new(start), Vec::new());
         for n in 0..3000 {
-            gate.take(format!("load {n}").as_bytes(), start, &mut |line| taken.push(line));
+            gate.take_line(format!("load {n}").as_bytes(), start, &mut |line| taken.push(line));
         }
-        assert_eq!((taken.len(), gate.due()), (3000, None), "the log of a load comes at once");
+        assert_eq!((taken.len(), gate.next_notice()), (3000, None), "the log of a load comes at once");
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl GpuDevices {
 
     /// Variable that restricts a process to these GPUs, by the driver's UUIDs, because each library numbers
     /// GPUs differently. `None` if they are all GPUs, or one has no UUID.
-    pub(crate) fn only(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
+    pub(crate) fn restriction(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
         let all = self.with_vram().count();
         let name = |gpu: &GpuIndex| self.known.iter().find(|device| device.index == *gpu)?.uuid.clone();
         let names: Option<Vec<String>> = gpus.iter().map(name).collect();
@@ -65,7 +65,7 @@ impl GpuDevices {
         Some(("CUDA_VISIBLE_DEVICES".to_owned(), names.join(",")))
     }
 
-    pub(crate) fn show(&self) -> Vec<DeviceView> {
+    pub(crate) fn views(&self) -> Vec<DeviceView> {
         let name =
             |gpu| self.known.iter().find(|device| device.index == gpu).map(|device| device.name.clone());
         let xid = |gpu| {
@@ -109,7 +109,7 @@ struct GpuReading {
 
 impl GpuReader {
     /// Reading not older than `age`; `None` if the driver does not answer within `limit`.
-    pub(crate) async fn look(
+    pub(crate) async fn read_within(
         &self,
         age: Duration,
         limit: Duration,
@@ -118,7 +118,7 @@ impl GpuReader {
     }
 
     /// Free memory of each GPU. Waits for no full reading, which may take a hundred times as long.
-    pub(crate) async fn free(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
+    pub(crate) async fn free_memory(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
         let asked = async {
             let _turn = self.turn.lock().await;
             if self.asks_free.swap(true, Ordering::SeqCst) {
@@ -128,7 +128,7 @@ impl GpuReader {
             let (gpus, asks) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.asks_free)));
             let asked = run_job(WorkKind::Driver, move || {
                 let _asks = asks;
-                gpus.get_or_init(open).free()
+                gpus.get_or_init(open_gpus).free()
             });
             asked.await.ok()
         };
@@ -148,7 +148,7 @@ impl GpuReader {
         let at = Instant::now();
         let reading = run_job(WorkKind::Driver, move || {
             let _busy = busy;
-            let gpus = gpus.get_or_init(open);
+            let gpus = gpus.get_or_init(open_gpus);
             (gpus.read(), gpus.devices().to_vec())
         });
         let (snapshot, known) = reading.await.ok()?;
@@ -165,7 +165,7 @@ impl GpuReader {
     }
 }
 
-fn open() -> GpuSensors {
+fn open_gpus() -> GpuSensors {
     let gpus = GpuSensors::open();
     for device in gpus.devices() {
         tracing::info!(gpu = device.index.0, name = device.name, "a GPU");
@@ -213,17 +213,20 @@ mod tests {
         let storm = add_faults(&second, &[reading(0, &[GpuFault::Ecc(1); 100])]);
         assert_eq!((storm.len(), storm.last().map(|seen| seen.number)), (FAULTS_KEPT, Some(102)));
         let devices = GpuDevices { readings: vec![reading(0, &[])], faults: first, ..GpuDevices::default() };
-        assert_eq!(devices.show()[0].xid, Some(31));
+        assert_eq!(devices.views()[0].xid, Some(31));
     }
 
     #[tokio::test]
     async fn one_reading_serves_whoever_asks_within_a_moment() {
         let room = GpuReader::default();
         let hour = Duration::from_secs(3600);
-        let (first, _) = room.look(hour, hour).await.unwrap();
-        let (second, _) = room.look(hour, hour).await.unwrap();
+        let (first, _) = room.read_within(hour, hour).await.unwrap();
+        let (second, _) = room.read_within(hour, hour).await.unwrap();
         assert!(Arc::ptr_eq(&first, &second));
         room.busy.store(true, Ordering::SeqCst);
-        assert!(room.look(Duration::ZERO, hour).await.is_none(), "nobody waits for a driver that hangs");
+        assert!(
+            room.read_within(Duration::ZERO, hour).await.is_none(),
+            "nobody waits for a driver that hangs"
+        );
     }
 }

@@ -36,7 +36,7 @@ impl ProcessExit {
 
     /// True if the process may have caused its own end: a failure's exit code, a failed assertion, a fault.
     /// A clean exit is requested.
-    pub(crate) const fn is_its_own(self) -> bool {
+    pub(crate) const fn is_self_inflicted(self) -> bool {
         !self.is_from_outside() && !matches!(self, Self::Code(0) | Self::Unknown)
     }
 }
@@ -99,12 +99,12 @@ impl ProcessGroup {
     }
 
     /// Exit of the leader, if it was reaped.
-    pub(super) fn known(&self) -> Option<ProcessExit> {
+    pub(super) fn reaped_exit(&self) -> Option<ProcessExit> {
         *lock(&self.exit)
     }
 
     /// Exit of the leader, if it has ended. The leader is not reaped, so its PID and group remain valid.
-    pub(super) fn ended(&self) -> Option<ProcessExit> {
+    pub(super) fn leader_exit(&self) -> Option<ProcessExit> {
         let exit = lock(&self.exit);
         if exit.is_some() {
             return *exit;

@@ -10,8 +10,8 @@ use crate::spec::ServerCommand;
 /// First API key from the command line, a key file, or the environment, because `/props` requires one. Any
 /// of the keys works. Blocks for a small file.
 pub(crate) fn api_key(command: &ServerCommand) -> Option<String> {
-    let given = values(command, &["--api-key"]).find_map(first_key);
-    let of_file = || values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
+    let given = flag_values(command, &["--api-key"]).find_map(first_key);
+    let of_file = || flag_values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
     given.or_else(of_file).or_else(|| first_key(&variable(command, "LLAMA_API_KEY")?))
 }
 
@@ -36,14 +36,14 @@ fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
 }
 
 /// True if the server has a metrics endpoint.
-pub(crate) fn tells_metrics(command: &ServerCommand) -> bool {
+pub(crate) fn has_metrics(command: &ServerCommand) -> bool {
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
     is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
 }
 
 /// True if the server unloads its model while idle and loads it again for the next request.
 pub(crate) fn unloads_when_idle(command: &ServerCommand) -> bool {
-    let given = values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
+    let given = flag_values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
     let seconds = given.or_else(|| variable(command, "LLAMA_ARG_SLEEP_IDLE_SECONDS"));
     seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
 }
@@ -57,21 +57,21 @@ pub(crate) fn may_ask_idle(command: &ServerCommand, build: Option<u32>) -> bool 
 }
 
 /// Batch size for prompts in tokens, if given.
-pub(crate) fn batch(command: &ServerCommand) -> Option<u64> {
-    let given = values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
+pub(crate) fn batch_size(command: &ServerCommand) -> Option<u64> {
+    let given = flag_values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
 }
 
 /// Maximum tokens of an answer whose request sets no limit; `None`: limited by the context only.
-pub(crate) fn answer_tokens(command: &ServerCommand) -> Option<u64> {
-    let given = values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
+pub(crate) fn max_answer_tokens(command: &ServerCommand) -> Option<u64> {
+    let given = flag_values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
 }
 
 /// Why a process with this command always starts cold: it has no slots of its own, or unloads by itself.
 pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
-    let is_router = command.args.iter().any(|arg| normal(arg).starts_with("--models-"))
+    let is_router = command.args.iter().any(|arg| normalize_flag(arg).starts_with("--models-"))
         || variables.iter().any(|name| variable(command, name).is_some());
     match () {
         () if is_router => Some("it serves several models by processes of its own"),
@@ -82,19 +82,19 @@ pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
 
 /// Why slot files of a process with this command cannot be used by another, if its arguments tell.
 pub fn no_slot_files(command: &ServerCommand) -> Option<NoFileReason> {
-    let adapts = adapts(command).then_some(NoFileReason::Adapters);
-    adapts.or_else(|| drafts(command).then_some(NoFileReason::Draft))
+    let adapts = uses_adapters(command).then_some(NoFileReason::Adapters);
+    adapts.or_else(|| uses_drafts(command).then_some(NoFileReason::Draft))
 }
 
 /// True if slots may have been computed with adapters that a request chose.
-fn adapts(command: &ServerCommand) -> bool {
-    command.args.iter().any(|arg| normal(arg).starts_with("--lora"))
+fn uses_adapters(command: &ServerCommand) -> bool {
+    command.args.iter().any(|arg| normalize_flag(arg).starts_with("--lora"))
 }
 
 /// True with a draft model, or another way of drafting that has state.
-fn drafts(command: &ServerCommand) -> bool {
+fn uses_drafts(command: &ServerCommand) -> bool {
     let given = |arg: &String| {
-        let arg = normal(arg);
+        let arg = normalize_flag(arg);
         arg == "-md"
             || arg == "-hfd"
             || arg == "-hfrd"
@@ -114,20 +114,20 @@ fn drafts(command: &ServerCommand) -> bool {
 }
 
 /// Values of a flag, in order.
-pub(crate) fn values<'a>(
+pub(crate) fn flag_values<'a>(
     command: &'a ServerCommand,
     flags: &'a [&str],
 ) -> impl DoubleEndedIterator<Item = &'a str> {
-    let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal(&pair[0]).as_str()));
+    let pairs = command.args.windows(2).filter(|pair| flags.contains(&normalize_flag(&pair[0]).as_str()));
     pairs.map(|pair| pair[1].as_str())
 }
 
 pub(crate) fn is_given(command: &ServerCommand, flag: &str) -> bool {
-    command.args.iter().any(|arg| normal(arg) == flag)
+    command.args.iter().any(|arg| normalize_flag(arg) == flag)
 }
 
 /// llama-server accepts `_` for `-` in its long flags.
-fn normal(word: &str) -> String {
+fn normalize_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
@@ -154,7 +154,7 @@ mod tests {
         ServerCommand {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            ..ServerCommand::bare("/opt/llama-server".into())
+            ..ServerCommand::from_binary("/opt/llama-server".into())
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn counters_of_a_server_that_sleeps_are_asked_only_where_that_lets_it_sleep() {
         let awake = command(&["--metrics"], &[]);
-        assert!(tells_metrics(&awake) && may_ask_idle(&awake, None));
+        assert!(has_metrics(&awake) && may_ask_idle(&awake, None));
         for sleeper in [
             command(&["--sleep-idle-seconds", "60"], &[]),
             command(&["--sleep_idle_seconds", "60"], &[]),
@@ -210,6 +210,6 @@ mod tests {
             assert!(may_ask_idle(&sleeper, Some(10_519)));
         }
         assert!(!unloads_when_idle(&command(&["--sleep-idle-seconds", "-1"], &[])));
-        assert_eq!(batch(&command(&["-b", "512", "--batch-size", "4096"], &[])), Some(4096));
+        assert_eq!(batch_size(&command(&["-b", "512", "--batch-size", "4096"], &[])), Some(4096));
     }
 }

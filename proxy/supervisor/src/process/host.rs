@@ -30,7 +30,7 @@ use crate::process::failure::OomEvidence;
 use crate::process::gpus::GpuReader;
 use crate::process::group::ProcessExit;
 use crate::process::heir::ProcessHeir;
-use crate::process::hints::{api_key, build_number, tells_metrics};
+use crate::process::hints::{api_key, build_number, has_metrics};
 use crate::process::kinship::MARK_VARIABLE;
 use crate::process::needs::read_ahead::{ReadAheadResult, read_ahead};
 use crate::process::needs::{self, NeedsCheck};
@@ -88,7 +88,7 @@ struct StartSurroundings {
 impl HostWorld {
     /// Builds a process from a child, and starts reading its output.
     #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
-    fn process(
+    fn make_process(
         &self,
         command: &ServerCommand,
         socket: &Path,
@@ -113,7 +113,7 @@ impl HostWorld {
                 let (begun, over, said) = (begun.clone(), over.clone(), Arc::clone(&said));
                 async move {
                     begun.cancelled().await;
-                    lines::follow(pipe, longest_line, over, &said, move |line| to(stream, line)).await;
+                    lines::follow_lines(pipe, longest_line, over, &said, move |line| to(stream, line)).await;
                 }
             };
             readers.spawn(of(stdout, OutputStream::Stdout, to_out));
@@ -121,19 +121,19 @@ impl HostWorld {
         }
         let child = Arc::new(child);
         Arc::new(HostProcess {
-            http: BackendHttp::new(endpoint, api_key(command), OwnPort::of(endpoint, &child)),
+            http: BackendHttp::new(endpoint, api_key(command), OwnPort::from_endpoint(endpoint, &child)),
             endpoint: endpoint.clone(),
-            report: ReportSource::of(command, socket),
+            report: ReportSource::from_command(command, socket),
             desk: surroundings.desk.map(Arc::new),
-            said,
-            tells: tells_metrics(command),
+            output_bytes: said,
+            has_metrics: has_metrics(command),
             child,
             readers: tokio::sync::Mutex::new(readers),
-            over,
+            output_released: over,
             output,
             family: self.nursery.family().cloned(),
             bequeathed: Mutex::default(),
-            begun,
+            output_claimed: begun,
             gpus: Arc::clone(&self.gpus),
             before: surroundings.before,
             birth: surroundings.birth,
@@ -153,11 +153,11 @@ impl ProcessWorld for HostWorld {
         sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
         Box::pin(async move {
-            directories::restore(&socket)?;
+            directories::restore_directory(&socket)?;
             let made_of = request.command.clone();
             let desk = ReclaimChannel::make(&made_of, &socket);
             let birth = ChildBirth::new(&self.population);
-            let before = self.gpus.look(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
+            let before = self.gpus.read_within(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let mut request = request;
             // The socket's name is unique over time, and the next instance knows it.
@@ -165,7 +165,7 @@ impl ProcessWorld for HostWorld {
             request.command.env.push((MARK_VARIABLE.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
             let surroundings = StartSurroundings { desk, is_others: false, before, birth };
-            Ok(self.process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
+            Ok(self.make_process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
         })
     }
 
@@ -196,19 +196,27 @@ impl ProcessWorld for HostWorld {
                 before: None,
                 birth: ChildBirth::new(&self.population),
             };
-            Ok(self.process(&record.command, &socket, &endpoint, child, surroundings, longest_line, sink))
+            Ok(self.make_process(
+                &record.command,
+                &socket,
+                &endpoint,
+                child,
+                surroundings,
+                longest_line,
+                sink,
+            ))
         })
     }
 
-    fn thaw(&self, child: u64) {
+    fn cancel_handover(&self, child: u64) {
         if let Some(family) = self.nursery.family() {
             family.forget(child);
         }
     }
 
-    fn look(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
+    fn check_needs(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         Box::pin(async move {
-            let look = run_job(WorkKind::ModelFiles, move || needs::look(&command, running));
+            let look = run_job(WorkKind::ModelFiles, move || needs::check_needs(&command, running));
             // Do not delay a start for a disk that may answer when the child reads it. The child reports
             // missing files too.
             match timeout(NEEDS_CHECK_LIMIT, look).await {
@@ -226,7 +234,7 @@ impl ProcessWorld for HostWorld {
     }
 
     fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()> {
-        let (available, reader) = (self.available(), Arc::clone(&self.reader));
+        let (available, reader) = (self.available_memory(), Arc::clone(&self.reader));
         Box::pin(async move {
             let begun = Instant::now();
             let reading = async {
@@ -248,7 +256,7 @@ impl ProcessWorld for HostWorld {
         })
     }
 
-    fn available(&self) -> Option<u64> {
+    fn available_memory(&self) -> Option<u64> {
         let totals = warden_sensors::host_totals();
         totals
             .inspect_err(|error| tracing::warn!(%error, "memory unknown"))
@@ -256,17 +264,17 @@ impl ProcessWorld for HostWorld {
             .map(|totals| totals.available)
     }
 
-    fn free(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
+    fn free_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
-            let gpus = self.gpus.free(limit).await.unwrap_or_default();
-            MachineMemory { host: self.available(), gpus }
+            let gpus = self.gpus.free_memory(limit).await.unwrap_or_default();
+            MachineMemory { host: self.available_memory(), gpus }
         })
     }
 
-    fn total(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
+    fn total_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
             let host = warden_sensors::host_totals().ok().map(|totals| totals.total);
-            let Some((_, devices)) = self.gpus.look(GPU_TOTALS_MAX_AGE, limit).await else {
+            let Some((_, devices)) = self.gpus.read_within(GPU_TOTALS_MAX_AGE, limit).await else {
                 return MachineMemory { host, gpus: Vec::new() };
             };
             let total = |gpu| Some((gpu, devices.reading(gpu)?.total?));
@@ -274,15 +282,19 @@ impl ProcessWorld for HostWorld {
         })
     }
 
-    fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>> {
+    fn gpu_restriction(
+        &self,
+        gpus: Vec<GpuIndex>,
+        limit: Duration,
+    ) -> BoxFuture<'_, Option<(String, String)>> {
         Box::pin(async move {
-            let (_, devices) = self.gpus.look(GPU_TOTALS_MAX_AGE, limit).await?;
-            devices.only(&gpus)
+            let (_, devices) = self.gpus.read_within(GPU_TOTALS_MAX_AGE, limit).await?;
+            devices.restriction(&gpus)
         })
     }
 
-    fn minute(&self) -> Option<u16> {
-        clock::minute()
+    fn minute_of_day(&self) -> Option<u16> {
+        clock::minute_of_day()
     }
 
     fn has_gpu(&self) -> bool {
@@ -311,22 +323,22 @@ struct HostProcess {
     child: Arc<ChildProcess>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
     /// Cancelled when the next instance reads the output.
-    over: CancellationToken,
+    output_released: CancellationToken,
     output: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
     /// Keeper of the child for the next instance, if it is our own.
     family: Option<Arc<RootFamily>>,
     bequeathed: Mutex<Option<u64>>,
     /// Cancelled once its output is ours to read.
-    begun: CancellationToken,
+    output_claimed: CancellationToken,
     http: BackendHttp,
     endpoint: ListenAddress,
     report: Option<ReportSource>,
     /// Bytes of output so far.
-    said: Arc<AtomicU64>,
+    output_bytes: Arc<AtomicU64>,
     /// Channel for reclaim requests.
     desk: Option<Arc<ReclaimChannel>>,
     /// The server has a metrics endpoint.
-    tells: bool,
+    has_metrics: bool,
     gpus: Arc<GpuReader>,
     /// GPU memory before the child was made.
     before: Option<GpuBaseline>,
@@ -340,7 +352,7 @@ struct HostProcess {
 impl HostProcess {
     /// Result of a positive probe: ready, if the answer came from the child or a relative. Another process,
     /// found after the leader has ended, cannot be measured, watched or stopped, so it is not used.
-    async fn ready(&self) -> ProbeResult {
+    async fn probe_result(&self) -> ProbeResult {
         let is_known = match self.child.kinship().server() {
             None => false,
             // A living leader may start its server again.
@@ -364,7 +376,7 @@ impl HostProcess {
     }
 
     async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
-        if !self.tells {
+        if !self.has_metrics {
             return None;
         }
         let answer = self.http.get("/metrics", limit).await?;
@@ -379,7 +391,7 @@ impl HostProcess {
         if answer.status() != reqwest::StatusCode::OK {
             return None;
         }
-        backend_slots::read(&answer.json().await.ok()?)
+        backend_slots::read_slots(&answer.json().await.ok()?)
     }
 }
 
@@ -424,7 +436,7 @@ impl BackendProcess for HostProcess {
         self.child.is_running()
     }
 
-    fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
+    fn prepare_handover(&self) -> Option<(u64, Vec<OwnedFd>)> {
         let id = match (self.child.root_id(), &self.family) {
             (Some(id), _) => id,
             (None, Some(family)) => {
@@ -442,34 +454,34 @@ impl BackendProcess for HostProcess {
         Some((id, files))
     }
 
-    fn bequeathed(&self) -> Option<u64> {
+    fn take_handover_id(&self) -> Option<u64> {
         lock(&self.bequeathed).take()
     }
 
-    fn claim(&self) {
+    fn take_ownership(&self) {
         self.child.claim();
-        self.begun.cancel();
+        self.output_claimed.cancel();
     }
 
-    fn let_go(&self) {
+    fn release(&self) {
         self.child.hand_over();
-        self.over.cancel();
+        self.output_released.cancel();
     }
 
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult> {
         Box::pin(async move {
             match self.http.get("/health", timeout).await {
-                Some(answer) if answer.status() == reqwest::StatusCode::OK => self.ready().await,
+                Some(answer) if answer.status() == reqwest::StatusCode::OK => self.probe_result().await,
                 Some(_) => ProbeResult::Loading,
                 None => match &self.endpoint {
-                    ListenAddress::Unix(path) if is_removed(path) => ProbeResult::Unreachable,
+                    ListenAddress::Unix(path) if is_removed(path) => ProbeResult::SocketGone,
                     _ => ProbeResult::Lost,
                 },
             }
         })
     }
 
-    fn props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps> {
+    fn read_props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps> {
         Box::pin(async move {
             let Some(answer) = self.http.get("/props", timeout).await else { return ServerProps::default() };
             let Ok(json) = answer.json::<serde_json::Value>().await else { return ServerProps::default() };
@@ -479,12 +491,12 @@ impl BackendProcess for HostProcess {
                 n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
                 modalities: serde_json::from_value(json["modalities"].clone()).ok(),
                 build: json["build_info"].as_str().and_then(build_number),
-                tells_slots: self.slots(timeout).await.is_some(),
+                reports_slots: self.slots(timeout).await.is_some(),
             }
         })
     }
 
-    fn set(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+    fn apply_setting(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move {
             match self.http.post(&setting.path, setting.body, timeout).await {
                 Some(answer) if answer.status().is_success() => Ok(()),
@@ -494,18 +506,18 @@ impl BackendProcess for HostProcess {
         })
     }
 
-    fn ask(&self, question: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+    fn send_request(&self, question: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
         let BackendRequest { path, body } = question;
         Box::pin(async move {
             let answer = match body {
                 Some(body) => self.http.post(&path, body, limit).await?,
                 None => self.http.get(&path, limit).await?,
             };
-            whole(answer).await
+            read_answer(answer).await
         })
     }
 
-    fn out_of_memory(&self) -> BoxFuture<'_, OomEvidence> {
+    fn oom_evidence(&self) -> BoxFuture<'_, OomEvidence> {
         Box::pin(async move {
             let before = lock(&self.kills).clone();
             let compared = run_job(WorkKind::Kernel, move || before.compare()).await;
@@ -529,7 +541,8 @@ impl BackendProcess for HostProcess {
             // Both may have to wait, so run them concurrently.
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
-            let (seen, metrics, slots) = tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), metrics, slots);
+            let (seen, metrics, slots) =
+                tokio::join!(self.gpus.read_within(ask.gpu_age, ask.limit), metrics, slots);
             let (pid, source, desk) = (self.child.pid(), self.report.clone(), self.desk.clone());
             let (server_pid, kinship) = (self.server_pid(), Arc::clone(self.child.kinship()));
             let unmeasured = match kinship.server() {
@@ -542,7 +555,7 @@ impl BackendProcess for HostProcess {
                 let host = warden_sensors::host_memory(pid);
                 let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
                 let host = combine(host, warden_sensors::host_memory_of(outside.iter().copied()), add_host);
-                let confirmed = ask.confirm.then(|| {
+                let confirmed = ask.by_page.then(|| {
                     let group = warden_sensors::host_confirmed(pid);
                     let group =
                         group.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok();
@@ -553,7 +566,7 @@ impl BackendProcess for HostProcess {
                 // The leader's figures are not the server's, so no decision may use them.
                 let is_measured = unmeasured.is_none();
                 let of = |snapshot: &GpuSnapshot| {
-                    snapshot.of_child(pid, &outside, before.as_ref().map(|before| (before, alone)))
+                    snapshot.child_vram(pid, &outside, before.as_ref().map(|before| (before, alone)))
                 };
                 let (vram, no_vram, devices) = match seen {
                     None => {
@@ -587,7 +600,7 @@ impl BackendProcess for HostProcess {
                     report: source.and_then(|source| source.read(pid, &outside)),
                     metrics,
                     slots,
-                    standing: warden_sensors::standing(server_pid).filter(|_| is_measured),
+                    standing: warden_sensors::process_run_state(server_pid).filter(|_| is_measured),
                     parts: desk.map(|desk| desk.parts()),
                 }
             };
@@ -597,7 +610,7 @@ impl BackendProcess for HostProcess {
         })
     }
 
-    fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>> {
+    fn read_effort(&self) -> BoxFuture<'_, Option<ProcessActivity>> {
         Box::pin(async move {
             let (pid, kinship) = (self.child.pid(), Arc::clone(self.child.kinship()));
             let read = move || {
@@ -605,7 +618,7 @@ impl BackendProcess for HostProcess {
                 warden_sensors::effort(pid, others.map(|one| one.process.pid))
             };
             let effort = run_job(WorkKind::Kernel, read).await.ok().flatten()?;
-            Some(ProcessActivity { said: self.said.load(Ordering::Relaxed), ..effort })
+            Some(ProcessActivity { output: self.output_bytes.load(Ordering::Relaxed), ..effort })
         })
     }
 
@@ -639,7 +652,7 @@ fn add_host(one: HostMemory, other: HostMemory) -> HostMemory {
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Status and body of an answer, if it is not too long.
-async fn whole(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
+async fn read_answer(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     let status = answer.status().as_u16();
     let mut all = Vec::new();
     while let Some(piece) = answer.chunk().await.ok()? {

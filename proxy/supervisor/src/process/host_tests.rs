@@ -12,7 +12,7 @@ use crate::sync::lock;
 
 /// Request as a model's task makes it.
 const ASK: SampleOptions =
-    SampleOptions { confirm: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
+    SampleOptions { by_page: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A sleeping child, while the test itself answers on its socket.
@@ -34,11 +34,11 @@ async fn sleeper_at(
     script: &str,
     key: Option<&str>,
 ) -> (Arc<dyn BackendProcess>, Arc<Heard>) {
-    let (nursery, handle) = crate::process::nursery::channel();
+    let (nursery, handle) = crate::process::nursery::nursery_channel();
     std::thread::spawn(|| nursery.run());
     let mut args = vec!["-c".to_owned(), script.to_owned()];
     args.extend(key.iter().flat_map(|key| ["--api-key".to_owned(), (*key).to_owned()]));
-    let command = ServerCommand { args, ..ServerCommand::bare("/bin/sh".into()) };
+    let command = ServerCommand { args, ..ServerCommand::from_binary("/bin/sh".into()) };
     let heard = Arc::new(Heard::default());
     let ears = Arc::clone(&heard);
     let sink: LineSink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));
@@ -74,7 +74,7 @@ fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> Abort
 async fn probes_tell_ready_loading_and_lost_apart() {
     let directory = tempfile::tempdir().unwrap();
     let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", None).await;
-    assert_eq!(process.probe(PATIENCE).await, ProbeResult::Unreachable, "no socket yet");
+    assert_eq!(process.probe(PATIENCE).await, ProbeResult::SocketGone, "no socket yet");
     let loading = answering(&socket, "get /health ", "HTTP/1.1 503 Loading\r\ncontent-length: 0\r\n\r\n");
     assert_eq!(process.probe(PATIENCE).await, ProbeResult::Loading);
     drop(loading);
@@ -147,9 +147,9 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
     }));
     for _ in 0..2 {
         assert_eq!(process.probe(PATIENCE).await, ProbeResult::Lost);
-        assert_eq!(process.props(PATIENCE).await, ServerProps::default());
+        assert_eq!(process.read_props(PATIENCE).await, ServerProps::default());
         let setting = ClientSetting { path: "/slots/0?action=erase".to_owned(), body: Bytes::default() };
-        assert!(process.set(setting, PATIENCE).await.is_err());
+        assert!(process.apply_setting(setting, PATIENCE).await.is_err());
         process.kill();
         process.wait().await;
     }
@@ -173,17 +173,17 @@ async fn props_are_asked_with_the_key_and_unknown_ones_are_none() {
                   {\"total_slots\":3,\"default_generation_settings\":{\"n_ctx\":1024},\"build_info\":\"b8827-3f545bec\"}";
     let answers = answering(&socket, "authorization: bearer first", answer);
     assert_eq!(
-        process.props(PATIENCE).await,
+        process.read_props(PATIENCE).await,
         ServerProps {
             slots: Some(3),
             n_ctx: Some(1024),
             modalities: None,
             build: Some(8827),
-            tells_slots: false
+            reports_slots: false
         }
     );
     drop(answers);
-    assert_eq!(process.props(PATIENCE).await, ServerProps::default());
+    assert_eq!(process.read_props(PATIENCE).await, ServerProps::default());
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use crate::process::control_group::ControlGroup;
 use crate::process::group::ProcessExit;
 use crate::process::instance;
 use crate::process::server_place::{
-    ChildServer, KnownServer, RemainingProcesses, StopRequest, is_handed_to_us,
+    ChildServer, KnownServer, RemainingProcesses, StopRequest, is_adopted_orphan,
 };
 use crate::process::watched_process::{self, WatchedProcess};
 use crate::spec::ServerCommand;
@@ -52,7 +52,7 @@ pub(crate) struct ChildRelatives {
 }
 
 /// Mark in a command's environment.
-pub(crate) fn mark_of(command: &ServerCommand) -> Option<String> {
+pub(crate) fn command_mark(command: &ServerCommand) -> Option<String> {
     let (_, value) = command.env.iter().rfind(|(name, _)| name == MARK_VARIABLE)?;
     Some(format!("{MARK_VARIABLE}={value}"))
 }
@@ -122,7 +122,8 @@ impl ChildRelatives {
     /// All processes of the child except its leader, with zombies. Reads `/proc`: not for a runtime thread.
     pub(crate) fn relatives(&self) -> Vec<RelatedProcess> {
         let Some(mark) = &self.mark else { return Vec::new() };
-        let mut all = relatives(ChildAncestry { leader: self.leader, reaper: instance::id(), mark });
+        let mut all =
+            relatives(ChildAncestry { leader: self.leader, reaper: instance::instance_pid(), mark });
         all.extend(self.members());
         if let Some(ChildServer::Outside { server, is_relative: false }) = self.server() {
             let found = process_tree(server.process());
@@ -161,7 +162,7 @@ impl ChildRelatives {
     /// Classifies the remaining relatives by what is known of the server.
     pub(crate) fn left_behind(&self, relatives: &[RelatedProcess]) -> RemainingProcesses {
         let server = match self.server() {
-            None => KnownServer::NotKnown,
+            None => KnownServer::Unknown,
             Some(ChildServer::Member(server) | ChildServer::Outside { server, .. })
                 if server.is_running() =>
             {
@@ -257,7 +258,7 @@ impl OrphanReaper {
     pub(crate) fn reap(&mut self) {
         let Some(ours) = RelatedProcess::with_pid(std::process::id()) else { return };
         let children = children_of(ours.process.pid);
-        let zombies = children.iter().filter(|child| is_handed_to_us(child, &ours)).map(|one| one.process);
+        let zombies = children.iter().filter(|child| is_adopted_orphan(child, &ours)).map(|one| one.process);
         let (again, new): (Vec<_>, Vec<_>) = zombies.partition(|zombie| self.seen.contains(zombie));
         for zombie in again {
             let _exit = reap(zombie.pid);

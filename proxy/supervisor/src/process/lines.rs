@@ -22,7 +22,7 @@ const SLICE_TIME: Duration = Duration::from_millis(50);
 ///
 /// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are dropped, invalid UTF-8 is
 /// replaced, blank lines are dropped. Repeats are folded, and a flood is bounded ([`FloodGate`]).
-pub(crate) async fn follow(
+pub(crate) async fn follow_lines(
     from: Arc<pipe::Receiver>,
     longest: usize,
     over: CancellationToken,
@@ -34,12 +34,12 @@ pub(crate) async fn follow(
     let mut gate = FloodGate::new(Instant::now());
     let (mut slice, mut of_slice) = (Instant::now(), 0);
     loop {
-        let due = gate.due();
+        let due = gate.next_notice();
         tokio::select! {
             biased;
             () = over.cancelled() => break,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                gate.tick(Instant::now(), &mut each);
+                gate.write_notices(Instant::now(), &mut each);
                 continue;
             }
             ready = from.readable() => if ready.is_err() { break },
@@ -49,7 +49,9 @@ pub(crate) async fn follow(
             Ok(count) => {
                 said.fetch_add(count as u64, Ordering::Relaxed);
                 let now = Instant::now();
-                take(&mut line, &chunk[..count], longest, &mut |text| gate.take(text, now, &mut each));
+                take_lines(&mut line, &chunk[..count], longest, &mut |text| {
+                    gate.take_line(text, now, &mut each)
+                });
                 if now.saturating_duration_since(slice) >= SLICE_TIME {
                     (slice, of_slice) = (now, 0);
                 }
@@ -69,25 +71,25 @@ pub(crate) async fn follow(
         }
     }
     let now = Instant::now();
-    finish(&mut line, &mut |text| gate.take(text, now, &mut each));
+    finish_line(&mut line, &mut |text| gate.take_line(text, now, &mut each));
     gate.finish(now, &mut each);
 }
 
-fn take(line: &mut Vec<u8>, mut rest: &[u8], longest: usize, each: &mut impl FnMut(&[u8])) {
+fn take_lines(line: &mut Vec<u8>, mut rest: &[u8], longest: usize, each: &mut impl FnMut(&[u8])) {
     while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-        push(line, &rest[..end], longest);
-        finish(line, each);
+        push_bytes(line, &rest[..end], longest);
+        finish_line(line, each);
         rest = &rest[end + 1..];
     }
-    push(line, rest, longest);
+    push_bytes(line, rest, longest);
 }
 
-fn push(line: &mut Vec<u8>, bytes: &[u8], longest: usize) {
+fn push_bytes(line: &mut Vec<u8>, bytes: &[u8], longest: usize) {
     let room = longest.saturating_sub(line.len());
     line.extend_from_slice(&bytes[..bytes.len().min(room)]);
 }
 
-fn finish(line: &mut Vec<u8>, each: &mut impl FnMut(&[u8])) {
+fn finish_line(line: &mut Vec<u8>, each: &mut impl FnMut(&[u8])) {
     let text = line.trim_ascii_end();
     if !text.is_empty() {
         each(text);
@@ -106,7 +108,8 @@ mod tests {
         let reader = Arc::new(pipe::Receiver::from_owned_fd(reader.into()).unwrap());
         let text = text.to_vec();
         let writing = tokio::task::spawn_blocking(move || io::Write::write_all(&mut writer, &text));
-        follow(reader, longest, CancellationToken::new(), &AtomicU64::new(0), |line| lines.push(line)).await;
+        follow_lines(reader, longest, CancellationToken::new(), &AtomicU64::new(0), |line| lines.push(line))
+            .await;
         writing.await.unwrap().unwrap();
         lines
     }

@@ -98,7 +98,7 @@ pub(crate) enum ProbeResult {
     Loading,
     Lost,
     /// The socket file is gone, so no new connection is possible.
-    Unreachable,
+    SocketGone,
 }
 
 impl ProbeResult {
@@ -119,13 +119,13 @@ pub(crate) struct ServerProps {
     pub(crate) modalities: Option<InputModalities>,
     pub(crate) build: Option<u32>,
     /// The server answers questions about its slots when it is well.
-    pub(crate) tells_slots: bool,
+    pub(crate) reports_slots: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleOptions {
     /// Also read host memory page by page, which is slow.
-    pub(crate) confirm: bool,
+    pub(crate) by_page: bool,
     /// Maximum age of GPU readings.
     pub(crate) gpu_age: Duration,
     /// Time limit for a driver and for the backend's own counters.
@@ -139,7 +139,7 @@ pub(crate) struct SampleOptions {
 impl SampleOptions {
     /// Request for memory alone.
     pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
-        Self { confirm: false, gpu_age, limit, metrics: false, slots: false }
+        Self { by_page: false, gpu_age, limit, metrics: false, slots: false }
     }
 }
 
@@ -232,32 +232,36 @@ pub(crate) trait BackendProcess: Send + Sync + Debug {
     /// Sends one probe, lost without an answer in time. An answer of another program does not count.
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult>;
     /// Reads properties; unknown ones are `None`.
-    fn props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps>;
+    fn read_props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps>;
     /// Applies a setting that a client made in another process. The error has no part of the setting.
-    fn set(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
+    fn apply_setting(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
     /// Sends a request. Returns status and whole answer, or `None` without one in time or if it is too
     /// large. Dropping the future closes the connection, and the server then stops as for a client that
     /// leaves.
-    fn ask(&self, question: BackendRequest, timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
+    fn send_request(
+        &self,
+        question: BackendRequest,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Option<(u16, Bytes)>>;
     /// Kernel's OOM kills since the last reading. Called after SIGKILL has ended the process.
-    fn out_of_memory(&self) -> BoxFuture<'_, OomEvidence>;
+    fn oom_evidence(&self) -> BoxFuture<'_, OomEvidence>;
     /// Reads its memory.
     fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample>;
     /// CPU time and bytes read and written so far, with all relatives; `None` if unreadable.
-    fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>>;
+    fn read_effort(&self) -> BoxFuture<'_, Option<ProcessActivity>>;
     /// Prepares it for the next instance: its number at the root, and its files. `None` if that is
     /// impossible.
-    fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
+    fn prepare_handover(&self) -> Option<(u64, Vec<OwnedFd>)> {
         None
     }
     /// Number under which it was prepared, if it is our own child.
-    fn bequeathed(&self) -> Option<u64> {
+    fn take_handover_id(&self) -> Option<u64> {
         None
     }
     /// Takes it over from the previous instance: it ends with us from now on.
-    fn claim(&self) {}
+    fn take_ownership(&self) {}
     /// Lets the next instance continue with it: its output is read no more, and it does not end with us.
-    fn let_go(&self) {}
+    fn release(&self) {}
     /// Asks the process to give memory back. The process may wait this long for a good moment for each part.
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult>;
 }
@@ -285,22 +289,26 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
     }
     /// Cancels the handover of a prepared child.
-    fn thaw(&self, _child: u64) {}
+    fn cancel_handover(&self, _child: u64) {}
     /// Checks the files that a process with this command needs. `running` is a process with the same binary.
-    fn look(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
+    fn check_needs(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
     /// Reads the model's files into the page cache, within the limit and as memory allows.
     fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()>;
     /// Memory available for new processes, in bytes; `None` if unreadable.
-    fn available(&self) -> Option<u64>;
+    fn available_memory(&self) -> Option<u64>;
     /// Free memory, GPUs included, read within the limit.
-    fn free(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
+    fn free_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
     /// Total memory, GPUs included, read within the limit.
-    fn total(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
+    fn total_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
     /// Variable that restricts a process to these GPUs; `None` if they are all GPUs, or one has no UUID.
     /// Read within the limit.
-    fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>>;
+    fn gpu_restriction(
+        &self,
+        gpus: Vec<GpuIndex>,
+        limit: Duration,
+    ) -> BoxFuture<'_, Option<(String, String)>>;
     /// True if the machine has a GPU, whether a sensor supports it or not.
     fn has_gpu(&self) -> bool;
     /// Local time in minutes of the day.
-    fn minute(&self) -> Option<u16>;
+    fn minute_of_day(&self) -> Option<u16>;
 }

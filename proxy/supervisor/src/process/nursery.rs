@@ -69,7 +69,7 @@ const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Creates a nursery and its handle. From now on this process gets orphaned descendants (it is a
 /// subreaper), so that a server whose wrapper has ended can be found, watched and stopped.
-pub fn channel() -> (ProcessNursery, NurseryHandle) {
+pub fn nursery_channel() -> (ProcessNursery, NurseryHandle) {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");
     }
@@ -80,13 +80,13 @@ pub fn channel() -> (ProcessNursery, NurseryHandle) {
     )
 }
 
-/// Same as [`channel`] for a successor: its main thread has nothing to do, and the handle asks the root to
+/// Same as [`nursery_channel`] for a successor: its main thread has nothing to do, and the handle asks the root to
 /// fork.
 ///
 /// # Errors
 ///
 /// No thread can be started.
-pub fn of_root(root: UnixStream) -> io::Result<(ProcessNursery, NurseryHandle)> {
+pub fn root_nursery(root: UnixStream) -> io::Result<(ProcessNursery, NurseryHandle)> {
     let (sender, receiver) = mpsc::channel();
     let forks = ForkPlace::Root(RootClient::connect(root)?);
     Ok((ProcessNursery { orders: receiver, is_root: false }, NurseryHandle { orders: sender, forks }))
@@ -104,7 +104,7 @@ impl ProcessNursery {
                 Ok(ForkOrder::Spawn(request, reply)) => {
                     groups.remove_unused();
                     // A child without a mark is no model: the next instance has children of its own.
-                    let is_marked = kinship::mark_of(&request.command).is_some();
+                    let is_marked = kinship::command_mark(&request.command).is_some();
                     let control = if is_marked { groups.make() } else { None };
                     drop(reply.send(spawn(&request, control)));
                 }
@@ -134,7 +134,7 @@ impl NurseryHandle {
         if let ForkPlace::Root(root) = &self.forks {
             return root.spawn(request).await;
         }
-        let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
+        let (binary, mark) = (request.command.binary.clone(), kinship::command_mark(&request.command));
         let (reply, answer) = oneshot::channel();
         if self.orders.send(ForkOrder::Spawn(Box::new(request), reply)).is_err() {
             return Err(SpawnError::NurseryGone { binary });
@@ -149,7 +149,7 @@ impl NurseryHandle {
     /// # Errors
     ///
     /// It cannot be started.
-    pub async fn succeed(
+    pub async fn spawn_successor(
         &self,
         program: SuccessorProgram,
         handover: Option<OwnedFd>,
@@ -157,7 +157,7 @@ impl NurseryHandle {
         let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
         let Some(handover) = handover else { return Err(failed(io::ErrorKind::InvalidInput.into())) };
         if let ForkPlace::Root(root) = &self.forks {
-            return root.succeed(program, Some(handover)).await;
+            return root.spawn_successor(program, Some(handover)).await;
         }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let binary = program.binary.clone();
@@ -168,22 +168,22 @@ impl NurseryHandle {
         }
         let gone = |_| SpawnError::NurseryGone { binary: binary.clone() };
         let child = ChildProcess::watch(answer.await.map_err(gone)??, None)?;
-        desk::open(ours, self.clone(), tokio::runtime::Handle::current())
+        desk::serve_successor(ours, self.clone(), tokio::runtime::Handle::current())
             .map_err(|source| SpawnError::Exec { binary, source })?;
         Ok(child)
     }
 
     /// Records that the child made by [`Self::succeed`] serves from now on. The child lives as long as the
     /// root does.
-    pub fn serves(&self, child: ChildProcess) {
+    pub fn note_serving(&self, child: ChildProcess) {
         match (&self.forks, child.root_id()) {
             (ForkPlace::Here(family), _) => {
                 let id = family.keep(Arc::new(child));
-                let _nobody = family.serves(id);
+                let _nobody = family.note_serving(id);
             }
             (ForkPlace::Root(root), Some(id)) => {
                 child.hand_over();
-                root.serves(id);
+                root.note_serving(id);
             }
             (ForkPlace::Root(_), None) => {}
         }
@@ -197,7 +197,7 @@ impl NurseryHandle {
     /// Waits for the end of the serving successor. Never resolves without one.
     pub async fn successor_ended(&self) -> ProcessExit {
         match &self.forks {
-            ForkPlace::Here(family) => family.ended().await,
+            ForkPlace::Here(family) => family.until_serving_ends().await,
             ForkPlace::Root(_) => std::future::pending().await,
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct OwnPort {
     /// Weak, because the child ends with its owner.
     child: Weak<ChildProcess>,
     /// The wrong listener was already logged.
-    told: Arc<AtomicBool>,
+    logged: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Debug)]
@@ -48,20 +48,20 @@ enum PortPlace {
 
 impl OwnPort {
     /// `None` for a socket without a directory.
-    pub(crate) fn of(endpoint: &ListenAddress, child: &Arc<ChildProcess>) -> Option<Self> {
+    pub(crate) fn from_endpoint(endpoint: &ListenAddress, child: &Arc<ChildProcess>) -> Option<Self> {
         let place = match endpoint {
             ListenAddress::Tcp(address) => PortPlace::Port(*address),
             ListenAddress::Unix(socket) => PortPlace::Directory(socket.parent()?.to_owned()),
         };
-        Some(Self { place, child: Arc::downgrade(child), told: Arc::default() })
+        Some(Self { place, child: Arc::downgrade(child), logged: Arc::default() })
     }
 
     /// True if the child runs, and only its group and relatives listen there. Unknown facts count in its
     /// favour.
-    async fn is_its_own(&self) -> bool {
+    async fn is_owned(&self) -> bool {
         let address = match &self.place {
             PortPlace::Port(address) => *address,
-            PortPlace::Directory(directory) => return self.is_private(directory),
+            PortPlace::Directory(directory) => return self.is_directory_private(directory),
         };
         let Some(child) = self.child.upgrade().filter(|child| child.is_running()) else { return false };
         let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
@@ -69,12 +69,12 @@ impl OwnPort {
         let look = move || {
             // A wrapper may have moved the server out of the group.
             let outside = || kinship.relatives().into_iter().map(|one| one.process.pid).collect();
-            warden_sensors::listener(group, outside, address)
+            warden_sensors::port_listener(group, outside, address)
         };
         // Small reads of /proc; keep them off the runtime threads.
         match run_job(WorkKind::Kernel, look).await {
             Ok(Some(PortListener::Other)) => {
-                if !self.told.swap(true, Ordering::Relaxed) {
+                if !self.logged.swap(true, Ordering::Relaxed) {
                     tracing::error!(
                         pid = group,
                         "another program listens on {address}, the port chosen for this process; no request goes there"
@@ -89,9 +89,9 @@ impl OwnPort {
 }
 
 impl OwnPort {
-    fn is_private(&self, directory: &Path) -> bool {
+    fn is_directory_private(&self, directory: &Path) -> bool {
         let is_private = private_dir::is_private(directory);
-        if !is_private && !self.told.swap(true, Ordering::Relaxed) {
+        if !is_private && !self.logged.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 directory = %directory.display(),
                 "the directory for sockets was removed, or another user can change it; no request goes there"
@@ -146,7 +146,7 @@ where
         let (connecting, port) = (self.connect.call(to), self.port.clone());
         Box::pin(async move {
             let connection = connecting.await?;
-            if port.is_its_own().await {
+            if port.is_owned().await {
                 return Ok(connection);
             }
             Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the port is not its own").into())

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 
 use crate::process::slot_files;
-use crate::process::socket_name::maker;
+use crate::process::socket_name::maker_pid;
 use crate::process::trusted_path;
 
 /// Prefix of the directory's name.
@@ -49,7 +49,7 @@ pub struct PrivateDir {
 
 impl PrivateDir {
     /// Path of the directory of process `pid` in `base`.
-    pub fn place(base: &Path, pid: u32) -> PathBuf {
+    pub fn path_for(base: &Path, pid: u32) -> PathBuf {
         base.join(format!("{DIR_PREFIX}{pid}"))
     }
 
@@ -93,7 +93,7 @@ impl PrivateDir {
     }
 
     /// Takes over the directory of the previous instance with its lock. The previous instance owns it until
-    /// [`Self::own`].
+    /// [`Self::take_ownership`].
     pub fn inherit(path: &Path, lock: OwnedFd) -> Self {
         Self { path: path.to_owned(), lock: File::from(lock), is_others: true }
     }
@@ -102,17 +102,17 @@ impl PrivateDir {
     ///
     /// # Errors
     /// There are too many open files.
-    pub fn lock(&self) -> io::Result<OwnedFd> {
+    pub fn duplicate_lock(&self) -> io::Result<OwnedFd> {
         self.lock.as_fd().try_clone_to_owned()
     }
 
     /// Takes the duty of removing the directory.
-    pub fn own(&mut self) {
+    pub fn take_ownership(&mut self) {
         self.is_others = false;
     }
 
     /// Leaves the directory to the next instance.
-    pub fn leave(&mut self) {
+    pub fn leave_to_successor(&mut self) {
         self.is_others = true;
     }
 
@@ -125,7 +125,7 @@ impl PrivateDir {
     /// removed if another user could exchange the directory meanwhile.
     pub fn sweep(base: &Path) {
         let own = rustix::process::geteuid().as_raw();
-        if !trusted_path::owner(base).is_ok_and(|owner| owner == own || owner == 0) {
+        if !trusted_path::path_owner(base).is_ok_and(|owner| owner == own || owner == 0) {
             return;
         }
         for entry in fs::read_dir(base).into_iter().flatten().flatten() {
@@ -198,7 +198,7 @@ pub fn is_private(directory: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_ours = |facts: fs::Metadata| facts.is_dir() && facts.uid() == own && facts.mode() & 0o777 == 0o700;
     fs::symlink_metadata(directory).is_ok_and(is_ours)
-        && trusted_path::owner(directory).is_ok_and(|owner| owner == own)
+        && trusted_path::path_owner(directory).is_ok_and(|owner| owner == own)
 }
 
 /// True if the user `peer`, who answers on this socket, may get data for our process. Allowed are our user,
@@ -239,7 +239,7 @@ fn clear_directory(path: &Path, lock: &File) {
         let Ok(kind) = entry.file_type() else { continue };
         if is_made_by_us(&entry.file_name(), kind) {
             drop(fs::remove_file(entry.path()));
-        } else if kind.is_dir() && entry.file_name().to_str().is_some_and(|name| maker(name).is_some()) {
+        } else if kind.is_dir() && entry.file_name().to_str().is_some_and(|name| maker_pid(name).is_some()) {
             slot_files::remove(&entry.path());
         }
     }
@@ -252,7 +252,7 @@ fn clear_directory(path: &Path, lock: &File) {
 
 fn is_made_by_us(name: &OsStr, kind: FileType) -> bool {
     let Some(name) = name.to_str() else { return false };
-    let of_a_server = maker(name).is_some() && (kind.is_socket() || kind.is_file());
+    let of_a_server = maker_pid(name).is_some() && (kind.is_socket() || kind.is_file());
     let ours = name.starts_with(NEW_MARK_PREFIX) || name.starts_with(".probe-");
     of_a_server || (name == ADMIN_SOCKET && kind.is_socket()) || (ours && kind.is_file())
 }
@@ -266,7 +266,7 @@ mod tests {
 
     fn base() -> (tempfile::TempDir, PathBuf) {
         let base = tempfile::tempdir().unwrap();
-        let place = PrivateDir::place(&base.path().join("run"), 7);
+        let place = PrivateDir::path_for(&base.path().join("run"), 7);
         (base, place)
     }
 
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn what_a_killed_one_left_is_swept_and_what_a_living_one_holds_is_not() {
         let base = tempfile::tempdir().unwrap();
-        let at = |pid| PrivateDir::place(base.path(), pid);
+        let at = |pid| PrivateDir::path_for(base.path(), pid);
         let living = PrivateDir::make(&at(8)).unwrap().unwrap();
         // As after a kill: only the lock is released.
         let kill = |mut one: PrivateDir| {
@@ -389,7 +389,7 @@ mod tests {
                     && !caught.load(Ordering::Relaxed)
                     && tokio::time::Instant::now() < deadline
                 {
-                    match PrivateDir::make(&PrivateDir::place(&base, 7)) {
+                    match PrivateDir::make(&PrivateDir::path_for(&base, 7)) {
                         Ok(one) => {
                             drop(one);
                             drop(fs::remove_dir(&base));

@@ -37,7 +37,7 @@ fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
 /// # Errors
 /// As [`open`]; it is larger.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    bounded(open(path)?, most)
+    read_bounded(open(path)?, most)
 }
 
 /// Reads a whole text file of at most `most` bytes.
@@ -52,7 +52,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
 ///
 /// # Errors
 /// It cannot be read, or has more.
-pub fn bounded(file: impl io::Read, most: u64) -> io::Result<Vec<u8>> {
+pub fn read_bounded(file: impl io::Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {

@@ -16,17 +16,17 @@ use warden_sensors::report::{self, REPORT_VARIABLE};
 use crate::spec::ServerCommand;
 
 /// File of the generation with this socket; as unique as the socket.
-pub(crate) fn beside(socket: &Path) -> PathBuf {
+pub(crate) fn report_path(socket: &Path) -> PathBuf {
     socket.with_extension("report")
 }
 
 /// Sets the variable to our file, or removes it if not `wanted`, unless the model's environment sets it.
-pub(crate) fn announce(command: &mut ServerCommand, socket: &Path, wanted: bool) {
+pub(crate) fn announce_report(command: &mut ServerCommand, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == REPORT_VARIABLE) {
         return;
     }
     if wanted {
-        command.env.push((REPORT_VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
+        command.env.push((REPORT_VARIABLE.to_owned(), report_path(socket).to_string_lossy().into_owned()));
     } else {
         // An inherited value would give all processes the same file.
         command.env_remove.push(REPORT_VARIABLE.to_owned());
@@ -35,9 +35,9 @@ pub(crate) fn announce(command: &mut ServerCommand, socket: &Path, wanted: bool)
 
 /// Removes our file and those of further processes of the generation. A file named by the model's
 /// environment stays.
-pub(crate) fn remove(socket: &Path) {
-    let own = beside(socket);
-    for path in report::beside(&own).into_iter().chain([own]) {
+pub(crate) fn remove_reports(socket: &Path) {
+    let own = report_path(socket);
+    for path in report::sibling_reports(&own).into_iter().chain([own]) {
         drop(std::fs::remove_file(path));
     }
 }
@@ -52,7 +52,7 @@ pub(crate) struct ReportSource {
 
 impl ReportSource {
     /// File named by the command's environment; `None` if it writes no report.
-    pub(crate) fn of(command: &ServerCommand, socket: &Path) -> Option<Self> {
+    pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Option<Self> {
         if command.env_remove.iter().any(|name| name == REPORT_VARIABLE) {
             return None;
         }
@@ -61,16 +61,16 @@ impl ReportSource {
             command.env.iter().rfind(|(name, path)| name == REPORT_VARIABLE && !path.is_empty())?;
         let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
         let path = directory.join(path);
-        Some(Self { exclusive: path == beside(socket), path })
+        Some(Self { exclusive: path == report_path(socket), path })
     }
 
     /// Report of the process `leader`, its group and the processes `outside`. Several may write one each,
     /// as a router of models and its servers do. `None` without a report. Blocks for some small reads.
     pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<CudaReport> {
         let is_ours = |report: &CudaReport| report.is_from(leader) || outside.contains(&report.pid);
-        let named = report::read(&self.path).filter(|report| self.exclusive || is_ours(report));
-        let others = report::beside(&self.path);
-        let others = others.iter().filter_map(|path| report::read(path)).filter(is_ours);
+        let named = report::read_report(&self.path).filter(|report| self.exclusive || is_ours(report));
+        let others = report::sibling_reports(&self.path);
+        let others = others.iter().filter_map(|path| report::read_report(path)).filter(is_ours);
         named.into_iter().chain(others).reduce(CudaReport::with)
     }
 }
@@ -82,15 +82,15 @@ mod tests {
     fn command(env: &[(&str, &str)]) -> ServerCommand {
         ServerCommand {
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            ..ServerCommand::bare("/opt/llama-server".into())
+            ..ServerCommand::from_binary("/opt/llama-server".into())
         }
     }
 
     fn announced(env: &[(&str, &str)], wanted: bool) -> (ServerCommand, Option<ReportSource>) {
         let socket = Path::new("/run/w/m.gguf-7-g1.sock");
         let mut command = command(env);
-        announce(&mut command, socket, wanted);
-        let source = ReportSource::of(&command, socket);
+        announce_report(&mut command, socket, wanted);
+        let source = ReportSource::from_command(&command, socket);
         (command, source)
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn a_shared_file_counts_only_for_its_writer_and_a_file_of_its_own_for_any() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("m-7-g1.sock");
-        let own = ReportSource { path: beside(&socket), exclusive: true };
+        let own = ReportSource { path: report_path(&socket), exclusive: true };
         assert_eq!(own.read(1, &[]), None, "not written yet");
         write(&own.path, 4242);
         // As a process in a PID namespace of its own does.
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(shared.read(std::process::id(), &[]), None);
         write(&shared.path, std::process::id());
         assert!(shared.read(std::process::id(), &[]).is_some());
-        remove(&socket);
+        remove_reports(&socket);
         assert!(!shared.path.exists());
     }
 
@@ -147,7 +147,7 @@ mod tests {
     fn further_processes_of_a_generation_add_to_its_report_and_their_files_go_with_it() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("m-7-g1.sock");
-        let own = ReportSource { path: beside(&socket), exclusive: true };
+        let own = ReportSource { path: report_path(&socket), exclusive: true };
         let me = std::process::id();
         let further = |pid: u32| directory.path().join(format!("m-7-g1.report.{pid}"));
         write(&further(me), me);
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(own.read(me, &[]), Some(both));
         let foreign = directory.path().join("m-7-g1.report.txt");
         std::fs::write(&foreign, "").unwrap();
-        remove(&socket);
+        remove_reports(&socket);
         assert!(
             !own.path.exists() && !further(me).exists() && !further(4_999_999).exists() && foreign.exists()
         );
@@ -174,7 +174,7 @@ mod tests {
     fn a_relative_path_is_relative_to_where_the_process_runs() {
         let mut command = command(&[(REPORT_VARIABLE, "mine.report")]);
         command.directory = Some("/srv/m".into());
-        let source = ReportSource::of(&command, Path::new("/run/w/m-7-g1.sock")).unwrap();
+        let source = ReportSource::from_command(&command, Path::new("/run/w/m-7-g1.sock")).unwrap();
         assert_eq!(source.path, Path::new("/srv/m/mine.report"));
     }
 }

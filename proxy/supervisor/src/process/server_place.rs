@@ -59,7 +59,7 @@ pub(crate) struct AnsweringProcess {
     /// PID from the socket; 0 without one in our namespace.
     pub(crate) pid: u32,
     /// Entry in `/proc`, and effective user.
-    pub(crate) seen: Option<(RelatedProcess, u32)>,
+    pub(crate) entry: Option<(RelatedProcess, u32)>,
     /// The process has the socket open. Otherwise its PID may have been reused.
     pub(crate) has_socket: bool,
 }
@@ -95,7 +95,7 @@ pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -
     if answering.pid == child.leader {
         return ServerPlace::Leader;
     }
-    let Some((server, user)) = answering.seen.filter(|(server, _)| !server.is_zombie) else {
+    let Some((server, user)) = answering.entry.filter(|(server, _)| !server.is_zombie) else {
         return ServerPlace::Unmeasured(Hidden);
     };
     if server.group == child.leader {
@@ -120,8 +120,8 @@ pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -
 pub(crate) enum StopRequest {
     #[default]
     No,
-    Gently,
-    AtOnce,
+    Terminate,
+    Kill,
 }
 
 /// Processes left after a child's leader has ended.
@@ -139,7 +139,7 @@ pub(crate) struct RemainingProcesses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KnownServer {
     /// No answer yet.
-    NotKnown,
+    Unknown,
     Runs,
     /// The leader was the server, or the server has ended or cannot be watched.
     Gone,
@@ -151,20 +151,20 @@ pub(crate) fn outlives_leader(leader: ProcessExit, asked: StopRequest, left: Rem
     let meant = match asked {
         StopRequest::No => leader == ProcessExit::Code(0),
         // The child was asked to end, and the rest ends in its own time.
-        StopRequest::Gently => true,
-        StopRequest::AtOnce => false,
+        StopRequest::Terminate => true,
+        StopRequest::Kill => false,
     };
     meant
         && match left.server {
             KnownServer::Runs => true,
             KnownServer::Gone => false,
-            KnownServer::NotKnown => left.outside || (left.in_group && asked == StopRequest::No),
+            KnownServer::Unknown => left.outside || (left.in_group && asked == StopRequest::No),
         }
 }
 
 /// True if a zombie was forked by another process and handed to us as the subreaper, so that no task waits
 /// for it. Our own children stay in our session, in our group or as leaders of their own.
-pub(crate) fn is_handed_to_us(child: &RelatedProcess, ours: &RelatedProcess) -> bool {
+pub(crate) fn is_adopted_orphan(child: &RelatedProcess, ours: &RelatedProcess) -> bool {
     let is_forked_by_us =
         child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);
     child.is_zombie && child.parent == ours.process.pid && !is_forked_by_us
@@ -187,7 +187,7 @@ mod tests {
     fn place(pid: u32, seen: Option<(RelatedProcess, u32)>, user: u32) -> ServerPlace {
         let relatives = [process(300, 300, 50)];
         let child = ChildFacts { leader: LEADER, started: Some(50), relatives: &relatives, user };
-        server_place(AnsweringProcess { pid, seen, has_socket: pid != WITHOUT_SOCKET }, child)
+        server_place(AnsweringProcess { pid, entry: seen, has_socket: pid != WITHOUT_SOCKET }, child)
     }
 
     #[test]
@@ -234,21 +234,21 @@ mod tests {
 
     #[test]
     fn a_child_outlives_a_leader_that_succeeded_or_was_told_to_end_as_long_as_its_server_runs() {
-        use KnownServer::{Gone, NotKnown, Runs};
-        use StopRequest::{AtOnce, Gently, No};
+        use KnownServer::{Gone, Runs, Unknown};
+        use StopRequest::{Kill, No, Terminate};
         let left = |server, in_group, outside| RemainingProcesses { server, in_group, outside };
         let (well, badly) = (ProcessExit::Code(0), ProcessExit::Code(1));
         assert!(outlives_leader(well, No, left(Runs, true, true)));
-        assert!(outlives_leader(well, No, left(NotKnown, true, false)), "it may be loading");
-        assert!(outlives_leader(well, No, left(NotKnown, false, true)));
-        assert!(!outlives_leader(well, No, left(NotKnown, false, false)));
+        assert!(outlives_leader(well, No, left(Unknown, true, false)), "it may be loading");
+        assert!(outlives_leader(well, No, left(Unknown, false, true)));
+        assert!(!outlives_leader(well, No, left(Unknown, false, false)));
         assert!(!outlives_leader(well, No, left(Gone, true, true)), "helpers alone are no server");
         assert!(!outlives_leader(badly, No, left(Runs, true, true)));
         assert!(!outlives_leader(ProcessExit::Signal(9), No, left(Runs, true, true)));
-        assert!(outlives_leader(ProcessExit::Signal(15), Gently, left(Runs, true, false)));
-        assert!(outlives_leader(ProcessExit::Signal(15), Gently, left(NotKnown, false, true)));
-        assert!(!outlives_leader(ProcessExit::Signal(15), Gently, left(NotKnown, true, false)));
-        assert!(!outlives_leader(well, AtOnce, left(Runs, true, true)));
+        assert!(outlives_leader(ProcessExit::Signal(15), Terminate, left(Runs, true, false)));
+        assert!(outlives_leader(ProcessExit::Signal(15), Terminate, left(Unknown, false, true)));
+        assert!(!outlives_leader(ProcessExit::Signal(15), Terminate, left(Unknown, true, false)));
+        assert!(!outlives_leader(well, Kill, left(Runs, true, true)));
     }
 
     #[test]
@@ -261,13 +261,13 @@ mod tests {
             is_zombie: true,
             ..process(pid, group, 2)
         };
-        assert!(!is_handed_to_us(&zombie(20, 5, 5), &ours), "started by the runtime");
-        assert!(!is_handed_to_us(&zombie(20, 20, 5), &ours), "a model's child, or a build");
-        assert!(is_handed_to_us(&zombie(21, 20, 5), &ours), "left in the group of a child");
-        assert!(is_handed_to_us(&zombie(21, 21, 21), &ours), "left the session");
-        assert!(!is_handed_to_us(&RelatedProcess { is_zombie: false, ..zombie(21, 21, 21) }, &ours));
+        assert!(!is_adopted_orphan(&zombie(20, 5, 5), &ours), "started by the runtime");
+        assert!(!is_adopted_orphan(&zombie(20, 20, 5), &ours), "a model's child, or a build");
+        assert!(is_adopted_orphan(&zombie(21, 20, 5), &ours), "left in the group of a child");
+        assert!(is_adopted_orphan(&zombie(21, 21, 21), &ours), "left the session");
+        assert!(!is_adopted_orphan(&RelatedProcess { is_zombie: false, ..zombie(21, 21, 21) }, &ours));
         assert!(
-            !is_handed_to_us(&RelatedProcess { parent: 20, ..zombie(21, 21, 21) }, &ours),
+            !is_adopted_orphan(&RelatedProcess { parent: 20, ..zombie(21, 21, 21) }, &ours),
             "waits for its parent"
         );
     }

@@ -61,7 +61,7 @@ pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) 
         };
         // Read this last, so that it belongs to the process that has the socket.
         let seen = RelatedProcess::with_pid(pid).zip(warden_sensors::user_of(pid));
-        Some(server_place(AnsweringProcess { pid, seen, has_socket }, facts))
+        Some(server_place(AnsweringProcess { pid, entry: seen, has_socket }, facts))
     };
     // Small reads of /proc; keep them off the runtime threads.
     let place = match timeout(RELATIVES_LIMIT, run_job(WorkKind::Kernel, look)).await {

@@ -88,7 +88,7 @@ impl ClientSettings {
     }
 
     /// Records a setting that is too large to keep.
-    pub(crate) fn lose(&self, by: GenerationId, path: &str) {
+    pub(crate) fn note_too_large(&self, by: GenerationId, path: &str) {
         lock(&self.0).note(by, path);
     }
 
@@ -99,7 +99,7 @@ impl ClientSettings {
     }
 
     /// Settings not yet in the other processes, for the next instance, because this one applies them no more.
-    pub(crate) fn untold(&self) -> Vec<InheritedSetting> {
+    pub(crate) fn unspread(&self) -> Vec<InheritedSetting> {
         let kept = lock(&self.0);
         let of = |(generation, path, number): &(GenerationId, String, u64)| {
             let setting = kept.all.iter().find(|setting| setting.path == *path);
@@ -114,7 +114,7 @@ impl ClientSettings {
     }
 
     /// Records that another instance made a setting, which that instance keeps.
-    pub(crate) fn touch(&self) {
+    pub(crate) fn note_touched(&self) {
         lock(&self.0).touched = true;
     }
 
@@ -144,17 +144,17 @@ mod tests {
         let kept: Vec<_> = settings.all().into_iter().map(|one| (one.path, one.body)).collect();
         assert_eq!(kept, [("/props".into(), "{}".into()), ("/lora-adapters".into(), "[2]".into())]);
         let untold: Vec<_> =
-            settings.untold().into_iter().map(|one| (one.path, one.number, one.body)).collect();
+            settings.unspread().into_iter().map(|one| (one.path, one.number, one.body)).collect();
         let of = |path: &str, number, body: &[u8]| (path.to_owned(), number, Some(body.to_vec()));
         assert_eq!(untold, [of("/props", 2, b"{}"), of("/lora-adapters", 3, b"[2]")]);
         let fresh = |path: &str| (GenerationId(1), path.to_owned());
         assert_eq!(settings.take_fresh(), [fresh("/props"), fresh("/lora-adapters")]);
-        assert_eq!((settings.take_fresh(), settings.untold()), (vec![], vec![]));
+        assert_eq!((settings.take_fresh(), settings.unspread()), (vec![], vec![]));
         assert!(!format!("{settings:?}").contains("[2]"), "nothing of it is shown");
         assert!(!set("/lora-adapters", &"x".repeat(64 * 1024 + 1)));
         assert_eq!(settings.all().len(), 1, "the older one is not what is set");
         assert!(
-            matches!(&settings.untold()[..], [one] if one.path == "/lora-adapters" && one.body.is_none())
+            matches!(&settings.unspread()[..], [one] if one.path == "/lora-adapters" && one.body.is_none())
         );
         assert!(!settings.are_untouched());
         assert_eq!((settings.clear(), settings.all().len()), (vec!["/props".to_owned()], 0));

@@ -54,19 +54,19 @@ struct SlotDirectory {
 }
 
 /// Directory of the generation with this socket; as unique as the socket.
-pub(crate) fn beside(socket: &Path) -> PathBuf {
+pub(crate) fn slot_directory(socket: &Path) -> PathBuf {
     socket.with_extension(DIRECTORY_EXTENSION)
 }
 
 impl SlotFiles {
     /// Slot directory of a process with this command.
-    pub(crate) fn of(command: &ServerCommand, socket: &Path) -> Self {
-        let (path, own) = match given(command) {
+    pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Self {
+        let (path, own) = match given_directory(command) {
             Some(path) => {
                 let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
                 (directory.join(path), false)
             }
-            None => (beside(socket), true),
+            None => (slot_directory(socket), true),
         };
         let token = format!("{:016x}", rand::random::<u64>());
         Self {
@@ -107,7 +107,7 @@ impl SlotFiles {
         let create = || DirBuilder::new().mode(0o700).create(path);
         match create() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                directories::restore(path).map_err(io::Error::other)?;
+                directories::restore_directory(path).map_err(io::Error::other)?;
                 create()?;
             }
             // A supervisor with the same PID may have left it.
@@ -120,7 +120,7 @@ impl SlotFiles {
         Ok(true)
     }
 
-    pub(crate) fn name(&self, number: usize) -> String {
+    pub(crate) fn file_name(&self, number: usize) -> String {
         let token = self.place.as_ref().map_or("", |place| &place.token);
         format!("{FILE_PREFIX}{token}-{number}{FILE_SUFFIX}")
     }
@@ -129,7 +129,7 @@ impl SlotFiles {
     ///
     /// # Errors
     /// It exists, or cannot be made.
-    pub(crate) fn make(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn create_file(&self, name: &str) -> io::Result<()> {
         File::options().write(true).create_new(true).mode(0o600).open(self.path().join(name)).map(drop)
     }
 
@@ -137,7 +137,7 @@ impl SlotFiles {
     ///
     /// # Errors
     /// It is no file, or is gone.
-    pub(crate) fn seal(&self, name: &str) -> io::Result<u64> {
+    pub(crate) fn seal_file(&self, name: &str) -> io::Result<u64> {
         let path = self.path().join(name);
         let facts = fs::symlink_metadata(&path)?;
         if !facts.is_file() {
@@ -154,19 +154,19 @@ impl SlotFiles {
     ///
     /// # Errors
     /// They are on different disks, or it is gone.
-    pub(crate) fn adopt(&self, other: &Self, name: &str) -> io::Result<()> {
+    pub(crate) fn adopt_file(&self, other: &Self, name: &str) -> io::Result<()> {
         let (from, to) = (other.path(), self.path());
         if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
     }
 
     /// Removes a file, and files that a build may have put next to it.
-    pub(crate) fn remove(&self, name: &str) {
+    pub(crate) fn remove_file(&self, name: &str) {
         remove_matching(self.path(), |found| found.starts_with(name));
     }
 
     /// Bytes that can be written: free space of a disk, or the available memory if smaller for files in
     /// memory.
-    pub(crate) fn free(&self, available: Option<u64>) -> Option<u64> {
+    pub(crate) fn free_bytes(&self, available: Option<u64>) -> Option<u64> {
         let disk = rustix::fs::statfs(self.path()).ok()?;
         let bytes = disk.f_bavail.saturating_mul(u64::try_from(disk.f_bsize).ok()?);
         Some(if is_in_memory(&disk) { bytes.min(available?) } else { bytes })
@@ -214,19 +214,19 @@ impl Drop for SlotDirectory {
         let mark = mark.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         clear_token(path, token);
         if mark.is_some() {
-            drop(fs::remove_file(mark_of(path, token)));
+            drop(fs::remove_file(mark_path(path, token)));
         }
     }
 }
 
 /// Directory that the command names itself.
-fn given(command: &ServerCommand) -> Option<&str> {
-    hints::values(command, &[SLOT_PATH_FLAG]).last()
+fn given_directory(command: &ServerCommand) -> Option<&str> {
+    hints::flag_values(command, &[SLOT_PATH_FLAG]).last()
 }
 
 /// True if the command names a directory of its own.
-pub(crate) fn is_given(command: &ServerCommand) -> bool {
-    given(command).is_some()
+pub(crate) fn has_given_directory(command: &ServerCommand) -> bool {
+    given_directory(command).is_some()
 }
 
 /// Removes our directory with its files. Never recurses: other entries stay, and so does the directory then.
@@ -249,7 +249,7 @@ fn clear_directory(directory: &Path) {
 
 /// Removes files with this token, and files that builds put next to them.
 fn clear_token(directory: &Path, token: &str) {
-    remove_matching(directory, |name| maker(name) == Some(token));
+    remove_matching(directory, |name| file_token(name) == Some(token));
 }
 
 fn remove_matching(directory: &Path, is_one: impl Fn(&str) -> bool) {
@@ -261,7 +261,7 @@ fn remove_matching(directory: &Path, is_one: impl Fn(&str) -> bool) {
     }
 }
 
-fn mark_of(directory: &Path, token: &str) -> PathBuf {
+fn mark_path(directory: &Path, token: &str) -> PathBuf {
     directory.join(format!("{FILE_PREFIX}{token}{MARK_SUFFIX}"))
 }
 
@@ -270,7 +270,7 @@ fn mark_of(directory: &Path, token: &str) -> PathBuf {
 /// # Errors
 /// The mark cannot be created or locked: others would then take our files for left over.
 fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
-    let path = mark_of(directory, token);
+    let path = mark_path(directory, token);
     let made = || {
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
         // A process that inspects the mark releases it at once, and may have removed it.
@@ -303,7 +303,7 @@ fn is_token(text: &str) -> bool {
 }
 
 /// Token in the name of one of our files, or of a file that a build put next to it.
-fn maker(name: &str) -> Option<&str> {
+fn file_token(name: &str) -> Option<&str> {
     let (token, rest) = name.strip_prefix(FILE_PREFIX)?.split_once('-')?;
     rest.split_once(FILE_SUFFIX)?.0.parse::<usize>().ok()?;
     is_token(token).then_some(token)
@@ -316,7 +316,7 @@ mod tests {
     fn command(args: &[&str]) -> ServerCommand {
         ServerCommand {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
-            ..ServerCommand::bare("/opt/llama-server".into())
+            ..ServerCommand::from_binary("/opt/llama-server".into())
         }
     }
 
@@ -329,22 +329,22 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let socket = base.path().join("m-7-g1.sock");
         let mut told = command(&["-c", "512"]);
-        let files = SlotFiles::of(&told, &socket);
+        let files = SlotFiles::from_command(&told, &socket);
         files.announce(&mut told).unwrap();
         let path = base.path().join("m-7-g1.slots");
         assert_eq!(told.args[2..], [SLOT_PATH_FLAG.to_owned(), path.to_str().unwrap().to_owned()]);
         assert_eq!(mode(&path), 0o700);
-        let name = files.name(0);
-        files.make(&name).unwrap();
-        assert!(files.make(&name).is_err(), "never twice");
-        assert_eq!((mode(&path.join(&name)), files.seal(&name).unwrap()), (0o600, 0));
+        let name = files.file_name(0);
+        files.create_file(&name).unwrap();
+        assert!(files.create_file(&name).is_err(), "never twice");
+        assert_eq!((mode(&path.join(&name)), files.seal_file(&name).unwrap()), (0o600, 0));
         // As a build that replaces the file, and writes another one next to it.
         fs::remove_file(path.join(&name)).unwrap();
         fs::write(path.join(&name), "tokens").unwrap();
         fs::set_permissions(path.join(&name), fs::Permissions::from_mode(0o644)).unwrap();
         fs::write(path.join(format!("{name}.more")), "state").unwrap();
-        assert_eq!((files.seal(&name).unwrap(), mode(&path.join(&name))), (6, 0o600));
-        assert!(files.seal("none").is_err() && files.free(Some(u64::MAX)).is_some());
+        assert_eq!((files.seal_file(&name).unwrap(), mode(&path.join(&name))), (6, 0o600));
+        assert!(files.seal_file("none").is_err() && files.free_bytes(Some(u64::MAX)).is_some());
         drop(files);
         assert!(!path.exists());
     }
@@ -354,18 +354,18 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let of = |generation: u64| {
             let socket = base.path().join(format!("m-7-g{generation}.sock"));
-            let files = SlotFiles::of(&command(&[]), &socket);
+            let files = SlotFiles::from_command(&command(&[]), &socket);
             files.announce(&mut command(&[])).unwrap();
             files
         };
         let (old, new) = (of(1), of(2));
-        let name = old.name(3);
-        old.make(&name).unwrap();
-        new.adopt(&old, &name).unwrap();
+        let name = old.file_name(3);
+        old.create_file(&name).unwrap();
+        new.adopt_file(&old, &name).unwrap();
         drop(old);
-        assert_eq!(new.seal(&name).unwrap(), 0);
-        new.remove(&name);
-        assert!(new.seal(&name).is_err());
+        assert_eq!(new.seal_file(&name).unwrap(), 0);
+        new.remove_file(&name);
+        assert!(new.seal_file(&name).is_err());
     }
 
     #[test]
@@ -387,16 +387,16 @@ mod tests {
         let held = File::open(&of(alive)[2]).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let socket = Path::new("/run/w/m-7-g1.sock");
-        let files = SlotFiles::of(&own, socket);
+        let files = SlotFiles::from_command(&own, socket);
         files.announce(&mut told).unwrap();
         assert_eq!(told, own, "it has been told");
-        assert!(is_given(&own) && kept.exists() && foreign.exists());
+        assert!(has_given_directory(&own) && kept.exists() && foreign.exists());
         assert!(of(alive).iter().all(|file| file.exists()) && !of(dead).iter().any(|file| file.exists()));
-        files.make(&files.name(0)).unwrap();
+        files.create_file(&files.file_name(0)).unwrap();
         // The next start of another instance finds our mark locked.
-        let other = SlotFiles::of(&own, socket);
+        let other = SlotFiles::from_command(&own, socket);
         other.announce(&mut told).unwrap();
-        assert_eq!(files.seal(&files.name(0)).unwrap(), 0);
+        assert_eq!(files.seal_file(&files.file_name(0)).unwrap(), 0);
         drop((files, other));
         assert_eq!(fs::read_dir(theirs.path()).unwrap().count(), 5);
     }
@@ -422,12 +422,12 @@ mod tests {
     #[test]
     fn names_tell_their_maker() {
         let token = "0123456789abcdef";
-        assert_eq!(maker(&format!("llama-warden-{token}-0.slot")), Some(token));
-        assert_eq!(maker(&format!("llama-warden-{token}-0.slot.checkpoints")), Some(token));
+        assert_eq!(file_token(&format!("llama-warden-{token}-0.slot")), Some(token));
+        assert_eq!(file_token(&format!("llama-warden-{token}-0.slot.checkpoints")), Some(token));
         for other in
             ["llama-warden-7", "llama-warden-0123456789abcdef-x.slot", "chat.slot", "llama-warden-7-0.slot"]
         {
-            assert_eq!(maker(other), None, "{other}");
+            assert_eq!(file_token(other), None, "{other}");
         }
     }
 }

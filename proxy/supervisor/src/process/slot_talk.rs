@@ -17,16 +17,16 @@ pub(crate) struct ReportedSlot {
 }
 
 /// Slots of a process; `None` if it does not report them.
-pub(crate) async fn slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Vec<ReportedSlot>> {
+pub(crate) async fn list_slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Vec<ReportedSlot>> {
     let (status, answer) =
-        process.ask(BackendRequest { path: "/slots".to_owned(), body: None }, timeout).await?;
+        process.send_request(BackendRequest { path: "/slots".to_owned(), body: None }, timeout).await?;
     if status != 200 {
         return None;
     }
-    read(&serde_json::from_slice(&answer).ok()?)
+    read_slots(&serde_json::from_slice(&answer).ok()?)
 }
 
-fn read(answer: &Value) -> Option<Vec<ReportedSlot>> {
+fn read_slots(answer: &Value) -> Option<Vec<ReportedSlot>> {
     let of = |slot: &Value| {
         let id = u32::try_from(slot["id"].as_u64()?).ok()?;
         // Older versions have `state` in place of `is_processing`; 0 is idle.
@@ -48,22 +48,22 @@ pub(crate) enum SlotFailure {
     /// No answer in time.
     Silent,
     /// An error, or an unexpected answer.
-    Said,
+    Rejected,
 }
 
 /// Saves a slot and returns the reported tokens and bytes.
-pub(crate) async fn save(
+pub(crate) async fn save_slot(
     process: &dyn BackendProcess,
     slot: u32,
     name: &str,
     timeout: Duration,
 ) -> Result<(u64, u64), SlotFailure> {
     let answer = slot_action(process, slot, "save", name, timeout).await?;
-    answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(SlotFailure::Said)
+    answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(SlotFailure::Rejected)
 }
 
 /// Restores a slot and returns the reported tokens.
-pub(crate) async fn restore(
+pub(crate) async fn restore_slot(
     process: &dyn BackendProcess,
     slot: u32,
     name: &str,
@@ -71,7 +71,7 @@ pub(crate) async fn restore(
 ) -> Result<u64, SlotFailure> {
     slot_action(process, slot, "restore", name, timeout).await?["n_restored"]
         .as_u64()
-        .ok_or(SlotFailure::Said)
+        .ok_or(SlotFailure::Rejected)
 }
 
 async fn slot_action(
@@ -83,12 +83,12 @@ async fn slot_action(
 ) -> Result<Value, SlotFailure> {
     let body = Bytes::from(json!({ "filename": name }).to_string());
     let question = BackendRequest { path: format!("/slots/{slot}?action={action}"), body: Some(body) };
-    let (status, answer) = process.ask(question, timeout).await.ok_or(SlotFailure::Silent)?;
+    let (status, answer) = process.send_request(question, timeout).await.ok_or(SlotFailure::Silent)?;
     if status != 200 {
         tracing::debug!(slot, action, status, "refused");
-        return Err(SlotFailure::Said);
+        return Err(SlotFailure::Rejected);
     }
-    serde_json::from_slice(&answer).map_err(|_| SlotFailure::Said)
+    serde_json::from_slice(&answer).map_err(|_| SlotFailure::Rejected)
 }
 
 /// Result of a touch.
@@ -110,9 +110,9 @@ pub(crate) async fn touch(
     timeout: Duration,
 ) -> TouchResult {
     let question = BackendRequest { path: path.to_owned(), body: Some(body.into()) };
-    match process.ask(question, timeout).await {
+    match process.send_request(question, timeout).await {
         None => TouchResult::Silent,
-        Some((200, answer)) => match touch::counted(&answer) {
+        Some((200, answer)) => match touch::answer_counts(&answer) {
             Some((cached, evaluated)) => TouchResult::Counted(cached, evaluated),
             None => TouchResult::Refused,
         },
@@ -124,14 +124,14 @@ pub(crate) async fn touch(
 }
 
 /// Answer to a `POST`, as JSON.
-pub(crate) async fn post(
+pub(crate) async fn post_json(
     process: &dyn BackendProcess,
     path: &str,
     body: Vec<u8>,
     timeout: Duration,
 ) -> Option<Value> {
     let question = BackendRequest { path: path.to_owned(), body: Some(body.into()) };
-    let (status, answer) = process.ask(question, timeout).await?;
+    let (status, answer) = process.send_request(question, timeout).await?;
     (status == 200).then(|| serde_json::from_slice(&answer).ok()).flatten()
 }
 
@@ -157,14 +157,14 @@ mod tests {
             slot(2, false, None, None, true),
             slot(3, false, Some(0), Some(5), true),
         ];
-        assert_eq!(read(&now).unwrap(), expected);
+        assert_eq!(read_slots(&now).unwrap(), expected);
         let once = json!([{ "id": 0, "state": 1, "id_task": 4 }, { "id": 1, "state": 0, "id_task": -1 }]);
         assert_eq!(
-            read(&once).unwrap(),
+            read_slots(&once).unwrap(),
             [slot(0, true, None, Some(4), false), slot(1, false, None, None, true)]
         );
         for no_list in [json!({}), json!([{ "n_ctx": 1 }]), json!(["x"])] {
-            assert_eq!(read(&no_list), None, "{no_list}");
+            assert_eq!(read_slots(&no_list), None, "{no_list}");
         }
     }
 }

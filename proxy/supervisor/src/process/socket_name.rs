@@ -11,16 +11,16 @@ pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
 /// Socket of a generation. The name is never reused, because llama-server cannot listen on an existing
 /// socket file. The instance's PID separates runs that end without cleaning up.
-pub(crate) fn socket(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
+pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const MAX_MODEL_CHARS: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
     let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
     let short: String = last.chars().take(MAX_MODEL_CHARS).map(tame).collect();
-    directory.join(format!("{short}-{}-{generation}.sock", instance::id()))
+    directory.join(format!("{short}-{}-{generation}.sock", instance::instance_pid()))
 }
 
-/// PID in the name of a socket made by [`socket`], or of the report or slot directory next to it.
-pub(crate) fn maker(file_name: &str) -> Option<u32> {
+/// PID in the name of a socket made by [`socket_path`], or of the report or slot directory next to it.
+pub(crate) fn maker_pid(file_name: &str) -> Option<u32> {
     // A further process of a generation appends its PID to the name of the report.
     let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
     let file_name =
@@ -38,18 +38,19 @@ mod tests {
 
     #[test]
     fn a_socket_name_is_short_tame_and_tells_its_maker() {
-        let path = socket(Path::new("/run/w"), &ModelName::new("org/Some Long-Model.gguf"), GenerationId(12));
+        let path =
+            socket_path(Path::new("/run/w"), &ModelName::new("org/Some Long-Model.gguf"), GenerationId(12));
         let name = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(name, format!("Some-Long-Mo-{}-g12.sock", std::process::id()));
-        assert_eq!(maker(name), Some(std::process::id()));
-        let report = crate::process::report_file::beside(&path);
+        assert_eq!(maker_pid(name), Some(std::process::id()));
+        let report = crate::process::report_file::report_path(&path);
         let report = report.file_name().unwrap().to_str().unwrap();
         assert_eq!(report, format!("Some-Long-Mo-{}-g12.report", std::process::id()));
-        assert_eq!(maker(report), Some(std::process::id()));
-        assert_eq!(maker(&format!("{report}.4711")), Some(std::process::id()));
-        assert_eq!(maker("a-1-g2.slots"), Some(1));
-        assert_eq!(maker("a-1-g2.sock.4711"), None);
-        assert_eq!(maker("else.sock"), None);
-        assert_eq!(maker("a-1-g2.txt"), None);
+        assert_eq!(maker_pid(report), Some(std::process::id()));
+        assert_eq!(maker_pid(&format!("{report}.4711")), Some(std::process::id()));
+        assert_eq!(maker_pid("a-1-g2.slots"), Some(1));
+        assert_eq!(maker_pid("a-1-g2.sock.4711"), None);
+        assert_eq!(maker_pid("else.sock"), None);
+        assert_eq!(maker_pid("a-1-g2.txt"), None);
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal};
-use warden_policies::own_variables::is_ours_alone;
+use warden_policies::own_variables::is_own_variable;
 
 use crate::error::SpawnError;
 use crate::process::control_group::ControlGroup;
@@ -89,7 +89,7 @@ impl Succession {
     /// Reads the succession from the environment; `None` if this instance succeeds no other. Call it once,
     /// before any other file is opened and any other thread exists; else it is `None`, too.
     #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
-    pub fn ours() -> Option<Self> {
+    pub fn from_environment() -> Option<Self> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let told = std::env::var(SUCCESSION_VARIABLE).ok()?;
         let mut numbers = told.split(' ').map(str::parse::<i32>);
@@ -101,7 +101,7 @@ impl Succession {
             return None;
         }
         // SAFETY: once, of two files, and no other thread is there that could take or close one meanwhile.
-        let (to_root, handover) = unsafe { (take(to_root)?, take(handover)?) };
+        let (to_root, handover) = unsafe { (take_socket(to_root)?, take_socket(handover)?) };
         Some(Self { root: u32::try_from(root).ok()?, to_root, handover })
     }
 }
@@ -117,7 +117,7 @@ fn is_alone() -> bool {
 /// # Safety
 /// Nobody else takes the file or closes it.
 #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
-unsafe fn take(file: RawFd) -> Option<UnixStream> {
+unsafe fn take_socket(file: RawFd) -> Option<UnixStream> {
     // SAFETY: fcntl only looks at a number, and refuses one that is no open file.
     if unsafe { libc::fcntl(file, libc::F_GETFD) } != 0 {
         return None;
@@ -144,7 +144,7 @@ pub(crate) fn spawn(
     let mut command = Command::new(&program);
     command.args(words).args(&what.args);
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(is_ours_alone) {
+        if name.to_str().is_some_and(is_own_variable) {
             command.env_remove(name);
         }
     }
@@ -256,16 +256,16 @@ mod tests {
     fn a_file_that_this_program_opened_is_not_taken_and_one_that_was_inherited_is() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         // SAFETY: it stays where it is.
-        assert!(unsafe { take(one.as_raw_fd()) }.is_none());
+        assert!(unsafe { take_socket(one.as_raw_fd()) }.is_none());
         one.write_all(b"1").unwrap();
         other.read_exact(&mut [0]).unwrap();
         // SAFETY: as above.
-        assert!(unsafe { take(RawFd::MAX) }.is_none());
+        assert!(unsafe { take_socket(RawFd::MAX) }.is_none());
 
         let inherited = one.try_clone().unwrap();
         rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
         // SAFETY: given up to it.
-        let mut taken = unsafe { take(std::os::fd::IntoRawFd::into_raw_fd(inherited)) }.unwrap();
+        let mut taken = unsafe { take_socket(std::os::fd::IntoRawFd::into_raw_fd(inherited)) }.unwrap();
         assert_eq!(rustix::io::fcntl_getfd(&taken).unwrap(), rustix::io::FdFlags::CLOEXEC);
         taken.write_all(b"2").unwrap();
         other.read_exact(&mut [0]).unwrap();

@@ -8,12 +8,12 @@ use warden_policies::standstill::StandstillWatch;
 use super::BackendProcess;
 
 /// Resolves when the process has made no progress for `limit`. May be dropped.
-pub(crate) async fn stands_still(process: &dyn BackendProcess, limit: Duration) {
+pub(crate) async fn until_stalled(process: &dyn BackendProcess, limit: Duration) {
     let (began, mut watch) = (Instant::now(), StandstillWatch::new(limit));
     loop {
         tokio::time::sleep(watch.pause()).await;
-        let effort = process.effort().await;
-        if watch.stands_still(began.elapsed(), effort) {
+        let effort = process.read_effort().await;
+        if watch.is_stalled(began.elapsed(), effort) {
             return;
         }
     }

@@ -80,7 +80,7 @@ const DROPPED_FIELDS: [&str; 24] = [
 
 /// Request that makes a process evaluate the whole conversation in `slot`. `None` if the prompt's form is
 /// unknown.
-pub(crate) fn body(request: &[u8], said: &AnswerText, slot: Option<u32>) -> Option<Vec<u8>> {
+pub(crate) fn touch_body(request: &[u8], said: &AnswerText, slot: Option<u32>) -> Option<Vec<u8>> {
     let Ok(Value::Object(mut body)) = serde_json::from_slice(request) else { return None };
     body.retain(|name, _| !DROPPED_FIELDS.contains(&name.as_str()));
     if let Some(text) = said.text() {
@@ -115,7 +115,7 @@ fn append_answer(body: &mut Map<String, Value>, text: String) {
 }
 
 /// Cached and evaluated tokens in the answer; `None` if the answer has no counts or is an error.
-pub(crate) fn counted(answer: &[u8]) -> Option<(u64, u64)> {
+pub(crate) fn answer_counts(answer: &[u8]) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(answer).ok()?;
     let events =
         text.lines().filter_map(|line| line.strip_prefix("data: ").or(line.starts_with('{').then_some(line)));
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     fn touched(request: &Value, said: &AnswerText, slot: Option<u32>) -> Value {
-        serde_json::from_slice(&body(request.to_string().as_bytes(), said, slot).unwrap()).unwrap()
+        serde_json::from_slice(&touch_body(request.to_string().as_bytes(), said, slot).unwrap()).unwrap()
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
             touched(&json!({ "prompt": [1, 2] }), &whole(json!({ "content": "b" })), None)["prompt"],
             json!([1, 2, "b"])
         );
-        assert_eq!(body(b"[1]", &AnswerText::Nothing, None), None);
+        assert_eq!(touch_body(b"[1]", &AnswerText::Nothing, None), None);
     }
 
     #[test]
@@ -195,8 +195,8 @@ mod tests {
             ("data: {\"choices\":[]}\n\n", None),
             ("", None),
         ] {
-            assert_eq!(counted(answer.as_bytes()), expected, "{answer}");
+            assert_eq!(answer_counts(answer.as_bytes()), expected, "{answer}");
         }
-        assert_eq!(counted(b"\xff"), None);
+        assert_eq!(answer_counts(b"\xff"), None);
     }
 }

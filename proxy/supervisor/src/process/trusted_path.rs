@@ -15,7 +15,7 @@
 //! but there are no other users. There a directory of root's is accepted as it is.
 //!
 //! Root also follows a directory of another user if root gave it to that user: `/var/lib/llama-warden`
-//! belongs to the service. Paths below belong to that user (see [`owner`]), and root creates nothing there.
+//! belongs to the service. Paths below belong to that user (see [`path_owner`]), and root creates nothing there.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -43,8 +43,8 @@ const STICKY: u32 = 0o1000;
 ///
 /// # Errors
 /// Another user can exchange a part of the path; a part is missing or cannot be read.
-pub fn owner(path: &Path) -> io::Result<u32> {
-    PathWalk::along(path, false).map(|place| place.owner)
+pub fn path_owner(path: &Path) -> io::Result<u32> {
+    PathWalk::walk_path(path, false).map(|place| place.owner)
 }
 
 /// Creates a directory (mode 0700) with missing parents, and checks the whole path. An existing one stays
@@ -53,7 +53,7 @@ pub fn owner(path: &Path) -> io::Result<u32> {
 /// # Errors
 /// Another user can exchange a part of the path; a part is no directory or cannot be created.
 pub fn make_dir(path: &Path) -> io::Result<()> {
-    PathWalk::along(path, true).map(drop)
+    PathWalk::walk_path(path, true).map(drop)
 }
 
 /// Creates a directory that only our user can enter, opens it and sets mode 0700.
@@ -65,7 +65,7 @@ pub fn make_private_dir(path: &Path) -> io::Result<File> {
     let directory = open_dir(path)?;
     let facts = directory.metadata()?;
     if facts.uid() != geteuid().as_raw() {
-        return Err(foreign(path, facts.uid()));
+        return Err(foreign_error(path, facts.uid()));
     }
     if facts.mode() & 0o7777 != 0o700 {
         directory.set_permissions(fs::Permissions::from_mode(0o700))?;
@@ -101,7 +101,7 @@ struct PathFacts {
 
 impl PathFacts {
     fn new(metadata: &Metadata) -> Self {
-        let (uid, gid, mode) = (mapped(metadata.uid()), mapped(metadata.gid()), metadata.mode());
+        let (uid, gid, mode) = (mapped_uid(metadata.uid()), mapped_uid(metadata.gid()), metadata.mode());
         Self { uid, gid, mode, is_dir: metadata.is_dir() }
     }
 
@@ -122,7 +122,7 @@ enum PathDistrust {
 
 impl PathPlace {
     /// Follows one more name, for the user `own`.
-    fn step(self, own: u32, in_container: bool, facts: PathFacts) -> Result<Self, PathDistrust> {
+    fn follow_name(self, own: u32, in_container: bool, facts: PathFacts) -> Result<Self, PathDistrust> {
         let given_by_root = own == ROOT_UID && self.owner == ROOT_UID && !self.shared;
         let owner = match facts.uid {
             // The owner of the directory above can rename it anyway.
@@ -150,7 +150,7 @@ struct PathWalk {
 }
 
 impl PathWalk {
-    fn along(path: &Path, make: bool) -> io::Result<PathPlace> {
+    fn walk_path(path: &Path, make: bool) -> io::Result<PathPlace> {
         let own = geteuid().as_raw();
         let (places, rest) = (Vec::new(), VecDeque::new());
         let mut walk = Self { at: "/".into(), places, rest, links: 0, link_owner: ROOT_UID };
@@ -165,9 +165,9 @@ impl PathWalk {
             }
             let next = walk.at.join(&name);
             let metadata = if make { find_or_create(&next)? } else { fs::symlink_metadata(&next)? };
-            let place = walk.step(own, &next, &metadata)?;
+            let place = walk.follow_name(own, &next, &metadata)?;
             if make && place.owner != ROOT_UID && place.owner != own {
-                return Err(foreign(&next, place.owner));
+                return Err(foreign_error(&next, place.owner));
             }
             if make && !metadata.is_dir() && !metadata.is_symlink() {
                 return Err(io::Error::other(format!("{} is no directory", next.display())));
@@ -188,27 +188,31 @@ impl PathWalk {
                 walk.places.push(place);
             }
         }
-        Ok(walk.here())
+        Ok(walk.current_place())
     }
 
     fn begin_at_root(&mut self, own: u32) -> io::Result<()> {
         self.at = "/".into();
         self.places.clear();
         let metadata = fs::symlink_metadata(&self.at)?;
-        let place = self.step(own, &self.at, &metadata)?;
+        let place = self.follow_name(own, &self.at, &metadata)?;
         self.places.push(place);
         Ok(())
     }
 
-    fn here(&self) -> PathPlace {
+    fn current_place(&self) -> PathPlace {
         let place = self.places.last().copied().unwrap_or(PathPlace { owner: ROOT_UID, shared: false });
         if place.owner == ROOT_UID { PathPlace { owner: self.link_owner, ..place } } else { place }
     }
 
-    fn step(&self, own: u32, path: &Path, metadata: &Metadata) -> io::Result<PathPlace> {
-        self.here().step(own, in_container(), PathFacts::new(metadata)).map_err(|distrust| match distrust {
-            PathDistrust::Foreign(uid) => foreign(path, uid),
-            PathDistrust::Writable => denied_error(format!("other users can write to {}", path.display())),
+    fn follow_name(&self, own: u32, path: &Path, metadata: &Metadata) -> io::Result<PathPlace> {
+        self.current_place().follow_name(own, in_container(), PathFacts::new(metadata)).map_err(|distrust| {
+            match distrust {
+                PathDistrust::Foreign(uid) => foreign_error(path, uid),
+                PathDistrust::Writable => {
+                    denied_error(format!("other users can write to {}", path.display()))
+                }
+            }
         })
     }
 
@@ -240,7 +244,7 @@ fn find_or_create(path: &Path) -> io::Result<Metadata> {
     Err(io::Error::other(format!("another program makes and removes {} all the time", path.display())))
 }
 
-fn foreign(path: &Path, uid: u32) -> io::Error {
+fn foreign_error(path: &Path, uid: u32) -> io::Error {
     denied_error(format!("{} belongs to user {uid}, who can exchange what is in it", path.display()))
 }
 
@@ -260,7 +264,7 @@ fn in_container() -> bool {
 
 /// A user's number for the checks. In a user namespace without root, files of root show the number of
 /// unmapped users.
-fn mapped(id: u32) -> u32 {
+fn mapped_uid(id: u32) -> u32 {
     static STANDS_FOR_ROOT: OnceLock<Option<u32>> = OnceLock::new();
     let stands = STANDS_FOR_ROOT.get_or_init(|| {
         let map = fs::read_to_string("/proc/self/uid_map").ok()?;
@@ -288,7 +292,8 @@ mod tests {
     /// Owner of a chain of directories, for a user.
     fn chain(own: u32, in_container: bool, chain: &[PathFacts]) -> Result<u32, PathDistrust> {
         let root = PathPlace { owner: ROOT_UID, shared: false };
-        let place = chain.iter().try_fold(root, |place, facts| place.step(own, in_container, *facts))?;
+        let place =
+            chain.iter().try_fold(root, |place, facts| place.follow_name(own, in_container, *facts))?;
         Ok(place.owner)
     }
 
@@ -339,8 +344,8 @@ mod tests {
         for path in [theirs.join("link"), theirs.clone()] {
             std::os::unix::fs::lchown(&path, Some(ALICE), None).unwrap();
         }
-        assert_eq!(owner(&ours).unwrap(), ROOT_UID);
-        assert_eq!(owner(&theirs.join("link")).unwrap(), ALICE);
+        assert_eq!(path_owner(&ours).unwrap(), ROOT_UID);
+        assert_eq!(path_owner(&theirs.join("link")).unwrap(), ALICE);
         let refused = make_dir(&theirs.join("link/new")).unwrap_err().to_string();
         assert!(refused.contains("belongs to user 1000") && !ours.join("new").exists(), "{refused}");
     }

@@ -43,7 +43,7 @@ impl WatchedProcess {
     }
 
     /// Waits for its end, whichever process reaps it.
-    pub(crate) async fn ended(&self) {
+    pub(crate) async fn until_ended(&self) {
         until_pidfd_ends(&self.pidfd, self.process.pid).await;
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct RemoteTask {
     /// Cell of the present address.
     cell: Arc<GenerationCell>,
     /// Earlier addresses with running requests.
-    former: Vec<Arc<GenerationCell>>,
+    former_cells: Vec<Arc<GenerationCell>>,
     standing: EndpointState,
     /// Last answer of its endpoint.
     listed: EndpointInfo,
@@ -53,7 +53,7 @@ pub(crate) struct RemoteTask {
     was_ready: bool,
     /// Time of the next probe.
     due: Instant,
-    asking: PendingProbe,
+    probe: PendingProbe,
     /// A connection failed since the last probe.
     doubted: bool,
     /// The model is no longer configured, and another one may have its name.
@@ -68,12 +68,12 @@ struct PendingProbe {
     /// A connection had failed before.
     in_doubt: bool,
     /// Consecutive probes without an answer in time.
-    slow: u32,
+    slow_count: u32,
 }
 
 impl Default for PendingProbe {
     fn default() -> Self {
-        Self { task: JoinSet::new(), since: Instant::now(), in_doubt: false, slow: 0 }
+        Self { task: JoinSet::new(), since: Instant::now(), in_doubt: false, slow_count: 0 }
     }
 }
 
@@ -90,7 +90,7 @@ enum EndpointState {
 
 /// Next step after a message.
 enum NextStep {
-    Go,
+    Continue,
     /// End when no request runs, or at this time.
     End(Instant),
 }
@@ -102,20 +102,20 @@ impl RemoteTask {
         spec: RemoteSpec,
     ) -> (Self, TaskOutbox) {
         let (sender, inbox) = mailbox();
-        let cell = cell(&context, &spec);
+        let cell = new_cell(&context, &spec);
         let remote = Self {
             context,
             leases,
             spec,
             inbox,
             cell,
-            former: Vec::new(),
+            former_cells: Vec::new(),
             standing: EndpointState::Unknown,
             listed: EndpointInfo::default(),
             outages: 0,
             was_ready: false,
             due: Instant::now(),
-            asking: PendingProbe::default(),
+            probe: PendingProbe::default(),
             doubted: false,
             removed: false,
         };
@@ -128,37 +128,41 @@ impl RemoteTask {
         loop {
             self.drop_former();
             if end.is_some() {
-                self.asking.task = JoinSet::new();
+                self.probe.task = JoinSet::new();
                 if !self.removed && !self.leases.any_open() {
                     // No endpoint can serve them any more.
-                    self.leases.dismiss(&LeaseDenied::ShuttingDown);
+                    self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
                 }
                 if self.leases.is_idle() {
                     break;
                 }
             }
             if !self.removed {
-                self.context.publisher.update(self.show());
+                self.context.publisher.update(self.model_view());
             }
-            let (asking, due) = (&mut self.asking.task, self.due);
+            let (asking, due) = (&mut self.probe.task, self.due);
             let is_asked = !asking.is_empty();
             let leases = Arc::clone(&self.leases);
             tokio::select! {
                 biased;
                 message = self.inbox.recv() => match message.map(|message| self.handle_message(message)) {
-                    Some(NextStep::Go) => {}
+                    Some(NextStep::Continue) => {}
                     Some(NextStep::End(at)) => end = Some(at),
                     None => break,
                 },
-                () = at(end) => break,
-                () = leases.wake.notified() => self.look(),
-                answer = answered(asking) => self.answered(answer),
-                () = sleep_until(due), if !is_asked && end.is_none() => self.ask(),
+                () = wait_until(end) => break,
+                () = leases.wake.notified() => self.check_doubts(),
+                answer = answered(asking) => self.note_answer(answer),
+                () = sleep_until(due), if !is_asked && end.is_none() => self.begin_probe(),
             }
         }
-        self.leases.dismiss(&if self.removed { LeaseDenied::Removed } else { LeaseDenied::ShuttingDown });
-        for cell in self.former.drain(..).chain([self.cell]) {
-            self.leases.forget(cell.id);
+        self.leases.refuse_waiting(&if self.removed {
+            LeaseDenied::Removed
+        } else {
+            LeaseDenied::ShuttingDown
+        });
+        for cell in self.former_cells.drain(..).chain([self.cell]) {
+            self.leases.remove_generation(cell.id);
             cell.request_stop();
         }
     }
@@ -168,14 +172,14 @@ impl RemoteTask {
             TaskMessage::Control(control) => control,
             TaskMessage::Beat(question) => {
                 let _left = question.send(());
-                return NextStep::Go;
+                return NextStep::Continue;
             }
             TaskMessage::Report(..) | TaskMessage::Looked(..) | TaskMessage::StartSearched(..) => {
-                return NextStep::Go;
+                return NextStep::Continue;
             }
         };
         match control {
-            ControlMessage::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
+            ControlMessage::PointRemote(spec, reply) => drop(reply.send(self.apply_spec(*spec))),
             // Without a process to replace, a restart probes the endpoint now.
             ControlMessage::Restart(_, reply) => {
                 self.due = Instant::now();
@@ -188,7 +192,7 @@ impl RemoteTask {
             ControlMessage::Pin(_, _, reply) => drop(reply.send(Err(self.no_process_error("pinned")))),
             ControlMessage::Remove => {
                 self.removed = true;
-                self.leases.close(self.cell.id);
+                self.leases.close_gate(self.cell.id);
                 return NextStep::End(clock::after(Instant::now(), Duration::MAX));
             }
             ControlMessage::Shutdown(until) => return NextStep::End(until),
@@ -196,20 +200,20 @@ impl RemoteTask {
             ControlMessage::Apply(..)
             | ControlMessage::Load(..)
             | ControlMessage::Unload(_)
-            | ControlMessage::GiveBack
+            | ControlMessage::ReclaimForOther
             | ControlMessage::Stay { .. }
-            | ControlMessage::Anew { .. }
-            | ControlMessage::Come
-            | ControlMessage::ClearAway
-            | ControlMessage::Never { .. }
+            | ControlMessage::Reload { .. }
+            | ControlMessage::LoadAlong
+            | ControlMessage::DropKeptState
+            | ControlMessage::NeverLoad { .. }
             | ControlMessage::HandOver(_)
             | ControlMessage::Thaw
             | ControlMessage::LetGo(_)
             | ControlMessage::Gates(..)
             | ControlMessage::Begin
-            | ControlMessage::Learn(..) => {}
+            | ControlMessage::LearnFacts(..) => {}
         }
-        NextStep::Go
+        NextStep::Continue
     }
 
     fn no_process_error(&self, what: &'static str) -> ControlError {
@@ -217,19 +221,19 @@ impl RemoteTask {
     }
 
     /// Applies new settings. Returns true if the address changes.
-    fn take_over(&mut self, spec: RemoteSpec) -> bool {
-        self.look();
+    fn apply_spec(&mut self, spec: RemoteSpec) -> bool {
+        self.check_doubts();
         let moved = *spec.origin != *self.spec.origin;
         let renamed = spec.model != self.spec.model;
         self.spec = spec;
         self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
         if moved {
-            self.leases.close(self.cell.id);
-            self.former.push(std::mem::replace(&mut self.cell, cell(&self.context, &self.spec)));
-            self.asking = PendingProbe::default();
+            self.leases.close_gate(self.cell.id);
+            self.former_cells.push(std::mem::replace(&mut self.cell, new_cell(&self.context, &self.spec)));
+            self.probe = PendingProbe::default();
             (self.standing, self.listed) = (EndpointState::Unknown, EndpointInfo::default());
             (self.doubted, self.was_ready) = (false, false);
-            self.leases.refuse(None);
+            self.leases.set_refusal(None);
         } else if matches!(self.standing, EndpointState::Answers { .. }) && !self.doubted {
             self.open();
         }
@@ -238,114 +242,114 @@ impl RemoteTask {
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
             let failure =
                 BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
-            self.leases.dismiss(&LeaseDenied::Silent(failure, Duration::from_secs(1)));
+            self.leases.refuse_waiting(&LeaseDenied::Silent(failure, Duration::from_secs(1)));
         }
         self.due = Instant::now();
         moved
     }
 
     /// Handles failed connections.
-    fn look(&mut self) {
+    fn check_doubts(&mut self) {
         let doubted = self.leases.take_doubts().contains(&self.cell.id);
         if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
             // An earlier probe says nothing about the present state.
-            self.asking.task = JoinSet::new();
+            self.probe.task = JoinSet::new();
             (self.doubted, self.due) = (true, Instant::now());
         }
     }
 
-    fn ask(&mut self) {
+    fn begin_probe(&mut self) {
         let (origin, model) = (Arc::clone(&self.spec.origin), self.spec.model.clone());
         let limit = self.spec.numbers.answer_limit;
-        self.asking.since = Instant::now();
-        self.asking.in_doubt = std::mem::take(&mut self.doubted);
-        self.asking.task.spawn(async move { probe(&origin, &model, limit).await });
+        self.probe.since = Instant::now();
+        self.probe.in_doubt = std::mem::take(&mut self.doubted);
+        self.probe.task.spawn(async move { probe(&origin, &model, limit).await });
     }
 
-    fn answered(&mut self, answer: Result<EndpointInfo, ProbeFailure>) {
+    fn note_answer(&mut self, answer: Result<EndpointInfo, ProbeFailure>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
         // A connection may have failed meanwhile.
-        self.look();
+        self.check_doubts();
         if self.doubted {
             return;
         }
         let why = match answer {
             Ok(listed) => {
                 self.listed = listed;
-                self.asking.slow = 0;
-                return self.serves(clock::again(now, numbers.interval));
+                self.probe.slow_count = 0;
+                return self.note_serving(clock::after_pause(now, numbers.interval));
             }
-            Err(ProbeFailure::Slow(why)) => {
-                self.asking.slow += 1;
-                let works = self.cell.progressed_since(self.asking.since);
-                let answers = matches!(self.standing, EndpointState::Answers { .. }) && !self.asking.in_doubt;
-                if works || answers && self.asking.slow < numbers.slow {
+            Err(ProbeFailure::Timeout(why)) => {
+                self.probe.slow_count += 1;
+                let works = self.cell.progressed_since(self.probe.since);
+                let answers = matches!(self.standing, EndpointState::Answers { .. }) && !self.probe.in_doubt;
+                if works || answers && self.probe.slow_count < numbers.slow {
                     // A busy endpoint may not answer a probe, so it counts as serving.
-                    return self.serves(clock::again(now, numbers.retry_first));
+                    return self.note_serving(clock::after_pause(now, numbers.retry_first));
                 }
                 why
             }
-            Err(ProbeFailure::Said(why)) => why,
+            Err(ProbeFailure::Refused(why)) => why,
         };
-        self.is_silent(&why);
+        self.note_silence(&why);
     }
 
-    fn serves(&mut self, due: Instant) {
+    fn note_serving(&mut self, due: Instant) {
         let was_silent = matches!(self.standing, EndpointState::Silent(_));
         let was_ready = std::mem::replace(&mut self.was_ready, true);
         if !matches!(self.standing, EndpointState::Answers { .. }) {
             self.standing = EndpointState::Answers { since: Instant::now() };
         }
         self.due = due;
-        self.leases.lives(self.cell.id);
+        self.leases.note_alive(self.cell.id);
         self.open();
         if was_silent || !was_ready {
-            self.tell(EventKind::EndpointAnswers { url: self.spec.origin.to_string() });
+            self.log_event(EventKind::EndpointAnswers { url: self.spec.origin.to_string() });
         }
     }
 
-    fn is_silent(&mut self, why: &str) {
+    fn note_silence(&mut self, why: &str) {
         let numbers = self.spec.numbers;
         let failures = match &self.standing {
             EndpointState::Silent(failure) => failure.failures.saturating_add(1),
             EndpointState::Answers { .. } | EndpointState::Unknown => 1,
         };
         let pause = numbers.retry_first.saturating_mul(1 << (failures - 1).min(16)).min(numbers.interval);
-        self.due = clock::again(Instant::now(), pause);
+        self.due = clock::after_pause(Instant::now(), pause);
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
         let failure = BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
-        self.leases.close(self.cell.id);
+        self.leases.close_gate(self.cell.id);
         // Add time for the probe itself.
         let trial = clock::after(self.due, Duration::from_secs(1));
-        self.leases.refuse(Some(QueueRefusal::Silent(failure.clone(), trial)));
+        self.leases.set_refusal(Some(QueueRefusal::EndpointSilent(failure.clone(), trial)));
         if failures == 1 {
             self.outages += u64::from(self.was_ready);
-            self.tell(EventKind::EndpointSilent { failure: failure.clone() });
+            self.log_event(EventKind::EndpointSilent { failure: failure.clone() });
         }
         self.standing = EndpointState::Silent(failure);
     }
 
     fn open(&mut self) {
-        self.leases.open(&self.cell, self.spec.max_in_flight);
+        self.leases.open_gate(&self.cell, self.spec.max_in_flight);
     }
 
-    fn tell(&self, kind: EventKind) {
-        self.context.journal.tell(Some(&self.spec.name), Some(self.cell.id), kind);
+    fn log_event(&self, kind: EventKind) {
+        self.context.journal.record(Some(&self.spec.name), Some(self.cell.id), kind);
     }
 
     /// Drops earlier addresses without running requests.
     fn drop_former(&mut self) {
         let leases = &self.leases;
-        self.former.retain(|cell| {
+        self.former_cells.retain(|cell| {
             let runs = leases.in_flight(cell.id) > 0;
             if !runs {
-                leases.forget(cell.id);
+                leases.remove_generation(cell.id);
             }
             runs
         });
     }
 
-    fn show(&self) -> ModelView {
+    fn model_view(&self) -> ModelView {
         let failure = match &self.standing {
             EndpointState::Silent(failure) => Some(failure.clone()),
             EndpointState::Answers { .. } | EndpointState::Unknown => None,
@@ -376,7 +380,7 @@ impl RemoteTask {
             last_failure: failure,
             outage,
             replace_note: self.listed.note.clone(),
-            quarantine: self.leases.quarantine(),
+            quarantine: self.leases.quarantine_view(),
             remote: Some(RemoteView { url: self.spec.origin.to_string(), model: self.spec.model.clone() }),
             ..ModelView::unloaded(self.spec.name.clone())
         }
@@ -411,7 +415,7 @@ impl RemoteTask {
 }
 
 /// Cell for a new generation: an address with unknown facts, except that it serves several connections.
-fn cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
+fn new_cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
     let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
     Arc::new(GenerationCell::new(
         context.next_generation(),
@@ -420,7 +424,7 @@ fn cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
     ))
 }
 
-async fn at(time: Option<Instant>) {
+async fn wait_until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
@@ -431,7 +435,7 @@ async fn answered(
     asking: &mut JoinSet<Result<EndpointInfo, ProbeFailure>>,
 ) -> Result<EndpointInfo, ProbeFailure> {
     match asking.join_next().await {
-        Some(answer) => answer.unwrap_or_else(|error| Err(ProbeFailure::Said(error.to_string()))),
+        Some(answer) => answer.unwrap_or_else(|error| Err(ProbeFailure::Refused(error.to_string()))),
         None => std::future::pending().await,
     }
 }

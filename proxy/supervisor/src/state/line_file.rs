@@ -42,10 +42,10 @@ impl AppendFile {
     /// # Errors
     ///
     /// The file cannot be opened, or not all of the line could be written.
-    pub(crate) fn append(&mut self, line: &str) -> io::Result<()> {
+    pub(crate) fn append_line(&mut self, line: &str) -> io::Result<()> {
         let was_torn = self.torn;
         let file = self.open()?;
-        let begins = if was_torn && ends_torn(file)? { "\n" } else { "" };
+        let begins = if was_torn && lacks_line_end(file)? { "\n" } else { "" };
         let done = file.write_all(format!("{begins}{line}\n").as_bytes());
         self.torn = done.is_err();
         done
@@ -53,7 +53,7 @@ impl AppendFile {
 }
 
 /// True if the last line lacks its end.
-fn ends_torn(file: &mut File) -> io::Result<bool> {
+fn lacks_line_end(file: &mut File) -> io::Result<bool> {
     if file.metadata()?.len() == 0 {
         return Ok(false);
     }
@@ -72,19 +72,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
         let mut file = AppendFile::new(path.clone(), 0o600);
-        file.append("one").unwrap();
+        file.append_line("one").unwrap();
         // As with a full disk: some bytes are written, and the rest fails.
         std::fs::write(&path, "one\ntw").unwrap();
         file.torn = true;
-        file.append("three").unwrap();
-        file.append("four").unwrap();
+        file.append_line("three").unwrap();
+        file.append_line("four").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntw\nthree\nfour\n");
         std::fs::write(&path, "ha").unwrap();
-        AppendFile::new(path.clone(), 0o600).append("whole").unwrap();
+        AppendFile::new(path.clone(), 0o600).append_line("whole").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "ha\nwhole\n");
         // Another writer may have ended the line.
         std::fs::write(&path, "whole\n").unwrap();
-        AppendFile::new(path.clone(), 0o600).append("whole").unwrap();
+        AppendFile::new(path.clone(), 0o600).append_line("whole").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nwhole\n");
     }
 
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_line_that_fails_is_remembered_as_torn() {
         let mut file = AppendFile::new("/dev/full".into(), 0o600);
-        assert_eq!(file.append("one").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(file.append_line("one").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert!(file.torn);
     }
 }

@@ -78,7 +78,7 @@ pub struct StateView {
 
 impl StateView {
     /// Sentence about a problem; `None` without one.
-    pub fn trouble(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         let lost: u64 = self.lost.values().sum();
         let missing = if lost > 0 { format!("; {lost} entries are missing") } else { String::new() };
         if let Some(seconds) = self.silent_seconds {
@@ -170,12 +170,12 @@ impl WriterShared {
             queue.bytes = queue.bytes.saturating_sub(bytes);
             queue.since = Some(Instant::now());
             drop(queue);
-            self.wrote(kind, job());
+            self.note_written(kind, job());
         }
     }
 
     /// Records the result of an entry.
-    fn wrote(&self, kind: StateKind, done: io::Result<()>) {
+    fn note_written(&self, kind: StateKind, done: io::Result<()>) {
         let mut queue = self.queue();
         let took = queue.since.take().map(|since| since.elapsed()).unwrap_or_default();
         let was_silent = std::mem::take(&mut queue.told);
@@ -209,10 +209,10 @@ impl StateWriter {
     ///
     /// The system cannot start a thread.
     pub fn start() -> io::Result<Self> {
-        Self::sized(MAX_WAITING_ENTRIES)
+        Self::with_capacity(MAX_WAITING_ENTRIES)
     }
 
-    fn sized(capacity: usize) -> io::Result<Self> {
+    fn with_capacity(capacity: usize) -> io::Result<Self> {
         let shared = Arc::new(WriterShared { capacity, queue: Mutex::default(), filled: Condvar::new() });
         let own = Arc::clone(&shared);
         std::thread::Builder::new().name("state".to_owned()).spawn(move || own.run())?;
@@ -251,17 +251,17 @@ impl StateWriter {
         fits
     }
 
-    fn mark(&self, reached: impl FnOnce() + Send + 'static) {
+    fn add_mark(&self, reached: impl FnOnce() + Send + 'static) {
         self.0.0.queue().entries.push_back(WriteEntry::Mark(Box::new(reached)));
         self.0.0.filled.notify_one();
     }
 
     /// Resolves when all queued entries are written or have failed. Returns false after `limit`.
-    pub async fn written(&self, limit: Duration) -> bool {
+    pub async fn wait_written(&self, limit: Duration) -> bool {
         #[cfg(test)]
         let held = crate::worker_threads::hold_clock();
         let (reply, reached) = oneshot::channel();
-        self.mark(move || {
+        self.add_mark(move || {
             let _left = reply.send(());
             // Released after the wait: a paused clock would run to the limit at once.
             #[cfg(test)]
@@ -270,10 +270,10 @@ impl StateWriter {
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(())))
     }
 
-    /// Same as [`Self::written`], without a runtime.
+    /// Same as [`Self::wait_written`], without a runtime.
     pub fn flush(&self, limit: Duration) -> bool {
         let (reply, reached) = mpsc::sync_channel(1);
-        self.mark(move || {
+        self.add_mark(move || {
             let _left = reply.send(());
         });
         reached.recv_timeout(limit).is_ok()
@@ -295,7 +295,7 @@ impl StateWriter {
 
 /// True if a start may continue despite this error: a full or failing disk may work when there is something
 /// to write.
-pub fn may_pass(error: &io::Error) -> bool {
+pub fn is_tolerable(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         || error.raw_os_error() == Some(libc::EIO)
 }
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_hangs_stops_nobody_and_what_does_not_fit_is_counted_by_kind() {
-        let writer = StateWriter::sized(3).unwrap();
+        let writer = StateWriter::with_capacity(3).unwrap();
         let (release, hangs) = mpsc::channel::<()>();
         let (began, begins) = mpsc::channel();
         assert!(writer.write(StateKind::Ledger, 1, move || {
@@ -331,7 +331,7 @@ mod tests {
         let view = writer.view();
         // Marks of waiters that timed out are in the queue, too.
         assert_eq!((view.waiting, view.lost["events"], view.lost["ledger"]), (4, 2, 1));
-        assert!(view.trouble().unwrap().contains("3 entries are missing"), "{view:?}");
+        assert!(view.problem().unwrap().contains("3 entries are missing"), "{view:?}");
         drop(release);
         assert!(writer.flush(LONG));
         assert_eq!(*lock(&written), [0, 1, 2]);
@@ -349,7 +349,7 @@ mod tests {
         assert!(writer.flush(LONG));
         let view = writer.view();
         assert_eq!((view.lost["ledger"], view.failing.len(), view.silent_seconds), (1, 1, None));
-        assert!(view.trouble().unwrap().starts_with("ledger cannot be written"), "{view:?}");
+        assert!(view.problem().unwrap().starts_with("ledger cannot be written"), "{view:?}");
         writer.write(StateKind::Ledger, 1, || Ok(()));
         assert!(writer.flush(LONG));
         assert_eq!((writer.view().lost["ledger"], writer.view().failing.len()), (1, 0));
@@ -360,7 +360,7 @@ mod tests {
         let writer = StateWriter::start().unwrap();
         let (reply, written) = oneshot::channel();
         writer.write(StateKind::Growth, 1, move || reply.send(()).map_err(|()| io::ErrorKind::Other.into()));
-        assert!(writer.written(LONG).await);
+        assert!(writer.wait_written(LONG).await);
         let (reply, last) = oneshot::channel();
         writer.write(StateKind::Growth, 1, move || reply.send(()).map_err(|()| io::ErrorKind::Other.into()));
         drop(writer);

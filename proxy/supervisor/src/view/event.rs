@@ -307,7 +307,7 @@ pub enum EventKind {
         /// Action: `warn` (it is sent anyway), `wait`, `elsewhere`, `recycle` or `refuse`.
         action: String,
         /// Shortage in numbers.
-        #[serde(serialize_with = "NoRoom::show")]
+        #[serde(serialize_with = "NoRoom::serialize_for_event")]
         short: NoRoom,
     },
     /// A process ended by itself with these requests in flight: each runs alone if it is sent again.
@@ -374,11 +374,17 @@ impl EventJournal {
     }
 
     /// Keeps and sends an event. Events that concern an operator are also logged.
-    pub(crate) fn tell(&self, model: Option<&ModelName>, generation: Option<GenerationId>, kind: EventKind) {
-        log(model, generation, &kind);
+    pub(crate) fn record(
+        &self,
+        model: Option<&ModelName>,
+        generation: Option<GenerationId>,
+        kind: EventKind,
+    ) {
+        log_event(model, generation, &kind);
         let mut kept = lock(&self.kept);
         kept.last += 1;
-        let event = FleetEvent { id: kept.last, at: clock::wall(), model: model.cloned(), generation, kind };
+        let event =
+            FleetEvent { id: kept.last, at: clock::wall_time(), model: model.cloned(), generation, kind };
         if kept.events.len() >= self.keep {
             kept.events.pop_front();
         }
@@ -387,7 +393,7 @@ impl EventJournal {
         drop(self.sender.send(event));
     }
 
-    pub(crate) fn last(&self) -> u64 {
+    pub(crate) fn last_number(&self) -> u64 {
         lock(&self.kept).last
     }
 
@@ -397,7 +403,7 @@ impl EventJournal {
     }
 }
 
-fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &EventKind) {
+fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &EventKind) {
     let model = model.map_or("-", ModelName::as_str);
     let generation = generation.map_or_else(|| "-".to_owned(), |generation| generation.to_string());
     match kind {
@@ -405,7 +411,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::TakenOver { pid, .. } => tracing::info!(model, generation, pid, "taken over"),
         EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
         EventKind::Suspect { crash: Some(line), .. } => {
-            let line = warden_policies::secrets::text(line);
+            let line = warden_policies::secrets::redact_text(line);
             tracing::warn!(model, generation, "suspect: it logged what looks like a crash: {line}");
         }
         EventKind::Suspect { refused: true, .. } => {
@@ -480,7 +486,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
         },
         EventKind::Reclaimed { entry } => {
-            tracing::info!(model, generation, reason = %entry.reason, helped = entry.helped, "asked to give memory back: {}", entry.words());
+            tracing::info!(model, generation, reason = %entry.reason, helped = entry.helped, "asked to give memory back: {}", entry.sentence());
         }
         EventKind::CameBack { warmth } => tracing::info!(model, generation, "loaded again: {warmth}"),
         EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
@@ -538,9 +544,9 @@ mod tests {
     #[test]
     fn an_event_is_one_flat_object() {
         let journal = EventJournal::new(1);
-        journal.tell(None, None, EventKind::Suspect { refused: false, crash: None });
+        journal.record(None, None, EventKind::Suspect { refused: false, crash: None });
         let model = ModelName::new("m");
-        journal.tell(Some(&model), Some(GenerationId(3)), EventKind::Draining { in_flight: 2 });
+        journal.record(Some(&model), Some(GenerationId(3)), EventKind::Draining { in_flight: 2 });
         let events = journal.tail().events;
         assert_eq!(events.len(), 1, "only the last one is kept");
         let json = serde_json::to_value(&events[0]).unwrap();

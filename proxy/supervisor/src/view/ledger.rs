@@ -16,7 +16,7 @@ use warden_policies::{GenerationId, ModelName, Reason, WorkDone, secrets};
 use warden_sensors::report::ContextTotals;
 
 use crate::state::line_file::AppendFile;
-use crate::state::{StateKind, StateWriter, may_pass};
+use crate::state::{StateKind, StateWriter, is_tolerable};
 use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
 use crate::view::pin_entry::PinEntry;
@@ -167,7 +167,7 @@ pub struct LedgerEntry {
 
 impl LedgerEntry {
     /// New entry with default values.
-    pub fn of(model: ModelName, replica: u32, reason: Reason, mode: ReplacementMode) -> Self {
+    pub fn new(model: ModelName, replica: u32, reason: Reason, mode: ReplacementMode) -> Self {
         Self {
             id: 0,
             at: String::new(),
@@ -223,7 +223,7 @@ impl LedgerWriter {
         let made = made.map_err(|error| (directory.to_owned(), error));
         let opened = made.and_then(|()| file.open().map(drop).map_err(|error| (path.clone(), error)));
         match opened {
-            Err((path, error)) if may_pass(&error) => {
+            Err((path, error)) if is_tolerable(&error) => {
                 tracing::warn!(path = %path.display(), %error, "cannot write to the ledger now; serving without");
             }
             opened => opened?,
@@ -236,7 +236,7 @@ impl LedgerWriter {
     }
 
     /// Number of the next entry.
-    pub(crate) fn next(&self) -> u64 {
+    pub(crate) fn next_number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
@@ -263,8 +263,8 @@ impl LedgerWriter {
     fn write(&self, entry: &impl Serialize) {
         match serde_json::to_value(entry) {
             Ok(entry) => {
-                let (line, file) = (secrets::json(entry).to_string(), Arc::clone(&self.file));
-                self.state.write(StateKind::Ledger, line.len(), move || lock(&file).append(&line));
+                let (line, file) = (secrets::redact_json(entry).to_string(), Arc::clone(&self.file));
+                self.state.write(StateKind::Ledger, line.len(), move || lock(&file).append_line(&line));
             }
             Err(error) => tracing::error!(%error, "an entry of the ledger cannot be written as JSON"),
         }
@@ -296,7 +296,7 @@ mod tests {
             start_ms: Some(30),
             vram_before: vec![VramReading { gpu: GpuIndex(0), bytes: 9, source: VramSource::Process }],
             helped: Some(true),
-            ..LedgerEntry::of(ModelName::new("m"), 0, Reason::HostSoft, ReplacementMode::Sequential)
+            ..LedgerEntry::new(ModelName::new("m"), 0, Reason::HostSoft, ReplacementMode::Sequential)
         };
         let append = |id| {
             // Opened again, as in the next run of the supervisor.

@@ -60,7 +60,7 @@ pub(crate) struct LogRing {
 struct RingLines {
     kept: VecDeque<LogLine>,
     /// Lines so far, including those no longer kept.
-    heard: u64,
+    total: u64,
     /// Created for the first listener: its buffer takes 200 KiB, and most models of a large configuration
     /// have neither lines nor listeners.
     sender: Option<broadcast::Sender<LogLine>>,
@@ -76,14 +76,14 @@ impl LogRing {
     /// Keeps a line, sends it, and copies it without secrets to our own log, which may be collected
     /// elsewhere, under the target `llama_server`.
     pub(crate) fn push(&self, generation: GenerationId, stream: OutputStream, text: String) {
-        tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::text(&text));
-        let line = LogLine { at: clock::wall(), model: self.model.clone(), generation, stream, text };
+        tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::redact_text(&text));
+        let line = LogLine { at: clock::wall_time(), model: self.model.clone(), generation, stream, text };
         // Send under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
         let mut lines = lock(&self.lines);
         if lines.kept.len() >= self.keep {
             lines.kept.pop_front();
         }
-        lines.heard += 1;
+        lines.total += 1;
         if let Some(sender) = lines.sender.take_if(|sender| sender.receiver_count() == 0) {
             drop(sender);
         }
@@ -102,19 +102,19 @@ impl LogRing {
     }
 
     /// Output of one process, as far as kept.
-    pub(crate) fn of(&self, generation: GenerationId) -> Vec<String> {
-        self.since(generation, 0)
+    pub(crate) fn lines_of(&self, generation: GenerationId) -> Vec<String> {
+        self.lines_since(generation, 0)
     }
 
     /// Lines so far, of all processes.
-    pub(crate) fn heard(&self) -> u64 {
-        lock(&self.lines).heard
+    pub(crate) fn line_count(&self) -> u64 {
+        lock(&self.lines).total
     }
 
     /// Output of one process after the first `heard` lines of all, as far as kept.
-    pub(crate) fn since(&self, generation: GenerationId, heard: u64) -> Vec<String> {
+    pub(crate) fn lines_since(&self, generation: GenerationId, heard: u64) -> Vec<String> {
         let lines = lock(&self.lines);
-        let gone = lines.heard - lines.kept.len() as u64;
+        let gone = lines.total - lines.kept.len() as u64;
         let skip = usize::try_from(heard.saturating_sub(gone)).unwrap_or(usize::MAX);
         let new = lines.kept.iter().skip(skip).filter(|line| line.generation == generation);
         new.map(|line| line.text.clone()).collect()
@@ -135,6 +135,6 @@ mod tests {
         ring.push(GenerationId(2), OutputStream::Stdout, "d".to_owned());
         assert_eq!(tail.lines.iter().map(|line| line.text.as_str()).collect::<Vec<_>>(), ["b", "c"]);
         assert_eq!(tail.receiver.try_recv().unwrap().text, "d");
-        assert_eq!(ring.of(GenerationId(1)), ["c"]);
+        assert_eq!(ring.lines_of(GenerationId(1)), ["c"]);
     }
 }

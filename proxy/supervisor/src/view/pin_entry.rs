@@ -33,7 +33,7 @@ pub struct PinEntry {
 
 impl PinEntry {
     /// Description in a sentence, for people.
-    pub fn words(&self) -> String {
+    pub fn sentence(&self) -> String {
         let what =
             if self.pinned { "pinned: it leaves for no other model" } else { "may leave for another model" };
         let against = if self.pinned == self.configured { "" } else { ", against its configuration" };
@@ -73,7 +73,7 @@ mod tests {
         assert!(serde_json::from_str::<LedgerEntry>(&line).is_err());
         assert!(serde_json::from_str::<ReclaimEntry>(&line).is_err());
         let other = PinEntry { pinned: false, ..entry.clone() };
-        insta::assert_snapshot!(format!("{}\n{}", entry.words(), other.words()), @r"
+        insta::assert_snapshot!(format!("{}\n{}", entry.sentence(), other.sentence()), @r"
         pinned: it leaves for no other model, against its configuration (by page, 127.0.0.1)
         may leave for another model (by page, 127.0.0.1)
         ");

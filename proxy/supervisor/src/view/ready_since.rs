@@ -13,7 +13,7 @@ pub struct ReadySince(Instant);
 
 impl ReadySince {
     /// A moment `age` ago.
-    pub fn ago(age: Duration) -> Self {
+    pub fn from_age(age: Duration) -> Self {
         let now = Instant::now();
         Self(now.checked_sub(age).unwrap_or(now))
     }
@@ -38,6 +38,6 @@ impl Serialize for ReadySince {
 
 impl<'de> Deserialize<'de> for ReadySince {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        known::deserialize(from).map(Self::ago)
+        known::deserialize(from).map(Self::from_age)
     }
 }

@@ -69,7 +69,7 @@ pub struct ReclaimEntry {
 
 impl ReclaimEntry {
     /// New entry with default values.
-    pub fn of(model: ModelName, replica: u32, generation: GenerationId, reason: Reason) -> Self {
+    pub fn new(model: ModelName, replica: u32, generation: GenerationId, reason: Reason) -> Self {
         Self {
             kind: ReclaimKind::Reclaim,
             id: 0,
@@ -95,7 +95,7 @@ impl ReclaimEntry {
     }
 
     /// Description in a sentence, for people.
-    pub fn words(&self) -> String {
+    pub fn sentence(&self) -> String {
         let bytes = |host: Option<HostMemory>| host.map(|host| ByteSize(host.charged()));
         let mut text = format!("{}: {} given back in {} ms", self.outcome.phrase(), self.given, self.ms);
         if let (Some(before), Some(after)) = (bytes(self.host_before), bytes(self.host_after)) {
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_line_about_a_reclaim_is_told_from_one_about_a_replacement() {
-        let entry = ReclaimEntry::of(ModelName::new("m"), 0, GenerationId(3), Reason::Operator);
+        let entry = ReclaimEntry::new(ModelName::new("m"), 0, GenerationId(3), Reason::Operator);
         let line = serde_json::to_string(&entry).unwrap();
         assert!(line.starts_with(r#"{"kind":"reclaim","id":0,"#), "{line}");
         assert_eq!(serde_json::from_str::<ReclaimEntry>(&line).unwrap(), entry);
@@ -132,7 +132,7 @@ mod tests {
         for absent in ["series", "budget_bytes", "heap\":\"", "vram_before"] {
             assert!(!line.contains(absent), "nothing known, nothing written: {line}");
         }
-        let of_replacement = LedgerEntry::of(
+        let of_replacement = LedgerEntry::new(
             ModelName::new("m"),
             0,
             Reason::Operator,

@@ -31,7 +31,7 @@ impl Maker {
 
     fn ask(&mut self, at: f64, model: usize, takes: f64) {
         let of = |seconds: f64| Duration::from_secs_f64(seconds.max(0.0));
-        self.requests.push(TraceRequest { at: of(at), model, takes: of(takes) });
+        self.requests.push(TraceRequest { at: of(at), model, duration: of(takes) });
     }
 
     /// A person chats for some turns: reads, thinks, asks again.

@@ -102,7 +102,7 @@ proptest! {
             .map(|(model, pause, takes)| {
                 at += pause;
                 let (at, takes) = (Duration::from_millis(at), Duration::from_millis(*takes));
-                TraceRequest { at, model: model % models.len(), takes }
+                TraceRequest { at, model: model % models.len(), duration: takes }
             })
             .collect();
         let longest_load = models.iter().map(|model| model.load).max().unwrap();

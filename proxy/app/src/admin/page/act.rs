@@ -8,7 +8,7 @@ use warden_supervisor::{ControlError, LeaseKind};
 
 use super::guard::PageRefusal;
 use super::hub::ActionOutcome;
-use super::view::is_here;
+use super::view::is_page_address;
 use crate::admin::answer::AdminState;
 use crate::admin::query::QueryPairs;
 
@@ -37,7 +37,7 @@ impl PageAction {
         (Self::Unpin, "unpin"),
     ];
 
-    fn of(word: &str) -> Option<Self> {
+    fn from_word(word: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, known)| *known == word).map(|(action, _)| *action)
     }
 
@@ -72,20 +72,25 @@ pub(crate) enum FormError {
 ///
 /// # Errors
 /// The token is missing, or the action or model is unknown.
-pub(crate) fn order(form: &QueryPairs, is_ours: impl FnOnce(&str) -> bool) -> Result<ActionForm, FormError> {
+pub(crate) fn parse_action(
+    form: &QueryPairs,
+    is_ours: impl FnOnce(&str) -> bool,
+) -> Result<ActionForm, FormError> {
     if !form.get("token").is_some_and(is_ours) {
         return Err(PageRefusal::Token.into());
     }
     let asked = form.get("do").unwrap_or_default();
     let unknown = |asked: &str| FormError::Unknown(asked.chars().take(100).collect());
     let (word, model) = asked.split_once(' ').unwrap_or((asked, ""));
-    let Some(action) = PageAction::of(word).filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
-    let here = form.get("back").filter(|back| is_here(back));
+    let Some(action) = PageAction::from_word(word).filter(|_| !model.is_empty()) else {
+        return Err(unknown(asked));
+    };
+    let here = form.get("back").filter(|back| is_page_address(back));
     Ok(ActionForm { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
 }
 
 /// The caller's name for events and the ledger.
-pub(crate) fn who(peer: Option<IpAddr>) -> String {
+pub(crate) fn caller_name(peer: Option<IpAddr>) -> String {
     peer.map_or_else(|| "page, admin socket".to_owned(), |peer| format!("page, {peer}"))
 }
 
@@ -93,21 +98,21 @@ pub(crate) fn who(peer: Option<IpAddr>) -> String {
 ///
 /// # Errors
 /// Too many actions are running.
-pub(crate) fn begin(admin: &AdminState, order: ActionForm, who: String) -> Result<u64, FormError> {
+pub(crate) fn start_action(admin: &AdminState, order: ActionForm, who: String) -> Result<u64, FormError> {
     let desk = &admin.page;
     if desk.work.len() >= MAX_CONCURRENT_ACTIONS {
         return Err(FormError::TooMany);
     }
     let ActionForm { action, model, .. } = order;
-    let id = desk.note(format!("{} of {model}", action.word()));
+    let id = desk.add_notice(format!("{} of {model}", action.word()));
     let admin = admin.clone();
     let desk = desk.clone();
     admin.page.work.clone().spawn(async move {
         let outcome = match Box::pin(carry_out(&admin, action, &model, &who)).await {
             Ok(more) => ActionOutcome::Done(more),
-            Err(why) => ActionOutcome::Failed(warden_policies::secrets::text(&why)),
+            Err(why) => ActionOutcome::Failed(warden_policies::secrets::redact_text(&why)),
         };
-        desk.note_outcome(id, outcome);
+        desk.set_outcome(id, outcome);
     });
     Ok(id)
 }
@@ -116,7 +121,7 @@ pub(crate) fn begin(admin: &AdminState, order: ActionForm, who: String) -> Resul
 ///
 /// # Errors
 /// The token is missing, or the form names no request.
-pub(crate) fn cancel(
+pub(crate) fn cancel_request(
     admin: &AdminState,
     form: &QueryPairs,
     is_ours: impl FnOnce(&str) -> bool,
@@ -129,13 +134,13 @@ pub(crate) fn cancel(
         return Err(FormError::Unknown("cancel of nothing".to_owned()));
     };
     let number = form.get("number").and_then(|number| number.parse().ok());
-    let id = admin.page.note(format!("cancel of request {request}"));
+    let id = admin.page.add_notice(format!("cancel of request {request}"));
     let outcome = match admin.with_caller(who).cancel_request(request, number) {
         Ok(told) if told.again => ActionOutcome::Done("it had been told before".to_owned()),
         Ok(_) => ActionOutcome::Done(String::new()),
         Err(why) => ActionOutcome::Failed(why.to_string()),
     };
-    admin.page.note_outcome(id, outcome);
+    admin.page.set_outcome(id, outcome);
     Ok(id)
 }
 
@@ -155,20 +160,20 @@ async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &st
         }
         PageAction::Reclaim => {
             let entries = fleet.reclaim_by(model, Some(who)).await.map_err(told)?;
-            let words: Vec<_> = entries.iter().map(warden_supervisor::ReclaimEntry::words).collect();
-            let gave = entries.iter().any(|entry| entry.outcome.gave());
+            let words: Vec<_> = entries.iter().map(warden_supervisor::ReclaimEntry::sentence).collect();
+            let gave = entries.iter().any(|entry| entry.outcome.has_freed());
             if gave { Ok(words.join("; ")) } else { Err(words.join("; ")) }
         }
         PageAction::Load => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
-            fleet.note_asked(Some(&name), action.word(), who);
+            fleet.log_operator_action(Some(&name), action.word(), who);
             // Loads the model as a request without a slot does, so that nothing that serves is touched.
             fleet.lease(&name, LeaseKind::Aux).await.map(drop).map_err(|denied| denied.to_string())?;
             Ok(String::new())
         }
         PageAction::Release => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
-            fleet.note_asked(Some(&name), action.word(), who);
+            fleet.log_operator_action(Some(&name), action.word(), who);
             let released =
                 fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
             Ok(format!("{released} request(s) released"))
@@ -185,7 +190,7 @@ mod tests {
     use super::*;
 
     fn read(form: &str) -> Result<ActionForm, FormError> {
-        order(&QueryPairs::of(Some(form)), |said| said == "right")
+        parse_action(&QueryPairs::lenient(Some(form)), |said| said == "right")
     }
 
     #[test]
@@ -232,8 +237,10 @@ mod tests {
             "",
             "/page",
         ] {
-            let form =
-                crate::admin::query::address("", &[("token", "right"), ("do", "load a"), ("back", back)]);
+            let form = crate::admin::query::address_with_query(
+                "",
+                &[("token", "right"), ("do", "load a"), ("back", back)],
+            );
             assert_eq!(read(&form[1..]).unwrap().back, "/page/", "{back}");
         }
     }

@@ -17,7 +17,7 @@ use crate::series::answer::MemoryData;
 
 /// The page's policy: it may load its own inline style, script and stream. Its icon is inline.
 static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
-    let style = &files::all().style.digest;
+    let style = &files::page_files().style.digest;
     format!(
         "default-src 'none'; script-src 'self'; style-src '{style}'; img-src 'self' data:; connect-src 'self'; \
          form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -44,7 +44,7 @@ pub(super) enum PageContent {
 }
 
 impl PageContent {
-    const fn media(self) -> &'static str {
+    const fn media_type(self) -> &'static str {
         match self {
             Self::Page | Self::Report => "text/html; charset=utf-8",
             Self::Json => "application/json",
@@ -70,26 +70,26 @@ fn set_security_headers(headers: &mut HeaderMap, policy: &'static str) {
     }
 }
 
-pub(super) fn with(status: StatusCode, kind: PageContent, body: AdminBody) -> Response<AdminBody> {
+pub(super) fn page_response(status: StatusCode, kind: PageContent, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media()));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     set_security_headers(headers, if kind == PageContent::Report { REPORT_CSP } else { &PAGE_CSP });
     response
 }
 
 /// An answer that is not stored. `asked`: the request's headers, if the answer may be compressed.
-pub(super) fn plain(
+pub(super) fn uncached_response(
     status: StatusCode,
     kind: PageContent,
     body: Bytes,
     asked: Option<&HeaderMap>,
 ) -> Response<AdminBody> {
-    let small = asked.is_some_and(takes_gzip) && body.len() > MIN_COMPRESSED_BYTES;
+    let small = asked.is_some_and(accepts_gzip) && body.len() > MIN_COMPRESSED_BYTES;
     let body = if small { gzip(&body, flate2::Compression::fast()) } else { body };
-    let mut response = with(status, kind, full(body));
+    let mut response = page_response(status, kind, full_body(body));
     if let Some(asked) = asked {
         let headers = response.headers_mut();
         headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
@@ -104,9 +104,10 @@ pub(super) fn plain(
 }
 
 /// Memory data as a self-contained file.
-pub(super) fn download(data: &MemoryData) -> Response<AdminBody> {
-    let mut response = plain(StatusCode::OK, PageContent::Report, memory::file(data).into(), None);
-    let name = format!("attachment; filename=\"{}\"", memory::file_name(data));
+pub(super) fn download_response(data: &MemoryData) -> Response<AdminBody> {
+    let mut response =
+        uncached_response(StatusCode::OK, PageContent::Report, memory::memory_file(data).into(), None);
+    let name = format!("attachment; filename=\"{}\"", memory::memory_file_name(data));
     if let Ok(name) = HeaderValue::try_from(name) {
         response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
     }
@@ -114,17 +115,17 @@ pub(super) fn download(data: &MemoryData) -> Response<AdminBody> {
 }
 
 /// The refreshed part of a view; empty if the browser has it.
-pub(super) fn page(part: &RenderedView, asked: &HeaderMap) -> Response<AdminBody> {
+pub(super) fn part_response(part: &RenderedView, asked: &HeaderMap) -> Response<AdminBody> {
     let tag = format!("\"{}\"", part.tag);
     let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
-    let small = takes_gzip(asked);
+    let small = accepts_gzip(asked);
     let mut response = if has {
-        with(StatusCode::NOT_MODIFIED, PageContent::Page, full(Bytes::new()))
+        page_response(StatusCode::NOT_MODIFIED, PageContent::Page, full_body(Bytes::new()))
     } else {
-        with(
+        page_response(
             StatusCode::OK,
             PageContent::Page,
-            full(if small { part.gzip.clone() } else { part.plain.clone() }),
+            full_body(if small { part.gzip.clone() } else { part.plain.clone() }),
         )
     };
     let headers = response.headers_mut();
@@ -139,9 +140,9 @@ pub(super) fn page(part: &RenderedView, asked: &HeaderMap) -> Response<AdminBody
 }
 
 /// A file that never changes: its name contains a hash of its content.
-pub(super) fn file(file: &PageFile, asked: &HeaderMap) -> Response<AdminBody> {
-    let small = takes_gzip(asked);
-    let mut response = Response::new(full(if small { file.gzip.clone() } else { file.plain.clone() }));
+pub(super) fn file_response(file: &PageFile, asked: &HeaderMap) -> Response<AdminBody> {
+    let small = accepts_gzip(asked);
+    let mut response = Response::new(full_body(if small { file.gzip.clone() } else { file.plain.clone() }));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(file.kind));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=31536000, immutable"));
@@ -154,24 +155,24 @@ pub(super) fn file(file: &PageFile, asked: &HeaderMap) -> Response<AdminBody> {
 }
 
 /// A redirect to another address of the page, by GET.
-pub(super) fn lead(to: &str) -> Response<AdminBody> {
-    let mut response = with(StatusCode::SEE_OTHER, PageContent::Text, full(Bytes::new()));
+pub(super) fn redirect(to: &str) -> Response<AdminBody> {
+    let mut response = page_response(StatusCode::SEE_OTHER, PageContent::Text, full_body(Bytes::new()));
     let to = HeaderValue::try_from(to).unwrap_or_else(|_| HeaderValue::from_static("/page/"));
     response.headers_mut().insert(header::LOCATION, to);
     response
 }
 
 /// A refusal with its reason as a sentence.
-pub(super) fn refuse(status: StatusCode, why: &dyn Display) -> Response<AdminBody> {
-    plain(status, PageContent::Text, format!("{why}\n").into(), None)
+pub(super) fn refusal_response(status: StatusCode, why: &dyn Display) -> Response<AdminBody> {
+    uncached_response(status, PageContent::Text, format!("{why}\n").into(), None)
 }
 
-fn full(body: Bytes) -> AdminBody {
+fn full_body(body: Bytes) -> AdminBody {
     Full::new(body).boxed_unsync()
 }
 
 /// Returns true if a browser accepts gzip, RFC 9110 section 12.5.3.
-fn takes_gzip(headers: &HeaderMap) -> bool {
+fn accepts_gzip(headers: &HeaderMap) -> bool {
     let all = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let mut codings = all.flat_map(|value| value.split(','));
     codings.any(|coding| {
@@ -207,7 +208,9 @@ mod tests {
                 .into_iter()
                 .collect();
             let has = |kind, asked| {
-                plain(StatusCode::OK, kind, Bytes::new(), asked).headers().contains_key(OPENER_POLICY)
+                uncached_response(StatusCode::OK, kind, Bytes::new(), asked)
+                    .headers()
+                    .contains_key(OPENER_POLICY)
             };
             assert_eq!(has(PageContent::Page, Some(&asked)), leaves, "{site:?}");
             assert!(has(PageContent::Page, None) && has(PageContent::Report, Some(&asked)), "{site:?}");
@@ -226,8 +229,8 @@ mod tests {
             ("xgzip", false),
         ] {
             let headers = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(value))]);
-            assert_eq!(takes_gzip(&headers), takes, "{value}");
+            assert_eq!(accepts_gzip(&headers), takes, "{value}");
         }
-        assert!(!takes_gzip(&HeaderMap::new()));
+        assert!(!accepts_gzip(&HeaderMap::new()));
     }
 }

@@ -9,9 +9,9 @@ use warden_policies::ByteSize;
 use warden_supervisor::{CanaryState, CanaryView};
 
 use super::hub::PageSnapshot;
-use super::part::{link, moment};
-use crate::admin::query::address;
-use crate::cli::builds::{row, stands};
+use super::part::{moment_element, write_link};
+use crate::admin::query::address_with_query;
+use crate::cli::builds::{default_state, row};
 
 /// Content of the store.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(crate) struct StoredBuilds {
     pub(crate) in_use: Option<BuildId>,
     pub(crate) choices: BuildChoices,
     /// Why the store could not be read.
-    pub(crate) trouble: Option<String>,
+    pub(crate) error: Option<String>,
 }
 
 impl StoredBuilds {
@@ -30,32 +30,32 @@ impl StoredBuilds {
         let store = BuildStore::new(data);
         let listing = match store.list() {
             Ok(listing) => listing,
-            Err(error) => return Self { trouble: Some(error.to_string()), ..Self::default() },
+            Err(error) => return Self { error: Some(error.to_string()), ..Self::default() },
         };
         let damaged = listing.damaged.iter().map(|(path, why)| format!("{}: {why}", path.display()));
         Self {
             damaged: damaged.collect(),
-            in_use: store.in_use().ok().flatten().map(|build| build.id),
+            in_use: store.default_build().ok().flatten().map(|build| build.id),
             choices: store.choices().unwrap_or_default(),
             builds: listing.builds,
-            trouble: None,
+            error: None,
         }
     }
 }
 
 /// The content of `<main>`.
-pub(crate) fn view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) -> Html {
+pub(crate) fn builds_view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Builds");
-    models(&mut html, picture, data);
+    write_models(&mut html, picture, data);
     let tried = picture.status.fleet.models.iter().filter_map(|model| model.canary.as_deref());
     let mut tried = tried.peekable();
     if tried.peek().is_some() {
         html.element("h2", &[], "Tried beside their models");
-        tried.for_each(|one| canary(&mut html, one));
+        tried.for_each(|one| write_canary(&mut html, one));
     }
     html.element("h2", &[], "In the store");
-    if let Some(trouble) = &shelf.trouble {
+    if let Some(trouble) = &shelf.error {
         html.element("p", &[("class", &"bad")], format_args!("The store cannot be read: {trouble}"));
     }
     html.list(shelf.damaged.iter().map(|damaged| format!("cannot be used: {damaged}")));
@@ -69,7 +69,7 @@ pub(crate) fn view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) ->
     let titles = ["Build", "Made", "llama.cpp", "On", "For", "Fixes", "Verified", "Size", "Stands"];
     html.within("table", &[("class", &"builds"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "Builds in the store, the latest first");
-        head(table, &titles);
+        write_head(table, &titles);
         table.within("tbody", &[], |body| {
             for build in &shelf.builds {
                 body.within("tr", &[("id", &format_args!("b-{}", build.id)), ("class", &"row")], |tr| {
@@ -80,7 +80,7 @@ pub(crate) fn view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) ->
                                 td.element("code", &[], text);
                             }
                             "Made" => {
-                                td.raw(&moment(text));
+                                td.raw(&moment_element(text));
                             }
                             _ => {
                                 td.text(text);
@@ -88,7 +88,7 @@ pub(crate) fn view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) ->
                         });
                     }
                     tr.within("td", &[("data-title", &"Stands"), ("class", &"says")], |td| {
-                        let word = stands(&build.id, shelf.in_use.as_ref(), &shelf.choices);
+                        let word = default_state(&build.id, shelf.in_use.as_ref(), &shelf.choices);
                         match word {
                             "in use" => {
                                 td.raw(&badge(BadgeTone::Good, word));
@@ -113,7 +113,7 @@ pub(crate) fn view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) ->
     html
 }
 
-fn head(table: &mut Html, titles: &[&str]) {
+fn write_head(table: &mut Html, titles: &[&str]) {
     table.within("thead", &[], |head| {
         head.within("tr", &[], |row| {
             for title in titles {
@@ -124,7 +124,7 @@ fn head(table: &mut Html, titles: &[&str]) {
 }
 
 /// Lists the builds and mitigations of each model.
-fn models(html: &mut Html, picture: &PageSnapshot, data: &Path) {
+fn write_models(html: &mut Html, picture: &PageSnapshot, data: &Path) {
     let store = BuildStore::new(data);
     let told = |path: &Path| match store.find_by_file(path) {
         Some(id) => format!("build {id}"),
@@ -134,13 +134,13 @@ fn models(html: &mut Html, picture: &PageSnapshot, data: &Path) {
     html.element("h2", &[], "In use");
     html.within("table", &[("class", &"in-use")], |table| {
         table.element("caption", &[("class", &"unseen")], "What each model runs");
-        head(table, &["Model", "Runs", "Next process", "Mitigations"]);
+        write_head(table, &["Model", "Runs", "Next process", "Mitigations"]);
         table.within("tbody", &[], |body| {
             for model in status.fleet.models.iter().filter(|model| model.remote.is_none()) {
                 let name = model.name.as_str();
                 body.within("tr", &[], |tr| {
                     tr.within("th", &[("scope", &"row")], |th| {
-                        link(th, &address("/page/memory", &[("model", name)]), name);
+                        write_link(th, &address_with_query("/page/memory", &[("model", name)]), name);
                     });
                     let mut runs: Vec<String> = model
                         .backends
@@ -188,7 +188,7 @@ fn write_checks(td: &mut Html, build: &Provenance) {
     });
 }
 
-fn canary(html: &mut Html, canary: &CanaryView) {
+fn write_canary(html: &mut Html, canary: &CanaryView) {
     let verdict = canary.verdict.as_str();
     let tone = match (canary.state, verdict) {
         (CanaryState::Starting | CanaryState::Running, _) => BadgeTone::Busy,
@@ -213,9 +213,9 @@ fn canary(html: &mut Html, canary: &CanaryView) {
         ("words", canary.verdict.words().join("\n")),
     ]);
     html.within("p", &[("class", &"quiet")], |p| {
-        p.text("Began ").raw(&moment(&canary.began_at));
+        p.text("Began ").raw(&moment_element(&canary.began_at));
         if let Some(ended) = &canary.ended_at {
-            p.text(", ended ").raw(&moment(ended));
+            p.text(", ended ").raw(&moment_element(ended));
         }
         p.text(".");
     });

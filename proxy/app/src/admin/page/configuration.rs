@@ -3,14 +3,14 @@
 
 use warden_pages::Html;
 
-use super::part::link;
+use super::part::write_link;
 use super::search::has_words;
 
 /// Sections shown at a time: those of some fifty models, with all sections that belong to no model.
 const MAX_SECTIONS: usize = 200;
 
 /// The search form.
-pub(crate) fn form(words: &str) -> Html {
+pub(crate) fn search_form(words: &str) -> Html {
     let mut html = Html::new();
     html.within(
         "form",
@@ -36,7 +36,7 @@ pub(crate) fn form(words: &str) -> Html {
 
 /// `text`: the output of `config show`, without secrets; `pending`: sections changed since the start, which
 /// only a restart applies.
-pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
+pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Configuration");
     html.within("p", &[], |p| {
@@ -105,7 +105,7 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     }
     if found == 0 {
         html.element("p", &[], "No setting has these words.").within("p", &[], |p| {
-            link(p, "/page/configuration", "Show all");
+            write_link(p, "/page/configuration", "Show all");
         });
     }
     html
@@ -138,12 +138,14 @@ mod tests {
 
     #[test]
     fn each_setting_stands_beside_its_place_and_words_find_both() {
-        let rows = |words: &str| view(Some(TEXT), &[], words).as_str().matches("class=\"says\"").count();
+        let rows = |words: &str| {
+            configuration_view(Some(TEXT), &[], words).as_str().matches("class=\"says\"").count()
+        };
         assert_eq!(
             (rows(""), rows("w.toml"), rows("port"), rows("[server]"), rows("nothing")),
             (3, 2, 1, 2, 0)
         );
-        let whole = view(Some(TEXT), &["server"], "").into_string();
+        let whole = configuration_view(Some(TEXT), &["server"], "").into_string();
         assert!(whole.contains("host = &quot;a  # b&quot;</code>") && whole.contains(">default<"), "{whole}");
         assert!(!whole.contains("<b>") && whole.contains("[server]."), "{whole}");
     }

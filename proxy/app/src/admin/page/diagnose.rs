@@ -6,13 +6,13 @@ use std::path::Path;
 use warden_pages::Html;
 use warden_policies::{ByteSize, ModelName};
 
-use super::part::link;
-use super::reports::{ReportFile, plain};
+use super::part::write_link;
+use super::reports::{ReportFile, plain_file_name};
 
 /// Limit of models for which the command is shown.
 const MAX_MODELS: usize = 10;
 /// The content of `<main>`.
-pub(crate) fn view<'a>(
+pub(crate) fn diagnose_view<'a>(
     reports: &[ReportFile],
     folder: &Path,
     models: impl Iterator<Item = &'a ModelName>,
@@ -30,7 +30,7 @@ pub(crate) fn view<'a>(
         p.text(" are listed here.");
     });
     for model in models.take(MAX_MODELS) {
-        let path = folder.join(format!("{}.html", plain(model.as_str())));
+        let path = folder.join(format!("{}.html", plain_file_name(model.as_str())));
         html.element(
             "pre",
             &[("tabindex", &"0"), ("role", &"region"), ("aria-label", &format_args!("Command for {model}"))],
@@ -66,7 +66,7 @@ fn list_reports(html: &mut Html, reports: &[ReportFile]) {
                     "tr",
                     &[
                         ("class", &"row"),
-                        ("id", &format_args!("r-{}", super::files::hash(report.name.as_bytes()))),
+                        ("id", &format_args!("r-{}", super::files::content_hash(report.name.as_bytes()))),
                     ],
                     |tr| {
                         tr.within("th", &[("scope", &"row")], |th| {
@@ -75,11 +75,11 @@ fn list_reports(html: &mut Html, reports: &[ReportFile]) {
                                 let told = "too large to be shown here: open the file";
                                 th.element("div", &[("class", &"quiet small")], told);
                             } else {
-                                link(th, &address(&report.name), &report.name);
+                                write_link(th, &report_path(&report.name), &report.name);
                             }
                         });
                         tr.within("td", &[("data-title", &"Written")], |td| {
-                            td.raw(&warden_pages::time::time(report.at));
+                            td.raw(&warden_pages::time::time_element(report.at));
                         });
                         tr.element(
                             "td",
@@ -94,7 +94,7 @@ fn list_reports(html: &mut Html, reports: &[ReportFile]) {
 }
 
 /// Percent-encodes a name for a path.
-fn address(name: &str) -> String {
+fn report_path(name: &str) -> String {
     let mut path = String::from("/page/reports/");
     for byte in name.bytes() {
         match byte {
@@ -120,9 +120,9 @@ mod tests {
         let reports =
             [report("b <x>.html", 9), report("large.html", super::super::reports::MAX_REPORT_BYTES + 1)];
         let model = ModelName::new("a <b>'; rm -rf /");
-        let html = view(&reports, Path::new("/state/reports"), [&model].into_iter());
+        let html = diagnose_view(&reports, Path::new("/state/reports"), [&model].into_iter());
         insta::assert_snapshot!(html.as_str().replace("><", ">\n<"));
         assert!(!html.as_str().contains("<script") && !html.as_str().contains("<b>"));
-        assert_eq!(address("b <x>.html"), "/page/reports/b%20%3Cx%3E.html");
+        assert_eq!(report_path("b <x>.html"), "/page/reports/b%20%3Cx%3E.html");
     }
 }

@@ -5,7 +5,7 @@ use warden_pages::plot::{
     PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind, VerticalQuantity,
 };
 use warden_policies::ByteSize;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use crate::series::answer::{MemoryData, SeriesData, SeriesPoint, SeriesStatus};
 use crate::series::marks;
@@ -21,13 +21,13 @@ const MAX_LIMITS: usize = 3;
 const KIB: u64 = 1024;
 
 /// The plot of one memory.
-pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
+pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
     let place = |point: &SeriesPoint| {
         // The middle of the point's span, but not in the future.
         let middle = point.at.saturating_add(series.seconds / 2);
-        exact(middle.min(data.now.max(point.at)))
+        as_f64(middle.min(data.now.max(point.at)))
     };
-    let stretches: Vec<&[SeriesPoint]> = stretches(series);
+    let stretches: Vec<&[SeriesPoint]> = split_stretches(series);
     let levels = |of: &dyn Fn(&SeriesPoint) -> Option<PlotLevel>| -> Vec<Vec<PlotLevel>> {
         let all = stretches.iter().flat_map(|stretch| {
             stretch
@@ -39,32 +39,32 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePl
     let readings = levels(&|point| {
         Some(PlotLevel {
             x: place(point),
-            low: exact(point.min),
-            value: exact(point.mean),
-            high: exact(point.max),
+            low: as_f64(point.min),
+            value: as_f64(point.mean),
+            high: as_f64(point.max),
         })
     });
-    let top = top(series);
+    let top = plot_top(series);
     let declared = levels(&|point| {
         let (from, to) = point.lines.kept?;
-        Some(PlotLevel::between(place(point), exact(from.min(top)), exact(to.min(top))))
+        Some(PlotLevel::between(place(point), as_f64(from.min(top)), as_f64(to.min(top))))
     });
     let laws = levels(&|point| {
         let law = point.lines.law?;
         Some(PlotLevel {
             x: place(point),
-            low: exact(law.low),
-            value: exact(law.level),
-            high: exact(law.high),
+            low: as_f64(law.low),
+            value: as_f64(law.level),
+            high: as_f64(law.high),
         })
     });
-    let coming = coming(series, data);
+    let coming = next_limit(series, data);
     let last = laws.len();
     LinePlot {
         title: format!("{what} of {}", data.model),
-        across: HorizontalQuantity::Time,
-        up: VerticalQuantity::Bytes,
-        span: Some(span(data)),
+        horizontal: HorizontalQuantity::Time,
+        vertical: VerticalQuantity::Bytes,
+        span: Some(plot_range(data)),
         curves: vec![PlotCurve {
             kind: CurveKind::Readings,
             name: reading_description(series),
@@ -79,10 +79,13 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePl
                 levels,
             })
             .collect(),
-        limits: [(PlotLimitKind::Soft, soft as fn(&SeriesPoint) -> Option<u64>), (PlotLimitKind::Hard, hard)]
-            .into_iter()
-            .flat_map(|(kind, of)| limits(series, kind, of))
-            .collect(),
+        limits: [
+            (PlotLimitKind::Soft, soft_limit as fn(&SeriesPoint) -> Option<u64>),
+            (PlotLimitKind::Hard, hard_limit),
+        ]
+        .into_iter()
+        .flat_map(|(kind, of)| constant_limits(series, kind, of))
+        .collect(),
         areas: (!declared.is_empty())
             .then(|| PlotArea {
                 kind: AreaKind::Declared,
@@ -91,28 +94,29 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePl
             })
             .into_iter()
             .collect(),
-        coming,
+        forecast: coming,
         marks: data
             .marks
             .iter()
             .filter(|mark| mark.replica.is_none_or(|replica| replica == series.replica))
-            .map(mark)
+            .map(plot_mark)
             .collect(),
     }
 }
 
 /// The range of all plots of a page, so that a moment is at the same place in each; it includes the
 /// forecasts.
-fn span(data: &MemoryData) -> (f64, f64) {
-    let (from, to) = (exact(data.from), exact(data.to));
-    let far = data.series.iter().filter_map(|series| coming(series, data)).map(|coming| coming.reached[1]);
+fn plot_range(data: &MemoryData) -> (f64, f64) {
+    let (from, to) = (as_f64(data.from), as_f64(data.to));
+    let far =
+        data.series.iter().filter_map(|series| next_limit(series, data)).map(|coming| coming.reached[1]);
     let ahead = far.map(|at| (at - to) * 1.05).fold(0.0, f64::max);
     (from, to + ahead.min((to - from) * MAX_FORECAST_SHARE))
 }
 
 /// Top of the plot, up to which declared caches are drawn. A prompt cache of gigabytes must not flatten a
 /// line of megabytes.
-fn top(series: &SeriesData) -> u64 {
+fn plot_top(series: &SeriesData) -> u64 {
     let most = series.points.iter().map(|point| point.max).max().unwrap_or(0);
     let least = series.points.iter().map(|point| point.min).min().unwrap_or(0);
     most.saturating_add((most - least).max(most / 4))
@@ -126,24 +130,24 @@ fn declared_name(series: &SeriesData, top: u64) -> String {
 
 fn reading_description(series: &SeriesData) -> String {
     let each = std::time::Duration::from_secs(series.seconds);
-    format!("{} mean, min and max", warden_policies::units::span(each))
+    format!("{} mean, min and max", warden_policies::units::format_span(each))
 }
 
 fn law_name(series: &SeriesData, data: &MemoryData) -> String {
-    let slope = present(series, data).and_then(|present| present.slope.as_ref());
+    let slope = current_verdict(series, data).and_then(|present| present.slope.as_ref());
     slope.map_or_else(|| "the detector's line".to_owned(), |slope| format!("the law: {slope}"))
 }
 
-const fn soft(point: &SeriesPoint) -> Option<u64> {
+const fn soft_limit(point: &SeriesPoint) -> Option<u64> {
     point.lines.soft
 }
 
-const fn hard(point: &SeriesPoint) -> Option<u64> {
+const fn hard_limit(point: &SeriesPoint) -> Option<u64> {
     point.lines.hard
 }
 
 /// Splits points into stretches of one process without a gap.
-fn stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
+fn split_stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
     let gap = (series.seconds * GAP_POINTS).max(GAP_SECONDS);
     let together = |a: &SeriesPoint, b: &SeriesPoint| {
         b.at.saturating_sub(a.at) <= gap && a.lines.generation == b.lines.generation
@@ -152,19 +156,23 @@ fn stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
 }
 
 /// The last stretches in which a budget was constant.
-fn limits(series: &SeriesData, kind: PlotLimitKind, of: fn(&SeriesPoint) -> Option<u64>) -> Vec<PlotLimit> {
+fn constant_limits(
+    series: &SeriesData,
+    kind: PlotLimitKind,
+    of: fn(&SeriesPoint) -> Option<u64>,
+) -> Vec<PlotLimit> {
     let same =
         |a: &SeriesPoint, b: &SeriesPoint| of(a).map(|limit| limit / KIB) == of(b).map(|limit| limit / KIB);
     let held: Vec<&[SeriesPoint]> = series.points.chunk_by(same).collect();
     let end = held.len();
     let one = |(stretch, number): (&&[SeriesPoint], usize)| {
         let (first, last) = (stretch.first()?, stretch.last()?);
-        let at = exact(of(last)?);
+        let at = as_f64(of(last)?);
         // A budget that never changed spans the whole plot.
-        let to = if number == end { f64::MAX } else { exact(last.at.saturating_add(series.seconds)) };
-        let from = if number == 1 { f64::MIN } else { exact(first.at) };
+        let to = if number == end { f64::MAX } else { as_f64(last.at.saturating_add(series.seconds)) };
+        let from = if number == 1 { f64::MIN } else { as_f64(first.at) };
         let held = (number > 1 || number < end).then_some((from, to));
-        Some(PlotLimit { kind, at, held })
+        Some(PlotLimit { kind, at, range: held })
     };
     let mut all: Vec<PlotLimit> = held.iter().zip(1..).filter_map(one).collect();
     all.drain(..all.len().saturating_sub(MAX_LIMITS));
@@ -173,24 +181,24 @@ fn limits(series: &SeriesData, kind: PlotLimitKind, of: fn(&SeriesPoint) -> Opti
 
 /// The verdict of the running process, if the plot reaches to now. In a plot of the past it would describe
 /// another process.
-fn present<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesStatus> {
+fn current_verdict<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesStatus> {
     let reaches = data.to.saturating_add(2 * series.seconds) >= data.now;
     series.present.as_ref().filter(|_| reaches)
 }
 
 /// The limit that is reached first.
-fn coming(series: &SeriesData, data: &MemoryData) -> Option<PlotForecast> {
-    let present = present(series, data)?;
+fn next_limit(series: &SeriesData, data: &MemoryData) -> Option<PlotForecast> {
+    let present = current_verdict(series, data)?;
     let first = present.forecasts.iter().filter(|one| one.at.is_some()).min_by_key(|one| one.at)?;
-    let at = |at: Option<u64>| at.map_or(f64::INFINITY, exact);
+    let at = |at: Option<u64>| at.map_or(f64::INFINITY, as_f64);
     Some(PlotForecast {
-        from: (exact(data.now), exact(present.bytes)),
-        limit: exact(first.limit),
+        from: (as_f64(data.now), as_f64(present.bytes)),
+        limit: as_f64(first.limit),
         reached: [at(first.early), at(first.at), at(first.late)],
     })
 }
 
-fn mark(mark: &marks::SeriesMark) -> PlotMark {
+fn plot_mark(mark: &marks::SeriesMark) -> PlotMark {
     let kind = match mark.kind {
         marks::SeriesMarkKind::Replaced => PlotMarkKind::Replacement,
         marks::SeriesMarkKind::Reclaimed => PlotMarkKind::Reclaim,
@@ -200,5 +208,5 @@ fn mark(mark: &marks::SeriesMark) -> PlotMark {
         marks::SeriesMarkKind::Configured => PlotMarkKind::Configuration,
         marks::SeriesMarkKind::Failed | marks::SeriesMarkKind::Warned => PlotMarkKind::Other,
     };
-    PlotMark { x: exact(mark.at) / 1000.0, kind, why: mark.words.clone() }
+    PlotMark { x: as_f64(mark.at) / 1000.0, kind, why: mark.words.clone() }
 }

@@ -8,10 +8,10 @@ use warden_pages::{BadgeTone, Html, badge};
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LogLine};
 
-use super::part::{link, moment, sentence};
+use super::part::{moment_element, write_link, write_sentence};
 use super::search::has_words;
-use crate::admin::query::{QueryPairs, address};
-use crate::serve::describe;
+use crate::admin::query::{QueryPairs, address_with_query};
+use crate::serve::describe_event;
 
 /// Limit of events shown at a time.
 const MAX_EVENTS: usize = 300;
@@ -28,7 +28,7 @@ pub(crate) struct EventFilter {
 }
 
 impl EventFilter {
-    pub(crate) fn of(ask: &QueryPairs) -> Self {
+    pub(crate) fn from_query(ask: &QueryPairs) -> Self {
         let get = |name| ask.get(name).unwrap_or_default().to_owned();
         Self { model: get("model"), words: get("q") }
     }
@@ -77,10 +77,10 @@ impl EventFilter {
 }
 
 /// The view *Events*.
-pub(crate) fn events(all: &[FleetEvent], wish: &EventFilter) -> Html {
+pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Events");
-    let told = |event: &FleetEvent| secrets::text(&describe(&event.kind));
+    let told = |event: &FleetEvent| secrets::redact_text(&describe_event(&event.kind));
     let of_model = |event: &&FleetEvent| {
         wish.model.is_empty() || event.model.as_ref().is_some_and(|model| model.as_str() == wish.model)
     };
@@ -89,8 +89,8 @@ pub(crate) fn events(all: &[FleetEvent], wish: &EventFilter) -> Html {
         format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
     };
     let found: Vec<_> = found.filter(|(event, text)| has_words(&wish.words, &named(event, text))).collect();
-    let folded = folded(&found);
-    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), MAX_EVENTS, "events"));
+    let folded = fold_failed_starts(&found);
+    html.element("p", &[("class", &"quiet count")], count_text(found.len(), all.len(), MAX_EVENTS, "events"));
     html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
         table.within("thead", &[], |head| {
@@ -104,11 +104,15 @@ pub(crate) fn events(all: &[FleetEvent], wish: &EventFilter) -> Html {
             for &(event, text, again) in folded.iter().take(MAX_EVENTS) {
                 body.within("tr", &[("id", &format_args!("e-{}", event.id)), ("class", &"row")], |row| {
                     row.within("td", &[("data-title", &"When")], |td| {
-                        td.raw(&moment(&event.at));
+                        td.raw(&moment_element(&event.at));
                     });
                     row.within("td", &[("data-title", &"Model"), ("class", &"name")], |td| {
                         if let Some(model) = &event.model {
-                            link(td, &address("/page/events", &[("model", model.as_str())]), model);
+                            write_link(
+                                td,
+                                &address_with_query("/page/events", &[("model", model.as_str())]),
+                                model,
+                            );
                         }
                     });
                     row.within("td", &[("data-title", &"Process")], |td| {
@@ -120,7 +124,7 @@ pub(crate) fn events(all: &[FleetEvent], wish: &EventFilter) -> Html {
                         if let Some((tone, word)) = event_badge(&event.kind) {
                             td.raw(&badge(tone, word)).text(" ");
                         }
-                        sentence(td, text);
+                        write_sentence(td, text);
                         if again > 0 {
                             let before = format!("and {again} times before, between the same failed starts");
                             td.element("div", &[("class", &"quiet small")], before);
@@ -138,7 +142,7 @@ type LatestEvent<'a> = (Discriminant<EventKind>, &'a str, usize);
 
 /// Folds repeated failed starts of a model: of each kind only the latest is listed, with the number of
 /// earlier ones. Another event of the model ends a fold. Latest first, as in the input.
-fn folded<'a>(found: &'a [(&'a FleetEvent, String)]) -> Vec<(&'a FleetEvent, &'a str, u64)> {
+fn fold_failed_starts<'a>(found: &'a [(&'a FleetEvent, String)]) -> Vec<(&'a FleetEvent, &'a str, u64)> {
     let mut rows: Vec<(&FleetEvent, &str, u64)> = Vec::new();
     // The row of the latest event of each kind, by model.
     let mut latest: BTreeMap<Option<&str>, Vec<LatestEvent<'_>>> = BTreeMap::new();
@@ -194,16 +198,16 @@ fn event_badge(kind: &EventKind) -> Option<(BadgeTone, &'static str)> {
 }
 
 /// The view *Logs* of a model's processes. `all`: unredacted lines.
-pub(crate) fn logs(all: &[LogLine], wish: &EventFilter) -> Html {
+pub(crate) fn logs_view(all: &[LogLine], wish: &EventFilter) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Logs");
     if wish.model.is_empty() {
         html.element("p", &[], "No model is configured, or none of that name.");
         return html;
     }
-    let found = all.iter().rev().map(|line| (line, secrets::text(&line.text)));
+    let found = all.iter().rev().map(|line| (line, secrets::redact_text(&line.text)));
     let found: Vec<_> = found.filter(|(_, text)| has_words(&wish.words, text)).collect();
-    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), MAX_LINES, "lines"));
+    html.element("p", &[("class", &"quiet count")], count_text(found.len(), all.len(), MAX_LINES, "lines"));
     let about: warden_pages::html::HtmlAttributes = &[
         ("class", &"log scroll"),
         ("id", &"lines"),
@@ -215,7 +219,7 @@ pub(crate) fn logs(all: &[LogLine], wish: &EventFilter) -> Html {
     html.within("div", about, |log| {
         for (line, text) in found.iter().take(MAX_LINES) {
             log.within("p", &[], |p| {
-                p.raw(&moment(&line.at)).text(" ");
+                p.raw(&moment_element(&line.at)).text(" ");
                 p.element("span", &[("class", &"quiet")], line.generation).text(" ").element(
                     "code",
                     &[],
@@ -227,7 +231,7 @@ pub(crate) fn logs(all: &[LogLine], wish: &EventFilter) -> Html {
     html
 }
 
-fn count(found: usize, all: usize, most: usize, what: &str) -> String {
+fn count_text(found: usize, all: usize, most: usize, what: &str) -> String {
     let shown = if found > most { format!(", the latest {most} of them shown") } else { String::new() };
     if found == all {
         format!("{all} {what} are kept{shown}")
@@ -266,7 +270,7 @@ mod tests {
             all.push(event(5 + round * 3, "a", pause(round)));
         }
         all.push(event(70, "b", start(99)));
-        let html = events(&all, &EventFilter::default()).into_string();
+        let html = events_view(&all, &EventFilter::default()).into_string();
         // One row of b, three of the loop, one of the other crash, and the two before it.
         assert_eq!(html.matches("class=\"row\"").count(), 1 + 3 + 1 + 2, "{html}");
         assert!(html.contains("and 18 times before") && html.contains("and 19 times before"), "{html}");
@@ -284,12 +288,12 @@ mod tests {
             ),
             event(3, "a", EventKind::QueueFull { waiting: 8 }),
         ];
-        let whole = events(&all, &EventFilter::default()).into_string();
+        let whole = events_view(&all, &EventFilter::default()).into_string();
         assert!(!whole.contains("<script") && !whole.contains("<img") && !whole.contains(secret), "{whole}");
         assert!(whole.find("id=\"e-3\"") < whole.find("id=\"e-1\""), "the latest first");
         let wish =
             |model: &str, words: &str| EventFilter { model: model.to_owned(), words: words.to_owned() };
-        let rows = |wish: &EventFilter| events(&all, wish).as_str().matches("class=\"row\"").count();
+        let rows = |wish: &EventFilter| events_view(&all, wish).as_str().matches("class=\"row\"").count();
         assert_eq!(
             (rows(&wish("a", "")), rows(&wish("", "FULL queue")), rows(&wish("a", "nothing"))),
             (2, 1, 0)
@@ -301,7 +305,7 @@ mod tests {
             stream: warden_supervisor::OutputStream::Stderr,
             text: format!("</code><script>\u{1b}[31m {secret}"),
         };
-        let logged = logs(&[line], &wish("a", "")).into_string();
+        let logged = logs_view(&[line], &wish("a", "")).into_string();
         assert!(
             !logged.contains("<script") && !logged.contains(secret) && !logged.contains('\u{1b}'),
             "{logged}"

@@ -52,32 +52,32 @@ pub(crate) struct PageFiles {
 }
 
 /// The compiled-in files, built at the first call.
-pub(crate) fn all() -> &'static PageFiles {
+pub(crate) fn page_files() -> &'static PageFiles {
     static FILES: LazyLock<PageFiles> = LazyLock::new(|| {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
         let digest = format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(&text)));
         let style = PageStyle { text, digest };
         let script = make_file("page", "js", "text/javascript; charset=utf-8", SCRIPT.to_owned());
-        let tag = hash(&[style.digest.as_bytes(), script.path.as_bytes()].concat());
+        let tag = content_hash(&[style.digest.as_bytes(), script.path.as_bytes()].concat());
         PageFiles { style, script, tag }
     });
     &FILES
 }
 
 /// The file of that name.
-pub(crate) fn named(name: &str) -> Option<&'static PageFile> {
-    let PageFiles { script, .. } = all();
+pub(crate) fn find_file(name: &str) -> Option<&'static PageFile> {
+    let PageFiles { script, .. } = page_files();
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
 }
 
 fn make_file(name: &str, end: &str, kind: &'static str, text: String) -> PageFile {
-    let path = format!("/page/files/{name}.{}.{end}", hash(text.as_bytes()));
+    let path = format!("/page/files/{name}.{}.{end}", content_hash(text.as_bytes()));
     let gzip = gzip(text.as_bytes(), Compression::best());
     PageFile { path, kind, plain: text.into(), gzip }
 }
 
 /// Twelve hexadecimal digits of the content's hash.
-pub(crate) fn hash(content: &[u8]) -> String {
+pub(crate) fn content_hash(content: &[u8]) -> String {
     let mut text = hex::encode(Sha256::digest(content));
     text.truncate(12);
     text
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_page_is_small_and_needs_nobody() {
-        let PageFiles { style, script, .. } = all();
+        let PageFiles { style, script, .. } = page_files();
         let compressed = gzip(style.text.as_bytes(), Compression::best());
         assert!(compressed.len() + script.gzip.len() < 40_000, "{} {}", compressed.len(), script.gzip.len());
         for text in [&style.text, std::str::from_utf8(&script.plain).unwrap()] {
@@ -110,7 +110,7 @@ mod tests {
             "it stands in a page, and its hash is that of what a browser reads"
         );
         let name = script.path.strip_prefix("/page/files/").unwrap();
-        assert_eq!(named(name).unwrap().path, script.path);
-        assert!(named("page.js").is_none() && named("").is_none());
+        assert_eq!(find_file(name).unwrap().path, script.path);
+        assert!(find_file("page.js").is_none() && find_file("").is_none());
     }
 }

@@ -4,7 +4,7 @@ use warden_pages::Html;
 
 use super::files;
 use super::hub::{ActionNotice, ActionOutcome};
-use super::part::moment;
+use super::part::moment_element;
 use super::view::PageView;
 
 /// The page's icon: bars in a square. Inline, so that no browser requests one.
@@ -14,7 +14,7 @@ const PAGE_ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000
 pub(crate) struct PageFrame<'a> {
     pub(crate) view: PageView,
     /// Subject of the view, appended to its name in the title; may be empty.
-    pub(crate) of: &'a str,
+    pub(crate) subject: &'a str,
     /// Path of the view with its query.
     pub(crate) here: &'a str,
     /// The token, masked.
@@ -28,25 +28,25 @@ pub(crate) struct PageFrame<'a> {
 }
 
 /// Writes the parts common to every head.
-pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
+pub(super) fn write_head(head: &mut Html, title: impl std::fmt::Display) {
     head.void("meta", &[("charset", &"utf-8")]);
     head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
     head.void("meta", &[("name", &"color-scheme"), ("content", &"light dark")]);
     head.element("title", &[], title);
     head.void("link", &[("rel", &"icon"), ("href", &PAGE_ICON)]);
     head.within("style", &[], |style| {
-        style.raw(&files::all().style.text);
+        style.raw(&files::page_files().style.text);
     });
 }
 
 /// A whole document around a refreshed part.
-pub(crate) fn document(frame: &PageFrame, part: &str) -> String {
+pub(crate) fn page_document(frame: &PageFrame, part: &str) -> String {
     let mut html = Html::new();
-    let (view, files) = (frame.view, files::all());
+    let (view, files) = (frame.view, files::page_files());
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |head| {
-            let of = if frame.of.is_empty() { String::new() } else { format!(" of {}", frame.of) };
-            self::head(head, format_args!("{}{of} · llama-warden", view.title()));
+            let of = if frame.subject.is_empty() { String::new() } else { format!(" of {}", frame.subject) };
+            self::write_head(head, format_args!("{}{of} · llama-warden", view.title()));
             head.element("script", &[("type", &"module"), ("src", &files.script.path)], "");
         });
         let here = frame.here;
@@ -55,7 +55,7 @@ pub(crate) fn document(frame: &PageFrame, part: &str) -> String {
         html.within("body", attributes, |body| {
             body.element("a", &[("class", &"skip"), ("href", &"#main")], "Skip to the content");
             body.within("header", &[("class", &"top")], |top| {
-                top.within("nav", &[("aria-label", &"Views")], |nav| views(nav, view));
+                top.within("nav", &[("aria-label", &"Views")], |nav| write_navigation(nav, view));
                 top.element("p", &[("id", &"live"), ("class", &"quiet"), ("role", &"status")], "");
             });
             body.within("form", &[("id", &"act"), ("method", &"post"), ("action", &"/page/act")], |form| {
@@ -93,7 +93,7 @@ fn sign_out(body: &mut Html, key: &str, token: &str) {
     });
 }
 
-fn views(nav: &mut Html, current: PageView) {
+fn write_navigation(nav: &mut Html, current: PageView) {
     for (number, view) in (1..).zip(PageView::LISTED) {
         let key = number.to_string();
         let (path, title) = (view.path(), view.title());
@@ -106,7 +106,7 @@ fn views(nav: &mut Html, current: PageView) {
 }
 
 /// The refreshed part: notices, then the view.
-pub(crate) fn part(view: PageView, content: &Html, notices: &[ActionNotice]) -> String {
+pub(crate) fn refreshed_part(view: PageView, content: &Html, notices: &[ActionNotice]) -> String {
     let mut html = Html::new();
     html.within(
         "section",
@@ -115,7 +115,7 @@ pub(crate) fn part(view: PageView, content: &Html, notices: &[ActionNotice]) -> 
             for notice in notices.iter().rev().take(4) {
                 all.within(
                     "p",
-                    &[("id", &format_args!("n-{}", notice.id)), ("class", &class(&notice.outcome))],
+                    &[("id", &format_args!("n-{}", notice.id)), ("class", &outcome_class(&notice.outcome))],
                     |p| {
                         p.text(format_args!("{}: ", notice.what));
                         match &notice.outcome {
@@ -124,7 +124,7 @@ pub(crate) fn part(view: PageView, content: &Html, notices: &[ActionNotice]) -> 
                             ActionOutcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
                             ActionOutcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
                         };
-                        p.raw(&moment(&notice.at));
+                        p.raw(&moment_element(&notice.at));
                     },
                 );
             }
@@ -136,7 +136,7 @@ pub(crate) fn part(view: PageView, content: &Html, notices: &[ActionNotice]) -> 
     html.into_string()
 }
 
-const fn class(outcome: &ActionOutcome) -> &'static str {
+const fn outcome_class(outcome: &ActionOutcome) -> &'static str {
     match outcome {
         ActionOutcome::Pending => "busy",
         ActionOutcome::Done(_) => "good",
@@ -145,7 +145,7 @@ const fn class(outcome: &ActionOutcome) -> &'static str {
 }
 
 /// The help view: keyboard shortcuts and terms.
-pub(crate) fn help() -> Html {
+pub(crate) fn help_view() -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Keys and words");
     html.element("h2", &[], "Keys");
@@ -160,7 +160,7 @@ pub(crate) fn help() -> Html {
     html.element("h2", &[], "What memory says");
     html.terms(
         warden_pages::words::ALL_VERDICTS
-            .map(|verdict| (verdict.as_str(), warden_pages::words::verdict(verdict))),
+            .map(|verdict| (verdict.as_str(), warden_pages::words::explain_verdict(verdict))),
     );
     html.element("h2", &[], "What a process holds");
     html.terms([

@@ -43,7 +43,7 @@ pub(crate) enum PageRefusal {
 }
 
 /// The host without its port; empty if the port is invalid.
-fn name_of(host: &str) -> &str {
+fn host_name(host: &str) -> &str {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((v6, rest)) => (if v6.parse::<std::net::Ipv6Addr>().is_ok() { v6 } else { "" }, rest),
         None => host.split_at(host.find(':').unwrap_or(host.len())),
@@ -60,7 +60,7 @@ fn is_loopback(name: &str) -> bool {
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     // A value that is no text equals no keyword.
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }
@@ -69,10 +69,10 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 ///
 /// # Errors
 /// The request is refused.
-pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), PageRefusal> {
+pub(crate) fn check_request(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), PageRefusal> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|host| host.to_str().ok()).unwrap_or_default();
-    if hosts.next().is_some() || !is_loopback(name_of(host)) {
+    if hosts.next().is_some() || !is_loopback(host_name(host)) {
         return Err(PageRefusal::Host(host.chars().take(100).collect()));
     }
     check_browser_headers(method, headers, document, host, &["http://"])
@@ -115,11 +115,11 @@ fn check_browser_headers(
         return Err(PageRefusal::Origin);
     }
     let reads = *method == Method::GET || *method == Method::HEAD;
-    match text(headers, FETCH_SITE) {
+    match header_text(headers, FETCH_SITE) {
         None | Some("none" | "same-origin") => {}
         Some(_) => {
-            let opens = text(headers, FETCH_MODE) == Some("navigate")
-                && text(headers, FETCH_DEST) == Some("document");
+            let opens = header_text(headers, FETCH_MODE) == Some("navigate")
+                && header_text(headers, FETCH_DEST) == Some("document");
             if !(reads && document && opens) {
                 return Err(if reads { PageRefusal::Elsewhere } else { PageRefusal::Origin });
             }
@@ -147,7 +147,7 @@ mod tests {
         for (name, value) in fields {
             headers.append(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
         }
-        judge(&method.parse().unwrap(), &headers, true)
+        check_request(&method.parse().unwrap(), &headers, true)
     }
 
     #[test]

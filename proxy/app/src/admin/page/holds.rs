@@ -27,16 +27,16 @@ pub(crate) struct PlannedNeeds {
 /// By model; models without known needs are left out.
 pub(crate) type PlannedModels = BTreeMap<String, PlannedNeeds>;
 
-pub(crate) fn plans(models: &[SharedSpec]) -> PlannedModels {
+pub(crate) fn planned_needs(models: &[SharedSpec]) -> PlannedModels {
     let known = models.iter().filter_map(|model| {
         let needs = model.loading.needs.as_ref()?;
-        Some((model.name.as_str().to_owned(), PlannedNeeds::of(needs)))
+        Some((model.name.as_str().to_owned(), PlannedNeeds::from_needs(needs)))
     });
     known.collect()
 }
 
 impl PlannedNeeds {
-    fn of(needs: &MemoryNeeds) -> Self {
+    fn from_needs(needs: &MemoryNeeds) -> Self {
         let sum = |parts: &[(NeedPurpose, u64)], wanted: &[NeedPurpose]| {
             parts.iter().filter(|(part, _)| wanted.contains(part)).map(|(_, bytes)| bytes).sum()
         };
@@ -73,18 +73,18 @@ pub(crate) struct MemoryUse {
 impl MemoryUse {
     /// The limit for the bar: the first budget, as in `status`, else the machine's total, else the bytes
     /// held.
-    pub(crate) fn full(&self) -> u64 {
+    pub(crate) fn limit(&self) -> u64 {
         self.soft.or(self.hard).or(self.total).unwrap_or(self.held).max(1)
     }
 
     /// Share of the limit that is held; may exceed 1.
     pub(crate) fn share(&self) -> f64 {
-        warden_policies::units::exact(self.held) / warden_policies::units::exact(self.full())
+        warden_policies::units::as_f64(self.held) / warden_policies::units::as_f64(self.limit())
     }
 }
 
 /// All memories of a process that were read: the host's first, then each GPU's.
-pub(crate) fn of_backend(
+pub(crate) fn backend_memory_use(
     backend: &BackendView,
     budget: ModelBudget,
     plan: Option<PlannedNeeds>,
@@ -168,11 +168,11 @@ mod tests {
                 for (allowed, used) in [(0, 0), (1 << 20, u64::MAX), (u64::MAX, 1 << 20)] {
                     let growth = &mut backend.memory.growth[0];
                     (growth.baseline, growth.fill) = (baseline, AllowanceFill { allowed, used });
-                    for plan in [None, Some(PlannedNeeds::of(&needs))] {
-                        for holds in of_backend(&backend, budget, plan, &fleet) {
+                    for plan in [None, Some(PlannedNeeds::from_needs(&needs))] {
+                        for holds in backend_memory_use(&backend, budget, plan, &fleet) {
                             let sum = holds.weights + holds.cache + holds.growth + holds.other;
                             assert_eq!(sum, holds.held, "{holds:?}");
-                            assert!(holds.full() > 0 && holds.share() >= 0.0);
+                            assert!(holds.limit() > 0 && holds.share() >= 0.0);
                         }
                     }
                 }

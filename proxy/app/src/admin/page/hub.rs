@@ -109,13 +109,13 @@ pub(crate) struct PageHub {
     pub(crate) shown_token: String,
     /// Id of this run of the program.
     pub(crate) boot: String,
-    began: Instant,
+    started_at: Instant,
     pictures: watch::Sender<Option<Arc<PageSnapshot>>>,
     paces: Mutex<RateTracker>,
     /// Held while a picture is made: without it, an older picture could be published after a newer one.
     renewing: Mutex<()>,
     /// Time of the last picture.
-    made: Mutex<Option<Instant>>,
+    last_made: Mutex<Option<Instant>>,
     notices: Mutex<(u64, VecDeque<ActionNotice>)>,
     views: Mutex<(u64, HashMap<String, RenderedView>)>,
     /// Notified of a new viewer or a new notice.
@@ -131,11 +131,11 @@ impl Default for PageHub {
             shown_token: token.masked(),
             token,
             boot: hex::encode(rand::random::<[u8; 8]>()),
-            began: Instant::now(),
+            started_at: Instant::now(),
             pictures: watch::Sender::new(None),
             paces: Mutex::default(),
             renewing: Mutex::default(),
-            made: Mutex::default(),
+            last_made: Mutex::default(),
             notices: Mutex::default(),
             views: Mutex::default(),
             wake: tokio::sync::Notify::new(),
@@ -166,17 +166,17 @@ impl PageHub {
                 // Changes within the pause are part of the next picture.
                 tokio::select! {
                     () = admin.stop.cancelled() => return,
-                    () = tokio::time::sleep_until(self.next()) => {}
+                    () = tokio::time::sleep_until(self.next_due()) => {}
                 }
                 self.renew(admin);
             } else {
-                self.count(admin);
+                self.sample_counters(admin);
             }
         }
     }
 
-    fn next(&self) -> Instant {
-        let made = *lock(&self.made);
+    fn next_due(&self) -> Instant {
+        let made = *lock(&self.last_made);
         made.map_or_else(Instant::now, |made| made + MIN_SNAPSHOT_INTERVAL)
     }
 
@@ -186,7 +186,7 @@ impl PageHub {
     }
 
     /// Subscribes to pictures; `None` before the first one.
-    pub(crate) fn look(&self) -> watch::Receiver<Option<Arc<PageSnapshot>>> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<PageSnapshot>>> {
         let receiver = self.pictures.subscribe();
         self.wake.notify_one();
         receiver
@@ -194,7 +194,7 @@ impl PageHub {
 
     /// A picture that is at most [`MIN_SNAPSHOT_INTERVAL`] old.
     pub(crate) fn picture(&self, admin: &AdminState) -> Arc<PageSnapshot> {
-        let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < MIN_SNAPSHOT_INTERVAL);
+        let fresh = lock(&self.last_made).is_some_and(|made| made.elapsed() < MIN_SNAPSHOT_INTERVAL);
         // Cloned first: a renewal waits for every borrow.
         let known = self.pictures.borrow().clone();
         // After an action the browser is led to a page that must show its notice, however soon it asks.
@@ -203,26 +203,26 @@ impl PageHub {
         known.filter(|known| fresh && has_newest(known)).unwrap_or_else(|| self.renew(admin))
     }
 
-    fn count(&self, admin: &AdminState) {
+    fn sample_counters(&self, admin: &AdminState) {
         let tallies = admin.metrics.tallies();
-        let now = tallies.into_iter().map(|(model, tally)| (model, tally.now())).collect();
-        lock(&self.paces).take(self.began.elapsed(), now);
+        let now = tallies.into_iter().map(|(model, tally)| (model, tally.snapshot())).collect();
+        lock(&self.paces).add_sample(self.started_at.elapsed(), now);
     }
 
     fn renew(&self, admin: &AdminState) -> Arc<PageSnapshot> {
         let _alone = lock(&self.renewing);
-        self.count(admin);
-        let plans = admin.told.borrow().plans.clone();
+        self.sample_counters(admin);
+        let plans = admin.config.borrow().plans.clone();
         // Built before the notices are locked: recording an outcome needs that lock.
         let picture = PageSnapshot {
             number: 0,
-            status: admin.seen(),
+            status: admin.status_without_processes(),
             plans,
-            paces: lock(&self.paces).now(),
+            paces: lock(&self.paces).current_rates(),
             notices: lock(&self.notices).1.iter().cloned().collect(),
             event: admin.fleet.last_event(),
         };
-        *lock(&self.made) = Some(Instant::now());
+        *lock(&self.last_made) = Some(Instant::now());
         let mut shown = None;
         self.pictures.send_if_modified(|last| match last {
             Some(last) if last.shows_the_same(&picture) => {
@@ -241,13 +241,13 @@ impl PageHub {
     }
 
     /// A view of a picture, rendered once for all viewers with the same query.
-    pub(crate) fn view(
+    pub(crate) fn render_once(
         &self,
         picture: &PageSnapshot,
         query: &str,
         make: impl FnOnce() -> RenderedView,
     ) -> RenderedView {
-        if let Some(known) = self.known(picture.number, query) {
+        if let Some(known) = self.cached_view(picture.number, query) {
             return known;
         }
         let view = make();
@@ -261,13 +261,13 @@ impl PageHub {
         view
     }
 
-    fn known(&self, number: u64, query: &str) -> Option<RenderedView> {
+    fn cached_view(&self, number: u64, query: &str) -> Option<RenderedView> {
         let views = lock(&self.views);
         views.1.get(query).filter(|_| views.0 == number).cloned()
     }
 
     /// Records a requested action. Returns the number of its notice.
-    pub(crate) fn note(&self, what: String) -> u64 {
+    pub(crate) fn add_notice(&self, what: String) -> u64 {
         let mut notices = lock(&self.notices);
         notices.0 += 1;
         let id = notices.0;
@@ -286,12 +286,12 @@ impl PageHub {
     }
 
     /// Records the outcome of an action.
-    pub(crate) fn note_outcome(&self, id: u64, outcome: ActionOutcome) {
+    pub(crate) fn set_outcome(&self, id: u64, outcome: ActionOutcome) {
         let mut notices = lock(&self.notices);
         if let Some(notice) = notices.1.iter_mut().find(|notice| notice.id == id) {
             notice.outcome = match outcome {
                 // The last words of a server may quote a key.
-                ActionOutcome::Failed(why) => ActionOutcome::Failed(secrets::text(&why)),
+                ActionOutcome::Failed(why) => ActionOutcome::Failed(secrets::redact_text(&why)),
                 outcome => outcome,
             };
         }

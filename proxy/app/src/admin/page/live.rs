@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::AccessCheck;
-use super::answer::{PageContent, refuse, with};
+use super::answer::{PageContent, page_response, refusal_response};
 use super::files;
 use super::hub::PageSnapshot;
 use crate::admin::answer::{AdminBody, AdminState};
@@ -27,22 +27,22 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Streams picture numbers. The first event identifies this run, with a token for the forms of a page that
 /// outlives a restart.
-pub(super) fn stream(admin: &AdminState, still: Option<AccessCheck>) -> Response<AdminBody> {
+pub(super) fn picture_stream(admin: &AdminState, still: Option<AccessCheck>) -> Response<AdminBody> {
     if admin.page.viewers() >= MAX_VIEWERS {
         let why = format!(
             "{MAX_VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
         );
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, &why);
+        return refusal_response(StatusCode::SERVICE_UNAVAILABLE, &why);
     }
     let page = &admin.page;
-    let hello = json!({ "boot": page.boot, "token": page.token.masked(), "files": files::all().tag });
+    let hello = json!({ "boot": page.boot, "token": page.token.masked(), "files": files::page_files().tag });
     // A browser that lost its connection reconnects after a second.
     let first = format!("retry: 1000\nevent: hello\ndata: {hello}\n\n");
-    let following = following(first, page.look(), admin.stop.clone(), still);
-    with(StatusCode::OK, PageContent::Stream, StreamBody::new(following).boxed_unsync())
+    let following = follow_pictures(first, page.subscribe(), admin.stop.clone(), still);
+    page_response(StatusCode::OK, PageContent::Stream, StreamBody::new(following).boxed_unsync())
 }
 
-fn following(
+fn follow_pictures(
     first: String,
     pictures: watch::Receiver<Option<Arc<PageSnapshot>>>,
     stop: CancellationToken,
@@ -50,7 +50,7 @@ fn following(
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> {
     stream::unfold((Some(first), pictures, stop, still), |(first, mut pictures, stop, still)| async move {
         if let Some(first) = first {
-            return Some((said(first), (None, pictures, stop, still)));
+            return Some((data_frame(first), (None, pictures, stop, still)));
         }
         let text = tokio::select! {
             () = stop.cancelled() => return None,
@@ -69,12 +69,12 @@ fn following(
         if still.as_ref().is_some_and(|still| !still()) {
             return None;
         }
-        Some((said(text), (None, pictures, stop, still)))
+        Some((data_frame(text), (None, pictures, stop, still)))
     })
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
-fn said(text: String) -> Result<Frame<Bytes>, Infallible> {
+fn data_frame(text: String) -> Result<Frame<Bytes>, Infallible> {
     Ok(Frame::data(Bytes::from(text)))
 }
 
@@ -87,7 +87,8 @@ mod tests {
     async fn who_reads_slowly_is_told_the_latest_number_and_the_end_ends_it() {
         let sender = watch::Sender::new(None);
         let stop = CancellationToken::new();
-        let mut stream = Box::pin(following("hello\n\n".to_owned(), sender.subscribe(), stop.clone(), None));
+        let mut stream =
+            Box::pin(follow_pictures("hello\n\n".to_owned(), sender.subscribe(), stop.clone(), None));
         let mut next = async || {
             let frame = stream.next().await?.unwrap();
             Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())

@@ -1,15 +1,15 @@
 //! The view *Memory*: for each memory of a model the readings, the fitted law with its band, budgets,
-//! declared caches, past actions and forecasts. Values in, markup out. [`file()`] makes the same as a
+//! declared caches, past actions and forecasts. Values in, markup out. [`memory_file()`] makes the same as a
 //! self-contained file.
 
 use std::fmt::Write as _;
 
-use warden_pages::time::{UtcMoment, time};
+use warden_pages::time::{UtcMoment, time_element};
 use warden_pages::{Html, badge, style, words};
 use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
-use super::drawn::plot;
+use super::drawn::series_plot;
 use crate::series::answer::{LimitForecast, MemoryData, SeriesData, SeriesEntry, SeriesList, SeriesStatus};
 use crate::series::ask::RANGES;
 
@@ -17,7 +17,7 @@ use crate::series::ask::RANGES;
 const VIEW_PATH: &str = "/page/memory";
 
 /// Memory of one model, with links to other ranges of time.
-pub(crate) fn view(data: &MemoryData) -> Html {
+pub(crate) fn memory_view(data: &MemoryData) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
     range_links(&mut html, data);
@@ -25,28 +25,28 @@ pub(crate) fn view(data: &MemoryData) -> Html {
     html
 }
 
-/// [`view`] as a self-contained file.
-pub(crate) fn file(data: &MemoryData) -> String {
+/// [`memory_view`] as a self-contained file.
+pub(crate) fn memory_file(data: &MemoryData) -> String {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
     html.within("p", &[("class", &"quiet")], |p| {
-        p.raw(&time(signed(data.from))).text(" to ").raw(&time(signed(data.to)));
-        p.text(", as it was kept by llama-warden ").raw(&time(signed(data.now))).text(".");
+        p.raw(&time_element(to_signed(data.from))).text(" to ").raw(&time_element(to_signed(data.to)));
+        p.text(", as it was kept by llama-warden ").raw(&time_element(to_signed(data.now))).text(".");
     });
     write_content(&mut html, data);
     style::document(format_args!("Memory of {}", data.model), &html)
 }
 
 /// Name of such a file, of characters that are valid on any system.
-pub(crate) fn file_name(data: &MemoryData) -> String {
+pub(crate) fn memory_file_name(data: &MemoryData) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let model: String = data.model.chars().map(plain).take(60).collect();
-    let at = UtcMoment::of(signed(data.to)).stamp().replace(':', "");
+    let at = UtcMoment::from_unix(to_signed(data.to)).rfc3339().replace(':', "");
     format!("memory-{model}-{at}.html")
 }
 
 /// The models with recorded memory and the bytes they hold now, for a request without a model.
-pub(crate) fn listing(listed: &SeriesList, fleet: &FleetView) -> Html {
+pub(crate) fn listing_view(listed: &SeriesList, fleet: &FleetView) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Memory");
     if listed.series.is_empty() {
@@ -80,7 +80,7 @@ pub(crate) fn listing(listed: &SeriesList, fleet: &FleetView) -> Html {
             for (model, memories, from, to) in models {
                 body.within("tr", &[("class", &"row")], |row| {
                     row.within("th", &[("scope", &"row")], |name| {
-                        name.element("a", &[("href", &address(model, "range=1h"))], model);
+                        name.element("a", &[("href", &view_address(model, "range=1h"))], model);
                     });
                     row.element(
                         "td",
@@ -89,14 +89,14 @@ pub(crate) fn listing(listed: &SeriesList, fleet: &FleetView) -> Html {
                     );
                     for (title, at) in [("Kept since", from), ("Read last", to)] {
                         row.within("td", &[("data-title", &title)], |cell| {
-                            cell.raw(&time(signed(at)));
+                            cell.raw(&time_element(to_signed(at)));
                         });
                     }
                 });
             }
         });
     });
-    place(&mut html, &listed.place);
+    write_storage_place(&mut html, &listed.place);
     html
 }
 
@@ -115,12 +115,12 @@ fn write_content(html: &mut Html, data: &MemoryData) {
     }
     let replicas = data.series.iter().any(|series| series.replica > 0);
     for series in &data.series {
-        section(html, data, series, replicas);
+        write_section(html, data, series, replicas);
     }
-    place(html, &data.place);
+    write_storage_place(html, &data.place);
 }
 
-fn place(html: &mut Html, place: &str) {
+fn write_storage_place(html: &mut Html, place: &str) {
     html.element("p", &[("class", &"quiet small")], format_args!("Kept {place}."));
 }
 
@@ -129,7 +129,7 @@ fn list_actions(html: &mut Html, data: &MemoryData) {
     html.within("ul", &[], |list| {
         for mark in &data.marks {
             list.within("li", &[], |line| {
-                line.raw(&time(signed(mark.at / 1000))).text(format_args!(
+                line.raw(&time_element(to_signed(mark.at / 1000))).text(format_args!(
                     " {}: {}",
                     mark.kind.as_str(),
                     mark.words
@@ -142,7 +142,7 @@ fn list_actions(html: &mut Html, data: &MemoryData) {
 /// Links to other ranges, each a complete URL.
 fn range_links(html: &mut Html, data: &MemoryData) {
     let span = data.to.saturating_sub(data.from).max(1);
-    let between = |from: u64, to: u64| address(&data.model, &format!("from={from}&to={to}"));
+    let between = |from: u64, to: u64| view_address(&data.model, &format!("from={from}&to={to}"));
     html.within("nav", &[("class", &"ranges"), ("aria-label", &"Stretch of time")], |nav| {
         nav.within("ul", &[("class", &"legend")], |list| {
             let mut link = |address: &str, text: &str, current: bool| {
@@ -158,7 +158,7 @@ fn range_links(html: &mut Html, data: &MemoryData) {
             };
             for (name, _) in RANGES {
                 let current = data.range.as_deref() == Some(name);
-                link(&address(&data.model, &format!("range={name}")), range_title(name), current);
+                link(&view_address(&data.model, &format!("range={name}")), range_title(name), current);
             }
             link(&between(data.from.saturating_sub(span), data.from), "earlier", false);
             if data.to < data.now {
@@ -177,7 +177,7 @@ fn range_links(html: &mut Html, data: &MemoryData) {
         });
     });
     html.within("p", &[("class", &"quiet")], |p| {
-        p.raw(&time(signed(data.from))).text(" to ").raw(&time(signed(data.to)));
+        p.raw(&time_element(to_signed(data.from))).text(" to ").raw(&time_element(to_signed(data.to)));
     });
 }
 
@@ -192,7 +192,7 @@ fn range_title(range: &str) -> &str {
     }
 }
 
-fn address(model: &str, more: &str) -> String {
+fn view_address(model: &str, more: &str) -> String {
     format!("{VIEW_PATH}?{}", encode_query(model, more))
 }
 
@@ -210,11 +210,11 @@ fn encode_query(model: &str, more: &str) -> String {
 }
 
 fn memory_title(memory: MemoryKind, replica: u32, replicas: bool) -> String {
-    let memory = words::memory(memory);
+    let memory = words::memory_name(memory);
     if replicas || replica > 0 { format!("{memory} of replica {replica}") } else { memory }
 }
 
-fn section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bool) {
+fn write_section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bool) {
     let what = memory_title(series.memory, series.replica, replicas);
     let id = format!("{}-{}", series.memory, series.replica);
     html.within(
@@ -230,20 +230,20 @@ fn section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bo
                     p.text(format_args!(" {}", present.means));
                 });
             }
-            section.raw(&plot(data, series, &what).figure(&Html::new()));
+            section.raw(&series_plot(data, series, &what).figure(&Html::new()));
             if let Some(present) = &series.present {
-                section.terms(facts(present));
+                section.terms(current_facts(present));
             }
         },
     );
 }
 
 /// Current values in words.
-fn facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
+fn current_facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
     let size = |bytes: Option<u64>| bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default();
     let mut kept: Vec<String> = present.kept.iter().cloned().collect();
     kept.extend(present.allowance.iter().cloned());
-    let foretold = present.forecasts.iter().map(told).collect::<Vec<_>>();
+    let foretold = present.forecasts.iter().map(forecast_text).collect::<Vec<_>>();
     vec![
         ("holds now", format!("{} (process g{})", ByteSize(present.bytes), present.generation)),
         ("grows", present.slope.clone().unwrap_or_default()),
@@ -256,7 +256,7 @@ fn facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn told(foretold: &LimitForecast) -> String {
+fn forecast_text(foretold: &LimitForecast) -> String {
     let limit = match foretold.reason {
         Reason::HostSoft | Reason::VramSoft => "the soft budget",
         Reason::HostHard | Reason::VramHard => "the hard budget",
@@ -266,7 +266,7 @@ fn told(foretold: &LimitForecast) -> String {
     format!("{limit}, {}, {}", ByteSize(foretold.limit), foretold.words)
 }
 
-fn signed(unix: u64) -> i64 {
+fn to_signed(unix: u64) -> i64 {
     i64::try_from(unix).unwrap_or(i64::MAX)
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn leaking() -> MemoryData {
         "series": [{
             "replica": 0, "memory": "host", "seconds": seconds, "points": points,
             "present": {
-                "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": words::verdict(warden_policies::growth::GrowthVerdict::Leaking),
+                "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": words::explain_verdict(warden_policies::growth::GrowthVerdict::Leaking),
                 "slope": "+4.42 MiB a request (4.40 to 4.45)", "blame": "each image pays 4.42 MiB (98 % of the growth)",
                 "fill": {"allowed": 512 * MIB, "used": 512 * MIB}, "kept": "512.0 MiB of 512.0 MiB declared (100 %)",
                 "allowance": ["prompt cache: 512.0 MiB (`--cache-ram 512`)"], "soft": 2600 * MIB, "hard": 3072 * MIB,
@@ -56,7 +56,7 @@ fn leaking() -> MemoryData {
 #[test]
 fn a_leak_is_seen_with_all_that_is_known_of_it() {
     let data = leaking();
-    let html = view(&data).into_string();
+    let html = memory_view(&data).into_string();
     for wanted in [
         "leaking",
         "each image pays 4.42 MiB",
@@ -74,13 +74,13 @@ fn a_leak_is_seen_with_all_that_is_known_of_it() {
         assert!(html.contains(wanted), "{wanted} is missing: {html}");
     }
     assert!(!html.contains("<script") && !html.contains("<b>") && !html.contains(" style="), "{html}");
-    let file = file(&data);
+    let file = memory_file(&data);
     assert!(file.starts_with("<!doctype html>") && file.contains("<style>") && !file.contains("/page/"));
     assert!(!file.contains("http:") && !file.contains("src="), "it asks for nothing");
-    assert_eq!(file_name(&data), "memory-org-m--b--2026-09-21T141321Z.html");
+    assert_eq!(memory_file_name(&data), "memory-org-m--b--2026-09-21T141321Z.html");
     if let Some(folder) = std::env::var_os("WARDEN_LOOK") {
         std::fs::write(std::path::Path::new(&folder).join("memory.html"), &file).unwrap();
-        let around = style::document("Memory", &view(&data));
+        let around = style::document("Memory", &memory_view(&data));
         std::fs::write(std::path::Path::new(&folder).join("view.html"), around).unwrap();
     }
 }
@@ -88,7 +88,7 @@ fn a_leak_is_seen_with_all_that_is_known_of_it() {
 #[test]
 fn each_range_is_a_link_that_can_be_sent() {
     let mut data = leaking();
-    let html = view(&data).into_string();
+    let html = memory_view(&data).into_string();
     let model = "model=org%2Fm%20%3Cb%3E";
     for link in [
         format!("href=\"/page/memory?{model}&amp;range=30d\""),
@@ -100,22 +100,26 @@ fn each_range_is_a_link_that_can_be_sent() {
     }
     assert!(!html.contains(">later<"));
     (data.range, data.from, data.to) = (None, NOW - 7200, NOW - 3600);
-    let html = view(&data).into_string();
+    let html = memory_view(&data).into_string();
     assert!(html.contains(">later<") && html.contains("&amp;file=1\">as a file"), "{}", &html[..3000]);
 }
 
 #[test]
 fn a_replacement_and_a_gap_part_the_line_and_each_process_has_a_law() {
     let data = leaking();
-    let drawn = plot(&data, &data.series[0], "host memory");
+    let drawn = series_plot(&data, &data.series[0], "host memory");
     assert_eq!(drawn.curves[0].stretches.len(), 3, "a gap, and a replacement");
     assert_eq!(drawn.laws.iter().filter(|law| !law.name.is_empty()).count(), 1);
     assert_eq!(drawn.marks.len(), 3);
     assert_eq!(drawn.limits.len(), 2);
-    assert_eq!(drawn.limits[0].held, None, "it never changed");
+    assert_eq!(drawn.limits[0].range, None, "it never changed");
     let (from, to) = drawn.span.unwrap();
-    assert!(from < exact(NOW - 20_000) && to > exact(NOW + 3000), "the forecast has room");
-    assert_eq!(plot(&data, &data.series[1], "VRAM").span, Some((from, to)), "one moment is at one place");
+    assert!(from < as_f64(NOW - 20_000) && to > as_f64(NOW + 3000), "the forecast has room");
+    assert_eq!(
+        series_plot(&data, &data.series[1], "VRAM").span,
+        Some((from, to)),
+        "one moment is at one place"
+    );
 }
 
 #[test]
@@ -126,27 +130,27 @@ fn a_budget_that_changed_is_drawn_as_long_as_it_held() {
         point.lines.soft = Some(if number < 100 { 2000 * MIB } else { 2600 * MIB + number % 3 });
         point.lines.hard = None;
     }
-    let limits = plot(&data, &data.series[0], "host memory").limits;
+    let limits = series_plot(&data, &data.series[0], "host memory").limits;
     assert_eq!(limits.len(), 2, "{limits:?}");
-    assert!(limits[0].held.unwrap().1 <= limits[1].held.unwrap().0);
+    assert!(limits[0].range.unwrap().1 <= limits[1].range.unwrap().0);
 }
 
 #[test]
 fn without_readings_it_says_so_and_what_was_done_is_listed() {
     let mut data = leaking();
     data.series.clear();
-    let html = view(&data).into_string();
+    let html = memory_view(&data).into_string();
     assert!(html.contains("Nothing was read") && html.contains("replaced (growth)"), "{html}");
     let mut data = leaking();
     data.series[0].points.clear();
     data.series[0].present = None;
-    assert!(view(&data).into_string().contains("Nothing was read in this time."));
+    assert!(memory_view(&data).into_string().contains("Nothing was read in this time."));
 }
 
 #[test]
 fn of_a_stretch_of_the_past_nothing_is_foretold() {
     let mut data = leaking();
-    let law = |data: &MemoryData| view(data).into_string().matches("the law: ").count();
+    let law = |data: &MemoryData| memory_view(data).into_string().matches("the law: ").count();
     let now = law(&data);
     data.now = data.to + 86_400;
     assert!(now > 0 && law(&data) == 0, "{now} of the process that runs now");
@@ -160,11 +164,11 @@ fn a_thousand_models_are_listed_and_a_month_of_points_stays_small() {
         json!({"now": 9, "place": "here", "series": (0..1000).map(one).collect::<Vec<_>>()}),
     )
     .unwrap();
-    let html = listing(&listed, &FleetView::default()).into_string();
+    let html = listing_view(&listed, &FleetView::default()).into_string();
     assert_eq!(html.matches("<tr role=\"row\" class=\"row\"").count(), 1000);
     assert!(html.len() < 450_000, "{}", html.len());
     let data = leaking();
-    assert!(view(&data).into_string().len() < 150_000, "{}", view(&data).into_string().len());
+    assert!(memory_view(&data).into_string().len() < 150_000, "{}", memory_view(&data).into_string().len());
 }
 
 #[test]
@@ -173,8 +177,8 @@ fn a_cache_of_gigabytes_does_not_flatten_what_was_read() {
     for point in &mut data.series[0].points {
         point.lines.kept = Some((900 * MIB, 9000 * MIB));
     }
-    let plot = plot(&data, &data.series[0], "host memory");
+    let plot = series_plot(&data, &data.series[0], "host memory");
     let high = plot.areas[0].stretches.iter().flatten().map(|level| level.high).fold(0.0, f64::max);
-    assert!(high < exact(5000 * MIB), "{high}");
+    assert!(high < as_f64(5000 * MIB), "{high}");
     assert!(plot.areas[0].name.contains("8.8 GiB, beyond the plot"), "{}", plot.areas[0].name);
 }

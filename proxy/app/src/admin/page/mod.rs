@@ -18,9 +18,9 @@
 //! | [`tally`], [`pace`] | counters of requests, and their rates |
 //! | [`holds`] | memory of processes compared with their budgets; pure |
 //! | [`frame`] | frame around every view; pure |
-//! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`overview`], [`memory`], [`requests`], [`events_view`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
 //! | [`drawn`] | plot of one recorded memory; pure |
-//! | [`part`] | parts shared by several views; pure |
+//! | [`refreshed_part`] | parts shared by several views; pure |
 //! | [`reports`] | files of `diagnose` |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |
@@ -63,14 +63,14 @@ use warden_pages::Html;
 use warden_policies::ModelName;
 use warden_supervisor::{WorkKind, run_job};
 
-use self::answer::{PageContent, page, plain, refuse};
+use self::answer::{PageContent, part_response, refusal_response, uncached_response};
 use self::guard::PageRefusal;
 use self::hub::{PageSnapshot, RenderedView};
-use self::view::{PageRoute, PageView, way};
+use self::view::{PageRoute, PageView, parse_path};
 use super::answer::{AdminBody, AdminState};
 use super::query::QueryPairs;
 use super::requests::RequestFilter;
-use crate::series::answer::{MemoryData, of_model};
+use crate::series::answer::{MemoryData, memory_of_model};
 
 /// Limit of a form in bytes: one action, one name, one address.
 const MAX_FORM_BYTES: usize = 64 << 10;
@@ -87,7 +87,7 @@ struct PageVisitor {
     /// Name of the session's key, if there is a session.
     key: Option<Arc<str>>,
     /// Checks that the visitor's right still holds; streams call it repeatedly.
-    still: Option<AccessCheck>,
+    still_allowed: Option<AccessCheck>,
 }
 
 /// Checks whether a right still holds.
@@ -100,17 +100,17 @@ pub(crate) async fn serve(
     peer: Option<IpAddr>,
 ) -> Result<Response<AdminBody>, Request<Incoming>> {
     let uri = request.uri().clone();
-    let Some(way) = way(uri.path()) else { return Err(request) };
+    let Some(way) = parse_path(uri.path()) else { return Err(request) };
     let method = request.method().clone();
-    if let Err(refused) = guard::judge(&method, request.headers(), way.is_document()) {
-        return Ok(refuse(StatusCode::FORBIDDEN, &refused));
+    if let Err(refused) = guard::check_request(&method, request.headers(), way.is_document()) {
+        return Ok(refusal_response(StatusCode::FORBIDDEN, &refused));
     }
-    let visitor = PageVisitor { who: Some(act::who(peer)), ..PageVisitor::default() };
-    Ok(go(admin, way, request, visitor).await)
+    let visitor = PageVisitor { who: Some(act::caller_name(peer)), ..PageVisitor::default() };
+    Ok(serve_allowed(admin, way, request, visitor).await)
 }
 
 /// Answers a visitor who may have the page.
-async fn go(
+async fn serve_allowed(
     admin: &AdminState,
     way: PageRoute<'_>,
     request: Request<Incoming>,
@@ -119,26 +119,29 @@ async fn go(
     let (uri, method) = (request.uri().clone(), request.method().clone());
     let reads = method != Method::POST;
     if reads == matches!(way, PageRoute::Act | PageRoute::Cancel) {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED, &PageRefusal::Method);
+        return refusal_response(StatusCode::METHOD_NOT_ALLOWED, &PageRefusal::Method);
     }
     let query = uri.query().unwrap_or_default();
     if query.len() > MAX_QUERY_BYTES {
-        return refuse(StatusCode::URI_TOO_LONG, &format!("a query has {MAX_QUERY_BYTES} bytes at most"));
+        return refusal_response(
+            StatusCode::URI_TOO_LONG,
+            &format!("a query has {MAX_QUERY_BYTES} bytes at most"),
+        );
     }
     match way {
-        PageRoute::There => answer::lead("/page/"),
+        PageRoute::Root => answer::redirect("/page/"),
         PageRoute::View(view) => show_view(admin, view, query, request.headers(), &visitor).await,
-        PageRoute::Live => live::stream(admin, visitor.still),
+        PageRoute::Live => live::picture_stream(admin, visitor.still_allowed),
         PageRoute::Act | PageRoute::Cancel => {
             run_action(admin, request, visitor.who.as_deref(), way == PageRoute::Cancel).await
         }
-        PageRoute::File(name) => match files::named(name) {
-            Some(file) => answer::file(file, request.headers()),
-            None => refuse(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
+        PageRoute::File(name) => match files::find_file(name) {
+            Some(file) => answer::file_response(file, request.headers()),
+            None => refusal_response(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
         },
-        PageRoute::Report(name) => report(admin, name).await,
+        PageRoute::Report(name) => report_response(admin, name).await,
         PageRoute::Nothing => {
-            refuse(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them")
+            refusal_response(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them")
         }
     }
 }
@@ -151,32 +154,32 @@ async fn show_view(
     headers: &HeaderMap,
     visitor: &PageVisitor,
 ) -> Response<AdminBody> {
-    let asked = QueryPairs::of(Some(query));
+    let asked = QueryPairs::lenient(Some(query));
     let picture = admin.page.picture(admin);
     let make = |content: &Html| {
-        let text = frame::part(view, content, &picture.notices);
+        let text = frame::refreshed_part(view, content, &picture.notices);
         RenderedView {
             gzip: files::gzip(text.as_bytes(), flate2::Compression::fast()),
-            tag: files::hash(text.as_bytes()),
+            tag: files::content_hash(text.as_bytes()),
             plain: text.into(),
         }
     };
     let part = match view {
         PageView::Overview => {
-            let wish = overview::OverviewQuery::of(&asked);
+            let wish = overview::OverviewQuery::from_query(&asked);
             let key = format!("{wish:?}");
-            admin.page.view(&picture, &key, || make(&overview::view(&picture, &wish)))
+            admin.page.render_once(&picture, &key, || make(&overview::overview_view(&picture, &wish)))
         }
         PageView::Memory => match memory_data(admin, query).await {
-            Ok(Some(data)) if asked.get("file").is_some() => return answer::download(&data),
-            Ok(Some(data)) => make(&memory::view(&data)),
-            Ok(None) => make(&listed(admin).await),
-            Err(why) => make(&without(view, &why)),
+            Ok(Some(data)) if asked.get("file").is_some() => return answer::download_response(&data),
+            Ok(Some(data)) => make(&memory::memory_view(&data)),
+            Ok(None) => make(&memory_listing(admin).await),
+            Err(why) => make(&unavailable_view(view, &why)),
         },
-        other => make(&content(admin, other, &asked, &picture).await),
+        other => make(&view_content(admin, other, &asked, &picture).await),
     };
     if asked.get("fragment").is_some() {
-        return page(&part, headers);
+        return part_response(&part, headers);
     }
     let of =
         asked.get("model").filter(|_| matches!(view, PageView::Memory | PageView::Events | PageView::Logs));
@@ -185,26 +188,26 @@ async fn show_view(
     let token = admin.page.token.masked();
     let frame = frame::PageFrame {
         view,
-        of: of.unwrap_or_default(),
+        subject: of.unwrap_or_default(),
         here: &here,
         token: &token,
         boot: &admin.page.boot,
         signed_in: visitor.key.as_deref(),
-        controls: controls(view, &asked, &picture),
+        controls: view_controls(view, &asked, &picture),
     };
-    let text = frame::document(&frame, std::str::from_utf8(&part.plain).unwrap_or_default());
-    plain(StatusCode::OK, PageContent::Page, text.into(), Some(headers))
+    let text = frame::page_document(&frame, std::str::from_utf8(&part.plain).unwrap_or_default());
+    uncached_response(StatusCode::OK, PageContent::Page, text.into(), Some(headers))
 }
 
 /// The filters of a view.
-fn controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Html {
+fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Html {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
     match view {
-        PageView::Overview => overview::form(&overview::OverviewQuery::of(asked)),
-        PageView::Events => events::EventFilter::of(asked).form(view.path(), models(), true),
+        PageView::Overview => overview::overview_form(&overview::OverviewQuery::from_query(asked)),
+        PageView::Events => events::EventFilter::from_query(asked).form(view.path(), models(), true),
         PageView::Logs => log_filter(asked, picture).form(view.path(), models(), false),
-        PageView::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
+        PageView::Configuration => configuration::search_form(asked.get("q").unwrap_or_default()),
         PageView::Memory | PageView::Requests | PageView::Builds | PageView::Diagnose | PageView::Help => {
             Html::new()
         }
@@ -213,7 +216,7 @@ fn controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Html 
 
 /// The filter for logs, which belong to one model; without a name, the first model.
 fn log_filter(asked: &QueryPairs, picture: &PageSnapshot) -> events::EventFilter {
-    let mut wish = events::EventFilter::of(asked);
+    let mut wish = events::EventFilter::from_query(asked);
     if wish.model.is_empty() {
         let first = picture.status.fleet.models.first();
         wish.model = first.map(|model| model.name.to_string()).unwrap_or_default();
@@ -221,18 +224,18 @@ fn log_filter(asked: &QueryPairs, picture: &PageSnapshot) -> events::EventFilter
     wish
 }
 
-async fn content(
+async fn view_content(
     admin: &AdminState,
     view: PageView,
     asked: &QueryPairs,
     picture: &Arc<PageSnapshot>,
 ) -> Html {
     match view {
-        PageView::Overview => overview::view(picture, &overview::OverviewQuery::of(asked)),
+        PageView::Overview => overview::overview_view(picture, &overview::OverviewQuery::from_query(asked)),
         PageView::Events => {
-            let (all, wish) = (admin.fleet.events().events, events::EventFilter::of(asked));
+            let (all, wish) = (admin.fleet.events().events, events::EventFilter::from_query(asked));
             // The redaction searches every text for secrets.
-            blocking(WorkKind::Pages, move || events::events(&all, &wish)).await.unwrap_or_default()
+            blocking(WorkKind::Pages, move || events::events_view(&all, &wish)).await.unwrap_or_default()
         }
         PageView::Logs => {
             let mut wish = log_filter(asked, picture);
@@ -241,33 +244,35 @@ async fn content(
                 wish.model.clear();
             }
             let lines = lines.unwrap_or_default();
-            blocking(WorkKind::Pages, move || events::logs(&lines, &wish)).await.unwrap_or_default()
+            blocking(WorkKind::Pages, move || events::logs_view(&lines, &wish)).await.unwrap_or_default()
         }
         PageView::Configuration => {
-            let told = admin.told.borrow().clone();
+            let told = admin.config.borrow().clone();
             // A thousand models have tens of thousands of settings.
             let text =
                 blocking(WorkKind::Pages, move || told.configuration.map(|kept| (kept.text(), kept.pending)))
                     .await
                     .flatten();
             let (text, pending) = text.map_or((None, Vec::new()), |(text, pending)| (Some(text), pending));
-            configuration::view(text.as_deref(), &pending, asked.get("q").unwrap_or_default())
+            configuration::configuration_view(text.as_deref(), &pending, asked.get("q").unwrap_or_default())
         }
         PageView::Builds => {
             let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
             let picture = picture.clone();
             // Paths are resolved on the disk, so that builds of the store are recognized under every name.
-            let view = move || builds::view(&picture, &builds::StoredBuilds::read(&data), &data);
+            let view = move || builds::builds_view(&picture, &builds::StoredBuilds::read(&data), &data);
             blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
         PageView::Diagnose => {
-            let folder = reports::folder(&picture.status.instance.ledger);
+            let folder = reports::report_folder(&picture.status.instance.ledger);
             let place = folder.clone();
-            let all = blocking(WorkKind::StateFiles, move || reports::read(&place)).await.unwrap_or_default();
-            diagnose::view(&all, &folder, own_models(picture))
+            let all = blocking(WorkKind::StateFiles, move || reports::list_reports(&place))
+                .await
+                .unwrap_or_default();
+            diagnose::diagnose_view(&all, &folder, own_models(picture))
         }
-        PageView::Help => frame::help(),
-        PageView::Requests => in_flight(admin, asked),
+        PageView::Help => frame::help_view(),
+        PageView::Requests => requests_view(admin, asked),
         // Answered above, because it needs the query as written.
         PageView::Memory => Html::new(),
     }
@@ -278,10 +283,10 @@ fn own_models(picture: &PageSnapshot) -> impl Iterator<Item = &ModelName> {
 }
 
 /// The view of requests in flight and ended.
-fn in_flight(admin: &AdminState, asked: &QueryPairs) -> Html {
+fn requests_view(admin: &AdminState, asked: &QueryPairs) -> Html {
     if let Some(id) = asked.get("id") {
         let mut html = Html::new();
-        html.raw(&requests::one(id, admin.find_request(id).as_ref()));
+        html.raw(&requests::recorded_request(id, admin.find_request(id).as_ref()));
         return html;
     }
     let filter = RequestFilter { model: asked.get("model").map(str::to_owned), ..RequestFilter::default() };
@@ -289,33 +294,33 @@ fn in_flight(admin: &AdminState, asked: &QueryPairs) -> Html {
     match admin.list_requests(&filter) {
         Ok(list) => {
             let mut html = Html::new();
-            html.raw(&requests::view(&list, Some(form), &admin.captures.ids()));
+            html.raw(&requests::requests_view(&list, Some(form), &admin.captures.ids()));
             html
         }
-        Err(unknown) => without(PageView::Requests, &unknown),
+        Err(unknown) => unavailable_view(PageView::Requests, &unknown),
     }
 }
 
 /// Recorded memory of the requested model; `None` if the query names none.
 async fn memory_data(admin: &AdminState, query: &str) -> Result<Option<MemoryData>, String> {
-    let ask = crate::series::ask::SeriesQuery::of(Some(query), admin.series.policy())?;
+    let ask = crate::series::ask::SeriesQuery::from_query(Some(query), admin.series.policy())?;
     let Some(model) = &ask.model else { return Ok(None) };
     // The query may use an alias.
     let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
-    let data = of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
+    let data = memory_of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
     data.map(Some).map_err(|nothing| nothing.to_string())
 }
 
 /// The models with recorded memory.
-async fn listed(admin: &AdminState) -> Html {
-    match crate::series::answer::list(&admin.series).await {
-        Ok(listed) => memory::listing(&listed, &admin.fleet.view()),
-        Err(failed) => without(PageView::Memory, &failed.to_string()),
+async fn memory_listing(admin: &AdminState) -> Html {
+    match crate::series::answer::list_series(&admin.series).await {
+        Ok(listed) => memory::listing_view(&listed, &admin.fleet.view()),
+        Err(failed) => unavailable_view(PageView::Memory, &failed.to_string()),
     }
 }
 
 /// A view that cannot be shown, and the reason.
-fn without(view: PageView, why: &str) -> Html {
+fn unavailable_view(view: PageView, why: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], view.title()).element("p", &[], why);
     html
@@ -329,13 +334,17 @@ async fn blocking<T: Send + 'static>(kind: WorkKind, work: impl FnOnce() -> T + 
         .ok()
 }
 
-async fn report(admin: &AdminState, name: &str) -> Response<AdminBody> {
-    let folder = reports::folder(&admin.instance.ledger);
+async fn report_response(admin: &AdminState, name: &str) -> Response<AdminBody> {
+    let folder = reports::report_folder(&admin.instance.ledger);
     let name = warden_gateway::percent_decoded(name);
-    let content = blocking(WorkKind::StateFiles, move || reports::one(&folder, &name?)).await.flatten();
+    let content =
+        blocking(WorkKind::StateFiles, move || reports::read_report(&folder, &name?)).await.flatten();
     match content {
-        Some(content) => plain(StatusCode::OK, PageContent::Report, content.into(), None),
-        None => refuse(StatusCode::NOT_FOUND, &"there is no such report, or it is too large to be shown"),
+        Some(content) => uncached_response(StatusCode::OK, PageContent::Report, content.into(), None),
+        None => refusal_response(
+            StatusCode::NOT_FOUND,
+            &"there is no such report, or it is too large to be shown",
+        ),
     }
 }
 
@@ -345,9 +354,9 @@ async fn report(admin: &AdminState, name: &str) -> Response<AdminBody> {
 /// The answer to a form that is too large or too slow.
 async fn read_form(request: Request<Incoming>) -> Result<QueryPairs, Box<Response<AdminBody>>> {
     let body = Limited::new(request.into_body(), MAX_FORM_BYTES).collect();
-    let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refuse(status, why)));
+    let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refusal_response(status, why)));
     match tokio::time::timeout(FORM_TIMEOUT, body).await {
-        Ok(Ok(form)) => Ok(QueryPairs::of(std::str::from_utf8(&form.to_bytes()).ok())),
+        Ok(Ok(form)) => Ok(QueryPairs::lenient(std::str::from_utf8(&form.to_bytes()).ok())),
         Ok(Err(_)) => {
             refused(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {MAX_FORM_BYTES} bytes at most"))
         }
@@ -366,28 +375,31 @@ async fn run_action(
         Ok(form) => form,
         Err(refused) => return *refused,
     };
-    let ours = |said: &str| admin.page.token.is(said);
+    let ours = |said: &str| admin.page.token.matches(said);
     let who = who.unwrap_or("page").to_owned();
     let begun = if cancels {
-        act::cancel(admin, &form, ours, &who).map(|id| (id, PageView::Requests.path().to_owned()))
+        act::cancel_request(admin, &form, ours, &who).map(|id| (id, PageView::Requests.path().to_owned()))
     } else {
-        act::order(&form, ours).and_then(|order| {
+        act::parse_action(&form, ours).and_then(|order| {
             let back = order.back.clone();
-            Ok((act::begin(admin, order, who)?, back))
+            Ok((act::start_action(admin, order, who)?, back))
         })
     };
     match begun {
-        Ok((id, _)) if json => {
-            plain(StatusCode::ACCEPTED, PageContent::Json, format!("{{\"notice\":{id}}}\n").into(), None)
-        }
-        Ok((_, back)) => answer::lead(&back),
+        Ok((id, _)) if json => uncached_response(
+            StatusCode::ACCEPTED,
+            PageContent::Json,
+            format!("{{\"notice\":{id}}}\n").into(),
+            None,
+        ),
+        Ok((_, back)) => answer::redirect(&back),
         Err(wrong) => {
             let status = match wrong {
                 act::FormError::Refused(_) => StatusCode::FORBIDDEN,
                 act::FormError::Unknown(_) => StatusCode::BAD_REQUEST,
                 act::FormError::TooMany => StatusCode::TOO_MANY_REQUESTS,
             };
-            refuse(status, &wrong)
+            refusal_response(status, &wrong)
         }
     }
 }

@@ -12,9 +12,9 @@ use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 use super::holds::{self, MemoryUse};
 use super::hub::PageSnapshot;
 use super::pace::RequestRates;
-use super::part::{bar_of, link, moment, rate, seconds, sentence};
+use super::part::{memory_bar, moment_element, rate_text, seconds_text, write_link, write_sentence};
 use super::search::has_words;
-use crate::admin::query::{QueryPairs, address};
+use crate::admin::query::{QueryPairs, address_with_query};
 use crate::cli::growth;
 
 /// Rows of one part of the list: few enough for a browser to lay out without a stutter.
@@ -63,7 +63,7 @@ impl RowOrder {
 }
 
 impl OverviewQuery {
-    pub(crate) fn of(ask: &QueryPairs) -> Self {
+    pub(crate) fn from_query(ask: &QueryPairs) -> Self {
         let sort = ask.get("sort").unwrap_or_default();
         Self {
             words: ask.get("q").unwrap_or_default().to_owned(),
@@ -76,9 +76,9 @@ impl OverviewQuery {
     }
 
     /// The address of another part with the same filter and order.
-    fn part(&self, part: usize) -> String {
+    fn part_address(&self, part: usize) -> String {
         let part = part.to_string();
-        address("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
+        address_with_query("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
     }
 }
 
@@ -99,23 +99,23 @@ impl OverviewRow<'_> {
 }
 
 /// The content of `<main>`.
-pub(crate) fn view(picture: &PageSnapshot, wish: &OverviewQuery) -> Html {
+pub(crate) fn overview_view(picture: &PageSnapshot, wish: &OverviewQuery) -> Html {
     let fleet = &picture.status.fleet;
     let mut rows: Vec<OverviewRow> = fleet
         .models
         .iter()
-        .filter(|model| has_words(&wish.words, &searched(model)))
+        .filter(|model| has_words(&wish.words, &searched_text(model)))
         .map(|model| make_row(picture, model))
         .collect();
-    sort(&mut rows, wish.sort);
+    sort_rows(&mut rows, wish.sort);
     let (all, parts) = (rows.len(), rows.len().div_ceil(ROWS_PER_PART).max(1));
     let part = wish.part.min(parts - 1);
     let mut html = Html::new();
     html.element("h1", &[], "Overview");
-    head(&mut html, picture);
+    write_head(&mut html, picture);
     html.within("section", &[("aria-labelledby", &"models")], |section| {
         section.element("h2", &[("id", &"models")], "Models");
-        section.element("p", &[("class", &"count quiet"), ("id", &"count")], told(picture, all));
+        section.element("p", &[("class", &"count quiet"), ("id", &"count")], summary_text(picture, all));
         if rows.iter().any(|row| !row.processes.is_empty()) {
             write_legend(section);
         }
@@ -159,7 +159,7 @@ fn write_legend(section: &mut Html) {
 }
 
 /// The form that filters and sorts; not refreshed, so that a user's typing is not disturbed.
-pub(crate) fn form(wish: &OverviewQuery) -> Html {
+pub(crate) fn overview_form(wish: &OverviewQuery) -> Html {
     let mut html = Html::new();
     html.within(
         "form",
@@ -194,7 +194,7 @@ pub(crate) fn form(wish: &OverviewQuery) -> Html {
 }
 
 /// The text that the filter searches.
-fn searched(model: &ModelView) -> String {
+fn searched_text(model: &ModelView) -> String {
     let mut text = format!("{} {}", model.name, model.state.as_str());
     for alias in &model.aliases {
         text.extend([" ", alias]);
@@ -207,7 +207,7 @@ fn make_row<'a>(picture: &'a PageSnapshot, model: &'a ModelView) -> OverviewRow<
     let budget = picture.status.budgets.get(name).copied().unwrap_or_default();
     let plan = picture.plans.get(name).copied();
     let with_process = model.backends.iter().filter(|backend| backend.pid.is_some());
-    let holds = |backend| (backend, holds::of_backend(backend, budget, plan, &picture.status.fleet));
+    let holds = |backend| (backend, holds::backend_memory_use(backend, budget, plan, &picture.status.fleet));
     OverviewRow {
         model,
         processes: with_process.map(holds).collect(),
@@ -215,7 +215,7 @@ fn make_row<'a>(picture: &'a PageSnapshot, model: &'a ModelView) -> OverviewRow<
     }
 }
 
-fn sort(rows: &mut [OverviewRow], by: RowOrder) {
+fn sort_rows(rows: &mut [OverviewRow], by: RowOrder) {
     let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
     // Stable, so that rows of equal rank do not swap places each second.
     match by {
@@ -229,11 +229,11 @@ fn sort(rows: &mut [OverviewRow], by: RowOrder) {
 }
 
 fn urgency(model: &ModelView) -> (BadgeTone, GrowthVerdict) {
-    (tone(model), worst_verdict(model).unwrap_or_default())
+    (state_tone(model), worst_verdict(model).unwrap_or_default())
 }
 
 /// Badge tone of a model's state.
-fn tone(model: &ModelView) -> BadgeTone {
+fn state_tone(model: &ModelView) -> BadgeTone {
     let degraded = model.backends.iter().any(|backend| backend.degraded.is_some());
     match model.state {
         ModelState::Loaded if degraded => BadgeTone::Warn,
@@ -251,7 +251,7 @@ fn worst_verdict(model: &ModelView) -> Option<GrowthVerdict> {
     all.map(|growth| growth.verdict).max()
 }
 
-fn told(picture: &PageSnapshot, shown: usize) -> String {
+fn summary_text(picture: &PageSnapshot, shown: usize) -> String {
     let all = &picture.status.fleet.models;
     let count = |state: ModelState| all.iter().filter(|model| model.state == state).count();
     let mut text = match all.len() {
@@ -304,10 +304,10 @@ fn write_row(body: &mut Html, picture: &PageSnapshot, row: &OverviewRow) {
     let model = row.model;
     let name = model.name.as_str();
     // A name may contain white space, which an id may not.
-    let id = super::files::hash(name.as_bytes());
+    let id = super::files::content_hash(name.as_bytes());
     body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row")], |tr| {
         tr.within("th", &[("scope", &"row")], |th| {
-            link(th, &address("/page/memory", &[("model", name)]), name);
+            write_link(th, &address_with_query("/page/memory", &[("model", name)]), name);
             if !model.aliases.is_empty() {
                 th.element("div", &[("class", &"quiet small")], model.aliases.join(", "));
             }
@@ -315,26 +315,26 @@ fn write_row(body: &mut Html, picture: &PageSnapshot, row: &OverviewRow) {
                 th.element("div", &[("class", &"quiet small")], format_args!("served by {}", remote.url));
             }
         });
-        write_cell(tr, "State", "state", |td| state(td, model));
-        write_cell(tr, "Holds", "holding", |td| memory(td, row));
+        write_cell(tr, "State", "state", |td| write_state(td, model));
+        write_cell(tr, "Holds", "holding", |td| write_memory(td, row));
         let slots: u32 = model.backends.iter().filter_map(|backend| backend.slots).sum();
         let busy: u32 = model.backends.iter().map(|backend| backend.in_flight).sum();
         let slots = if slots > 0 { format!("{busy}/{slots}") } else { busy.to_string() };
         write_number(tr, "Slots", slots);
         write_number(tr, "Queue", format!("{}/{}", model.waiting, model.queue_depth));
-        let mut requests = rate(row.pace.requests);
+        let mut requests = rate_text(row.pace.requests);
         if row.pace.failed > 0.0 {
-            let _ = write!(requests, " ({} failed)", rate(row.pace.failed));
+            let _ = write!(requests, " ({} failed)", rate_text(row.pace.failed));
         }
         write_number(tr, "Requests/s", requests);
-        write_number(tr, "Tokens/s", rate(row.pace.output_tokens));
+        write_number(tr, "Tokens/s", rate_text(row.pace.output_tokens));
         let first = match (row.pace.first_p50, row.pace.first_p99) {
-            (Some(p50), Some(p99)) => format!("{} / {}", seconds(p50), seconds(p99)),
+            (Some(p50), Some(p99)) => format!("{} / {}", seconds_text(p50), seconds_text(p99)),
             _ => "–".to_owned(),
         };
         write_number(tr, "First token, p50 / p99", first);
-        write_cell(tr, "Next action", "says", |td| next(td, picture, model));
-        write_cell(tr, "Actions", "do", |td| actions(td, model));
+        write_cell(tr, "Next action", "says", |td| write_next_action(td, picture, model));
+        write_cell(tr, "Actions", "do", |td| write_actions(td, model));
     });
 }
 
@@ -348,8 +348,8 @@ fn write_number(tr: &mut Html, title: &str, text: impl std::fmt::Display) {
     });
 }
 
-fn state(td: &mut Html, model: &ModelView) {
-    td.raw(&badge(tone(model), model.state.as_str()));
+fn write_state(td: &mut Html, model: &ModelView) {
+    td.raw(&badge(state_tone(model), model.state.as_str()));
     if let Some(verdict) = worst_verdict(model).filter(|verdict| verdict.grows()) {
         td.raw("<br>").raw(&badge(warden_pages::words::verdict_tone(verdict), verdict.as_str()));
     }
@@ -363,7 +363,7 @@ fn state(td: &mut Html, model: &ModelView) {
     }
     if let Some((reason, at)) = &model.last_replacement {
         td.within("div", &[("class", &"quiet small"), ("title", &reason.phrase())], |last| {
-            last.text("replaced ").raw(&moment(at)).text(format_args!(": {}", reason.phrase()));
+            last.text("replaced ").raw(&moment_element(at)).text(format_args!(": {}", reason.phrase()));
         });
     }
     let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
@@ -372,7 +372,7 @@ fn state(td: &mut Html, model: &ModelView) {
     }
 }
 
-fn memory(td: &mut Html, row: &OverviewRow) {
+fn write_memory(td: &mut Html, row: &OverviewRow) {
     if row.processes.is_empty() {
         td.element("span", &[("class", &"quiet")], "nothing");
         return;
@@ -390,7 +390,7 @@ fn memory(td: &mut Html, row: &OverviewRow) {
             None => td,
         };
         for one in holds {
-            bar_of(td, row.model.name.as_str(), one);
+            memory_bar(td, row.model.name.as_str(), one);
         }
     }
     if row.processes.len() > MAX_SHOWN_PROCESSES {
@@ -400,7 +400,7 @@ fn memory(td: &mut Html, row: &OverviewRow) {
 }
 
 /// The next action and its delay, or the reason why the model does not serve.
-fn next(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
+fn write_next_action(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
     let mut said = Vec::new();
     if let Some(failure) = &model.last_failure {
         said.push(failure.message.clone());
@@ -409,9 +409,11 @@ fn next(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
         said.push(outage.cure.clone());
     }
     said.extend(model.backends.iter().find_map(|backend| backend.degraded.clone()));
-    said.extend(model.policy.as_ref().and_then(growth::next));
+    said.extend(model.policy.as_ref().and_then(growth::next_action));
     if said.is_empty() {
-        said.extend(model.backends.iter().filter_map(|backend| backend.next.as_ref()).find_map(growth::next));
+        said.extend(
+            model.backends.iter().filter_map(|backend| backend.next.as_ref()).find_map(growth::next_action),
+        );
     }
     let waits = matches!(model.state, ModelState::Loading) && model.backends.iter().all(|b| b.pid.is_none());
     if waits || model.remote.is_some() {
@@ -421,22 +423,22 @@ fn next(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
         said.push(format!("looks like: {}", one.text));
     }
     // The last words of a server may quote a key.
-    let said: Vec<String> = said.iter().map(|one| secrets::text(one)).collect();
+    let said: Vec<String> = said.iter().map(|one| secrets::redact_text(one)).collect();
     match said.as_slice() {
         [] => td.element("span", &[("class", &"quiet")], "nothing"),
         [first, rest @ ..] => {
-            sentence(td, first);
+            write_sentence(td, first);
             if rest.is_empty() {
                 return;
             }
             td.within(
                 "details",
-                &[("id", &format_args!("d-{}", super::files::hash(model.name.as_str().as_bytes())))],
+                &[("id", &format_args!("d-{}", super::files::content_hash(model.name.as_str().as_bytes())))],
                 |more| {
                     more.element("summary", &[], format_args!("{} more", rest.len()));
                     more.within("ul", &[], |list| {
                         for one in rest {
-                            list.within("li", &[], |item| sentence(item, one));
+                            list.within("li", &[], |item| write_sentence(item, one));
                         }
                     });
                 },
@@ -446,7 +448,7 @@ fn next(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
 }
 
 /// Buttons of the actions that the model allows now.
-fn actions(td: &mut Html, model: &ModelView) {
+fn write_actions(td: &mut Html, model: &ModelView) {
     let name = model.name.as_str();
     let mut button = |action: &str, word: &str, told: &str| {
         let value = format!("{action} {name}");
@@ -490,16 +492,16 @@ fn write_part_links(html: &mut Html, wish: &OverviewQuery, part: usize, parts: u
         let last = ((part + 1) * ROWS_PER_PART).min(all);
         nav.element("span", &[], format_args!("{} to {last} of {all}", part * ROWS_PER_PART + 1));
         if part > 0 {
-            link(nav, &wish.part(part - 1), "previous");
+            write_link(nav, &wish.part_address(part - 1), "previous");
         }
         if part + 1 < parts {
-            link(nav, &wish.part(part + 1), "next");
+            write_link(nav, &wish.part_address(part + 1), "next");
         }
     });
 }
 
 /// Writes instance, version and overall rates.
-fn head(html: &mut Html, picture: &PageSnapshot) {
+fn write_head(html: &mut Html, picture: &PageSnapshot) {
     let instance = &picture.status.instance;
     let all: RequestRates = picture.paces.values().fold(RequestRates::default(), |sum, pace| RequestRates {
         requests: sum.requests + pace.requests,
@@ -509,11 +511,11 @@ fn head(html: &mut Html, picture: &PageSnapshot) {
     html.within("p", &[("class", &"about")], |p| {
         p.text(format_args!("llama-warden {} serves ", instance.version));
         p.element("code", &[], &instance.address);
-        p.text(" since ").raw(&moment(&instance.started_at));
+        p.text(" since ").raw(&moment_element(&instance.started_at));
         p.text(format_args!(
             "; {} requests and {} tokens a second",
-            rate(all.requests),
-            rate(all.output_tokens)
+            rate_text(all.requests),
+            rate_text(all.output_tokens)
         ));
         if let Some(bytes) = instance.memory_anon {
             p.text(format_args!("; it holds {} itself", ByteSize(bytes)));
@@ -528,7 +530,7 @@ fn head(html: &mut Html, picture: &PageSnapshot) {
             format_args!("{} lines of the access log {} are missing", log.lost, log.path.display()),
         );
     }
-    if let Some(trouble) = picture.status.state.trouble() {
+    if let Some(trouble) = picture.status.state.problem() {
         html.element("p", &[("class", &"warn")], format_args!("{trouble}"));
     }
 }
@@ -552,14 +554,14 @@ fn write_machine(html: &mut Html, picture: &PageSnapshot) {
                         ByteSize(host.available)
                     );
                     item.element("div", &[], text);
-                    super::part::bar(item, MemoryKind::Host, used, host.total);
+                    super::part::usage_bar(item, MemoryKind::Host, used, host.total);
                 });
             }
-            for (device, text) in fleet.devices.iter().zip(growth::devices(&fleet.devices)) {
+            for (device, text) in fleet.devices.iter().zip(growth::device_lines(&fleet.devices)) {
                 list.within("li", &[], |item| {
                     item.element("div", &[], text);
                     if let (Some(used), Some(total)) = (device.used, device.total) {
-                        super::part::bar(item, MemoryKind::Vram(device.gpu), used, total);
+                        super::part::usage_bar(item, MemoryKind::Vram(device.gpu), used, total);
                     }
                 });
             }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::tally::{CounterValues, quantile, since};
+use super::tally::{CounterValues, increase_since, quantile};
 
 /// Least time over which rates are computed, once the instance is that old.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ pub(crate) struct RateTracker {
 impl RateTracker {
     /// Takes a sample. Of samples less than a second apart only the first one is kept; the newest one is
     /// always kept.
-    pub(crate) fn take(&mut self, at: Duration, now: ModelCounters) {
+    pub(crate) fn add_sample(&mut self, at: Duration, now: ModelCounters) {
         let too_close =
             |older: Duration, newer: Duration| newer.saturating_sub(older) < Duration::from_millis(950);
         if let [.., (before, _), (last, _)] = self.samples.as_slice()
@@ -74,19 +74,19 @@ impl RateTracker {
     }
 
     /// Current rates of each model.
-    pub(crate) fn now(&self) -> BTreeMap<String, RequestRates> {
+    pub(crate) fn current_rates(&self) -> BTreeMap<String, RequestRates> {
         let (Some((from, before)), Some((to, last))) = (self.samples.first(), self.samples.last()) else {
             return BTreeMap::new();
         };
         let seconds = to.saturating_sub(*from).as_secs_f64();
         let nothing = CounterValues::default();
         let one = |(model, counted): (&String, &CounterValues)| {
-            let lately = since(counted, before.get(model).unwrap_or(&nothing));
+            let lately = increase_since(counted, before.get(model).unwrap_or(&nothing));
             let rate = |count: u64| {
-                if seconds > 0.0 { warden_policies::units::exact(count) / seconds } else { 0.0 }
+                if seconds > 0.0 { warden_policies::units::as_f64(count) / seconds } else { 0.0 }
             };
             let old = self.windows.as_ref().and_then(|(_, old, _)| old.get(model)).unwrap_or(&nothing);
-            let first = since(counted, old).first;
+            let first = increase_since(counted, old).first;
             let pace = RequestRates {
                 requests: rate(lately.requests),
                 failed: rate(lately.failed),
@@ -117,27 +117,27 @@ mod tests {
             let mut at = 0;
             while at < 60_000 {
                 // Ten requests a second, and then none.
-                paces.take(Duration::from_millis(at), counted((at / 100).min(300)));
+                paces.add_sample(Duration::from_millis(at), counted((at / 100).min(300)));
                 assert!(paces.samples.len() <= MAX_SAMPLES, "{step}: {}", paces.samples.len());
-                let pace = paces.now()["m"];
+                let pace = paces.current_rates()["m"];
                 if (1..=30_000).contains(&at) {
                     assert!((pace.requests - 10.0).abs() < 1.0, "{step} ms, at {at}: {pace:?}");
                     assert!((pace.output_tokens - 100.0).abs() < 10.0, "{step} ms, at {at}: {pace:?}");
                 }
                 at += step;
             }
-            assert!(paces.now()["m"].requests < 1e-9, "{step} ms: it is quiet");
+            assert!(paces.current_rates()["m"].requests < 1e-9, "{step} ms: it is quiet");
         }
     }
 
     #[test]
     fn a_model_that_is_new_counts_from_nothing_and_one_that_is_gone_is_forgotten() {
         let mut paces = RateTracker::default();
-        paces.take(Duration::ZERO, ModelCounters::new());
-        paces.take(Duration::from_secs(10), counted(50));
-        assert!((paces.now()["m"].requests - 5.0).abs() < 1e-9);
-        paces.take(Duration::from_secs(20), ModelCounters::new());
-        assert!(paces.now().is_empty());
+        paces.add_sample(Duration::ZERO, ModelCounters::new());
+        paces.add_sample(Duration::from_secs(10), counted(50));
+        assert!((paces.current_rates()["m"].requests - 5.0).abs() < 1e-9);
+        paces.add_sample(Duration::from_secs(20), ModelCounters::new());
+        assert!(paces.current_rates().is_empty());
     }
 
     #[test]
@@ -148,12 +148,16 @@ mod tests {
             (one.first[60], one.first[20]) = (slow, fast);
             ModelCounters::from([("m".to_owned(), one)])
         };
-        paces.take(Duration::ZERO, with(100, 0));
-        assert!(paces.now()["m"].first_p50 > Some(Duration::from_secs(1)));
+        paces.add_sample(Duration::ZERO, with(100, 0));
+        assert!(paces.current_rates()["m"].first_p50 > Some(Duration::from_secs(1)));
         for minute in 1..30 {
-            paces.take(Duration::from_secs(60 * minute), with(100, 10));
+            paces.add_sample(Duration::from_secs(60 * minute), with(100, 10));
         }
-        paces.take(Duration::from_secs(1801), with(100, 20));
-        assert!(paces.now()["m"].first_p99 < Some(Duration::from_secs(1)), "{:?}", paces.now());
+        paces.add_sample(Duration::from_secs(1801), with(100, 20));
+        assert!(
+            paces.current_rates()["m"].first_p99 < Some(Duration::from_secs(1)),
+            "{:?}",
+            paces.current_rates()
+        );
     }
 }

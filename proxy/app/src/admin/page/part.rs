@@ -10,12 +10,12 @@ use warden_policies::MemoryKind;
 use super::holds::MemoryUse;
 
 /// A link. The address is one of ours; the text may come from anywhere.
-pub(crate) fn link(html: &mut Html, address: &str, text: impl Display) {
+pub(crate) fn write_link(html: &mut Html, address: &str, text: impl Display) {
     html.element("a", &[("href", &address)], text);
 }
 
 /// Formats a rate with as many digits as are meaningful.
-pub(crate) fn rate(per_second: f64) -> String {
+pub(crate) fn rate_text(per_second: f64) -> String {
     match per_second {
         rate if rate < 0.005 => "0".to_owned(),
         rate if rate < 1.0 => format!("{rate:.2}"),
@@ -25,27 +25,27 @@ pub(crate) fn rate(per_second: f64) -> String {
 }
 
 /// Formats a waiting time.
-pub(crate) fn seconds(time: Duration) -> String {
+pub(crate) fn seconds_text(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {
         s if s < 0.0995 => format!("{:.0} ms", s * 1e3),
         s if s < 9.95 => format!("{s:.2} s"),
         s if s < 99.5 => format!("{s:.1} s"),
-        s => warden_policies::phrases::time(s),
+        s => warden_policies::phrases::time_phrase(s),
     }
 }
 
 /// A moment (RFC 3339) as the element `time`, whose text a script converts to the viewer's time zone. Text
 /// that is no moment stays as it is.
-pub(crate) fn moment(written: &str) -> String {
+pub(crate) fn moment_element(written: &str) -> String {
     match written.parse::<jiff::Timestamp>() {
-        Ok(at) => warden_pages::time::time(at.as_second()),
+        Ok(at) => warden_pages::time::time_element(at.as_second()),
         Err(_) => warden_pages::escape(written),
     }
 }
 
 /// A sentence: text between backticks becomes code, and no line breaks between a number and its unit.
-pub(crate) fn sentence(html: &mut Html, text: &str) {
+pub(crate) fn write_sentence(html: &mut Html, text: &str) {
     for (index, piece) in text.split('`').enumerate() {
         if index % 2 == 0 {
             html.text(join_units(piece))
@@ -70,7 +70,7 @@ fn join_units(text: &str) -> String {
 }
 
 /// Writes one memory of a process as a bar and in words.
-pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &MemoryUse) {
+pub(crate) fn memory_bar(html: &mut Html, of: &str, holds: &MemoryUse) {
     let parts = vec![
         (BarPart::Weights, holds.weights),
         (BarPart::Cache, holds.cache),
@@ -87,7 +87,7 @@ pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &MemoryUse) {
 }
 
 /// Used part of a total as a bar.
-pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
+pub(crate) fn usage_bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
     let title = format!("{} in use", memory_name(series));
     let bar = UsageBar { title, parts: vec![(BarPart::Other, used)], limit: Some(total), soft: None };
     html.raw(&bar.svg());
@@ -106,24 +106,24 @@ mod tests {
 
     #[test]
     fn numbers_have_as_many_digits_as_mean_something() {
-        let rates = [0.0, 0.001, 0.25, 3.4123, 42.42, 1234.5].map(rate);
+        let rates = [0.0, 0.001, 0.25, 3.4123, 42.42, 1234.5].map(rate_text);
         assert_eq!(rates, ["0", "0", "0.25", "3.4", "42", "1234"]);
-        let times = [0.0123, 0.25, 12.34, 3600.0].map(|s| seconds(Duration::from_secs_f64(s)));
+        let times = [0.0123, 0.25, 12.34, 3600.0].map(|s| seconds_text(Duration::from_secs_f64(s)));
         assert_eq!(times, ["12 ms", "0.25 s", "12.3 s", "1 h"]);
     }
 
     #[test]
     fn a_sentence_has_code_for_backticks_and_no_line_end_in_a_size() {
         let mut html = Html::new();
-        sentence(&mut html, "set `server.port` <1 GiB; 12 BC, 5 B");
+        write_sentence(&mut html, "set `server.port` <1 GiB; 12 BC, 5 B");
         let told = "set <code>server.port</code> &lt;1\u{a0}GiB; 12 BC, 5\u{a0}B";
         assert_eq!(html.into_string(), told);
     }
 
     #[test]
     fn a_moment_is_an_element_that_a_script_can_read_and_anything_else_is_text() {
-        let told = moment("2026-11-26T14:03:20.5Z");
+        let told = moment_element("2026-11-26T14:03:20.5Z");
         assert_eq!(told, "<time datetime=\"2026-11-26T14:03:20Z\">26 Nov 2026 14:03:20 UTC</time>");
-        assert_eq!(moment("<b>"), "&lt;b&gt;");
+        assert_eq!(moment_element("<b>"), "&lt;b&gt;");
     }
 }

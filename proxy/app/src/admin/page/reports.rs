@@ -27,7 +27,7 @@ impl ReportFile {
 }
 
 /// Folder of the reports, next to the ledger.
-pub(crate) fn folder(ledger: &str) -> PathBuf {
+pub(crate) fn report_folder(ledger: &str) -> PathBuf {
     Path::new(ledger).parent().unwrap_or_else(|| Path::new("/nowhere")).join("reports")
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn is_report(name: &str) -> bool {
 }
 
 /// Reports in a folder, the latest first. Blocks.
-pub(crate) fn read(folder: &Path) -> Vec<ReportFile> {
+pub(crate) fn list_reports(folder: &Path) -> Vec<ReportFile> {
     let all = std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok().filter(|name| is_report(name))?;
         let facts = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
@@ -57,7 +57,7 @@ pub(crate) fn read(folder: &Path) -> Vec<ReportFile> {
 }
 
 /// Reads one report, if it is a regular file there. Blocks.
-pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
+pub(crate) fn read_report(folder: &Path, name: &str) -> Option<Vec<u8>> {
     if !is_report(name) {
         return None;
     }
@@ -74,7 +74,7 @@ pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
 }
 
 /// A model's name as a file name.
-pub(crate) fn plain(name: &str) -> String {
+pub(crate) fn plain_file_name(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let text: String = name.chars().map(safe).collect();
     text.trim_start_matches('.').to_owned()
@@ -89,25 +89,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let reports = dir.path().join("reports");
         std::fs::create_dir(&reports).unwrap();
-        assert!(read(&dir.path().join("nothing")).is_empty());
+        assert!(list_reports(&dir.path().join("nothing")).is_empty());
         std::fs::write(dir.path().join("secret.html"), "secret").unwrap();
         for name in ["a.html", "b <x>.html", ".hidden.html", "notes.txt", ".html"] {
             std::fs::write(reports.join(name), name).unwrap();
         }
         std::os::unix::fs::symlink(dir.path().join("secret.html"), reports.join("link.html")).unwrap();
         std::fs::create_dir(reports.join("dir.html")).unwrap();
-        let mut names: Vec<String> = read(&reports).into_iter().map(|report| report.name).collect();
+        let mut names: Vec<String> = list_reports(&reports).into_iter().map(|report| report.name).collect();
         names.sort();
         assert_eq!(names, ["a.html", "b <x>.html"]);
-        assert_eq!(one(&reports, "a.html").as_deref(), Some(b"a.html".as_slice()));
+        assert_eq!(read_report(&reports, "a.html").as_deref(), Some(b"a.html".as_slice()));
         for name in
             ["../secret.html", "link.html", "dir.html", ".hidden.html", "notes.txt", "no.html", "/etc/passwd"]
         {
-            assert_eq!(one(&reports, name), None, "{name}");
+            assert_eq!(read_report(&reports, name), None, "{name}");
         }
         let large = File::create(reports.join("large.html")).unwrap();
         large.set_len(MAX_REPORT_BYTES + 1).unwrap();
-        assert_eq!(one(&reports, "large.html"), None, "nobody's memory is filled by it");
-        assert!(read(&reports).iter().any(|report| report.name == "large.html" && report.is_too_large()));
+        assert_eq!(read_report(&reports, "large.html"), None, "nobody's memory is filled by it");
+        assert!(
+            list_reports(&reports).iter().any(|report| report.name == "large.html" && report.is_too_large())
+        );
     }
 }

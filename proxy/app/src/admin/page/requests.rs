@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use warden_gateway::RequestView;
 use warden_pages::escape;
 
-use crate::admin::requests::{RequestDetail, RequestList, short, took};
+use crate::admin::requests::{RequestDetail, RequestList, milliseconds_text, timing_text};
 use crate::clock;
 
 /// The form that cancels a request, for a viewer with that right.
@@ -34,7 +34,7 @@ const HEAD: [(&str, &str); 11] = [
 
 /// The content of `<main>`. `form`: `None` for viewers without the right to cancel. `recorded`: ids of
 /// requests with a recording.
-pub(crate) fn view(list: &RequestList, form: Option<CancelForm<'_>>, recorded: &[String]) -> String {
+pub(crate) fn requests_view(list: &RequestList, form: Option<CancelForm<'_>>, recorded: &[String]) -> String {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let mut html = String::from("<h1>Requests</h1>\n");
     let in_flight = format!("In flight: {}", list.in_flight);
@@ -82,7 +82,7 @@ fn write_table(
 }
 
 /// The view of a recorded request.
-pub(crate) fn one(id: &str, found: Option<&RequestDetail>) -> String {
+pub(crate) fn recorded_request(id: &str, found: Option<&RequestDetail>) -> String {
     let mut html = format!("<h1>Request <code>{}</code></h1>\n", escape(id));
     let Some(found) = found else {
         html.push_str("<p>It is not in flight, nor among those that ended last.</p>\n");
@@ -119,7 +119,7 @@ pub(crate) fn one(id: &str, found: Option<&RequestDetail>) -> String {
 
 fn write_row(html: &mut String, one: &RequestView, form: Option<CancelForm<'_>>, recorded: bool) {
     let link = if recorded {
-        let href = crate::admin::query::address("/page/requests", &[("id", &one.id)]);
+        let href = crate::admin::query::address_with_query("/page/requests", &[("id", &one.id)]);
         format!("<a href=\"{}\"><code>{}</code></a>", escape(&href), escape(&one.id))
     } else {
         format!("<code>{}</code>", escape(&one.id))
@@ -137,12 +137,12 @@ fn write_row(html: &mut String, one: &RequestView, form: Option<CancelForm<'_>>,
         model = escape(model),
         state = escape(state),
         status = one.status.map(|status| format!(" {status}")).unwrap_or_default(),
-        client = escape(&client(one)),
-        total = took(one.total_ms),
-        queued = took(one.queued_ms),
-        prompt = escape(&short(one.prefill_ms, one.prompt_tokens)),
-        answer = escape(&short(one.generating_ms, one.output_tokens)),
-        process = escape(&process(one)),
+        client = escape(&client_text(one)),
+        total = milliseconds_text(one.total_ms),
+        queued = milliseconds_text(one.queued_ms),
+        prompt = escape(&timing_text(one.prefill_ms, one.prompt_tokens)),
+        answer = escape(&timing_text(one.generating_ms, one.output_tokens)),
+        process = escape(&process_text(one)),
     );
     if let Some(CancelForm { action, token: (name, value) }) = form
         && one.is_in_flight()
@@ -166,11 +166,11 @@ fn write_row(html: &mut String, one: &RequestView, form: Option<CancelForm<'_>>,
     html.push_str("</td></tr>\n");
 }
 
-fn client(one: &RequestView) -> String {
+fn client_text(one: &RequestView) -> String {
     one.key.as_ref().map_or_else(|| one.peer.clone(), |key| format!("{key} ({})", one.peer))
 }
 
-fn process(one: &RequestView) -> String {
+fn process_text(one: &RequestView) -> String {
     let generation = one.generation.map_or_else(|| "-".to_owned(), |generation| generation.to_string());
     let replica = one.replica.filter(|replica| *replica > 0).map(|replica| format!(", replica {replica}"));
     let attempts = (one.attempts > 1).then(|| format!(", attempt {}", one.attempts));
@@ -211,13 +211,13 @@ mod tests {
 
     #[test]
     fn requests_are_two_tables_with_a_form_for_each_that_can_be_cancelled() {
-        insta::assert_snapshot!(view(&list(), Some(FORM), &[]));
+        insta::assert_snapshot!(requests_view(&list(), Some(FORM), &[]));
     }
 
     #[test]
     fn what_strangers_sent_is_text_and_who_may_not_cancel_has_no_form() {
         for form in [Some(FORM), None] {
-            let html = view(&list(), form, &[list().requests[0].id.clone()]);
+            let html = requests_view(&list(), form, &[list().requests[0].id.clone()]);
             assert!(!html.contains("<script") && !html.contains("='") && !html.contains("\"&\""), "{html}");
             assert_eq!(html.matches("<form").count(), usize::from(form.is_some()), "one can be cancelled");
         }
@@ -226,10 +226,10 @@ mod tests {
             |line: &str| CapturedRequest { id: hostile.id.clone(), line: line.to_owned(), bytes: 99 };
         for line in ["{\"a\": \"<script>\"}", "<script"] {
             let found = RequestDetail { requests: vec![hostile.clone()], recorded: Some(recorded(line)) };
-            let html = one(&hostile.id, Some(&found));
+            let html = recorded_request(&hostile.id, Some(&found));
             assert!(!html.contains("<script") && html.contains("Only the beginning of 99"), "{html}");
         }
-        assert!(one("<script>", None).contains("&lt;script&gt;"));
-        assert!(view(&RequestList::default(), Some(FORM), &[]).contains("No request is in flight."));
+        assert!(recorded_request("<script>", None).contains("&lt;script&gt;"));
+        assert!(requests_view(&RequestList::default(), Some(FORM), &[]).contains("No request is in flight."));
     }
 }

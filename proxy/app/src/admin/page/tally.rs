@@ -57,7 +57,7 @@ impl Default for CounterValues {
 
 impl RequestCounters {
     /// Counts an ended request.
-    pub(crate) fn done(&self, record: &RequestRecord) {
+    pub(crate) fn count_request(&self, record: &RequestRecord) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.requests, 1);
         let gone = record.outcome == warden_gateway::RequestOutcome::ClientGone;
@@ -69,11 +69,11 @@ impl RequestCounters {
         // Not the first byte: the first byte of an unstreamed answer comes at its end, and a stream may
         // begin with a comment.
         if let Some(first) = record.first_token.filter(|_| record.stream && record.answer_status() == 200) {
-            self.first[bucket(first)].fetch_add(1, Ordering::Relaxed);
+            self.first[bucket_index(first)].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn now(&self) -> CounterValues {
+    pub(crate) fn snapshot(&self) -> CounterValues {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CounterValues {
             requests: of(&self.requests),
@@ -86,9 +86,9 @@ impl RequestCounters {
 }
 
 /// Bucket of a time.
-fn bucket(time: Duration) -> usize {
+fn bucket_index(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() * 1e3).max(1.0).log2();
-    let index = warden_policies::units::whole(octaves * f64::from(BUCKETS_PER_OCTAVE));
+    let index = warden_policies::units::truncate_to_u64(octaves * f64::from(BUCKETS_PER_OCTAVE));
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
     if all == 0 {
         return None;
     }
-    let wanted = share.clamp(0.0, 1.0) * warden_policies::units::exact(all);
+    let wanted = share.clamp(0.0, 1.0) * warden_policies::units::as_f64(all);
     let mut below = 0.0;
     for (index, count) in (0_u32..).zip(first) {
         let count = f64::from(*count);
@@ -114,7 +114,7 @@ pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
 }
 
 /// Increase between two moments. A counter of a model that was created again starts at 0.
-pub(crate) fn since(now: &CounterValues, before: &CounterValues) -> CounterValues {
+pub(crate) fn increase_since(now: &CounterValues, before: &CounterValues) -> CounterValues {
     CounterValues {
         requests: now.requests.saturating_sub(before.requests),
         failed: now.failed.saturating_sub(before.failed),
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(quantile(&CounterValues::default().first, 0.5), None);
         for ms in [1.0, 3.0, 80.0, 250.0, 4_000.0, 600_000.0] {
             let mut first = CounterValues::default().first;
-            first[bucket(Duration::from_secs_f64(ms / 1e3))] = 1;
+            first[bucket_index(Duration::from_secs_f64(ms / 1e3))] = 1;
             for share in [0.0, 0.5, 0.99, 1.0] {
                 let told = quantile(&first, share).unwrap().as_secs_f64() * 1e3;
                 assert!(told > ms / 1.2 && told < ms * 1.2, "{told} for {ms}");
@@ -142,12 +142,12 @@ mod tests {
         }
         let mut first = CounterValues::default().first;
         for _ in 0..98 {
-            first[bucket(Duration::from_millis(100))] += 1;
+            first[bucket_index(Duration::from_millis(100))] += 1;
         }
-        first[bucket(Duration::from_secs(10))] += 2;
+        first[bucket_index(Duration::from_secs(10))] += 2;
         assert!(quantile(&first, 0.5).unwrap() < Duration::from_millis(120));
         assert!(quantile(&first, 0.99).unwrap() > Duration::from_secs(8));
         // Extreme times are counted in the outer buckets.
-        assert_eq!((bucket(Duration::ZERO), bucket(Duration::MAX)), (0, BUCKETS - 1));
+        assert_eq!((bucket_index(Duration::ZERO), bucket_index(Duration::MAX)), (0, BUCKETS - 1));
     }
 }

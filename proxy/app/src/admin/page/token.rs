@@ -28,7 +28,7 @@ impl FormToken {
     }
 
     /// Returns true if a masked token is ours. Takes the same time for every wrong one.
-    pub(crate) fn is(&self, said: &str) -> bool {
+    pub(crate) fn matches(&self, said: &str) -> bool {
         let mut both = [0; 2 * TOKEN_BYTES];
         if hex::decode_to_slice(said, &mut both).is_err() {
             return false;
@@ -47,13 +47,13 @@ mod tests {
     fn a_token_is_known_behind_every_mask_and_another_is_not() {
         let token = FormToken::draw();
         let (one, two) = (token.masked(), token.masked());
-        assert!(one != two && token.is(&one) && token.is(&two), "{one} {two}");
+        assert!(one != two && token.matches(&one) && token.matches(&two), "{one} {two}");
         let mut wrong = one.clone();
         wrong.replace_range(0..1, if one.starts_with('0') { "1" } else { "0" });
         for said in
             [wrong.as_str(), "", &one[2..], &one[..62], &"0".repeat(64), "x", &FormToken::draw().masked()]
         {
-            assert!(!token.is(said), "{said}");
+            assert!(!token.matches(said), "{said}");
         }
         assert_eq!(format!("{token:?}"), "Token(..)");
     }

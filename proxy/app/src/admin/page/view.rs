@@ -64,7 +64,7 @@ impl PageView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRoute<'a> {
     /// Redirect to the page.
-    There,
+    Root,
     View(PageView),
     /// Stream of picture numbers.
     Live,
@@ -81,14 +81,14 @@ pub(crate) enum PageRoute<'a> {
 impl PageRoute<'_> {
     /// Returns true if the answer is a whole page, which any site may open in a tab.
     pub(crate) const fn is_document(self) -> bool {
-        matches!(self, Self::There | Self::View(_) | Self::Report(_) | Self::Nothing)
+        matches!(self, Self::Root | Self::View(_) | Self::Report(_) | Self::Nothing)
     }
 }
 
 /// The meaning of a path; `None`: the path is not one of the page.
-pub(crate) fn way(path: &str) -> Option<PageRoute<'_>> {
+pub(crate) fn parse_path(path: &str) -> Option<PageRoute<'_>> {
     let rest = match path {
-        "/" | "/page" => return Some(PageRoute::There),
+        "/" | "/page" => return Some(PageRoute::Root),
         _ => path.strip_prefix("/page/")?,
     };
     let listed = PageView::LISTED.into_iter().chain([PageView::Help]).find(|view| view.path() == path);
@@ -107,7 +107,7 @@ pub(crate) fn way(path: &str) -> Option<PageRoute<'_>> {
 }
 
 /// Returns true if a redirect target is an address of the page.
-pub(crate) fn is_here(address: &str) -> bool {
+pub(crate) fn is_page_address(address: &str) -> bool {
     address.starts_with("/page/") && address.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }
 
@@ -118,15 +118,18 @@ mod tests {
     #[test]
     fn each_view_has_a_path_of_its_own_and_other_routes_are_not_ours() {
         for view in PageView::LISTED.into_iter().chain([PageView::Help]) {
-            assert_eq!(way(view.path()), Some(PageRoute::View(view)));
+            assert_eq!(parse_path(view.path()), Some(PageRoute::View(view)));
         }
-        assert_eq!((way("/"), way("/page")), (Some(PageRoute::There), Some(PageRoute::There)));
-        assert_eq!(way("/page/files/a.css"), Some(PageRoute::File("a.css")));
-        assert_eq!(way("/page/reports/x.html"), Some(PageRoute::Report("x.html")));
-        assert_eq!((way("/page/live"), way("/page/act")), (Some(PageRoute::Live), Some(PageRoute::Act)));
-        assert_eq!(way("/page/nothing"), Some(PageRoute::Nothing));
+        assert_eq!((parse_path("/"), parse_path("/page")), (Some(PageRoute::Root), Some(PageRoute::Root)));
+        assert_eq!(parse_path("/page/files/a.css"), Some(PageRoute::File("a.css")));
+        assert_eq!(parse_path("/page/reports/x.html"), Some(PageRoute::Report("x.html")));
+        assert_eq!(
+            (parse_path("/page/live"), parse_path("/page/act")),
+            (Some(PageRoute::Live), Some(PageRoute::Act))
+        );
+        assert_eq!(parse_path("/page/nothing"), Some(PageRoute::Nothing));
         for other in ["/status", "/pages", "/models/page/logs", "", "/metrics"] {
-            assert_eq!(way(other), None, "{other}");
+            assert_eq!(parse_path(other), None, "{other}");
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct TargetArgs {
     /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal.
     ///
     /// `auto` picks a backend for which this machine has a device and a toolkit, and prints the reason.
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = hinted::<BackendChoice>)]
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_with_hint::<BackendChoice>)]
     pub(crate) backend: BackendChoice,
     #[command(flatten)]
     pub(crate) arch: ArchArgs,
@@ -27,12 +27,12 @@ pub(crate) struct ArchArgs {
     /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs.
     /// GPUs by name, such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes the
     /// CPU part portable, too.
-    #[arg(long, value_name = "LIST", default_value = "native", value_parser = hinted::<ArchChoice>)]
+    #[arg(long, value_name = "LIST", default_value = "native", value_parser = parse_with_hint::<ArchChoice>)]
     pub(crate) arch: ArchChoice,
 }
 
 /// Parses a value, and adds the hint with valid values to the error, because clap shows only the error.
-pub(crate) fn hinted<T: FromStr<Err = BuilderError>>(text: &str) -> Result<T, String> {
+pub(crate) fn parse_with_hint<T: FromStr<Err = BuilderError>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: BuilderError| {
         [Some(error.to_string()), error.hint()].into_iter().flatten().collect::<Vec<_>>().join("; ")
     })
@@ -57,7 +57,7 @@ pub(crate) struct PatchArgs {
 impl PatchArgs {
     /// Selects the sets of these flags from `known` (curated and configured sets) and the folders of
     /// `--patches`.
-    pub(crate) fn selection(&self, known: SetCatalogue) -> Result<SetSelection, CommandError> {
+    pub(crate) fn select(&self, known: SetCatalogue) -> Result<SetSelection, CommandError> {
         let mut catalogue = known;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
@@ -101,7 +101,7 @@ mod tests {
         let command = parsed(&[]).unwrap();
         assert_eq!(command.target.backend, BackendChoice::Auto);
         assert_eq!(command.target.arch.arch, ArchChoice::default());
-        let selection = command.patches.selection(SetCatalogue::embedded().unwrap()).unwrap();
+        let selection = command.patches.select(SetCatalogue::embedded().unwrap()).unwrap();
         assert_eq!((selection.sets, selection.allow_unverified), (SelectedSets::Default, false));
     }
 
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn sets_are_chosen_by_name_or_left_out() {
         let curated = || SetCatalogue::embedded().unwrap();
-        let of = |flags: &[&str]| parsed(flags).unwrap().patches.selection(curated()).unwrap();
+        let of = |flags: &[&str]| parsed(flags).unwrap().patches.select(curated()).unwrap();
         assert_eq!(of(&["--plain"]).sets, SelectedSets::None);
         let some = of(&["--patch-set", "a", "--patch-set", "b", "--allow-unverified"]);
         assert_eq!(

@@ -29,7 +29,11 @@ impl GitArgs {
 
     /// Creates the request for the commit; without `--git`, for the configured default source. `history`
     /// fetches the preceding commits, too.
-    pub(crate) fn request(&self, numbers: &Build, history: bool) -> Result<CommitRequest, CommandError> {
+    pub(crate) fn repository_request(
+        &self,
+        numbers: &Build,
+        history: bool,
+    ) -> Result<CommitRequest, CommandError> {
         let named = GitSource::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let reference = self.reference.clone().or(named.reference);
         Ok(CommitRequest { location: named.location, reference, offline: self.offline, history })
@@ -45,7 +49,8 @@ mod tests {
 
     fn request(git: Option<&str>, reference: Option<&str>) -> Result<CommitRequest, CommandError> {
         let own = |text: Option<&str>| text.map(str::to_owned);
-        GitArgs { git: own(git), reference: own(reference), offline: false }.request(&defaults().build, false)
+        GitArgs { git: own(git), reference: own(reference), offline: false }
+            .repository_request(&defaults().build, false)
     }
 
     #[test]

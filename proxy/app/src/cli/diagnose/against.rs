@@ -9,7 +9,7 @@ use std::path::Path;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::between::SearchEvent;
-use warden_diagnose::proof::{ComparedBuilds, ProofProgress, side};
+use warden_diagnose::proof::{ComparedBuilds, ProofProgress, build_side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
 use warden_experiment::proof::{BuildSide, ProofRuling};
@@ -20,7 +20,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use super::display::ExperimentDisplay;
 use super::target::{self, DiagnoseTarget};
-use super::{DiagnoseArgs, interruptible, outputs};
+use super::{DiagnoseArgs, outputs, wait_or_interrupt};
 use crate::admin::instance;
 use crate::config::arguments;
 use crate::config::machine::HostMachine;
@@ -55,12 +55,12 @@ impl DiagnoseArgs {
 /// Compares the build with OLD and prints the report.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(old) = args.against.against.as_deref() else { return Ok(()) };
-    outputs::prepare(args)?;
+    outputs::check_outputs(args)?;
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
     let (old, new) = tokio::select! {
         found = resolve_both(args, &machine, old) => found?,
-        () = signals.leave() => return Err(CommandError::INTERRUPTED),
+        () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
     };
     let report = Box::pin(prove(args, nursery, &mut signals, old, new)).await?;
     print_report(args, &report)?;
@@ -88,11 +88,11 @@ async fn resolve_both(
     old: &str,
 ) -> Result<(DiagnoseTarget, DiagnoseTarget), CommandError> {
     let chosen = if old.contains('/') {
-        target::file(Path::new(old), machine)
+        target::typed_program(Path::new(old), machine)
     } else {
         BinaryChoice::Build(old.to_owned())
     };
-    let old = DiagnoseTarget::with(args, machine, Some(("--against", chosen)), None).await?;
+    let old = DiagnoseTarget::find_with_program(args, machine, Some(("--against", chosen)), None).await?;
     let new = DiagnoseTarget::find(args, machine).await?;
     if old.spec.command.binary == new.spec.command.binary {
         return Err(CommandError::usage(
@@ -113,11 +113,13 @@ async fn prove(
     for warning in &new.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
-    out::error_line(&format!("old: {}", old.program()));
-    out::error_line(&format!("new: {}", new.program()));
+    out::error_line(&format!("old: {}", old.program_line()));
+    out::error_line(&format!("new: {}", new.program_line()));
     let timeout = new.resolved.child.version_timeout;
-    let flags =
-        tokio::join!(flags::known(&old.spec.command, timeout), flags::known(&new.spec.command, timeout));
+    let flags = tokio::join!(
+        flags::known_flags(&old.spec.command, timeout),
+        flags::known_flags(&new.spec.command, timeout)
+    );
     let flags = flags.0.zip(flags.1);
     if flags.is_none() {
         out::error_line("warning: one of them does not list its flags (`--help`), so they are not compared");
@@ -130,7 +132,7 @@ async fn prove(
         old: old.spec.clone(),
         new: new.spec.clone(),
         flags: flags.map(|(old, new)| (names(&old), names(&new))),
-        used: new.spec.command.args.iter().map(|word| arguments::normal(word)).collect(),
+        used: new.spec.command.args.iter().map(|word| arguments::normalize_flag(word)).collect(),
         paths: warden_gateway::paths().map(str::to_owned).collect(),
         work: Experiment { spec: new.spec.clone(), workloads, steps, early: true, replay: None },
     };
@@ -142,14 +144,14 @@ async fn prove(
     let mut display = ExperimentDisplay::new(legs);
     let mut watch = |proving: ProofProgress<'_>| match proving {
         ProofProgress::Next(side, round) => {
-            out::error_line(&format!("round {round}: the {} build", word(side)))
+            out::error_line(&format!("round {round}: the {} build", side_label(side)))
         }
         ProofProgress::Searching(SearchEvent::Next(ask, _)) => {
             display.close();
-            out::error_line(&format!("growth and crashes: the {} build", word(side(*ask))));
+            out::error_line(&format!("growth and crashes: the {} build", side_label(build_side(*ask))));
             display = ExperimentDisplay::new(if ask.is_end { legs } else { 1 });
         }
-        ProofProgress::Searching(SearchEvent::Leg(progress)) => display.see(progress),
+        ProofProgress::Searching(SearchEvent::Leg(progress)) => display.show(progress),
         ProofProgress::Searching(SearchEvent::OnceMore(why)) => {
             display.close();
             out::error_line(&format!("once more, because {why}"));
@@ -157,13 +159,13 @@ async fn prove(
         ProofProgress::Searching(SearchEvent::Record(_)) => display.close(),
     };
     let running = Box::pin(pair.prove(&lab, &mut watch, &stop));
-    let proof = interruptible(signals, &stop, running).await?;
+    let proof = wait_or_interrupt(signals, &stop, running).await?;
     display.close();
     drop(sockets);
-    Ok(ProofReport::new(old.program(), new.program(), proof?))
+    Ok(ProofReport::new(old.program_line(), new.program_line(), proof?))
 }
 
-const fn word(side: BuildSide) -> &'static str {
+const fn side_label(side: BuildSide) -> &'static str {
     match side {
         BuildSide::Old => "old",
         BuildSide::New => "new",
@@ -172,13 +174,13 @@ const fn word(side: BuildSide) -> &'static str {
 
 fn print_report(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), CommandError> {
     if args.json {
-        return out::json(report);
+        return out::print_json(report);
     }
-    let mut text = out::table(&report.rows());
+    let mut text = out::format_table(&report.rows());
     text.extend([format!("\n{}\n", report.sentence())]);
     text.extend(report.reasons.iter().map(|line| format!("- {line}\n")));
     text.extend(report.notes.iter().map(|line| format!("note: {line}\n")));
-    out::write(&text)
+    out::print_text(&text)
 }
 
 /// Maps the verdict to an exit code.
@@ -189,5 +191,5 @@ fn exit_for_verdict(report: &ProofReport) -> Result<(), CommandError> {
         ProofRuling::Unknown if report.proof.interrupted => crate::exit::INTERRUPTED_CODE,
         ProofRuling::Unknown => crate::exit::UNDECIDED_CODE,
     };
-    Err(CommandError::Told { code })
+    Err(CommandError::Reported { code })
 }

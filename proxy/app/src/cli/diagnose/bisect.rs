@@ -19,7 +19,7 @@ use super::trials::{self, MitigationTrials};
 use crate::cli::ConfigArgs;
 use crate::cli::progress::ProgressLines;
 use crate::config::machine::HostMachine;
-use crate::config::resolve::resolve;
+use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -41,7 +41,7 @@ pub(super) async fn run(
         .cloned()
         .collect();
     if known.is_empty() {
-        return Ok(nothing(outcome));
+        return Ok(report_without_growth(outcome));
     }
     let trials = MitigationTrials::new(target, machine, outcome, SearchPurpose::Growth)?;
     let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
@@ -50,20 +50,20 @@ pub(super) async fn run(
         base: Experiment { workloads, ..experiment.clone() },
         switches: trials.found.switches.len(),
         clashes: trials.found.clashes.clone(),
-        with: &|arm| trials.with(arm),
+        with: &|arm| trials.server_with(arm),
     };
     let mut lines = ProgressLines::new();
     let mut watch = |trying: TrialProgress<'_>| trials.show("bisect", &trying, &mut lines);
     let conclusion = switches.stop_growth(lab, &known, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
-    let (mitigations, added) = trials.cured(&conclusion.cure)?;
+    let (mitigations, added) = trials.cured_mitigations(&conclusion.cure)?;
     let SwitchCandidates { switches, not_tried, .. } = trials.found;
     Ok(CureReport { added, switches, not_tried, conclusion, mitigations })
 }
 
 /// Report for an experiment in which nothing leaks, or whose readings do not suffice.
-fn nothing(outcome: &ExperimentOutcome) -> CureReport {
+fn report_without_growth(outcome: &ExperimentOutcome) -> CureReport {
     let short: Vec<&str> = outcome
         .legs
         .iter()
@@ -98,31 +98,31 @@ fn nothing(outcome: &ExperimentOutcome) -> CureReport {
 }
 
 /// Formats the report: conclusions, lines for the configuration, tried and untried candidates.
-pub(super) fn text(report: &CureReport, name: Option<&str>) -> String {
+pub(super) fn cure_text(report: &CureReport, name: Option<&str>) -> String {
     let mut text = "\n".to_owned();
     text.extend(report.sentences().iter().map(|sentence| format!("cure: {sentence}\n")));
     if !report.mitigations.is_empty() {
-        text += &lines(&report.mitigations, &report.added, name);
+        text += &config_lines(&report.mitigations, &report.added, name);
         let cure = report.conclusion.cure.iter().filter_map(|at| report.switches.get(*at));
         text.extend(cure.map(|switch| format!("# {}: {}\n", switch.item, switch.does)));
     }
-    text + &trials::text(&report.rows(), &report.left_out())
+    text + &trials::trials_text(&report.rows(), &report.left_out())
 }
 
 /// Describes the lines to write, and the place for them.
-pub(super) fn lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
+pub(super) fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
     match name {
         Some(name) => format!(
             "\nin the configuration:\n[models.{}]\nmitigations = {}\n",
-            crate::config::problem::quoted(name),
+            crate::config::problem::quoted_key(name),
             toml_list(mitigations)
         ),
-        None => format!("\nwithout llama-warden:\n{}\n", added.line()),
+        None => format!("\nwithout llama-warden:\n{}\n", added.command_line()),
     }
 }
 
 /// Writes the mitigations into the configuration file.
-pub(super) fn write(
+pub(super) fn write_to_config(
     mitigations: &[String],
     model: &str,
     config: &ConfigArgs,
@@ -133,10 +133,10 @@ pub(super) fn write(
         out::error_line("nothing was written: there is no cure");
         return Ok(());
     }
-    super::write::write(path, model, mitigations, |new| {
+    super::write::write_mitigations(path, model, mitigations, |new| {
         let config = ConfigArgs { config: Some(new.to_owned()), ..config.clone() };
         let loaded = config.load(machine, Vec::new())?;
-        resolve(&loaded, machine, false)?;
+        resolve_config(&loaded, machine, false)?;
         Ok(())
     })?;
     out::error_line(&format!("written to {}", path.display()));
@@ -156,13 +156,13 @@ mod tests {
 
     #[test]
     fn a_cure_is_told_with_the_lines_to_write_and_what_was_not_tried() {
-        let mut report = nothing(&ExperimentOutcome {
+        let mut report = report_without_growth(&ExperimentOutcome {
             legs: Vec::new(),
             skipped: Vec::new(),
             interrupted: false,
             failed: false,
         });
-        let unknown = text(&report, Some("m"));
+        let unknown = cure_text(&report, Some("m"));
         report.switches = vec![TrialSwitch {
             item: "no-cuda-graphs".to_owned(),
             title: "computes without CUDA graphs".to_owned(),
@@ -177,6 +177,8 @@ mod tests {
         report.conclusion.cure = vec![0];
         report.mitigations = vec!["cache-ram=512".to_owned(), "no-cuda-graphs".to_owned()];
         report.added.env = vec![("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())];
-        insta::assert_snapshot!([unknown, text(&report, Some("org/m")), text(&report, None)].concat());
+        insta::assert_snapshot!(
+            [unknown, cure_text(&report, Some("org/m")), cure_text(&report, None)].concat()
+        );
     }
 }

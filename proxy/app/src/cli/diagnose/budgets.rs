@@ -13,7 +13,7 @@ use super::target::DiagnoseTarget;
 use crate::config::machine::HostMachine;
 
 /// Budgets of each memory that has one.
-pub(super) fn of(
+pub(super) fn model_budgets(
     target: &DiagnoseTarget,
     machine: &HostMachine,
     report: &DiagnoseReport,
@@ -23,8 +23,8 @@ pub(super) fn of(
     for leg in &report.legs {
         let allowed = leg.readings.last().map_or(0, |reading| reading.allowed);
         for found in new_series(&leg.finding, &all) {
-            let facts = facts(&found, allowed, machine, report);
-            all.extend(budget(&model.recycle, &facts));
+            let facts = series_facts(&found, allowed, machine, report);
+            all.extend(series_budget(&model.recycle, &facts));
         }
     }
     all
@@ -36,9 +36,15 @@ fn new_series(finding: &LegFinding, known: &[SeriesBudget]) -> Vec<SeriesFinding
     finding.series.iter().filter(|found| !is_known(found)).cloned().collect()
 }
 
-fn facts(found: &SeriesFinding, allowed: u64, machine: &HostMachine, report: &DiagnoseReport) -> SeriesFacts {
-    let growth = SeriesGrowth { baseline: Some(found.first), ..SeriesGrowth::of(found.series) };
-    let facts = SeriesFacts { growth: Some(growth), ..SeriesFacts::of(found.series, Some(found.last)) };
+fn series_facts(
+    found: &SeriesFinding,
+    allowed: u64,
+    machine: &HostMachine,
+    report: &DiagnoseReport,
+) -> SeriesFacts {
+    let growth = SeriesGrowth { baseline: Some(found.first), ..SeriesGrowth::without_readings(found.series) };
+    let facts =
+        SeriesFacts { growth: Some(growth), ..SeriesFacts::from_bytes(found.series, Some(found.last)) };
     match found.series {
         MemoryKind::Host => SeriesFacts { total: Some(machine.memory.0), allowance: allowed, ..facts },
         MemoryKind::Vram(gpu) => {
@@ -49,7 +55,7 @@ fn facts(found: &SeriesFinding, allowed: u64, machine: &HostMachine, report: &Di
     }
 }
 
-fn budget(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<SeriesBudget> {
+fn series_budget(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<SeriesBudget> {
     let budget = policy.budget(facts);
     let any = budget.soft.is_some() || budget.hard.is_some();
     any.then_some(SeriesBudget { series: facts.series, budget })

@@ -47,7 +47,7 @@ pub(super) struct SwitchCandidates {
 }
 
 /// Converts the findings of the experiment for the list of leaks.
-pub(super) fn seen(findings: &[&LegFinding], server: &AdvisedServer) -> ServerObservations {
+pub(super) fn leak_evidence(findings: &[&LegFinding], server: &AdvisedServer) -> ServerObservations {
     let mut seen = ServerObservations {
         build: server.build,
         backend: server.backend.clone(),
@@ -60,16 +60,16 @@ pub(super) fn seen(findings: &[&LegFinding], server: &AdvisedServer) -> ServerOb
     let all = || findings.iter().flat_map(|finding| &finding.series);
     for found in all().filter(|found| found.verdict.grows()) {
         let memory = memory_of(found.series);
-        if !seen.grows.contains(&memory) {
-            seen.grows.push(memory);
+        if !seen.growing.contains(&memory) {
+            seen.growing.push(memory);
         }
         if let Some(GrowthBlame::Pays { unit, .. }) = &found.blame {
             seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
         }
     }
     for memory in all().map(|found| memory_of(found.series)) {
-        if !seen.grows.contains(&memory) && !seen.still.contains(&memory) {
-            seen.still.push(memory);
+        if !seen.growing.contains(&memory) && !seen.stable.contains(&memory) {
+            seen.stable.push(memory);
         }
     }
     seen
@@ -83,14 +83,14 @@ fn memory_of(series: MemoryKind) -> LeakMemory {
 ///
 /// # Errors
 /// The list of mitigations is broken.
-pub(super) fn find(
+pub(super) fn find_candidates(
     resolved: &ResolvedConfig,
     model: usize,
     seen: &ServerObservations,
     purpose: SearchPurpose,
     judge: &mut MitigationChecker,
 ) -> Result<SwitchCandidates, String> {
-    let list = resolved.mitigations.get(model).map_or_else(catalogue, ModelMitigations::known)?;
+    let list = resolved.mitigations.get(model).map_or_else(catalogue, ModelMitigations::available)?;
     let list = list.as_ref();
     let advice = list.advise(seen);
     let values = &warden_policies::defaults().diagnose.cure.values;
@@ -112,18 +112,18 @@ pub(super) fn find(
             found.not_tried.push(rule_out(why));
             continue;
         }
-        let item = match item(entry, values) {
+        let item = match mitigation_item(entry, values) {
             Ok(item) => item,
             Err(why) => {
                 found.not_tried.push(rule_out(why));
                 continue;
             }
         };
-        match with(resolved, model, &configured, &[&item], judge)
-            .and_then(|own| changes(resolved, model, own))
+        match with_mitigations(resolved, model, &configured, &[&item], judge)
+            .and_then(|own| check_changes_command(resolved, model, own))
         {
             Ok(own) => {
-                let does = own.told.last().cloned().unwrap_or_default();
+                let does = own.descriptions.last().cloned().unwrap_or_default();
                 let does = does.split_once(": ").map_or(does.clone(), |(_, rest)| rest.to_owned());
                 let against = against.map(|advice| advice.title.clone());
                 found.switches.push(TrialSwitch { item, title: entry.title.clone(), does, against });
@@ -135,7 +135,7 @@ pub(super) fn find(
     for one in 0..found.switches.len() {
         for other in one + 1..found.switches.len() {
             let pair = [found.switches[one].item.as_str(), found.switches[other].item.as_str()];
-            let both = with(resolved, model, &configured, &pair, judge);
+            let both = with_mitigations(resolved, model, &configured, &pair, judge);
             let alone = commands[one].notes.len() + commands[other].notes.len();
             if both.is_err() || both.is_ok_and(|both| both.notes.len() > alone) {
                 found.clashes.push([one, other]);
@@ -146,7 +146,7 @@ pub(super) fn find(
 }
 
 /// Resolves the model's command with `items` added to its configured mitigations.
-pub(super) fn with(
+pub(super) fn with_mitigations(
     resolved: &ResolvedConfig,
     model: usize,
     configured: &[String],
@@ -185,8 +185,8 @@ fn order_by_advice<'a>(
 /// harm there.
 fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &MitigationEntry) -> Option<String> {
     let build = resolved.builds.get(model)?.as_ref()?;
-    let life = build.standing(entry).filter(|life| life.is != LifeState::Needed)?;
-    Some(format!("it is {} in this build: {}", life.is.name(), life.why()))
+    let life = build.mitigation_state(entry).filter(|life| life.is != LifeState::Needed)?;
+    Some(format!("it is {} in this build: {}", life.is.name(), life.reason()))
 }
 
 /// Checks that a mitigation concerns what was observed.
@@ -216,11 +216,11 @@ fn check_relevance(
     if !own && !entry.cures.iter().any(grows) {
         return Err("it is not about memory that grows".to_owned());
     }
-    if !entry.memory.iter().any(|memory| seen.grows.contains(memory)) {
-        let about: Vec<&str> = entry.memory.iter().map(|memory| place(*memory)).collect();
+    if !entry.memory.iter().any(|memory| seen.growing.contains(memory)) {
+        let about: Vec<&str> = entry.memory.iter().map(|memory| memory_name(*memory)).collect();
         return Err(format!("it is about memory of the {}, which does not grow here", about.join(" and ")));
     }
-    let gpu = seen.grows.contains(&LeakMemory::Vram) || seen.still.contains(&LeakMemory::Vram);
+    let gpu = seen.growing.contains(&LeakMemory::Vram) || seen.stable.contains(&LeakMemory::Vram);
     if !entry.backends.is_empty() && !gpu {
         return Err(format!(
             "it is for {}, and the server holds no memory of a GPU that can be read",
@@ -231,7 +231,7 @@ fn check_relevance(
 }
 
 /// Formats a mitigation as an item of `mitigations`, with the value to try if it needs one.
-fn item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -> Result<String, String> {
+fn mitigation_item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -> Result<String, String> {
     if let MitigationAction::BuildOption { name, setting } = &entry.action {
         return Err(format!("it needs another build, with -D{name}={setting}"));
     }
@@ -245,7 +245,7 @@ fn item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -> Result<St
 }
 
 /// Rejects an alternative whose command equals the present one, because trying it shows nothing.
-fn changes(
+fn check_changes_command(
     resolved: &ResolvedConfig,
     model: usize,
     own: AlternativeCommand,
@@ -259,7 +259,7 @@ fn changes(
 }
 
 /// Name of a memory within a sentence.
-const fn place(memory: LeakMemory) -> &'static str {
+const fn memory_name(memory: LeakMemory) -> &'static str {
     match memory {
         LeakMemory::Host => "host",
         LeakMemory::Vram => "GPU",

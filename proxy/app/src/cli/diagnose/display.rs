@@ -4,7 +4,7 @@ use warden_diagnose::LegProgress;
 use warden_experiment::LegFinding;
 use warden_policies::growth::{GrowthVerdict, SeriesGrowth};
 use warden_policies::sample::BackendSample;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::{ByteSize, MemoryKind, phrases};
 
 use crate::cli::progress::ProgressLines;
@@ -22,7 +22,7 @@ impl ExperimentDisplay {
     }
 
     /// Shows an event.
-    pub(super) fn see(&mut self, progress: &LegProgress<'_>) {
+    pub(super) fn show(&mut self, progress: &LegProgress<'_>) {
         match progress {
             LegProgress::Starting(workload) => {
                 self.begun += 1;
@@ -30,7 +30,7 @@ impl ExperimentDisplay {
                     "{workload} ({} of {}): {}; starting the server",
                     self.begun,
                     self.legs,
-                    workload.what()
+                    workload.description()
                 );
                 self.lines.line(&text);
             }
@@ -55,7 +55,7 @@ impl ExperimentDisplay {
                     crash.runs.len()
                 ));
             }
-            LegProgress::Ended(finding) => self.lines.line(&ended(finding)),
+            LegProgress::Ended(finding) => self.lines.line(&leg_summary(finding)),
             LegProgress::Skipped(workload, why) => {
                 // A server may have started before the workload was found to be impossible.
                 self.begun = self.begun.max(1);
@@ -88,10 +88,10 @@ fn rate_text(from: u64, to: u64, requests: u64) -> String {
     if requests == 0 {
         return String::new();
     }
-    format!("{} a request", phrases::grows((exact(to) - exact(from)) / exact(requests)))
+    format!("{} a request", phrases::growth_phrase((as_f64(to) - as_f64(from)) / as_f64(requests)))
 }
 
-fn ended(finding: &LegFinding) -> String {
+fn leg_summary(finding: &LegFinding) -> String {
     let one = |series: MemoryKind, verdict: GrowthVerdict| format!("{series} {}", verdict.as_str());
     let verdicts: Vec<String> = finding.series.iter().map(|found| one(found.series, found.verdict)).collect();
     format!("{}: {} requests: {}", finding.workload, finding.requests, verdicts.join(", "))

@@ -13,7 +13,7 @@ use crate::exit::CommandError;
 
 /// Writes the folder. `here` is the directory of the command; `visit` holds requests that show the symptom
 /// where no workload does.
-pub(super) fn write(
+pub(super) fn write_report_folder(
     path: &Path,
     report: &DiagnoseReport,
     outcome: &ExperimentOutcome,
@@ -43,12 +43,15 @@ pub(super) fn write(
 }
 
 /// Describes the machine and its software, one line each.
-pub(super) async fn system(target: &DiagnoseTarget, outcome: &ExperimentOutcome) -> Vec<(String, String)> {
+pub(super) async fn describe_system(
+    target: &DiagnoseTarget,
+    outcome: &ExperimentOutcome,
+) -> Vec<(String, String)> {
     let mut all = vec![("llama-server says".to_owned(), server_version(&target.spec.command).await)];
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
     let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
     all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
-    all.extend(machine());
+    all.extend(describe_machine());
     all.retain(|(_, value)| !value.is_empty());
     all
 }
@@ -67,7 +70,7 @@ async fn server_version(server: &ServerCommand) -> String {
 }
 
 /// Kernel, driver and processor, as far as they are known.
-pub(crate) fn machine() -> Vec<(String, String)> {
+pub(crate) fn describe_machine() -> Vec<(String, String)> {
     let name = rustix::system::uname();
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
     let first = |path: &str| {

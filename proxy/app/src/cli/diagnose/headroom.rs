@@ -3,12 +3,14 @@
 //! largest size for automatic budgets.
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::headroom::{HeadroomMeasurement, HeadroomProgress, HeadroomRun, less_context, touch};
+use warden_diagnose::headroom::{
+    HeadroomMeasurement, HeadroomProgress, HeadroomRun, measure_headroom, measure_smaller_context,
+};
 use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
 use warden_experiment::headroom::grouped;
 use warden_policies::experiment_needs::ExperimentNeeds;
-use warden_policies::units::scale;
+use warden_policies::units::scale_bytes;
 use warden_policies::{ByteSize, MemoryKind};
 use warden_supervisor::{ServerCommand, SoloSpec};
 
@@ -25,22 +27,22 @@ pub(super) async fn run(
 ) -> Result<HeadroomReport, CommandError> {
     let numbers = &lab.numbers.headroom;
     let mut lines = ProgressLines::new();
-    let first = what(&target.spec, numbers.lengths.clone());
+    let first = touch_for(&target.spec, numbers.lengths.clone());
     let touched = touch_once(lab, &first, &mut lines, stop).await?;
     let reserve = numbers.reserve.0;
     let report = HeadroomReport::new(touched, None, reserve);
-    if !report.short() || report.touched.interrupted {
+    if !report.can_run_out() || report.touched.interrupted {
         lines.close();
         return Ok(report);
     }
     let mut touched = report.touched;
     let setup = touched.setup;
-    let less = scale(setup.context, numbers.less_context);
+    let less = scale_bytes(setup.context, numbers.less_context);
     if less >= numbers.context_grain {
         lines.line(&format!(
             "headroom: the start alone with -c {less}, to see what a smaller context would free"
         ));
-        match less_context(lab, &target.spec, less, stop).await {
+        match measure_smaller_context(lab, &target.spec, less, stop).await {
             Ok(less) => touched.less_context = Some(less),
             Err(DiagnoseError::Interrupted) => touched.interrupted = true,
             // Continue: a failed start with a smaller context only leaves its savings unknown.
@@ -58,14 +60,14 @@ pub(super) async fn run(
         spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
         let upper = numbers.lengths.iter().copied().filter(|share| *share >= numbers.again_from).collect();
         // Ignore a failed start: the savings of smaller micro-batches then stay unknown.
-        smaller = touch_once(lab, &what(&spec, upper), &mut lines, stop).await.ok();
+        smaller = touch_once(lab, &touch_for(&spec, upper), &mut lines, stop).await.ok();
         touched.interrupted |= stop.is_cancelled();
     }
     lines.close();
     Ok(HeadroomReport::new(touched, smaller, reserve))
 }
 
-fn what(spec: &SoloSpec, lengths: Vec<f64>) -> HeadroomRun {
+fn touch_for(spec: &SoloSpec, lengths: Vec<f64>) -> HeadroomRun {
     let ServerCommand { args, env, .. } = &spec.command;
     let variable =
         |name: &str| env.iter().find(|(own, _)| own == name).and_then(|(_, value)| value.parse().ok());
@@ -94,7 +96,7 @@ async fn touch_once(
             lines.change(&format!("headroom: {}: {each}", describe_prompts(tokens, together)), true);
         }
     };
-    Ok(touch(lab, what, &mut watch, stop).await?)
+    Ok(measure_headroom(lab, what, &mut watch, stop).await?)
 }
 
 fn describe_prompts(tokens: u64, together: u32) -> String {
@@ -107,11 +109,11 @@ fn describe_prompts(tokens: u64, together: u32) -> String {
 }
 
 /// Stores the measurements for the next process of this command.
-pub(super) fn remember(
+pub(super) fn store_measurements(
     target: &DiagnoseTarget,
     report: &HeadroomReport,
 ) -> Result<ExperimentNeeds, CommandError> {
-    let mut learnt = report.learnt();
+    let mut learnt = report.learned_prices();
     // A size that does not fit is no target for growth.
     let fits = |series: MemoryKind| {
         report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
@@ -119,13 +121,14 @@ pub(super) fn remember(
     learnt.worst.retain(|(series, _)| fits(*series));
     let spec = &target.resolved.fleet.models[target.index];
     let (state, keep) = (&target.resolved.dirs.state, target.watch.sensors.priors_kept);
-    warden_supervisor::remember(state, &spec.name, &spec.command, learnt.clone(), keep).map_err(|error| {
-        CommandError::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
-    })?;
+    warden_supervisor::remember_measurements(state, &spec.name, &spec.command, learnt.clone(), keep)
+        .map_err(|error| {
+            CommandError::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
+        })?;
     Ok(learnt)
 }
 
-pub(super) fn text(report: &HeadroomReport) -> String {
+pub(super) fn headroom_text(report: &HeadroomReport) -> String {
     let sentences = report.sentences().into_iter().map(|sentence| sentence + "\n");
-    out::table(&report.rows()) + "\n" + &sentences.collect::<String>()
+    out::format_table(&report.rows()) + "\n" + &sentences.collect::<String>()
 }

@@ -49,7 +49,7 @@ pub(crate) struct KeeperArgs {
 pub(crate) fn run(args: &KeeperArgs) -> Result<(), CommandError> {
     let mark = std::env::var(WRAP_MARK_VARIABLE)
         .map_err(|_| CommandError::usage(format!("{WRAP_MARK_VARIABLE} is not set"), "use --wrap"))?;
-    if args.stay { stay(args, &mark) } else { start_keeper(args) }
+    if args.stay { keep_until_end(args, &mark) } else { start_keeper(args) }
 }
 
 /// Starts the keeper in a process group of its own, so that signals to other groups do not end it.
@@ -74,10 +74,10 @@ fn start_keeper(args: &KeeperArgs) -> Result<(), CommandError> {
 }
 
 /// Waits until the tool or the experiment ends, then kills the remaining processes with the mark.
-fn stay(args: &KeeperArgs, mark: &str) -> Result<(), CommandError> {
+fn keep_until_end(args: &KeeperArgs, mark: &str) -> Result<(), CommandError> {
     let open = |pid: i32| Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let (tool, owner) = (open(args.tool), open(args.owner));
-    out::line("watching")?;
+    out::print_line("watching")?;
     let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
     // A process that could not be opened has ended already.
     while both.len() == 2 && !wait_for_any_end(&both, TOOL_WAIT_LIMIT) {}
@@ -115,10 +115,10 @@ fn wait_for_any_end(processes: &[&OwnedFd], limit: Duration) -> bool {
 fn marked_processes(proc: &Path, mark: &[u8]) -> Vec<Pid> {
     let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
-    pids.filter(|pid| *pid != getpid() && carries(proc, *pid, mark)).collect()
+    pids.filter(|pid| *pid != getpid() && has_mark(proc, *pid, mark)).collect()
 }
 
-fn carries(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
+fn has_mark(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
     let process = proc.join(pid.as_raw_nonzero().to_string());
     let has = |folder: &Path| {
         let all = std::fs::read(folder.join("environ")).ok().filter(|all| !all.is_empty())?;
@@ -135,7 +135,7 @@ fn carries(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
 /// Kills a process if it still has the mark: the PID may have been reused.
 fn kill_marked(pid: Pid, mark: &[u8]) {
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
-        && carries(Path::new("/proc"), pid, mark)
+        && has_mark(Path::new("/proc"), pid, mark)
     {
         // Ignore the error: the process may have ended.
         let _ = pidfd_send_signal(process, Signal::KILL);

@@ -43,7 +43,7 @@ use warden_supervisor::SoloStarter;
 use warden_supervisor::nursery::NurseryHandle;
 
 use self::display::ExperimentDisplay;
-pub(crate) use self::folder::machine as machine_facts;
+pub(crate) use self::folder::describe_machine as machine_facts;
 pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
 use self::target::DiagnoseTarget;
 use self::trace::TraceRecorder;
@@ -132,7 +132,7 @@ struct DiagnoseCommandLine {
 
 impl DiagnoseArgs {
     /// Parses a command line; the first word is the program.
-    pub(crate) fn parsed(words: &[String]) -> Result<Self, CommandError> {
+    pub(crate) fn parse_words(words: &[String]) -> Result<Self, CommandError> {
         let parsed = <DiagnoseCommandLine as clap::Parser>::try_parse_from(words);
         parsed.map(|alone| alone.args).map_err(|error| CommandError::failed(error.to_string()))
     }
@@ -173,7 +173,7 @@ pub(crate) fn run(args: DiagnoseArgs) -> Result<(), CommandError> {
 }
 
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
-    if args.searches() {
+    if args.is_search() {
         return Box::pin(between::run(&args, nursery)).await;
     }
     if args.is_comparison() {
@@ -181,11 +181,11 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     }
     let workloads = args.workloads()?;
     let recording = args.replay.as_deref().map(RequestRecording::read).transpose()?.map(Arc::new);
-    if let Some(torn) = recording.as_ref().map(|recording| recording.torn()).filter(|torn| *torn > 0) {
+    if let Some(torn) = recording.as_ref().map(|recording| recording.torn_lines()).filter(|torn| *torn > 0) {
         let lines = if torn == 1 { "one line is" } else { "some lines are" };
         out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
     }
-    outputs::prepare(&args)?;
+    outputs::check_outputs(&args)?;
     // Install the handlers before any process starts, so that no signal has its default action halfway
     // through.
     let mut signals = SignalHandlers::new()?;
@@ -194,12 +194,12 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     let mut tracing = args.trace.then(|| TraceRecorder::prepare(args.tracer.as_ref())).transpose()?;
     let mut target = tokio::select! {
         target = DiagnoseTarget::find(&args, &machine) => target?,
-        () = signals.leave() => return Err(CommandError::INTERRUPTED),
+        () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
     };
     for warning in &target.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
-    out::error_line(&target.program());
+    out::error_line(&target.program_line());
     // Describe the server as configured; a tool around it is named separately.
     let mut about = target.about(crate::clock::now_text(), &machine);
     let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
@@ -207,10 +207,10 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
         tracing.apply(&mut spec.command)?;
     }
     if let Some(wrap) = &wrap {
-        out::error_line(&wrap.place(&spec.command));
+        out::error_line(&wrap.directory_note(&spec.command));
         wrap.apply(&mut spec.command)?;
         about = about.with_tool(wrap.words());
-        ToolWrapper::patience(&mut target.lifecycle, &mut numbers);
+        ToolWrapper::extend_deadlines(&mut target.lifecycle, &mut numbers);
     }
     // Private directory for sockets, removed at the end with its contents.
     let sockets = instance::private_dir(&target.runtime_dir)?;
@@ -228,82 +228,103 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     let mut display = ExperimentDisplay::new(experiment.workloads.len());
     let mut show = |progress: warden_diagnose::LegProgress<'_>| {
         if let Some(tracing) = &mut tracing {
-            tracing.see(&progress);
+            tracing.on_progress(&progress);
         }
-        display.see(&progress);
+        display.show(&progress);
     };
     // Box the large future: a leg may be repeated within it.
     let running = Box::pin(experiment.run(&lab, &mut show, &stop));
-    let outcome = interruptible(&mut signals, &stop, running).await?;
+    let outcome = wait_or_interrupt(&mut signals, &stop, running).await?;
     display.close();
     let further: Result<_, CommandError> = match outcome {
         Err(DiagnoseError::Start(failure))
             if warden_supervisor::start_search::may_be_load_death(&failure) =>
         {
-            let running = starts::search(&target, experiment.spec.clone(), &lab, &stop);
-            let finding = interruptible(&mut signals, &stop, Box::pin(running)).await?;
+            let running = starts::search_start_switch(&target, experiment.spec.clone(), &lab, &stop);
+            let finding = wait_or_interrupt(&mut signals, &stop, Box::pin(running)).await?;
             drop(sockets);
-            starts::remember(&target, &finding);
+            starts::store_finding(&target, &finding);
             let failure = DiagnoseError::Start(failure).into();
             let is_short = matches!(finding.outcome, StartOutcome::Otherwise { .. }) && finding.deaths == 0;
             if is_short || stop.is_cancelled() {
                 return Err(if stop.is_cancelled() { CommandError::INTERRUPTED } else { failure });
             }
-            starts::show(&target, &finding, args.json)?;
+            starts::print_finding(&target, &finding, args.json)?;
             if args.write {
-                bisect::write(&starts::cures(&finding), &target.name, &args.config, &machine)?;
+                bisect::write_to_config(
+                    &starts::writable_cures(&finding),
+                    &target.name,
+                    &args.config,
+                    &machine,
+                )?;
             }
-            return Err(starts::end(&finding, failure));
+            return Err(starts::exit_for_finding(&finding, failure));
         }
         Ok(mut outcome) => {
             if let Some(tracing) = &tracing {
                 tracing.apply_to_verdicts(&mut outcome);
             }
             // Box the large future: it contains whole experiments.
-            let further =
-                Box::pin(further(&args, &target, &machine, &experiment, &outcome, &lab, &mut signals, &stop));
+            let further = Box::pin(run_follow_ups(
+                &args,
+                &target,
+                &machine,
+                &experiment,
+                &outcome,
+                &lab,
+                &mut signals,
+                &stop,
+            ));
             let found = further.await;
             Ok((outcome, found))
         }
         Err(error) => Err(error.into()),
     };
     drop(sockets);
-    let (outcome, FollowUpResults { cure, survival, headroom, trouble }) = further?;
+    let (outcome, FollowUpResults { cure, survival, headroom, failure: trouble }) = further?;
     let mut report = DiagnoseReport { cure, survival, headroom, ..DiagnoseReport::new(about, &outcome) };
-    report.about.system = folder::system(&target, &outcome).await;
-    report.budgets = budgets::of(&target, &machine, &report);
+    report.about.system = folder::describe_system(&target, &outcome).await;
+    report.budgets = budgets::model_budgets(&target, &machine, &report);
     if let Some(tracing) = &tracing {
         let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
         report.trace = legs.map_err(|error| CommandError::failed(format!("--trace: {error}")))?;
-        report.attribution = tracing.lines();
-        report.untraced = tracing.untraced();
+        report.attribution = tracing.report_lines();
+        report.untraced = tracing.untraced_reason();
     }
     if args.json {
-        out::json(&report)?;
+        out::print_json(&report)?;
     } else {
-        out::write(&text(&args, &outcome, &report))?;
+        out::print_text(&findings_text(&args, &outcome, &report))?;
     }
     // Print these lines in JSON mode, too (on stderr): the JSON report does not contain them.
-    for line in wrap.iter().flat_map(|wrap| wrap.told(&outcome)) {
-        if args.json { out::error_line(&line) } else { out::line(&line)? }
+    for line in wrap.iter().flat_map(|wrap| wrap.last_lines(&outcome)) {
+        if args.json { out::error_line(&line) } else { out::print_line(&line)? }
     }
     // Write files after the table, so that a failed write does not hide the findings.
-    let cures = cures(&report);
+    let cures = collect_cures(&report);
     let all = [
-        args.write.then(|| bisect::write(&cures, &target.name, &args.config, &machine)),
-        args.html.as_ref().map(|path| outputs::page(path, &report.html())),
+        args.write.then(|| bisect::write_to_config(&cures, &target.name, &args.config, &machine)),
+        args.html.as_ref().map(|path| outputs::write_page(path, &report.html())),
         args.report.as_ref().map(|path| {
-            folder::write(path, &report, &outcome, &target, &machine.cwd, recording.as_deref(), &[])
+            folder::write_report_folder(
+                path,
+                &report,
+                &outcome,
+                &target,
+                &machine.cwd,
+                recording.as_deref(),
+                &[],
+            )
         }),
         trouble.map(Err),
     ];
     outputs::first_failure(all.into_iter().flatten(), out::error_line)?;
-    end(&outcome, &report, stop.is_cancelled())
+    exit_for_findings(&outcome, &report, stop.is_cancelled())
 }
 
 /// Runs the requested follow-ups of the experiment.
 #[expect(clippy::too_many_arguments, reason = "all that an experiment is made of, once")]
-async fn further(
+async fn run_follow_ups(
     args: &DiagnoseArgs,
     target: &DiagnoseTarget,
     machine: &HostMachine,
@@ -318,28 +339,28 @@ async fn further(
         let leaks = outcome.legs.iter().any(|leg| leg.finding.crash.is_none() && leg.finding.leaks());
         if leaks || !outcome.crashed() {
             let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
-            match interruptible(signals, stop, running).await.and_then(|done| done) {
+            match wait_or_interrupt(signals, stop, running).await.and_then(|done| done) {
                 Ok(cure) => all.cure = Some(cure),
-                Err(trouble) => return FollowUpResults { trouble: Some(trouble), ..all },
+                Err(trouble) => return FollowUpResults { failure: Some(trouble), ..all },
             }
         }
         let running = Box::pin(survive::run(target, machine, experiment, outcome, lab, stop));
-        match interruptible(signals, stop, running).await.and_then(|done| done) {
+        match wait_or_interrupt(signals, stop, running).await.and_then(|done| done) {
             Ok(survival) => all.survival = survival,
-            Err(trouble) => return FollowUpResults { trouble: Some(trouble), ..all },
+            Err(trouble) => return FollowUpResults { failure: Some(trouble), ..all },
         }
     }
     if args.headroom && !stop.is_cancelled() {
-        match interruptible(signals, stop, headroom::run(target, lab, stop)).await.and_then(|done| done) {
+        match wait_or_interrupt(signals, stop, headroom::run(target, lab, stop)).await.and_then(|done| done) {
             Ok(found) => {
                 // Do not store an interrupted measurement: `serve` would trust a curve of small prompts
                 // alone.
                 if !found.touched.interrupted {
-                    all.trouble = headroom::remember(target, &found).err();
+                    all.failure = headroom::store_measurements(target, &found).err();
                 }
                 all.headroom = Some(found);
             }
-            Err(trouble) => all.trouble = Some(trouble),
+            Err(trouble) => all.failure = Some(trouble),
         }
     }
     all
@@ -352,11 +373,11 @@ struct FollowUpResults {
     survival: Vec<SurvivalReport>,
     headroom: Option<HeadroomReport>,
     /// Failure that ended the follow-ups.
-    trouble: Option<CommandError>,
+    failure: Option<CommandError>,
 }
 
 /// Waits for `running`. The first signal cancels `stop`, the second ends the program and the server with it.
-async fn interruptible<T>(
+async fn wait_or_interrupt<T>(
     signals: &mut SignalHandlers,
     stop: &CancellationToken,
     running: impl Future<Output = T>,
@@ -365,7 +386,7 @@ async fn interruptible<T>(
     loop {
         tokio::select! {
             done = &mut running => return Ok(done),
-            () = signals.leave() => {
+            () = signals.wait_leave() => {
                 if stop.is_cancelled() {
                     return Err(CommandError::INTERRUPTED);
                 }
@@ -376,11 +397,11 @@ async fn interruptible<T>(
 }
 
 /// Formats the table and the notes below it.
-fn text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &DiagnoseReport) -> String {
+fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let mut text = String::new();
     if !findings.is_empty() || !outcome.skipped.is_empty() {
-        text += &out::table(&warden_diagnose::report::rows(&findings, &outcome.skipped));
+        text += &out::format_table(&warden_diagnose::report::table_rows(&findings, &outcome.skipped));
     }
     let notes = report.notes();
     if !notes.is_empty() {
@@ -388,16 +409,16 @@ fn text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &DiagnoseRepor
     }
     text.extend(notes.iter().map(|note| format!("{note}\n")));
     let name = args.flags.is_empty().then_some(report.about.model.as_str());
-    text.extend(report.cure.iter().map(|cure| bisect::text(cure, name)));
-    text.extend(report.survival.iter().map(|one| survive::text(one, name)));
-    text.extend(report.headroom.iter().map(headroom::text));
+    text.extend(report.cure.iter().map(|cure| bisect::cure_text(cure, name)));
+    text.extend(report.survival.iter().map(|one| survive::survival_text(one, name)));
+    text.extend(report.headroom.iter().map(headroom::headroom_text));
     text.extend(report.attribution.iter().map(|line| format!("{line}\n")));
     text
 }
 
 /// All mitigations that stop a symptom, as items of `mitigations`. Cures of different symptoms were tried
 /// separately.
-fn cures(report: &DiagnoseReport) -> Vec<String> {
+fn collect_cures(report: &DiagnoseReport) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let lists = report.cure.iter().map(|cure| &cure.mitigations);
     for item in lists.chain(report.survival.iter().map(|one| &one.mitigations)).flatten() {
@@ -409,27 +430,31 @@ fn cures(report: &DiagnoseReport) -> Vec<String> {
 }
 
 /// Maps the findings to an exit code.
-fn end(outcome: &ExperimentOutcome, report: &DiagnoseReport, stopped: bool) -> Result<(), CommandError> {
-    let short = report.headroom.as_ref().is_some_and(HeadroomReport::short);
+fn exit_for_findings(
+    outcome: &ExperimentOutcome,
+    report: &DiagnoseReport,
+    stopped: bool,
+) -> Result<(), CommandError> {
+    let short = report.headroom.as_ref().is_some_and(HeadroomReport::can_run_out);
     let code = if outcome.interrupted || stopped {
         crate::exit::INTERRUPTED_CODE
     } else if outcome.crashed() {
         crate::exit::CRASHES_CODE
     } else if outcome.leaks() || short {
         crate::exit::LEAKS_CODE
-    } else if outcome.broke() || outcome.failed {
+    } else if outcome.server_failed() || outcome.failed {
         crate::exit::FAILURE_CODE
     } else if outcome.legs.is_empty() && report.headroom.is_none() {
         return Err(CommandError::hinted(
             "nothing was run: the server can do none of these workloads",
             "the table says why",
         ));
-    } else if outcome.tells_nothing() || outcome.is_in_doubt() {
+    } else if outcome.is_inconclusive() || outcome.is_in_doubt() {
         crate::exit::UNDECIDED_CODE
     } else {
         return Ok(());
     };
-    Err(CommandError::Told { code })
+    Err(CommandError::Reported { code })
 }
 
 impl From<DiagnoseError> for CommandError {

@@ -9,7 +9,7 @@ use super::DiagnoseArgs;
 use crate::exit::CommandError;
 
 /// Checks that all outputs can be written, before the experiment starts.
-pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), CommandError> {
+pub(super) fn check_outputs(args: &DiagnoseArgs) -> Result<(), CommandError> {
     if let Some(path) = &args.html {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
         opened.map_err(|error| {
@@ -20,7 +20,7 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), CommandError> {
         })?;
     }
     if let Some(path) = &args.report {
-        if let Some(file) = warden_diagnose::report::foreign_in(path, true) {
+        if let Some(file) = warden_diagnose::report::foreign_file_in(path, true) {
             return Err(CommandError::usage(
                 format!(
                     "--report {}: {} is there, and llama-warden did not write it",
@@ -43,7 +43,7 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-pub(super) fn page(path: &Path, page: &str) -> Result<(), CommandError> {
+pub(super) fn write_page(path: &Path, page: &str) -> Result<(), CommandError> {
     std::fs::write(path, page)
         .map_err(|error| CommandError::failed(format!("cannot write {}: {error}", path.display())))
 }
@@ -81,7 +81,7 @@ mod tests {
         let file = folder.path().join("file");
         std::fs::write(&file, "mine").unwrap();
         let prepared = |flag: &str, path: &Path| {
-            prepare(
+            check_outputs(
                 &OutputsTestCli::parse_from(["diagnose", flag, path.to_str().unwrap(), "--", "-m", "a"]).args,
             )
         };

@@ -11,7 +11,7 @@ use crate::exit::CommandError;
 use crate::out;
 
 /// Searches for a switch with which the server starts.
-pub(super) async fn search(
+pub(super) async fn search_start_switch(
     target: &DiagnoseTarget,
     spec: SoloSpec,
     lab: &Lab,
@@ -28,7 +28,7 @@ pub(super) async fn search(
 }
 
 /// Stores the finding for `serve`, which then does not search again.
-pub(super) fn remember(target: &DiagnoseTarget, finding: &StartFinding) {
+pub(super) fn store_finding(target: &DiagnoseTarget, finding: &StartFinding) {
     if !finding.is_lasting() {
         return;
     }
@@ -41,24 +41,28 @@ pub(super) fn remember(target: &DiagnoseTarget, finding: &StartFinding) {
 }
 
 /// Prints the finding, as text or as JSON.
-pub(super) fn show(target: &DiagnoseTarget, finding: &StartFinding, json: bool) -> Result<(), CommandError> {
+pub(super) fn print_finding(
+    target: &DiagnoseTarget,
+    finding: &StartFinding,
+    json: bool,
+) -> Result<(), CommandError> {
     if json {
-        return out::json(&serde_json::json!({ "model": target.name, "start": finding }));
+        return out::print_json(&serde_json::json!({ "model": target.name, "start": finding }));
     }
-    finding.lines().iter().try_for_each(|line| out::line(line))
+    finding.lines().iter().try_for_each(|line| out::print_line(line))
 }
 
 /// The mitigation that starts the server, for `--write`. Empty if words of `args` conflict with it.
-pub(super) fn cures(finding: &StartFinding) -> Vec<String> {
+pub(super) fn writable_cures(finding: &StartFinding) -> Vec<String> {
     let item = finding.switch().filter(|switch| switch.line.starts_with("write `mitigations"));
     item.map(|switch| switch.item.clone()).into_iter().collect()
 }
 
 /// Maps the finding to the result of the command: a server that dies at each start counts as a crash.
-pub(super) fn end(finding: &StartFinding, failure: CommandError) -> CommandError {
+pub(super) fn exit_for_finding(finding: &StartFinding, failure: CommandError) -> CommandError {
     match finding.outcome {
         StartOutcome::Found { .. } | StartOutcome::NoSwitch => {
-            CommandError::Told { code: crate::exit::CRASHES_CODE }
+            CommandError::Reported { code: crate::exit::CRASHES_CODE }
         }
         StartOutcome::NotEveryTime | StartOutcome::Otherwise { .. } | StartOutcome::GivenUp => failure,
     }

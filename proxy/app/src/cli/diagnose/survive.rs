@@ -31,12 +31,12 @@ pub(super) async fn run(
         if stop.is_cancelled() {
             break;
         }
-        all.push(one(target, machine, experiment, outcome, (finding, crash), lab, stop).await?);
+        all.push(search_for_crash(target, machine, experiment, outcome, (finding, crash), lab, stop).await?);
     }
     Ok(all)
 }
 
-async fn one(
+async fn search_for_crash(
     target: &DiagnoseTarget,
     machine: &HostMachine,
     experiment: &Experiment,
@@ -48,7 +48,7 @@ async fn one(
     let purpose = SearchPurpose::Crash { on_gpu: mentions_gpu(&crash.lines) };
     let trials = MitigationTrials::new(target, machine, outcome, purpose)?;
     let with = |arm: &SwitchSet| {
-        let mut spec = trials.with(arm)?;
+        let mut spec = trials.server_with(arm)?;
         if finding.control {
             without_prompt_cache(&mut spec);
         }
@@ -66,7 +66,7 @@ async fn one(
     let conclusion = switches.stop_crash(lab, finding.workload, crash, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
-    let (mitigations, added) = trials.cured(&conclusion.cure)?;
+    let (mitigations, added) = trials.cured_mitigations(&conclusion.cure)?;
     let (workload, SwitchCandidates { switches, not_tried, .. }) = (finding.workload, trials.found);
     Ok(SurvivalReport { workload, switches, not_tried, conclusion, mitigations, added })
 }
@@ -80,13 +80,13 @@ fn mentions_gpu(lines: &[String]) -> bool {
 }
 
 /// Formats the report: conclusions, lines for the configuration, tried and untried candidates.
-pub(super) fn text(report: &SurvivalReport, name: Option<&str>) -> String {
+pub(super) fn survival_text(report: &SurvivalReport, name: Option<&str>) -> String {
     let mut text = "\n".to_owned();
     text.extend(report.sentences().iter().map(|sentence| format!("crash: {sentence}\n")));
     if !report.mitigations.is_empty() {
-        text += &super::bisect::lines(&report.mitigations, &report.added, name);
+        text += &super::bisect::config_lines(&report.mitigations, &report.added, name);
     }
-    text + &trials::text(&report.rows(), &report.left_out())
+    text + &trials::trials_text(&report.rows(), &report.left_out())
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub(crate) struct DiagnoseTarget {
 impl DiagnoseTarget {
     /// Reads the configuration and runs the binary once to check it.
     pub(crate) async fn find(args: &DiagnoseArgs, machine: &HostMachine) -> Result<Self, CommandError> {
-        Self::with(args, machine, program(args, machine), None).await
+        Self::find_with_program(args, machine, program(args, machine), None).await
     }
 
     /// Resolves the configuration of the model without running its program.
@@ -51,13 +51,13 @@ impl DiagnoseTarget {
         args: &DiagnoseArgs,
         machine: &HostMachine,
     ) -> Result<(ResolvedConfig, usize), CommandError> {
-        let resolved = plan(args, machine)?.as_configured(machine)?;
+        let resolved = configuration_plan(args, machine)?.as_configured(machine)?;
         let index = find_model(args.model.as_deref(), &resolved)?;
         Ok((resolved, index))
     }
 
     /// Like [`DiagnoseTarget::find`], with a program selected by a flag. Searches builds in `other_store`, too.
-    pub(crate) async fn with(
+    pub(crate) async fn find_with_program(
         args: &DiagnoseArgs,
         machine: &HostMachine,
         chosen: Option<(&'static str, BinaryChoice)>,
@@ -65,7 +65,7 @@ impl DiagnoseTarget {
     ) -> Result<Self, CommandError> {
         let chosen_by = chosen.as_ref().map(|(flag, _)| *flag);
         let mut index = 0;
-        let plan = plan(args, machine)?;
+        let plan = configuration_plan(args, machine)?;
         let resolving = plan.resolve_with(machine, |resolved| {
             index = find_model(args.model.as_deref(), resolved)?;
             resolved.other_store = other_store.map(Path::to_owned);
@@ -102,7 +102,7 @@ impl DiagnoseTarget {
     }
 
     /// Describes the diagnosed program in one line.
-    pub(crate) fn program(&self) -> String {
+    pub(crate) fn program_line(&self) -> String {
         let known = if self.server.is_empty() { String::new() } else { format!(" ({})", self.server) };
         let by = self.chosen_by.map_or_else(String::new, |flag| format!(", chosen by {flag}"));
         format!("{}: {}{known}{by}", self.name, self.spec.command.binary.display())
@@ -121,7 +121,7 @@ impl DiagnoseTarget {
 }
 
 /// Chooses the sources of the configuration.
-fn plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
+fn configuration_plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
     let any_name = !args.flags.is_empty();
     if !any_name && args.config.config.is_none() && args.models_dir.is_empty() {
         return Err(CommandError::usage(
@@ -133,8 +133,8 @@ fn plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<ConfigSource, Comm
     if args.write && args.config.config.is_none() {
         return Err(CommandError::usage("--write: there is no file to write to", "name it with `--config`"));
     }
-    let mut flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
-    flags.extend(serve::folders(&args.models_dir));
+    let mut flags = if any_name { dropin::dropin_settings(&args.flags, machine)? } else { Vec::new() };
+    flags.extend(serve::model_folders(&args.models_dir));
     Ok(ConfigSource { config: args.config.clone(), flags, any_name })
 }
 
@@ -143,12 +143,12 @@ fn program(args: &DiagnoseArgs, machine: &HostMachine) -> Option<(&'static str, 
     let Some(binary) = &args.binary else {
         return Some(("--build", BinaryChoice::Build(args.build.clone()?)));
     };
-    Some(("--binary", file(binary, machine)))
+    Some(("--binary", typed_program(binary, machine)))
 }
 
 /// Resolves a typed path relative to the working directory, not to the configuration. Searches PATH for a
 /// bare word that is no file, like a shell.
-pub(super) fn file(binary: &Path, machine: &HostMachine) -> BinaryChoice {
+pub(super) fn typed_program(binary: &Path, machine: &HostMachine) -> BinaryChoice {
     let path = machine.cwd.join(binary);
     let bare = binary.components().count() == 1 && !path.is_file();
     if bare { BinaryChoice::InPath(binary.to_owned()) } else { BinaryChoice::Path(path) }

@@ -24,7 +24,7 @@ use warden_policies::sample::{BackendSample, HostMemory};
 use warden_supervisor::ServerCommand;
 use warden_tracer_reader::{
     AllocationKind, AllocationPlace, PreloadObstacle, ProcessModules, SymbolTables, TRACE_VARIABLE,
-    TraceLosses, TraceSnapshot, TracedMemory, obstacle, places, write_library,
+    TraceLosses, TraceSnapshot, TracedMemory, group_by_place, preload_obstacle, write_library,
 };
 
 use crate::exit::CommandError;
@@ -108,7 +108,7 @@ impl TraceRecorder {
         let failed = |what: &str, error: &std::io::Error| {
             CommandError::hinted(format!("--trace: {what}: {error}"), "name a library with `--tracer PATH`")
         };
-        let folder = private_temp::folder("llama-warden-trace-");
+        let folder = private_temp::private_folder("llama-warden-trace-");
         let folder = folder.map_err(|error| failed("cannot make a folder", &error))?;
         let library = match other {
             Some(path) => std::path::absolute(path).and_then(std::fs::canonicalize),
@@ -144,7 +144,7 @@ impl TraceRecorder {
     pub(super) fn apply(&mut self, command: &mut ServerCommand) -> Result<(), CommandError> {
         const PRELOAD: &str = "LD_PRELOAD";
         self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
-        self.obstacle = obstacle(&self.server);
+        self.obstacle = preload_obstacle(&self.server);
         let (server, glibc) = (self.server.display(), "take a build that is linked with glibc 2.34 or newer");
         match self.obstacle {
             Some(why @ PreloadObstacle::Musl) => {
@@ -166,7 +166,7 @@ impl TraceRecorder {
         Ok(())
     }
 
-    pub(super) fn see(&mut self, progress: &LegProgress<'_>) {
+    pub(super) fn on_progress(&mut self, progress: &LegProgress<'_>) {
         match progress {
             LegProgress::Starting(_) => self.begin(),
             LegProgress::Step { now, .. } => self.read(now),
@@ -197,7 +197,7 @@ impl TraceRecorder {
             self.silent = true;
             return;
         };
-        self.modules = ProcessModules::of(snapshot.pid);
+        self.modules = ProcessModules::read(snapshot.pid);
         let requests = now.work.requests;
         let handles = HANDLE_KINDS.map(|(kind, _)| snapshot.live_count(&[kind]));
         let vram = (!now.vram.is_empty()).then(|| now.vram.iter().map(|vram| vram.bytes).sum());
@@ -244,7 +244,7 @@ impl TraceRecorder {
         let base = self.kept.iter().min_by_key(|moment| moment.at.abs_diff(third));
         let requests = last.requests.saturating_sub(base.map_or(0, |base| base.requests));
         let places =
-            places(base.map(|base| &base.snapshot), &last.snapshot, &self.modules, &mut self.symbols);
+            group_by_place(base.map(|base| &base.snapshot), &last.snapshot, &self.modules, &mut self.symbols);
         // Applies also to a leg that was too short for a verdict.
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
@@ -254,12 +254,12 @@ impl TraceRecorder {
         };
         let memories = [(TracedMemory::Host, true), (TracedMemory::Device, false)];
         let memories = memories.into_iter().zip(&self.readings).filter_map(|((memory, host), readings)| {
-            let attribution = GrowthAttribution::of(readings)?;
+            let attribution = GrowthAttribution::from_readings(readings)?;
             Some(MemoryAttribution {
                 memory,
                 grows: grows(host),
                 attribution,
-                explained: attribution.explained(),
+                explained: attribution.explained_share(),
             })
         });
         let TraceLosses { unfollowed, siteless, .. } = last.snapshot.losses;
@@ -301,7 +301,7 @@ impl TraceRecorder {
     }
 
     /// Says why legs are missing from the trace, if any are.
-    pub(super) fn untraced(&self) -> Option<String> {
+    pub(super) fn untraced_reason(&self) -> Option<String> {
         if self.untraced.is_empty() {
             return None;
         }
@@ -319,15 +319,15 @@ impl TraceRecorder {
     }
 
     /// Describes what grows and where it is allocated.
-    pub(super) fn lines(&self) -> Vec<String> {
+    pub(super) fn report_lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for leg in &self.legs {
-            leg.tell(&mut lines);
+            leg.append_lines(&mut lines);
         }
         if lines.is_empty() && !self.legs.is_empty() {
             lines.push("traced: no growth was found, so there is no call site to name".to_owned());
         }
-        lines.extend(self.untraced());
+        lines.extend(self.untraced_reason());
         lines
     }
 }

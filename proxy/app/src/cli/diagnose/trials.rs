@@ -40,12 +40,16 @@ impl<'a> MitigationTrials<'a> {
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let (resolved, index) = (&target.resolved, target.index);
         let build = resolved.builds[index].as_ref();
-        let server =
-            AdvisedServer::of(&resolved.fleet.models[index], build, &resolved.mitigations[index], &inherited);
+        let server = AdvisedServer::from_spec(
+            &resolved.fleet.models[index],
+            build,
+            &resolved.mitigations[index],
+            &inherited,
+        );
         let mut judge = MitigationChecker::default();
-        let seen = candidates::seen(&findings, &server);
-        let found =
-            candidates::find(resolved, index, &seen, purpose, &mut judge).map_err(CommandError::failed)?;
+        let seen = candidates::leak_evidence(&findings, &server);
+        let found = candidates::find_candidates(resolved, index, &seen, purpose, &mut judge)
+            .map_err(CommandError::failed)?;
         let configured = resolved.mitigations[index].list().to_vec();
         Ok(Self { target, found, configured, judge: Mutex::new(judge) })
     }
@@ -59,11 +63,11 @@ impl<'a> MitigationTrials<'a> {
     ///
     /// # Errors
     /// The reason why they cannot be applied.
-    pub(super) fn with(&self, arm: &SwitchSet) -> Result<SoloSpec, String> {
+    pub(super) fn server_with(&self, arm: &SwitchSet) -> Result<SoloSpec, String> {
         let mut judge = lock(&self.judge);
         let items = self.items(&arm.switches);
         let (resolved, index) = (&self.target.resolved, self.target.index);
-        let own = candidates::with(resolved, index, &self.configured, &items, &mut judge)?;
+        let own = candidates::with_mitigations(resolved, index, &self.configured, &items, &mut judge)?;
         Ok(SoloSpec { command: own.command, ..self.target.spec.clone() })
     }
 
@@ -86,23 +90,26 @@ impl<'a> MitigationTrials<'a> {
     }
 
     /// `mitigations` of the model with the cure, and the additions to its command. Empty without a cure.
-    pub(super) fn cured(&self, cure: &[usize]) -> Result<(Vec<String>, CommandChanges), CommandError> {
+    pub(super) fn cured_mitigations(
+        &self,
+        cure: &[usize],
+    ) -> Result<(Vec<String>, CommandChanges), CommandError> {
         if cure.is_empty() {
             return Ok((Vec::new(), CommandChanges::default()));
         }
         let mut mitigations = self.configured.clone();
         mitigations.extend(self.items(cure).into_iter().map(str::to_owned));
-        let cured = self.with(&SwitchSet { switches: cure.to_vec() }).map_err(CommandError::failed)?;
+        let cured = self.server_with(&SwitchSet { switches: cure.to_vec() }).map_err(CommandError::failed)?;
         let before = &self.target.resolved.fleet.models[self.target.index].command;
         Ok((mitigations, CommandChanges::between(before, &cured.command)))
     }
 }
 
 /// Formats the tried and untried switches.
-pub(super) fn text(rows: &[Vec<String>], left_out: &[UntriedSwitch]) -> String {
+pub(super) fn trials_text(rows: &[Vec<String>], left_out: &[UntriedSwitch]) -> String {
     let mut text = String::new();
     if rows.len() > 1 {
-        text.extend(["\n", &out::table(rows)]);
+        text.extend(["\n", &out::format_table(rows)]);
     }
     if !left_out.is_empty() {
         text += "\nnot tried:\n";

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use warden_diagnose::ExperimentOutcome;
-use warden_diagnose::shell::{quoted, words};
+use warden_diagnose::shell::{quote_word, split_words};
 use warden_policies::defaults;
 use warden_policies::defaults::Diagnose;
 use warden_policies::lifecycle::LifecyclePolicy;
@@ -39,18 +39,18 @@ impl ToolWrapper {
                 "write it as in a shell: --wrap 'valgrind --leak-check=full'",
             )
         };
-        let mut words = words(line).ok_or_else(|| usage("a quote is not closed"))?;
+        let mut words = split_words(line).ok_or_else(|| usage("a quote is not closed"))?;
         if words.is_empty() {
             return Err(usage("it names no program"));
         }
-        let program = installed(&words[0]).ok_or_else(|| {
+        let program = find_program(&words[0]).ok_or_else(|| {
             CommandError::hinted(
                 format!("--wrap: {} is not installed here", words[0]),
                 install_hint(&words[0]),
             )
         })?;
         words[0] = program.to_string_lossy().into_owned();
-        let folder = private_temp::folder("llama-warden-wrap-");
+        let folder = private_temp::private_folder("llama-warden-wrap-");
         let folder =
             folder.map_err(|error| CommandError::failed(format!("--wrap: cannot make a folder: {error}")))?;
         Ok(Self { folder, words })
@@ -61,13 +61,13 @@ impl ToolWrapper {
         let fail = |what: String| CommandError::failed(format!("--wrap: {what}"));
         let own = std::env::current_exe().map_err(|error| fail(format!("where are we? {error}")))?;
         let mut script = String::from("#!/bin/sh\n# Made by `llama-warden diagnose --wrap`.\ntrap '' TERM\n");
-        let (mark, folder) = (keeper::WRAP_MARK_VARIABLE, quoted(&self.folder.path().to_string_lossy()));
+        let (mark, folder) = (keeper::WRAP_MARK_VARIABLE, quote_word(&self.folder.path().to_string_lossy()));
         let _ = writeln!(script, "{mark}={folder}:$$; export {mark}");
-        let (own, owner) = (quoted(&own.to_string_lossy()), std::process::id());
+        let (own, owner) = (quote_word(&own.to_string_lossy()), std::process::id());
         let _ = write!(script, "{own} keep-wrapped $$ {owner} || exit 1\nexec");
         let words = self.words.iter().map(String::as_str);
         for word in words.chain(std::iter::once(&*command.binary.to_string_lossy())) {
-            let _ = write!(script, " {}", quoted(word));
+            let _ = write!(script, " {}", quote_word(word));
         }
         script.push_str(" \"$@\"\n");
         let path = self.folder.path().join("llama-server");
@@ -83,14 +83,14 @@ impl ToolWrapper {
     }
 
     /// Says in which directory the tool runs, so that its output files are found.
-    pub(super) fn place(&self, command: &ServerCommand) -> String {
+    pub(super) fn directory_note(&self, command: &ServerCommand) -> String {
         let here = || std::env::current_dir().unwrap_or_default();
         let folder = command.directory.clone().unwrap_or_else(here);
         format!("{} runs in {}: relative paths in its options lead there", self.words[0], folder.display())
     }
 
     /// The tool's last lines of each leg: usually its findings, or the path of its report.
-    pub(super) fn told(&self, outcome: &ExperimentOutcome) -> Vec<String> {
+    pub(super) fn last_lines(&self, outcome: &ExperimentOutcome) -> Vec<String> {
         let shown = defaults().child.failure_lines;
         let mut told = Vec::new();
         for leg in outcome.legs.iter().filter(|leg| !leg.last_words.is_empty()) {
@@ -105,7 +105,7 @@ impl ToolWrapper {
     }
 
     /// Extends the deadlines to the time that server and tool need.
-    pub(super) fn patience(lifecycle: &mut LifecyclePolicy, numbers: &mut Diagnose) {
+    pub(super) fn extend_deadlines(lifecycle: &mut LifecyclePolicy, numbers: &mut Diagnose) {
         let wrap = &numbers.wrap;
         let (start, report) = (wrap.start, wrap.report);
         lifecycle.start_timeout = lifecycle.start_timeout.max(start);
@@ -117,7 +117,7 @@ impl ToolWrapper {
 }
 
 /// Finds a program in PATH, like a shell.
-fn installed(name: &str) -> Option<PathBuf> {
+fn find_program(name: &str) -> Option<PathBuf> {
     let runs = |path: &Path| {
         path.is_file() && path.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o111 != 0)
     };
@@ -154,8 +154,8 @@ mod tests {
         for wrong in ["'open", "  "] {
             assert_eq!(ToolWrapper::prepare(wrong).unwrap_err().code(), 2, "{wrong}");
         }
-        assert_eq!(installed("/no/such"), None);
-        assert!(installed("sh").is_some());
+        assert_eq!(find_program("/no/such"), None);
+        assert!(find_program("sh").is_some());
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         let wrap = ToolWrapper::prepare("sh -c 'echo it''s'").unwrap();
         let mut command = ServerCommand {
             args: vec!["-m".into(), "a b".into()],
-            ..ServerCommand::bare("/opt/llama server".into())
+            ..ServerCommand::from_binary("/opt/llama server".into())
         };
         wrap.apply(&mut command).unwrap();
         let script = std::fs::read_to_string(&command.binary).unwrap();

@@ -18,7 +18,7 @@ use crate::exit::CommandError;
 ///
 /// # Errors
 /// A message if the text is no TOML, or has no such model.
-fn edited(text: &str, model: &str, list: &[String]) -> Result<String, String> {
+fn with_mitigations(text: &str, model: &str, list: &[String]) -> Result<String, String> {
     let mut document: DocumentMut = text.parse().map_err(|error| format!("it is no TOML: {error}"))?;
     let models = document.get_mut("models").and_then(Item::as_table_like_mut);
     let own = models.and_then(|models| models.get_mut(model)).and_then(Item::as_table_like_mut);
@@ -72,7 +72,7 @@ fn append_item(array: &mut Array, text: &str) {
 ///
 /// # Errors
 /// The file cannot be read or written, or would be invalid. The old file is then unchanged.
-pub(super) fn write(
+pub(super) fn write_mitigations(
     path: &Path,
     model: &str,
     list: &[String],
@@ -82,7 +82,7 @@ pub(super) fn write(
         CommandError::failed(format!("--write: {what} {}: {why}", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|error| fail("cannot read", &error))?;
-    let new = edited(&text, model, list).map_err(|error| fail("cannot change", &error))?;
+    let new = with_mitigations(&text, model, list).map_err(|error| fail("cannot change", &error))?;
     // Resolve symbolic links: replace the target, not the link.
     let real = std::fs::canonicalize(path).map_err(|error| fail("cannot find", &error))?;
     let directory = real.parent().unwrap_or_else(|| Path::new("."));
@@ -99,7 +99,7 @@ pub(super) fn write(
             "nothing was written; add the lines by hand",
         )
     })?;
-    let kept = std::fs::metadata(&real).and_then(|old| keep(file.as_file(), &real, &old));
+    let kept = std::fs::metadata(&real).and_then(|old| copy_ownership(file.as_file(), &real, &old));
     kept.map_err(|error| {
         CommandError::hinted(
             format!("--write: cannot keep owner, mode and access list of {}: {error}", path.display()),
@@ -110,7 +110,7 @@ pub(super) fn write(
 }
 
 /// Copies owner, group, mode and access list of the old file to the new one.
-fn keep(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
+fn copy_ownership(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     let own = new.metadata()?;
     if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
         fchown(new, Some(old.uid()), Some(old.gid()))?;
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_list_is_added_to_the_model_and_everything_else_stays() {
-        let new = edited(FILE, "a.b", &list(&["graph-cache-cap=8"])).unwrap();
+        let new = with_mitigations(FILE, "a.b", &list(&["graph-cache-cap=8"])).unwrap();
         assert_eq!(
             new,
             FILE.replace("binary = \"x\"\n", "binary = \"x\"\nmitigations = [\"graph-cache-cap=8\"]\n")
@@ -150,11 +150,11 @@ mod tests {
 
     #[test]
     fn a_list_that_is_there_keeps_its_items_and_comments() {
-        let new = edited(FILE, "c", &list(&["malloc-arenas=4", "no-cuda-graphs"])).unwrap();
+        let new = with_mitigations(FILE, "c", &list(&["malloc-arenas=4", "no-cuda-graphs"])).unwrap();
         assert!(new.contains("\"malloc-arenas=4\"") && new.contains("\"no-cuda-graphs\""), "{new}");
         assert!(new.contains("# measured"), "{new}");
         assert_eq!(
-            edited(&new, "c", &list(&["malloc-arenas=4", "no-cuda-graphs"])).unwrap(),
+            with_mitigations(&new, "c", &list(&["malloc-arenas=4", "no-cuda-graphs"])).unwrap(),
             new,
             "twice is once"
         );
@@ -163,7 +163,8 @@ mod tests {
     #[test]
     fn a_new_item_gets_a_line_of_its_own_and_every_comment_stays_beside_its_item() {
         let added = |text: &str| {
-            edited(&format!("[models.m]\nmitigations = {text}\n"), "m", &list(&["a", "b", "new"])).unwrap()
+            with_mitigations(&format!("[models.m]\nmitigations = {text}\n"), "m", &list(&["a", "b", "new"]))
+                .unwrap()
         };
         for (before, after) in [
             (
@@ -194,7 +195,7 @@ mod tests {
         let root = std::os::unix::fs::chown(&path, Some(1234), Some(4321)).is_ok();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         let before = path.metadata().unwrap();
-        write(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        write_mitigations(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
         let after = path.metadata().unwrap();
         assert!(std::fs::read_to_string(&path).unwrap().contains("\"b\""));
         assert_eq!((after.uid(), after.gid(), after.mode()), (before.uid(), before.gid(), before.mode()));
@@ -220,7 +221,7 @@ mod tests {
             assert_eq!(error, Errno::NOTSUP);
             return;
         }
-        write(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        write_mitigations(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
         assert_eq!(access_list(&path).unwrap(), Some(acl));
         // A list that new files inherit from the folder does not belong to the file.
         let plain = directory.path().join("plain.toml");
@@ -228,22 +229,22 @@ mod tests {
         let folder = File::open(directory.path()).unwrap();
         let of_folder = access_list(&path).unwrap().unwrap();
         fsetxattr(&folder, "system.posix_acl_default", &of_folder, XattrFlags::empty()).unwrap();
-        write(&plain, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        write_mitigations(&plain, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
         assert_eq!(access_list(&plain).unwrap(), None);
     }
 
     #[test]
     fn inline_tables_and_dotted_keys_are_models_too() {
-        let new = edited("models = { m = { binary = \"x\" } }\n", "m", &list(&["a"])).unwrap();
+        let new = with_mitigations("models = { m = { binary = \"x\" } }\n", "m", &list(&["a"])).unwrap();
         assert_eq!(new, "models = { m = { binary = \"x\" , mitigations = [\"a\"] } }\n");
-        let new = edited("models.m.binary = \"x\"\n", "m", &list(&["a"])).unwrap();
+        let new = with_mitigations("models.m.binary = \"x\"\n", "m", &list(&["a"])).unwrap();
         assert!(new.parse::<DocumentMut>().unwrap()["models"]["m"]["mitigations"].is_array(), "{new}");
     }
 
     #[test]
     fn what_is_no_configuration_of_the_model_is_told() {
-        assert!(edited("[models.x]\n", "m", &[]).unwrap_err().contains("no model `m`"));
-        assert!(edited("nonsense [", "m", &[]).unwrap_err().contains("no TOML"));
+        assert!(with_mitigations("[models.x]\n", "m", &[]).unwrap_err().contains("no model `m`"));
+        assert!(with_mitigations("nonsense [", "m", &[]).unwrap_err().contains("no TOML"));
     }
 
     #[test]
@@ -251,14 +252,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("warden.toml");
         std::fs::write(&path, FILE).unwrap();
-        let refused = write(&path, "c", &list(&["a"]), |new| {
+        let refused = write_mitigations(&path, "c", &list(&["a"]), |new| {
             assert!(std::fs::read_to_string(new).unwrap().contains("\"a\""));
             Err(CommandError::failed("there is no mitigation `a`"))
         });
         assert!(refused.unwrap_err().to_string().contains("there is no mitigation `a`"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), FILE);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left behind");
-        write(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
+        write_mitigations(&path, "c", &list(&["malloc-arenas=4", "b"]), |_| Ok(())).unwrap();
         assert!(std::fs::read_to_string(&path).unwrap().contains("\"b\""));
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct ParsedCommand {
     /// Published address of a container: the host address, if given, and the port.
     pub(super) published: Option<(Option<String>, u16)>,
     /// Parts without an equivalent, each with the nearest alternative.
-    pub(super) left: Vec<(String, String)>,
+    pub(super) unsupported: Vec<(String, String)>,
 }
 
 /// Programs that run the server given as their arguments.
@@ -66,17 +66,17 @@ const REFUSED_WRAPPERS: [(&str, &str); 9] = [
 ];
 
 /// Imports one command as a whole configuration.
-pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, CommandError> {
-    let taken = take(words).map_err(|why| {
+pub(super) fn import_command(words: &[String], from: &str) -> Result<ImportedConfig, CommandError> {
+    let taken = parse_command(words).map_err(|why| {
         CommandError::usage(
             format!("{from}: {why}"),
             "give a command that starts llama-server: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`",
         )
     })?;
     let mut imported = ImportedConfig::default();
-    listening(&taken, &mut imported, from)?;
-    for (what, nearest) in taken.left {
-        imported.left(what, nearest);
+    import_listening(&taken, &mut imported, from)?;
+    for (what, nearest) in taken.unsupported {
+        imported.add_unsupported(what, nearest);
     }
     let mut model = taken.model;
     if imported.port.is_none() {
@@ -86,7 +86,7 @@ pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, Com
         );
     }
     let mut names = arguments::aliases(&model.args).into_iter();
-    model.name = names.next().unwrap_or_else(|| name_of(&model));
+    model.name = names.next().unwrap_or_else(|| default_model_name(&model));
     model.aliases.extend(names);
     model.preload = true;
     imported.models.push(model);
@@ -94,7 +94,7 @@ pub(super) fn import(words: &[String], from: &str) -> Result<ImportedConfig, Com
 }
 
 /// Converts the listening flags of the command to settings of llama-warden.
-pub(super) fn listening(
+pub(super) fn import_listening(
     taken: &ParsedCommand,
     imported: &mut ImportedConfig,
     from: &str,
@@ -114,8 +114,8 @@ pub(super) fn listening(
             ListeningFlag::Certificate => imported.tls_cert = Some(value.clone()),
             ListeningFlag::PrivateKey => imported.tls_key = Some(value.clone()),
             ListeningFlag::Prefix => imported.api_prefix = Some(value.clone()),
-            ListeningFlag::Pointless | ListeningFlag::Key => {
-                imported.left(*flag, "one process listens, and nothing shares its port");
+            ListeningFlag::Ignored | ListeningFlag::Key => {
+                imported.add_unsupported(*flag, "one process listens, and nothing shares its port");
             }
         }
     }
@@ -128,8 +128,8 @@ pub(super) fn listening(
 }
 
 /// Names a model by its file without folder and extension, or by its repository.
-fn name_of(model: &ImportedModel) -> String {
-    let file = model.model.as_deref().or_else(|| arguments::model(&model.args));
+fn default_model_name(model: &ImportedModel) -> String {
+    let file = model.model.as_deref().or_else(|| arguments::model_path(&model.args));
     let stem = file.and_then(|file| Path::new(file).file_stem()).and_then(|stem| stem.to_str());
     stem.or_else(|| arguments::remote_model(&model.args)).unwrap_or("default").to_owned()
 }
@@ -138,7 +138,7 @@ fn name_of(model: &ImportedModel) -> String {
 ///
 /// # Errors
 /// The reason why it starts no llama-server.
-pub(super) fn take(words: &[String]) -> Result<ParsedCommand, String> {
+pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     let mut taken = ParsedCommand::default();
     let mut rest = words;
     // Consume leading variables, shells and `exec`-like programs, and wrappers.
@@ -150,9 +150,9 @@ pub(super) fn take(words: &[String]) -> Result<ParsedCommand, String> {
                 taken.model.env.push((name.to_owned(), value.to_owned()));
                 rest = more;
             }
-            [word, more @ ..] if is_program(word, &["env"]) => rest = env(word, more, &mut taken)?,
+            [word, more @ ..] if is_program(word, &["env"]) => rest = parse_env(word, more, &mut taken)?,
             [program, flag, script] if is_shell(program, flag) => {
-                return shell::take(&[program, flag], script, taken);
+                return shell::parse_shell_command(&[program, flag], script, taken);
             }
             [program, ..] if !starts_server(rest) && !is_program(program, &CONTAINER_PROGRAMS) => {
                 match wrapper_end(rest)? {
@@ -179,14 +179,14 @@ pub(super) fn take(words: &[String]) -> Result<ParsedCommand, String> {
     if is_program(program, &CONTAINER_PROGRAMS) {
         if let Some(wrapper) = taken.model.wrapper.first() {
             let words = taken.model.wrapper.join(" ");
-            taken.left.push((
+            taken.unsupported.push((
                 format!("`{words}`"),
                 format!("`{wrapper}` was put before `{program}`, which no model is started by"),
             ));
             taken.model.wrapper.clear();
         }
-        let args = container::take(program, args, &mut taken)?;
-        flags(&args, &mut taken);
+        let args = container::parse_container_run(program, args, &mut taken)?;
+        parse_flags(&args, &mut taken);
         return Ok(taken);
     }
     if is_program(program, &WRAPPERS) {
@@ -195,21 +195,25 @@ pub(super) fn take(words: &[String]) -> Result<ParsedCommand, String> {
     if let Some(args) = unified_server_args(rest) {
         // `llama serve`, llama.cpp's unified program.
         taken.model.binary = Some(program.clone());
-        flags(args, &mut taken);
+        parse_flags(args, &mut taken);
         return Ok(taken);
     }
-    if !serves(program, args) {
+    if !is_server(program, args) {
         return Err(format!("`{program}` is no llama-server, and llama-warden starts nothing else"));
     }
     if !matches!(program.as_str(), "llama-server" | "llama-server.exe") {
         taken.model.binary = Some(program.clone());
     }
-    flags(args, &mut taken);
+    parse_flags(args, &mut taken);
     Ok(taken)
 }
 
 /// Keeps options of `env` as a wrapper. The calling loop reads the variables.
-fn env<'a>(program: &str, mut rest: &'a [String], taken: &mut ParsedCommand) -> Result<&'a [String], String> {
+fn parse_env<'a>(
+    program: &str,
+    mut rest: &'a [String],
+    taken: &mut ParsedCommand,
+) -> Result<&'a [String], String> {
     let mut kept = Vec::new();
     let mut clears = false;
     while let [word, more @ ..] = rest {
@@ -287,7 +291,7 @@ fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
     };
     let is_flag = |word: &String| {
         let pair = [word.clone(), String::new()];
-        arguments::model(&pair).or_else(|| arguments::remote_model(&pair)).is_some()
+        arguments::model_path(&pair).or_else(|| arguments::remote_model(&pair)).is_some()
     };
     // An argument may look like a server's name (`--unit llama-server`): use the last candidate before the
     // flags.
@@ -325,7 +329,7 @@ pub(super) fn is_program(word: &str, names: &[&str]) -> bool {
 }
 
 /// Recognises a server by its name, or by a model flag: the program may be a script around llama-server.
-fn serves(program: &str, args: &[String]) -> bool {
+fn is_server(program: &str, args: &[String]) -> bool {
     const OTHERS: [&str; 15] = [
         "python",
         "vllm",
@@ -346,12 +350,12 @@ fn serves(program: &str, args: &[String]) -> bool {
     let name = file_name(program);
     let other = OTHERS.iter().any(|other| name.starts_with(other))
         || REFUSED_WRAPPERS.iter().any(|(known, _)| *known == name);
-    let model = arguments::model(args).or_else(|| arguments::remote_model(args)).is_some();
+    let model = arguments::model_path(args).or_else(|| arguments::remote_model(args)).is_some();
     name.contains("llama-server") || (!other && model)
 }
 
 /// Splits `--flag=value` into two words, because llama-server takes no `--flag=value`.
-pub(super) fn apart(args: &[String]) -> Vec<String> {
+pub(super) fn split_flag_values(args: &[String]) -> Vec<String> {
     let both = |word: &String| {
         let (flag, value) = word.split_once('=').filter(|(flag, _)| flag.starts_with("--"))?;
         flag[2..]
@@ -363,11 +367,11 @@ pub(super) fn apart(args: &[String]) -> Vec<String> {
 }
 
 /// Parses llama-server's flags: separates the listening flags and the model's file.
-fn flags(args: &[String], taken: &mut ParsedCommand) {
-    let split = arguments::split_listening(&apart(args));
-    taken.listening = split.taken;
+fn parse_flags(args: &[String], taken: &mut ParsedCommand) {
+    let split = arguments::split_listening(&split_flag_values(args));
+    taken.listening = split.listening;
     let mut args = split.args;
-    let file = arguments::model(&args).filter(|file| file.starts_with('/')).map(str::to_owned);
+    let file = arguments::model_path(&args).filter(|file| file.starts_with('/')).map(str::to_owned);
     if let Some(file) = file {
         // llama-server uses the last model flag; drop the others.
         while let Some(at) = args.iter().position(|word| word == "-m" || word == "--model") {

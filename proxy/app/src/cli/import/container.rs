@@ -1,7 +1,7 @@
 //! Imports `docker run` and `podman run`: converts container options to settings of a plain process.
 
-use super::command::{ParsedCommand, apart, is_program};
-use super::macros::{inherited, is_inherited};
+use super::command::{ParsedCommand, is_program, split_flag_values};
+use super::macros::{inherited_note, is_inherited};
 use crate::config::arguments;
 
 /// Options without a value that have no meaning outside a container, such as removal and terminal.
@@ -14,7 +14,7 @@ const IGNORED_OPTIONS: [&str; 8] =
 const OTHER_SWITCHES: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
 
 /// Returns the flags for llama-server, with container paths replaced by paths of the host.
-pub(super) fn take(
+pub(super) fn parse_container_run(
     program: &str,
     words: &[String],
     taken: &mut ParsedCommand,
@@ -52,24 +52,24 @@ pub(super) fn take(
                 Some((name, value)) if !is_inherited(name, value) => {
                     taken.model.env.push((name.to_owned(), value.to_owned()));
                 }
-                Some((value, _)) => taken.model.notes.push(inherited(value)),
-                None => taken.model.notes.push(inherited(&value)),
+                Some((value, _)) => taken.model.notes.push(inherited_note(value)),
+                None => taken.model.notes.push(inherited_note(&value)),
             },
-            "-p" | "--publish" => taken.published = published(&value).or(taken.published.take()),
+            "-p" | "--publish" => taken.published = parse_published_port(&value).or(taken.published.take()),
             "--gpus" => import_gpus(&value, taken),
             "-w" | "--workdir" => taken.model.directory = Some(value),
             "--entrypoint" => entry = Some(value),
             _ if IGNORED_SWITCHES.contains(&option) || IGNORED_OPTIONS.contains(&option) => {}
             _ => {
                 let value = if value.is_empty() { value } else { format!(" {value}") };
-                taken.left.push((
+                taken.unsupported.push((
                     format!("`{program} run {option}{value}`"),
                     "llama-warden starts the process itself, without a container".to_owned(),
                 ));
             }
         }
     };
-    let mut args = apart(&words.cloned().collect::<Vec<_>>());
+    let mut args = split_flag_values(&words.cloned().collect::<Vec<_>>());
     let served = entry.as_deref().is_some_and(|entry| entry.contains("llama-server"));
     if args.first().is_some_and(|word| is_program(word, &["llama-server"]) || word == "--server") {
         args.remove(0);
@@ -78,7 +78,7 @@ pub(super) fn take(
     }
     let by_variable =
         |(name, _): &(String, String)| matches!(name.as_str(), "LLAMA_ARG_MODEL" | "LLAMA_ARG_HF_REPO");
-    let names_model = arguments::model(&args).or_else(|| arguments::remote_model(&args)).is_some()
+    let names_model = arguments::model_path(&args).or_else(|| arguments::remote_model(&args)).is_some()
         || taken.model.env.iter().any(by_variable);
     if !names_model {
         return Err(format!(
@@ -91,16 +91,16 @@ pub(super) fn take(
         .push(format!("ran in a container of {image}; now a llama-server of this machine is started"));
     // Match the longest mount first, because one may be within another.
     mounts.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
-    let there = |word: &String| outside(word, &mounts);
+    let there = |word: &String| host_path(word, &mounts);
     taken.model.directory = taken.model.directory.as_ref().map(there);
     for (_, value) in &mut taken.model.env {
-        *value = outside(value, &mounts);
+        *value = host_path(value, &mounts);
     }
     Ok(args.iter().map(there).collect())
 }
 
 /// Maps a path in the container to the path on the host.
-fn outside(word: &str, mounts: &[(String, String)]) -> String {
+fn host_path(word: &str, mounts: &[(String, String)]) -> String {
     let found = mounts.iter().find_map(|(inside, host)| {
         let rest = word.strip_prefix(inside.as_str())?;
         (rest.is_empty() || rest.starts_with('/')).then(|| format!("{host}{rest}"))
@@ -112,7 +112,7 @@ fn add_mount(host: &str, inside: &str, mounts: &mut Vec<(String, String)>, taken
     if host.starts_with(['/', '.', '~', '$']) {
         mounts.push((inside.trim_end_matches('/').to_owned(), host.trim_end_matches('/').to_owned()));
     } else {
-        taken.left.push((
+        taken.unsupported.push((
             format!("the volume `{host}` at {inside}"),
             "paths in it are left as the container has them; write where its files are on this machine"
                 .to_owned(),
@@ -139,7 +139,7 @@ fn parse_mount(value: &str, mounts: &mut Vec<(String, String)>, taken: &mut Pars
 }
 
 /// Parses `8080:8080` or `127.0.0.1:8080:8080`.
-fn published(value: &str) -> Option<(Option<String>, u16)> {
+fn parse_published_port(value: &str) -> Option<(Option<String>, u16)> {
     let parts: Vec<&str> = value.rsplitn(3, ':').collect();
     match parts[..] {
         [_, host] => Some((None, host.parse().ok()?)),
@@ -155,6 +155,6 @@ fn import_gpus(value: &str, taken: &mut ParsedCommand) {
         taken.model.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned()));
     } else if value != "all" {
         let nearest = "name the devices: `env.CUDA_VISIBLE_DEVICES = \"0\"`";
-        taken.left.push((format!("`--gpus {value}`"), nearest.to_owned()));
+        taken.unsupported.push((format!("`--gpus {value}`"), nearest.to_owned()));
     }
 }

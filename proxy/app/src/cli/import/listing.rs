@@ -11,7 +11,11 @@ const MODALITIES: [&str; 3] = ["text", "image", "audio"];
 const MAX_METADATA_BYTES: usize = 12 << 10;
 
 /// Imports the listing keys of a model.
-pub(super) fn import(table: &Map<String, Value>, model: &mut ImportedModel, imported: &mut ImportedConfig) {
+pub(super) fn import_listing(
+    table: &Map<String, Value>,
+    model: &mut ImportedModel,
+    imported: &mut ImportedConfig,
+) {
     for key in ["name", "description"] {
         let text = table.get(key).and_then(Value::as_str).map(str::trim).filter(|text| !text.is_empty());
         model.listing.extend(text.map(|text| (key, Value::from(text))));
@@ -20,7 +24,8 @@ pub(super) fn import(table: &Map<String, Value>, model: &mut ImportedModel, impo
         model.listing.push(("hidden", Value::Bool(true)));
     }
     let able = table.get("capabilities").and_then(Value::as_object);
-    let able = able.map(|able| capabilities(able, &model.name, imported)).filter(|able| !able.is_empty());
+    let able =
+        able.map(|able| import_capabilities(able, &model.name, imported)).filter(|able| !able.is_empty());
     model.listing.extend(able.map(|able| ("capabilities", Value::Object(able))));
     let metadata = table
         .get("metadata")
@@ -35,7 +40,7 @@ pub(super) fn import(table: &Map<String, Value>, model: &mut ImportedModel, impo
 }
 
 /// Imports capabilities. Skips those that are off or empty.
-fn capabilities(
+fn import_capabilities(
     table: &Map<String, Value>,
     model: &str,
     imported: &mut ImportedConfig,
@@ -54,7 +59,7 @@ fn capabilities(
             }
             ("tools" | "reranker", Value::Bool(true)) => Value::Bool(true),
             ("context", Value::Number(_) | Value::String(_)) => {
-                match super::yaml::plain(value).parse::<u64>() {
+                match super::yaml::plain_text(value).parse::<u64>() {
                     Ok(0) => continue,
                     Ok(tokens) => json!(tokens),
                     Err(_) => {

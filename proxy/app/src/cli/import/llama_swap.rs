@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::macros::{MacroError, MacroScope, inherited, is_inherited, unset};
-use super::yaml::{line_of, plain};
+use super::macros::{MacroError, MacroScope, inherited_note, is_inherited, unset_variable};
+use super::yaml::{line_of, plain_text};
 use super::{
     EnvLookup, ImportedConfig, ImportedModel, ImportedRemote, NameVariant, command, listing, peers, routing,
     split, write, yaml,
@@ -100,8 +100,12 @@ pub(super) const UNKNOWN_KEY_NOTE: &str = "no key of llama-swap that is known he
 /// Note on a model that is not imported.
 const OMITTED_MODEL_NOTE: &str = "left out";
 
-pub(super) fn import(text: &str, from: &str, env: EnvLookup<'_>) -> Result<ImportedConfig, CommandError> {
-    let raw = yaml::read(text, from)?;
+pub(super) fn import_llama_swap(
+    text: &str,
+    from: &str,
+    env: EnvLookup<'_>,
+) -> Result<ImportedConfig, CommandError> {
+    let raw = yaml::read_yaml(text, from)?;
     let macros = MacroScope::new(env).with(raw.get("macros"));
     let wrong = |wrong: MacroError| {
         CommandError::usage(
@@ -126,24 +130,24 @@ pub(super) fn import(text: &str, from: &str, env: EnvLookup<'_>) -> Result<Impor
         }
     };
     let mut imported = ImportedConfig {
-        start_timeout: number(&top, "healthCheckTimeout").map(|seconds| seconds.max(15)),
-        stop_grace: number(&top, "unloadTimeout").filter(|seconds| *seconds > 0),
-        log_level: top.get("logLevel").map(plain),
+        start_timeout: number_of(&top, "healthCheckTimeout").map(|seconds| seconds.max(15)),
+        stop_grace: number_of(&top, "unloadTimeout").filter(|seconds| *seconds > 0),
+        log_level: top.get("logLevel").map(plain_text),
         ..ImportedConfig::default()
     };
-    others(&top, &GLOBAL_KEYS, &UNSUPPORTED_KEYS, None, &mut imported);
+    report_unsupported(&top, &GLOBAL_KEYS, &UNSUPPORTED_KEYS, None, &mut imported);
     for (key, value) in top.iter().filter(|(key, _)| GLOBAL_KEYS.contains(&key.as_str()) && *key != "peers") {
-        if let Some(variable) = unset(&value.to_string()) {
+        if let Some(variable) = unset_variable(&value.to_string()) {
             let why = format!("the variable {variable} is not set here: set it for the import");
-            imported.left(format!("`{key}`, as far as it is `${{env.{variable}}}`"), why);
+            imported.add_unsupported(format!("`{key}`, as far as it is `${{env.{variable}}}`"), why);
         }
     }
-    let ports = number(&top, "startPort").unwrap_or(FIRST_PORT)..;
+    let ports = number_of(&top, "startPort").unwrap_or(FIRST_PORT)..;
     let file = LlamaSwapFile { text, from, macros: &macros, top: &top };
     let mut first = None;
     for (port, (name, value)) in ports.zip(models) {
         // Report a faulty model and import the others.
-        if let Err(failure) = file.model(name, value, port, &mut imported) {
+        if let Err(failure) = file.import_model(name, value, port, &mut imported) {
             let lines = failure.lines();
             let told = lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(_, rest)| rest));
             let told = told.collect::<Vec<_>>().join("; ").replace(&format!("model `{name}`: "), "");
@@ -151,11 +155,11 @@ pub(super) fn import(text: &str, from: &str, env: EnvLookup<'_>) -> Result<Impor
             first.get_or_insert(failure);
         }
     }
-    peers::import(&top, &mut imported);
+    peers::import_peers(&top, &mut imported);
     if let Some(failure) = first.filter(|_| imported.models.is_empty() && imported.remotes.is_empty()) {
         return Err(failure);
     }
-    routing::import(&top, &mut imported, from)?;
+    routing::import_routing(&top, &mut imported, from)?;
     Ok(imported)
 }
 
@@ -170,7 +174,7 @@ struct LlamaSwapFile<'a> {
 
 impl LlamaSwapFile<'_> {
     /// Imports one model.
-    fn model(
+    fn import_model(
         &self,
         name: &str,
         value: &Value,
@@ -218,7 +222,7 @@ impl LlamaSwapFile<'_> {
             expanded.insert(key.clone(), own.expand(&value).map_err(wrong)?);
         }
         if let Some(url) = remote_endpoint(&expanded) {
-            let remote = remote(name, url, &expanded, imported);
+            let remote = import_remote(name, url, &expanded, imported);
             imported.remotes.push(remote);
             return Ok(());
         }
@@ -226,7 +230,7 @@ impl LlamaSwapFile<'_> {
         else {
             return Ok(());
         };
-        if let Some(variable) = unset(&write::model_text(&model)) {
+        if let Some(variable) = unset_variable(&write::model_text(&model)) {
             let written = format!("${{env.{variable}}}");
             return Err(CommandError::usage(
                 format!("{from}{}: {written}: the variable {variable} is not set here", place(&written)),
@@ -235,7 +239,7 @@ impl LlamaSwapFile<'_> {
         }
         // 0 means never, whatever the global TTL is; -1 means the global TTL.
         let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
-        let ttl = ttl.map_or_else(|| number(self.top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
+        let ttl = ttl.map_or_else(|| number_of(self.top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
         model.ttl = ttl.filter(|seconds| *seconds > 0);
         let shows = |table: &Map<String, Value>| table.get("sendLoadingState").and_then(Value::as_bool);
         model.shows_loading = shows(&expanded).or_else(|| shows(self.top)).unwrap_or(false);
@@ -246,15 +250,15 @@ impl LlamaSwapFile<'_> {
 
 /// The endpoint of a model that is not started: it has no command, and its `proxy` is on another machine.
 fn remote_endpoint(table: &Map<String, Value>) -> Option<String> {
-    let started = table.get("cmd").map(plain).is_some_and(|cmd| !cmd.trim().is_empty());
-    table.get("proxy").map(plain).filter(|proxy| !started && !proxy.is_empty() && !is_local(proxy))
+    let started = table.get("cmd").map(plain_text).is_some_and(|cmd| !cmd.trim().is_empty());
+    table.get("proxy").map(plain_text).filter(|proxy| !started && !proxy.is_empty() && !is_local(proxy))
 }
 
 fn is_local(proxy: &str) -> bool {
     ["://localhost", "://127.0.0.1", "://[::1]"].iter().any(|host| proxy.contains(host))
 }
 
-fn remote(
+fn import_remote(
     name: &str,
     url: String,
     table: &Map<String, Value>,
@@ -262,13 +266,13 @@ fn remote(
 ) -> ImportedRemote {
     let mut model = ImportedModel {
         name: name.to_owned(),
-        aliases: texts(table.get("aliases")),
+        aliases: text_list(table.get("aliases")),
         ..ImportedModel::default()
     };
-    filters(table.get("filters"), &mut model, imported);
-    others(table, &ENDPOINT_KEYS, &UNSUPPORTED_ENDPOINT_KEYS, Some(name), imported);
+    import_filters(table.get("filters"), &mut model, imported);
+    report_unsupported(table, &ENDPOINT_KEYS, &UNSUPPORTED_ENDPOINT_KEYS, Some(name), imported);
     let ImportedModel { strip, set, names, aliases, .. } = model;
-    let called = table.get("useModelName").map(plain).filter(|name| !name.is_empty());
+    let called = table.get("useModelName").map(plain_text).filter(|name| !name.is_empty());
     ImportedRemote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
 }
 
@@ -280,22 +284,22 @@ fn without_comments(text: &str) -> String {
     text.lines().filter(|line| !line.trim_start().starts_with('#')).collect::<Vec<_>>().join("\n")
 }
 
-fn number(table: &Map<String, Value>, key: &str) -> Option<u64> {
+fn number_of(table: &Map<String, Value>, key: &str) -> Option<u64> {
     let value = table.get(key)?;
     value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
 /// Converts a list of texts, or a single text.
-pub(super) fn texts(value: Option<&Value>) -> Vec<String> {
+pub(super) fn text_list(value: Option<&Value>) -> Vec<String> {
     match value {
-        Some(Value::Array(list)) => list.iter().map(plain).collect(),
+        Some(Value::Array(list)) => list.iter().map(plain_text).collect(),
         Some(Value::Null) | None => Vec::new(),
-        Some(one) => vec![plain(one)],
+        Some(one) => vec![plain_text(one)],
     }
 }
 
 /// Reports the keys of a table that have no equivalent. Skips those that are empty or off.
-pub(super) fn others(
+pub(super) fn report_unsupported(
     table: &Map<String, Value>,
     read: &[&str],
     known: &[(&str, &str)],
@@ -318,7 +322,7 @@ pub(super) fn others(
         let nearest = known.iter().find(|(name, _)| name == key).map_or(UNKNOWN_KEY_NOTE, |(_, to)| to);
         match model {
             Some(model) => imported.add_unsupported_of(model, format!("`{key}`"), nearest),
-            None => imported.left(format!("`{key}`"), nearest),
+            None => imported.add_unsupported(format!("`{key}`"), nearest),
         }
     }
 }
@@ -331,22 +335,22 @@ fn model(
     port: u64,
     imported: &mut ImportedConfig,
 ) -> Result<Option<ImportedModel>, CommandError> {
-    let cmd = table.get("cmd").map(plain).unwrap_or_default();
-    let words = split::words(&cmd, at)?;
+    let cmd = table.get("cmd").map(plain_text).unwrap_or_default();
+    let words = split::split_words(&cmd, at)?;
     if words.is_empty() {
         return Err(CommandError::usage(
             format!("{at}: it has no `cmd`"),
             "give it the command that starts its llama-server",
         ));
     }
-    let taken = match command::take(&words) {
+    let taken = match command::parse_command(&words) {
         Ok(taken) => taken,
         Err(why) => {
             imported.add_unsupported_of(name, OMITTED_MODEL_NOTE, why);
             return Ok(None);
         }
     };
-    for (what, nearest) in taken.left {
+    for (what, nearest) in taken.unsupported {
         imported.add_unsupported_of(name, what, nearest);
     }
     let mut model = taken.model;
@@ -355,9 +359,11 @@ fn model(
     for (flag, value, _) in taken.listening.iter().filter(|(_, value, _)| *value != chosen) {
         model.notes.push(format!("`{flag} {value}` left out: it listens where only llama-warden reaches it"));
     }
-    for word in texts(table.get("env")) {
+    for word in text_list(table.get("env")) {
         match word.split_once('=') {
-            Some((variable, value)) if is_inherited(variable, value) => model.notes.push(inherited(variable)),
+            Some((variable, value)) if is_inherited(variable, value) => {
+                model.notes.push(inherited_note(variable))
+            }
             Some((variable, value)) => model.env.push((variable.to_owned(), value.to_owned())),
             None => {
                 return Err(CommandError::usage(
@@ -367,35 +373,39 @@ fn model(
             }
         }
     }
-    model.aliases = texts(table.get("aliases"));
-    model.upstream_model = table.get("useModelName").map(plain).filter(|name| !name.is_empty());
-    model.stop_grace = number(table, "unloadTimeout").filter(|seconds| *seconds > 0);
-    model.max_in_flight = number(table, "concurrencyLimit").filter(|limit| *limit > 0);
+    model.aliases = text_list(table.get("aliases"));
+    model.upstream_model = table.get("useModelName").map(plain_text).filter(|name| !name.is_empty());
+    model.stop_grace = number_of(table, "unloadTimeout").filter(|seconds| *seconds > 0);
+    model.max_in_flight = number_of(table, "concurrencyLimit").filter(|limit| *limit > 0);
     if model.max_in_flight.is_some() {
         model.notes.push(
             "requests above `max_in_flight` wait in the queue, where llama-swap answers 429".to_owned(),
         );
     }
-    if table.get("proxy").map(plain).is_some_and(|proxy| !is_local(&proxy)) {
+    if table.get("proxy").map(plain_text).is_some_and(|proxy| !is_local(&proxy)) {
         imported.add_unsupported_of(
             name,
             "`proxy`",
             "a model is served by processes of this machine, or named in `[remotes]`",
         );
     }
-    filters(table.get("filters"), &mut model, imported);
-    listing::import(table, &mut model, imported);
+    import_filters(table.get("filters"), &mut model, imported);
+    listing::import_listing(table, &mut model, imported);
     let mut read = MODEL_KEYS.to_vec();
     if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
         // llama-warden checks the same endpoint.
         read.push("checkEndpoint");
     }
-    others(table, &read, &UNSUPPORTED_MODEL_KEYS, Some(name), imported);
+    report_unsupported(table, &read, &UNSUPPORTED_MODEL_KEYS, Some(name), imported);
     Ok(Some(model))
 }
 
 /// Imports the changes to requests of a model, for all or some of its names.
-pub(super) fn filters(filters: Option<&Value>, model: &mut ImportedModel, imported: &mut ImportedConfig) {
+pub(super) fn import_filters(
+    filters: Option<&Value>,
+    model: &mut ImportedModel,
+    imported: &mut ImportedConfig,
+) {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
         .into_iter()
@@ -404,7 +414,7 @@ pub(super) fn filters(filters: Option<&Value>, model: &mut ImportedModel, import
         .collect();
     // Older files spell the key with an underscore.
     for key in ["stripParams", "strip_params"] {
-        let text = table.remove(key).map(plain).unwrap_or_default();
+        let text = table.remove(key).map(plain_text).unwrap_or_default();
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "model");
         model.strip.extend(names.map(str::to_owned));
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::EnvLookup;
-use super::yaml::plain;
+use super::yaml::plain_text;
 
 /// Maximum nesting of macros. Real files nest at most three.
 const MAX_MACRO_DEPTH: usize = 32;
@@ -40,10 +40,10 @@ struct ExpansionState {
 impl ExpansionState {
     /// Counts `bytes` against the limit. An empty macro counts as one byte, because its expansion takes
     /// time, too.
-    fn takes(&mut self, bytes: usize) -> Result<(), MacroError> {
+    fn count_bytes(&mut self, bytes: usize) -> Result<(), MacroError> {
         let Some(name) = self.within.last() else { return Ok(()) };
         let left = self.left.checked_sub(bytes.max(1));
-        self.left = left.ok_or_else(|| too_much(name, "it becomes longer than any setting can be"))?;
+        self.left = left.ok_or_else(|| limit_error(name, "it becomes longer than any setting can be"))?;
         Ok(())
     }
 }
@@ -72,7 +72,7 @@ impl<'a> MacroScope<'a> {
     }
 
     fn value(&self, value: &Value, way: &mut ExpansionState) -> Result<Value, MacroError> {
-        way.takes(value.as_str().map_or(0, str::len))?;
+        way.count_bytes(value.as_str().map_or(0, str::len))?;
         match value {
             Value::String(text) => self.text(text, way),
             Value::Array(list) => {
@@ -82,7 +82,7 @@ impl<'a> MacroScope<'a> {
             Value::Object(map) => {
                 let mut pairs = serde_json::Map::new();
                 for (key, value) in map {
-                    let key = plain(&self.text(key, way)?);
+                    let key = plain_text(&self.text(key, way)?);
                     pairs.insert(key, self.value(value, way)?);
                 }
                 Ok(Value::Object(pairs))
@@ -110,8 +110,8 @@ impl<'a> MacroScope<'a> {
             if before.is_empty() && behind.is_empty() && done.is_empty() {
                 return Ok(value);
             }
-            let value = plain(&value);
-            way.takes(value.len())?;
+            let value = plain_text(&value);
+            way.count_bytes(value.len())?;
             done.push_str(&value);
             rest = behind;
         }
@@ -139,7 +139,7 @@ impl<'a> MacroScope<'a> {
             ));
         }
         if way.within.len() >= MAX_MACRO_DEPTH {
-            return Err(too_much(name, "it stands within more than 32 others"));
+            return Err(limit_error(name, "it stands within more than 32 others"));
         }
         way.within.push(name.to_owned());
         let value = self.value(value, way)?;
@@ -149,7 +149,7 @@ impl<'a> MacroScope<'a> {
 }
 
 /// The first unset variable of an expanded text.
-pub(super) fn unset(text: &str) -> Option<&str> {
+pub(super) fn unset_variable(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("${env.")?;
     rest.split_once('}').map(|(name, _)| name)
 }
@@ -161,11 +161,11 @@ pub(super) fn is_inherited(name: &str, value: &str) -> bool {
 }
 
 /// Note on an inherited variable.
-pub(super) fn inherited(name: &str) -> String {
+pub(super) fn inherited_note(name: &str) -> String {
     format!("{name} comes from the environment of llama-warden")
 }
 
-fn too_much(name: &str, why: &str) -> MacroError {
+fn limit_error(name: &str, why: &str) -> MacroError {
     MacroError { written: format!("${{{name}}}"), why: why.to_owned(), hint: "write out what it stands for" }
 }
 
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(expand(&table, "${a}").unwrap_err().why, "it leads back to itself: a -> b -> a");
         assert_eq!(expand(&table, "${c}").unwrap_err().written, "${c}");
         let written = expand(&table, "x=${env.NO}").unwrap();
-        assert_eq!((written.as_str(), unset("x=${env.NO}")), (Some("x=${env.NO}"), Some("NO")));
+        assert_eq!((written.as_str(), unset_variable("x=${env.NO}")), (Some("x=${env.NO}"), Some("NO")));
         assert!(is_inherited("NO", "${env.NO}") && !is_inherited("NO", "a${env.NO}"));
         assert_eq!(expand(&table, "${HOME}").unwrap_err().hint, "write a variable as `${env.NAME}`");
     }

@@ -23,7 +23,7 @@ struct CoLoadedModels {
 
 impl CoLoadedModels {
     /// Sets of either expression (`|`).
-    fn or(mut self, other: Self) -> Self {
+    fn either(mut self, other: Self) -> Self {
         self.members.extend(other.members);
         self.pairs.extend(other.pairs);
         self.triples.extend(other.triples);
@@ -31,12 +31,16 @@ impl CoLoadedModels {
     }
 
     /// Each set of one expression joined with each of the other (`&`).
-    fn and(&self, other: &Self) -> Self {
-        let mut all = self.clone().or(other.clone());
+    fn join(&self, other: &Self) -> Self {
+        let mut all = self.clone().either(other.clone());
         for (one, another) in [(self, other), (other, self)] {
             for &member in &one.members {
                 all.pairs.extend(
-                    another.members.iter().filter(|&&own| own != member).map(|&own| pair(own, member)),
+                    another
+                        .members
+                        .iter()
+                        .filter(|&&own| own != member)
+                        .map(|&own| ordered_pair(own, member)),
                 );
                 let apart =
                     another.pairs.iter().filter(|(first, second)| ![first, second].contains(&&member));
@@ -47,7 +51,7 @@ impl CoLoadedModels {
     }
 }
 
-fn pair(one: usize, another: usize) -> ModelPair {
+fn ordered_pair(one: usize, another: usize) -> ModelPair {
     (one.min(another), one.max(another))
 }
 
@@ -67,7 +71,7 @@ pub(super) struct ExclusionGroups {
 }
 
 /// Converts the sets of a matrix over the models with these names. `None` if the matrix cannot be read.
-pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<ExclusionGroups> {
+pub(super) fn exclusion_groups(matrix: &Value, models: &[&str]) -> Option<ExclusionGroups> {
     if models.len() > MAX_MODELS {
         return None;
     }
@@ -79,9 +83,11 @@ pub(super) fn exclusions(matrix: &Value, models: &[&str]) -> Option<ExclusionGro
     };
     let mut all = CoLoadedModels::default();
     for set in sets.values() {
-        all = all.or(MatrixParser { sets, find: &find, rest: set.as_str()?, depth: 0 }.whole()?);
+        all =
+            all.either(MatrixParser { sets, find: &find, rest: set.as_str()?, depth: 0 }.parse_expression()?);
     }
-    let apart = |one: usize, another: usize| one != another && !all.pairs.contains(&pair(one, another));
+    let apart =
+        |one: usize, another: usize| one != another && !all.pairs.contains(&ordered_pair(one, another));
     let count = models.len();
     let mut open: BTreeSet<ModelPair> = (0..count)
         .flat_map(|one| (one + 1..count).map(move |other| (one, other)))
@@ -118,55 +124,56 @@ struct MatrixParser<'a> {
 }
 
 impl<'a> MatrixParser<'a> {
-    fn whole(&mut self) -> Option<CoLoadedModels> {
-        let all = self.either()?;
+    fn parse_expression(&mut self) -> Option<CoLoadedModels> {
+        let all = self.parse_or()?;
         self.rest.trim().is_empty().then_some(all)
     }
 
-    fn takes(&mut self, sign: char) -> bool {
+    fn consume_sign(&mut self, sign: char) -> bool {
         self.rest = self.rest.trim_start();
         let rest = self.rest.strip_prefix(sign);
         self.rest = rest.unwrap_or(self.rest);
         rest.is_some()
     }
 
-    fn either(&mut self) -> Option<CoLoadedModels> {
-        let mut all = self.both()?;
-        while self.takes('|') {
-            all = all.or(self.both()?);
+    fn parse_or(&mut self) -> Option<CoLoadedModels> {
+        let mut all = self.parse_and()?;
+        while self.consume_sign('|') {
+            all = all.either(self.parse_and()?);
         }
         Some(all)
     }
 
-    fn both(&mut self) -> Option<CoLoadedModels> {
-        let mut all = self.one()?;
-        while self.takes('&') {
-            all = all.and(&self.one()?);
+    fn parse_and(&mut self) -> Option<CoLoadedModels> {
+        let mut all = self.parse_operand()?;
+        while self.consume_sign('&') {
+            all = all.join(&self.parse_operand()?);
         }
         Some(all)
     }
 
-    fn one(&mut self) -> Option<CoLoadedModels> {
+    fn parse_operand(&mut self) -> Option<CoLoadedModels> {
         self.depth += 1;
         if self.depth > MAX_NESTING {
             return None;
         }
-        let all = if self.takes('(') {
-            let all = self.either()?;
-            self.takes(')').then_some(all)?
-        } else if self.takes('+') {
-            let set = self.sets.get(self.word()?)?.as_str()?;
-            MatrixParser { sets: self.sets, find: self.find, rest: set, depth: self.depth }.whole()?
+        let all = if self.consume_sign('(') {
+            let all = self.parse_or()?;
+            self.consume_sign(')').then_some(all)?
+        } else if self.consume_sign('+') {
+            let set = self.sets.get(self.parse_word()?)?.as_str()?;
+            MatrixParser { sets: self.sets, find: self.find, rest: set, depth: self.depth }
+                .parse_expression()?
         } else {
             // Skip a model that is not imported: it is never loaded with others.
-            let model = (self.find)(self.word()?);
+            let model = (self.find)(self.parse_word()?);
             CoLoadedModels { members: model.into_iter().collect(), ..CoLoadedModels::default() }
         };
         self.depth -= 1;
         Some(all)
     }
 
-    fn word(&mut self) -> Option<&'a str> {
+    fn parse_word(&mut self) -> Option<&'a str> {
         let rest = self.rest.trim_start();
         let end = rest.find(|c: char| !(c.is_alphanumeric() || "_-.".contains(c))).unwrap_or(rest.len());
         self.rest = &rest[end..];
@@ -182,7 +189,7 @@ mod tests {
 
     fn read(sets: &Value) -> Option<ExclusionGroups> {
         let matrix = json!({ "vars": { "x": "a" }, "sets": sets });
-        exclusions(&matrix, &["a", "b", "c", "d"])
+        exclusion_groups(&matrix, &["a", "b", "c", "d"])
     }
 
     #[test]

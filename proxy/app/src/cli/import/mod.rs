@@ -167,7 +167,7 @@ struct ImportedSelector {
 /// A setting without an equivalent, with the nearest alternative.
 #[derive(Debug)]
 struct UnsupportedSetting {
-    what: String,
+    setting: String,
     nearest: String,
     /// Models with this setting; empty for a global one.
     models: Vec<String>,
@@ -201,9 +201,9 @@ struct ImportedConfig {
 }
 
 impl ImportedConfig {
-    fn left(&mut self, what: impl Into<String>, nearest: impl Into<String>) {
+    fn add_unsupported(&mut self, what: impl Into<String>, nearest: impl Into<String>) {
         self.unmatched.push(UnsupportedSetting {
-            what: what.into(),
+            setting: what.into(),
             nearest: nearest.into(),
             models: Vec::new(),
         });
@@ -214,12 +214,16 @@ impl ImportedConfig {
     fn add_unsupported_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
         let (what, nearest) = (what.into(), nearest.into());
         let is_same = |left: &&mut UnsupportedSetting| {
-            left.what == what && left.nearest == nearest && !left.models.is_empty()
+            left.setting == what && left.nearest == nearest && !left.models.is_empty()
         };
         match self.unmatched.iter_mut().find(is_same) {
             Some(same) if same.models.iter().any(|own| own == model) => {}
             Some(same) => same.models.push(model.to_owned()),
-            None => self.unmatched.push(UnsupportedSetting { what, nearest, models: vec![model.to_owned()] }),
+            None => self.unmatched.push(UnsupportedSetting {
+                setting: what,
+                nearest,
+                models: vec![model.to_owned()],
+            }),
         }
     }
 
@@ -246,7 +250,7 @@ impl ImportedConfig {
 pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
-    let (from, imported) = read(args, &env)?;
+    let (from, imported) = read_source(args, &env)?;
     imported.check_names(&from)?;
     let is_empty = imported.models.is_empty() && imported.remotes.is_empty() && imported.folders.is_empty();
     if is_empty && imported.unmatched.is_empty() {
@@ -255,10 +259,10 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
             "see docs/import.md for what can be read",
         ));
     }
-    let text = write::text(&imported, &from);
+    let text = write::render_config(&imported, &from);
     match &args.output {
-        Some(path) => create(path, &text)?,
-        None => out::write(&text)?,
+        Some(path) => create_output(path, &text)?,
+        None => out::print_text(&text)?,
     }
     print_summary(&imported);
     Ok(())
@@ -266,10 +270,10 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
 
 /// Prints a summary of the import on standard error.
 fn print_summary(imported: &ImportedConfig) {
-    let models = out::counted(imported.models.len() + imported.remotes.len(), "model");
+    let models = out::count_noun(imported.models.len() + imported.remotes.len(), "model");
     out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
     for left in &imported.unmatched {
-        out::error_line(&secrets::text(&format!("  {}", left.line(MAX_SHOWN_MODELS))));
+        out::error_line(&secrets::redact_text(&format!("  {}", left.describe(MAX_SHOWN_MODELS))));
     }
 }
 
@@ -278,8 +282,8 @@ const MAX_SHOWN_MODELS: usize = 3;
 
 impl UnsupportedSetting {
     /// Describes the setting, its models (at most `most`), and the nearest alternative.
-    fn line(&self, most: usize) -> String {
-        let Self { what, nearest, models } = self;
+    fn describe(&self, most: usize) -> String {
+        let Self { setting: what, nearest, models } = self;
         let shown: Vec<String> = models.iter().take(most).map(|model| format!("`{model}`")).collect();
         let more = models.len().saturating_sub(most);
         let of = match (models.len(), more) {
@@ -293,7 +297,7 @@ impl UnsupportedSetting {
 }
 
 /// Creates the output. Never overwrites an existing file.
-fn create(path: &Path, text: &str) -> Result<(), CommandError> {
+fn create_output(path: &Path, text: &str) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => CommandError::usage(
             format!("{} is there already, and nothing is overwritten", path.display()),
@@ -316,7 +320,7 @@ const MAX_IMPORT_BYTES: u64 = 16 << 20;
 
 type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-fn read(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig), CommandError> {
+fn read_source(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig), CommandError> {
     let hint =
         "name a file, or write the command behind `--`: `llama-warden import -- llama-server -m model.gguf`";
     if !args.command.is_empty() {
@@ -327,17 +331,17 @@ fn read(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig
         return Ok((from.clone(), command_or_router(&args.command, &from)?));
     }
     if args.from == Some(ImportFormat::Ollama) || args.file.as_deref().is_some_and(Path::is_dir) {
-        let dir = ollama::place(args.file.as_deref(), env)?;
-        return Ok((dir.display().to_string(), ollama::import(&dir)?));
+        let dir = ollama::models_folder(args.file.as_deref(), env)?;
+        return Ok((dir.display().to_string(), ollama::import_ollama(&dir)?));
     }
     let path = args.file.as_deref().ok_or_else(|| CommandError::usage("there is nothing to import", hint))?;
     let from = path.display().to_string();
     let text = read_file(path, hint)?;
-    let imported = match args.from.unwrap_or_else(|| guess(path, &text)) {
-        ImportFormat::LlamaSwap => llama_swap::import(&text, &from, env)?,
-        ImportFormat::Preset => preset::import(&text, &from)?,
+    let imported = match args.from.unwrap_or_else(|| guess_format(path, &text)) {
+        ImportFormat::LlamaSwap => llama_swap::import_llama_swap(&text, &from, env)?,
+        ImportFormat::Preset => preset::import_preset(&text, &from)?,
         ImportFormat::Command | ImportFormat::Ollama => {
-            command_or_router(&split::words(&text, &from)?, &from)?
+            command_or_router(&split::split_words(&text, &from)?, &from)?
         }
     };
     Ok((from, imported))
@@ -345,21 +349,21 @@ fn read(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig
 
 /// Reads a file, or a pipe that the user names: `import <(docker inspect …)`.
 fn read_file(path: &Path, hint: &str) -> Result<String, CommandError> {
-    let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, MAX_IMPORT_BYTES));
+    let read = std::fs::File::open(path).and_then(|file| regular_file::read_bounded(file, MAX_IMPORT_BYTES));
     let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
     text.map_err(|error| CommandError::usage(format!("cannot read {}: {error}", path.display()), hint))
 }
 
 fn command_or_router(words: &[String], from: &str) -> Result<ImportedConfig, CommandError> {
     let read = |file: &str| read_file(Path::new(file), "run the import where the command is run");
-    match router::import(words, from, &read)? {
+    match router::import_router(words, from, &read)? {
         Some(imported) => Ok(imported),
-        None => command::import(words, from),
+        None => command::import_command(words, from),
     }
 }
 
 /// Guesses the format by the extension of the file, else by its first meaningful line.
-fn guess(path: &Path, text: &str) -> ImportFormat {
+fn guess_format(path: &Path, text: &str) -> ImportFormat {
     match path.extension().and_then(|end| end.to_str()) {
         Some("yaml" | "yml") => return ImportFormat::LlamaSwap,
         Some("ini") => return ImportFormat::Preset,
@@ -386,12 +390,12 @@ pub(crate) fn import_each_format(text: &str) -> [Result<String, CommandError>; 3
     let written = |imported: Result<ImportedConfig, CommandError>| {
         let imported = imported?;
         imported.check_names("x")?;
-        Ok(write::text(&imported, "x"))
+        Ok(write::render_config(&imported, "x"))
     };
     [
-        written(llama_swap::import(text, "x", &|_| None)),
-        written(preset::import(text, "x")),
-        written(split::words(text, "x").and_then(|words| command::import(&words, "x"))),
+        written(llama_swap::import_llama_swap(text, "x", &|_| None)),
+        written(preset::import_preset(text, "x")),
+        written(split::split_words(text, "x").and_then(|words| command::import_command(&words, "x"))),
     ]
 }
 

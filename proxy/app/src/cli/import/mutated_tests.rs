@@ -26,7 +26,7 @@ peers: {p: {proxy: "http://h", models: [a, e]}}
 fn sound(imported: Result<ImportedConfig, CommandError>) -> Result<(), TestCaseError> {
     match imported {
         Ok(imported) => {
-            let text = write::text(&imported, "x");
+            let text = write::render_config(&imported, "x");
             let table = text.parse::<toml::Table>();
             let table = table.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
             // Names and notes stay within their keys and comments.
@@ -48,17 +48,17 @@ fn sound(imported: Result<ImportedConfig, CommandError>) -> Result<(), TestCaseE
 proptest! {
     #[test]
     fn of_llama_swap(text in mutated_text(&[SWAP, MORE])) {
-        sound(llama_swap::import(&text, "x.yaml", &env))?;
+        sound(llama_swap::import_llama_swap(&text, "x.yaml", &env))?;
     }
 
     #[test]
     fn of_a_preset(text in mutated_text(&[PRESET])) {
-        sound(preset::import(&text, "x.ini"))?;
+        sound(preset::import_preset(&text, "x.ini"))?;
     }
 
     #[test]
     fn of_a_command(text in mutated_text(&[DOCKER, MORE])) {
-        sound(split::words(&text, "x.sh").and_then(|words| command::import(&words, "x.sh")))?;
+        sound(split::split_words(&text, "x.sh").and_then(|words| command::import_command(&words, "x.sh")))?;
     }
 }
 
@@ -70,21 +70,21 @@ fn what_refers_to_itself_again_and_again_ends_soon() {
         let of = format!("*a{}, ", n - 1).repeat(9);
         yaml += format!("a{n}: &a{n} [{}]\n", of.trim_end_matches(", ")).as_str();
     }
-    let told = llama_swap::import(&yaml, "x.yaml", &env).unwrap_err().lines().join("\n");
+    let told = llama_swap::import_llama_swap(&yaml, "x.yaml", &env).unwrap_err().lines().join("\n");
     assert!(told.contains("this is no YAML that can be read"), "{told}");
     let deep = format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000));
-    let told = llama_swap::import(&deep, "x.yaml", &env).unwrap_err().lines().join("\n");
+    let told = llama_swap::import_llama_swap(&deep, "x.yaml", &env).unwrap_err().lines().join("\n");
     assert!(told.contains("more than 1000 brackets"), "{told}");
     // Nesting below the limit reaches the parser, and takes no time.
     let less = format!("a: {}{}", "[".repeat(900), "]".repeat(900));
-    assert!(llama_swap::import(&less, "x.yaml", &env).is_err());
+    assert!(llama_swap::import_llama_swap(&less, "x.yaml", &env).is_err());
 }
 
 #[test]
 fn a_name_with_lines_in_it_writes_no_lines() {
     let yaml = "models:\n  \"a\\nevil = 1\\n[b]\":\n    cmd: llama-server -m a.gguf\n    description: \"x\\nevil = 1\\r[models.c]\\nbinary = '/bin/sh'\"\n    nobody: knows\n";
-    let imported = llama_swap::import(yaml, "x.yaml", &env).unwrap();
-    let text = write::text(&imported, "x\nevil = 1");
+    let imported = llama_swap::import_llama_swap(yaml, "x.yaml", &env).unwrap();
+    let text = write::render_config(&imported, "x\nevil = 1");
     let table = text.parse::<toml::Table>().unwrap();
     assert!(!table.contains_key("evil") && !table.contains_key("b"), "{text}");
     assert_eq!(table["models"].as_table().unwrap().len(), 1, "{text}");

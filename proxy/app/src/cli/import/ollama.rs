@@ -45,7 +45,7 @@ const REQUEST_PARAMETERS: [(&str, &str); 15] = [
 ];
 
 /// Finds the folder of Ollama's models: the given one, else that of `OLLAMA_MODELS`, else Ollama's default.
-pub(super) fn place(given: Option<&Path>, env: EnvLookup<'_>) -> Result<PathBuf, CommandError> {
+pub(super) fn models_folder(given: Option<&Path>, env: EnvLookup<'_>) -> Result<PathBuf, CommandError> {
     let home = env("HOME").map(|home| PathBuf::from(home).join(".ollama/models"));
     let usual =
         home.into_iter().chain(["/usr/share/ollama/.ollama/models".into(), "/var/lib/ollama/models".into()]);
@@ -64,7 +64,7 @@ pub(super) fn place(given: Option<&Path>, env: EnvLookup<'_>) -> Result<PathBuf,
     ))
 }
 
-pub(super) fn import(dir: &Path) -> Result<ImportedConfig, CommandError> {
+pub(super) fn import_ollama(dir: &Path) -> Result<ImportedConfig, CommandError> {
     let manifests = dir.join("manifests");
     let mut files = Vec::new();
     collect_manifests(&manifests, MAX_FOLDER_DEPTH, &mut files)?;
@@ -74,7 +74,10 @@ pub(super) fn import(dir: &Path) -> Result<ImportedConfig, CommandError> {
         let parts: Vec<&str> =
             file.strip_prefix(&manifests).unwrap_or(&file).iter().filter_map(|part| part.to_str()).collect();
         let Some((name, alias)) = model_names(&parts) else {
-            imported.left(format!("the file {}", file.display()), "manifests lie in HOST/OWNER/MODEL/TAG");
+            imported.add_unsupported(
+                format!("the file {}", file.display()),
+                "manifests lie in HOST/OWNER/MODEL/TAG",
+            );
             continue;
         };
         let mut model =
@@ -83,7 +86,10 @@ pub(super) fn import(dir: &Path) -> Result<ImportedConfig, CommandError> {
         if model.model.is_some() {
             imported.models.push(model);
         } else {
-            imported.left(format!("model `{}`", model.name), "it has no weights of its own on this machine");
+            imported.add_unsupported(
+                format!("model `{}`", model.name),
+                "it has no weights of its own on this machine",
+            );
         }
     }
     Ok(imported)
@@ -172,11 +178,11 @@ fn import_layers(
                 import_parameters(&table, model, imported);
             }
             "license" => model.notes.push(format!("its license: {shown}")),
-            "template" => imported.left(
+            "template" => imported.add_unsupported(
                 format!("model `{name}`: its template ({shown})"),
                 "llama-server takes the template within the model's file, or one in Jinja with `--chat-template-file`",
             ),
-            _ => imported.left(format!("model `{name}`: its layer `{kind}` ({shown})"), "look whether llama-server has a flag for it"),
+            _ => imported.add_unsupported(format!("model `{name}`: its layer `{kind}` ({shown})"), "look whether llama-server has a flag for it"),
         }
     }
     Ok(())
@@ -185,7 +191,7 @@ fn import_layers(
 fn import_parameters(table: &Value, model: &mut ImportedModel, imported: &mut ImportedConfig) {
     for (key, value) in table.as_object().into_iter().flatten() {
         if let Some((_, flag)) = PARAMETER_FLAGS.iter().find(|(name, _)| name == key) {
-            model.args.extend([(*flag).to_owned(), super::yaml::plain(value)]);
+            model.args.extend([(*flag).to_owned(), super::yaml::plain_text(value)]);
         } else if key == "num_predict" && value.as_i64().is_some_and(|count| count < 0) {
             model.notes.push(format!("num_predict {value}: no limit, as without it"));
         } else if let Some((_, name)) = REQUEST_PARAMETERS.iter().find(|(name, _)| name == key) {
@@ -193,7 +199,7 @@ fn import_parameters(table: &Value, model: &mut ImportedModel, imported: &mut Im
         } else if let ("use_mmap", Some(on)) = (key.as_str(), value.as_bool()) {
             model.set_mmap(on);
         } else {
-            imported.left(
+            imported.add_unsupported(
                 format!("model `{}`: the parameter `{key}`", model.name),
                 "llama-server has no such parameter",
             );
@@ -232,14 +238,14 @@ mod tests {
     fn what_a_manifest_names_is_neither_waited_for_nor_read_without_end() {
         let (base, _, blob) = folder();
         fs::write(&blob, "Be kind.").unwrap();
-        assert_eq!(import(base.path()).unwrap().models[0].system_prompt.as_deref(), Some("Be kind."));
+        assert_eq!(import_ollama(base.path()).unwrap().models[0].system_prompt.as_deref(), Some("Be kind."));
         fs::remove_file(&blob).unwrap();
         File::create(&blob).unwrap().set_len(3 << 30).unwrap();
-        let refused = import(base.path()).err().unwrap().to_string();
+        let refused = import_ollama(base.path()).err().unwrap().to_string();
         assert!(refused.contains("sha256-a") && refused.contains("larger than"), "{refused}");
         fs::remove_file(&blob).unwrap();
         pipe(&blob);
-        assert!(import(base.path()).err().unwrap().to_string().contains("sha256-a"));
+        assert!(import_ollama(base.path()).err().unwrap().to_string().contains("sha256-a"));
     }
 
     #[test]
@@ -248,9 +254,9 @@ mod tests {
         fs::write(&blob, "x").unwrap();
         fs::remove_file(&tag).unwrap();
         pipe(&tag);
-        assert!(import(base.path()).err().unwrap().to_string().contains("no regular file"));
+        assert!(import_ollama(base.path()).err().unwrap().to_string().contains("no regular file"));
         fs::remove_file(&tag).unwrap();
         fs::create_dir_all(base.path().join("manifests/a/b/c/d/e/f/g/h/i")).unwrap();
-        assert!(import(base.path()).err().unwrap().to_string().contains("folders within each other"));
+        assert!(import_ollama(base.path()).err().unwrap().to_string().contains("folders within each other"));
     }
 }

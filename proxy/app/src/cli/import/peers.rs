@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::llama_swap::{filters, others, texts};
-use super::macros::unset;
-use super::yaml::plain;
+use super::llama_swap::{import_filters, report_unsupported, text_list};
+use super::macros::unset_variable;
+use super::yaml::plain_text;
 use super::{ImportedConfig, ImportedModel, ImportedRemote, ImportedSelector};
 
 /// Imported keys of a peer.
@@ -30,7 +30,7 @@ const KEY_FILE_ADVICE: &str =
     "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
 /// Imports each model of each peer. The model is named `PEER/MODEL`, or by its own name if no other has it.
-pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
+pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for model in &imported.models {
         taken.extend(model.all_names().cloned());
@@ -45,7 +45,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     let peers = || top.get("peers").and_then(Value::as_object).into_iter().flatten();
     let mut counts = BTreeMap::<String, usize>::new();
     for (_, table) in peers() {
-        let own: BTreeSet<String> = texts(table.get("models")).into_iter().collect();
+        let own: BTreeSet<String> = text_list(table.get("models")).into_iter().collect();
         for name in own {
             *counts.entry(name).or_default() += 1;
         }
@@ -53,25 +53,30 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     for (peer, table) in peers() {
         let of = format!("peer `{peer}`: ");
         let Some(table) = table.as_object() else {
-            imported
-                .left(format!("the peer `{peer}`"), "`[remotes]` has a table for each model, with its `url`");
+            imported.add_unsupported(
+                format!("the peer `{peer}`"),
+                "`[remotes]` has a table for each model, with its `url`",
+            );
             continue;
         };
-        others(table, &PEER_KEYS, &UNSUPPORTED_PEER_KEYS, None, imported);
-        let url = table.get("proxy").map(plain).filter(|url| !url.is_empty() && unset(url).is_none());
+        report_unsupported(table, &PEER_KEYS, &UNSUPPORTED_PEER_KEYS, None, imported);
+        let url =
+            table.get("proxy").map(plain_text).filter(|url| !url.is_empty() && unset_variable(url).is_none());
         let Some(url) = url else {
-            imported
-                .left(format!("the peer `{peer}`, which has no `proxy`"), "`url` of a model in `[remotes]`");
+            imported.add_unsupported(
+                format!("the peer `{peer}`, which has no `proxy`"),
+                "`url` of a model in `[remotes]`",
+            );
             continue;
         };
-        let has_key = table.get("apiKey").map(plain).is_some_and(|key| !key.is_empty());
+        let has_key = table.get("apiKey").map(plain_text).is_some_and(|key| !key.is_empty());
         if has_key {
-            imported.left(format!("{of}its key"), KEY_FILE_ADVICE);
+            imported.add_unsupported(format!("{of}its key"), KEY_FILE_ADVICE);
         }
-        for own in texts(table.get("models")) {
+        for own in text_list(table.get("models")) {
             let whole = format!("{peer}/{own}");
             if !taken.insert(whole.clone()) {
-                imported.left(
+                imported.add_unsupported(
                     format!("{of}its model `{own}`"),
                     "the name `PEER/MODEL` is another model's: give it one in `[remotes]`",
                 );
@@ -81,7 +86,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
             let (name, aliases, called) =
                 if is_free { (own, vec![whole], None) } else { (whole, Vec::new(), Some(own)) };
             let mut model = ImportedModel { name: name.clone(), ..ImportedModel::default() };
-            filters(table.get("filters"), &mut model, imported);
+            import_filters(table.get("filters"), &mut model, imported);
             let ImportedModel { strip, set, names, .. } = model;
             let key_file = has_key.then(|| format!("{peer}.key"));
             imported.remotes.push(ImportedRemote {
@@ -96,13 +101,13 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut ImportedConfig) {
             });
         }
     }
-    selectors(top, imported);
+    import_selectors(top, imported);
 }
 
 /// Imports names for the first loaded of several models, or always for the first.
-fn selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
+fn import_selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     for (name, selector) in top.get("selectors").and_then(Value::as_object).into_iter().flatten() {
-        let targets = texts(selector.get("targets"));
+        let targets = text_list(selector.get("targets"));
         let real = |target: &String| {
             let here = imported.models.iter().find(|model| model.answers_to(target)).map(|model| &model.name);
             let there = imported
@@ -123,17 +128,20 @@ fn selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
             _ => {
                 let nearest =
                     "a name in `[names]` means the best of several models that is loaded or has room";
-                imported.left(format!("the selector `{name}`"), nearest);
+                imported.add_unsupported(format!("the selector `{name}`"), nearest);
                 continue;
             }
         }
         if models.is_empty() {
-            imported.left(format!("the selector `{name}`"), "none of its models is in what was imported");
+            imported.add_unsupported(
+                format!("the selector `{name}`"),
+                "none of its models is in what was imported",
+            );
             continue;
         }
         for key in ["name", "description", "metadata", "unlisted"] {
             if !matches!(selector[key], Value::Null | Value::Bool(false)) {
-                imported.left(
+                imported.add_unsupported(
                     format!("the selector `{name}`: `{key}`"),
                     "a list has of a name what it has of its model",
                 );

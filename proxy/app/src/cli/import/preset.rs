@@ -150,12 +150,15 @@ const OFF_VALUES: [&str; 4] = ["off", "disabled", "false", "0"];
 
 type PresetSection = BTreeMap<String, (String, usize)>;
 
-pub(super) fn import(text: &str, from: &str) -> Result<ImportedConfig, CommandError> {
-    let (mut order, mut sections) = parse(text, from)?;
+pub(super) fn import_preset(text: &str, from: &str) -> Result<ImportedConfig, CommandError> {
+    let (mut order, mut sections) = parse_sections(text, from)?;
     let mut all = sections.remove("*").unwrap_or_default();
     let mut imported = ImportedConfig::default();
     if let Some((_, line)) = all.remove("dedup-cache-models") {
-        imported.left(format!("`dedup-cache-models` (line {line})"), "models are those of this file alone");
+        imported.add_unsupported(
+            format!("`dedup-cache-models` (line {line})"),
+            "models are those of this file alone",
+        );
     }
     // Keys before the first section form a model, too.
     let before = sections.remove("").unwrap_or_default();
@@ -169,7 +172,7 @@ pub(super) fn import(text: &str, from: &str) -> Result<ImportedConfig, CommandEr
         keys.sort_by_key(|(_, (_, line))| *line);
         for (key, (_, line)) in keys {
             let own = ROUTER_KEYS.iter().find(|(name, _)| name == key);
-            imported.left(
+            imported.add_unsupported(
                 format!("`{key}` (line {line})"),
                 own.map_or(BEFORE_SECTIONS_NOTE, |(_, nearest)| nearest),
             );
@@ -184,12 +187,12 @@ pub(super) fn import(text: &str, from: &str) -> Result<ImportedConfig, CommandEr
         own.sort_by_key(line);
         // The model's own keys come last: llama-server uses the last of two spellings of a flag.
         keys.extend(own);
-        let mut model = model(name, keys, from, &mut imported)?;
+        let mut model = import_section(name, keys, from, &mut imported)?;
         model.aliases.extend(router_name(name).filter(|other| !order.contains(other)));
         imported.models.push(model);
     }
     for (key, line) in truncated_values(text) {
-        imported.left(
+        imported.add_unsupported(
             format!("`{key}` (line {line})"),
             "its value ends before `;` or `#`, for a router too: what follows is a comment",
         );
@@ -234,7 +237,10 @@ fn flag_name(key: &str) -> String {
 }
 
 /// Parses the sections, in order, with the keys of each.
-fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, PresetSection>), CommandError> {
+fn parse_sections(
+    text: &str,
+    from: &str,
+) -> Result<(Vec<String>, BTreeMap<String, PresetSection>), CommandError> {
     let mut order = vec![String::new()];
     let mut sections = BTreeMap::<String, PresetSection>::from([(String::new(), PresetSection::new())]);
     let mut current = String::new();
@@ -272,7 +278,7 @@ fn strip_comment(line: &str) -> &str {
     line.find([';', '#']).map_or(line, |at| &line[..at]).trim()
 }
 
-fn model(
+fn import_section(
     name: &str,
     keys: Vec<(String, (String, usize))>,
     from: &str,
@@ -287,7 +293,7 @@ fn model(
         }
         match key.as_str() {
             "version" => {}
-            "load-on-startup" => model.preload = switch(&key, &value, from, line)?,
+            "load-on-startup" => model.preload = parse_switch(&key, &value, from, line)?,
             "stop-timeout" => match value.parse() {
                 Ok(seconds) => model.stop_grace = Some(seconds),
                 Err(_) => {
@@ -316,11 +322,11 @@ fn model(
                 let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
                 model.aliases.extend(names.filter(|own| *own != name).map(str::to_owned));
             }
-            _ => flag(&key, value, from, line, &mut model)?,
+            _ => apply_flag(&key, value, from, line, &mut model)?,
         }
     }
     model.note_windows();
-    let given = arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some();
+    let given = arguments::model_path(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some();
     if model.model.is_none() && !given && name.contains('/') {
         // The router looks up a model of this name among the downloaded ones.
         model.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
@@ -337,7 +343,7 @@ fn model(
     Ok(model)
 }
 
-fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, CommandError> {
+fn parse_switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, CommandError> {
     match (ON_VALUES.contains(&value) || value.is_empty(), OFF_VALUES.contains(&value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
@@ -348,7 +354,7 @@ fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, Comma
     }
 }
 
-fn flag(
+fn apply_flag(
     key: &str,
     value: String,
     from: &str,
@@ -356,21 +362,21 @@ fn flag(
     model: &mut ImportedModel,
 ) -> Result<(), CommandError> {
     if let "mmap" | "no-mmap" = key {
-        model.set_mmap(switch(key, &value, from, line)? == (key == "mmap"));
+        model.set_mmap(parse_switch(key, &value, from, line)? == (key == "mmap"));
         return Ok(());
     }
     let positive = OPPOSITE_FLAGS.iter().find(|(name, _)| *name == key);
     let negative = OPPOSITE_FLAGS.iter().find(|(_, no)| *no == key);
     if let Some((_, no)) = positive {
-        let on = switch(key, &value, from, line)?;
+        let on = parse_switch(key, &value, from, line)?;
         model.args.push(if on { dashed(key) } else { dashed(no) });
     } else if let Some((yes, no)) = negative {
-        let off = switch(key, &value, from, line)?;
+        let off = parse_switch(key, &value, from, line)?;
         model.args.push(if off { dashed(no) } else { dashed(yes) });
     } else if is_plain(key) {
         // Remove the flag, also if `[*]` switched it on.
         model.args.retain(|word| *word != dashed(key));
-        if switch(key, &value, from, line)? {
+        if parse_switch(key, &value, from, line)? {
             model.args.push(dashed(key));
         }
     } else {

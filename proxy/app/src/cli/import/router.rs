@@ -4,7 +4,7 @@
 use crate::config::arguments;
 use crate::exit::CommandError;
 
-use super::command::{ParsedCommand, listening, take};
+use super::command::{ParsedCommand, import_listening, parse_command};
 use super::{ImportedConfig, ImportedModel, preset};
 
 /// Reads a file that the command names.
@@ -16,15 +16,15 @@ const ROUTER_OPTIONS: [&str; 3] = ["--models-preset", "--models-dir", "--models-
 const ROUTER_SWITCHES: [&str; 2] = ["--models-autoload", "--no-models-autoload"];
 
 /// Imports the router that this command starts; `None` if it starts something else.
-pub(super) fn import(
+pub(super) fn import_router(
     words: &[String],
     from: &str,
     read: ReadFile<'_>,
 ) -> Result<Option<ImportedConfig>, CommandError> {
-    let Ok(taken) = take(words) else { return Ok(None) };
+    let Ok(taken) = parse_command(words) else { return Ok(None) };
     let value = |flag: &str| {
         let args = &taken.model.args;
-        let at = args.iter().rposition(|word| arguments::normal(word) == flag)?;
+        let at = args.iter().rposition(|word| arguments::normalize_flag(word) == flag)?;
         args.get(at + 1).cloned()
     };
     let [file, folder, most] = ROUTER_OPTIONS.map(value);
@@ -32,22 +32,25 @@ pub(super) fn import(
         return Ok(None);
     }
     let mut imported = match &file {
-        Some(file) => preset::import(&read(file)?, file)?,
+        Some(file) => preset::import_preset(&read(file)?, file)?,
         None => ImportedConfig::default(),
     };
-    listening(&taken, &mut imported, from)?;
+    import_listening(&taken, &mut imported, from)?;
     imported.max_loaded = most.and_then(|most| most.parse().ok()).filter(|most| *most > 0);
     let (own, rest) = split_router_flags(&taken.model.args);
     if own.iter().any(|word| word == "--no-models-autoload") {
-        imported.left(
+        imported.add_unsupported(
             "`--no-models-autoload`",
             "a model is loaded by its first request, or by `POST /models/load`",
         );
     }
-    let ParsedCommand { model: ImportedModel { wrapper, binary, env, directory, notes, .. }, left, .. } =
-        taken;
+    let ParsedCommand {
+        model: ImportedModel { wrapper, binary, env, directory, notes, .. },
+        unsupported: left,
+        ..
+    } = taken;
     for (what, nearest) in left {
-        imported.left(what, nearest);
+        imported.add_unsupported(what, nearest);
     }
     let for_all =
         ImportedModel { wrapper, binary, env, directory, notes, args: rest, ..ImportedModel::default() };
@@ -62,7 +65,7 @@ pub(super) fn import(
     if let Some(folder) = folder {
         imported.folders.push(folder);
         imported.defaults = Some(for_all);
-        imported.unmatched.retain(|left| left.what != preset::NO_FILE_NOTE);
+        imported.unmatched.retain(|left| left.setting != preset::NO_FILE_NOTE);
     }
     Ok(Some(imported))
 }
@@ -72,7 +75,7 @@ fn split_router_flags(args: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut own, mut rest) = (Vec::new(), Vec::new());
     let mut words = args.iter();
     while let Some(word) = words.next() {
-        let flag = arguments::normal(word);
+        let flag = arguments::normalize_flag(word);
         if ROUTER_OPTIONS.contains(&flag.as_str()) {
             own.extend([Some(flag), words.next().cloned()].into_iter().flatten());
         } else if ROUTER_SWITCHES.contains(&flag.as_str()) {

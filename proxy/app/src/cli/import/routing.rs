@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::ImportedConfig;
-use super::llama_swap::{UNKNOWN_KEY_NOTE, texts};
-use super::matrix::{ExclusionGroups, exclusions};
+use super::llama_swap::{UNKNOWN_KEY_NOTE, text_list};
+use super::matrix::{ExclusionGroups, exclusion_groups};
 use crate::exit::CommandError;
 
 /// Group of the models that are in no other.
@@ -18,25 +18,27 @@ const MAX_PAIR_GROUPS: usize = 64;
 /// Nearest alternative to an unsupported rule.
 const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
 
-pub(super) fn import(
+pub(super) fn import_routing(
     top: &Map<String, Value>,
     imported: &mut ImportedConfig,
     from: &str,
 ) -> Result<(), CommandError> {
-    preload(top.get("hooks"), imported);
+    import_preload(top.get("hooks"), imported);
     let routing = top.get("routing").unwrap_or(&Value::Null);
     let router = &routing["router"];
     let settings = &router["settings"];
     if !routing["scheduler"]["settings"]["fifo"]["priority"].is_null() {
-        imported
-            .left("`routing.scheduler`", "requests of a model are served in the order in which they came");
+        imported.add_unsupported(
+            "`routing.scheduler`",
+            "requests of a model are served in the order in which they came",
+        );
     }
     let by_matrix = top.contains_key("matrix") || router["use"] == "matrix";
     let matrix = top.get("matrix").unwrap_or(&settings["matrix"]);
     if by_matrix {
         import_matrix(matrix, imported);
         if !matrix["evict_costs"].is_null() {
-            imported.left("`evict_costs` of the matrix", "what a load takes is measured");
+            imported.add_unsupported("`evict_costs` of the matrix", "what a load takes is measured");
         }
         return Ok(());
     }
@@ -50,7 +52,7 @@ pub(super) fn import(
     let mut owners = BTreeMap::<String, String>::new();
     let mut groups = groups
         .iter()
-        .map(|(name, group)| SwapGroup::read(name, group, imported, &mut owners, from))
+        .map(|(name, group)| SwapGroup::parse(name, group, imported, &mut owners, from))
         .collect::<Result<Vec<_>, _>>()?;
     // Models without a group form a group of their own.
     let in_none = imported.models.iter().map(|model| &model.name).filter(|name| !owners.contains_key(*name));
@@ -63,9 +65,9 @@ pub(super) fn import(
         persistent: false,
     });
     for (index, group) in groups.iter().enumerate() {
-        group.put(imported);
+        group.apply(imported);
         for other in &groups[index + 1..] {
-            group.exclude(other, imported);
+            group.exclude_group(other, imported);
         }
     }
     Ok(())
@@ -74,10 +76,12 @@ pub(super) fn import(
 /// Makes models exclude each other if no set of the matrix has both.
 fn import_matrix(matrix: &Value, imported: &mut ImportedConfig) {
     let names: Vec<&str> = imported.models.iter().map(|model| model.name.as_str()).collect();
-    let Some(ExclusionGroups { groups, is_looser }) = exclusions(matrix, &names) else {
+    let Some(ExclusionGroups { groups, is_looser }) = exclusion_groups(matrix, &names) else {
         for (name, set) in matrix["sets"].as_object().into_iter().flatten() {
-            imported
-                .left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), NEAREST_RULE);
+            imported.add_unsupported(
+                format!("the set `{name}` of the matrix: {}", super::yaml::plain_text(set)),
+                NEAREST_RULE,
+            );
         }
         return;
     };
@@ -88,7 +92,7 @@ fn import_matrix(matrix: &Value, imported: &mut ImportedConfig) {
         }
     }
     if is_looser {
-        imported.left(
+        imported.add_unsupported(
             "the matrix: three models that are in its sets two by two, but never together",
             "`groups` exclude two models at a time: all three are loaded where memory holds them",
         );
@@ -107,7 +111,7 @@ struct SwapGroup {
 }
 
 impl SwapGroup {
-    fn read(
+    fn parse(
         name: &str,
         group: &Value,
         imported: &mut ImportedConfig,
@@ -116,10 +120,10 @@ impl SwapGroup {
     ) -> Result<Self, CommandError> {
         let keys = group.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
         for key in keys.filter(|key| !["swap", "exclusive", "persistent", "members"].contains(key)) {
-            imported.left(format!("group `{name}`: `{key}`"), UNKNOWN_KEY_NOTE);
+            imported.add_unsupported(format!("group `{name}`: `{key}`"), UNKNOWN_KEY_NOTE);
         }
         let says = |key: &str, default: bool| group[key].as_bool().unwrap_or(default);
-        let mut members = texts(group.get("members"));
+        let mut members = text_list(group.get("members"));
         for member in &members {
             if let Some(other) = owners.insert(member.clone(), name.to_owned()) {
                 return Err(CommandError::usage(
@@ -141,10 +145,10 @@ impl SwapGroup {
         Ok(Self { name: name.to_owned(), members, swap, exclusive, persistent })
     }
 
-    fn put(&self, imported: &mut ImportedConfig) {
+    fn apply(&self, imported: &mut ImportedConfig) {
         let is_group = self.swap && self.members.len() > 1;
         if is_group && self.persistent {
-            imported.left(
+            imported.add_unsupported(
                 format!("group `{}`: `persistent`, of models that take turns", self.name),
                 "a pinned model never leaves, for one of its group neither: none of them is pinned",
             );
@@ -159,14 +163,14 @@ impl SwapGroup {
 
     /// Converts two groups that evict each other: no model of one is loaded together with one of the other.
     /// If only one evicts the other, both may be loaded, as in llama-swap when that one came first.
-    fn exclude(&self, other: &Self, imported: &mut ImportedConfig) {
+    fn exclude_group(&self, other: &Self, imported: &mut ImportedConfig) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
         let (there, back) = (drives(self, other), drives(other, self));
         if self.members.is_empty() || other.members.is_empty() || !(there || back) {
             return;
         }
         if !(there && back) {
-            imported.left(
+            imported.add_unsupported(
                 format!("groups `{}` and `{}`: only one drives the other out", self.name, other.name),
                 "they are loaded beside each other where memory holds both; \
                  a name in `groups` of both excludes both ways",
@@ -184,7 +188,7 @@ impl SwapGroup {
         let (ours, theirs) = (single(self), single(other));
         if ours.len() * theirs.len() > MAX_PAIR_GROUPS {
             let what = format!("groups `{}` and `{}` drive each other out as a whole", self.name, other.name);
-            imported.left(what, NEAREST_RULE);
+            imported.add_unsupported(what, NEAREST_RULE);
             return;
         }
         for (one, another) in ours.iter().flat_map(|one| theirs.iter().map(move |another| (one, another))) {
@@ -201,14 +205,14 @@ impl SwapGroup {
     }
 }
 
-fn preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
+fn import_preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     let hooks = hooks.unwrap_or(&Value::Null);
-    for name in texts(hooks["on_startup"].get("preload")) {
+    for name in text_list(hooks["on_startup"].get("preload")) {
         let name = name.trim();
         let found = imported.models.iter_mut().find(|model| model.answers_to(name));
         match found {
             Some(model) => model.preload = true,
-            None => imported.left(
+            None => imported.add_unsupported(
                 format!("`hooks`: `{name}` is to be loaded at the start"),
                 "there is no such model in what was imported",
             ),
@@ -216,10 +220,11 @@ fn preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     }
     let on_startup = hooks["on_startup"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
     for key in on_startup.filter(|key| *key != "preload") {
-        imported.left(format!("`hooks.on_startup.{key}`"), UNKNOWN_KEY_NOTE);
+        imported.add_unsupported(format!("`hooks.on_startup.{key}`"), UNKNOWN_KEY_NOTE);
     }
     for key in hooks.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "on_startup")
     {
-        imported.left(format!("`hooks.{key}`"), "`llama-warden events` tells what happens to models");
+        imported
+            .add_unsupported(format!("`hooks.{key}`"), "`llama-warden events` tells what happens to models");
     }
 }

@@ -1,7 +1,7 @@
 //! Imports `bash -c "source FILE && exec llama-server FLAGS"`: the commands before the server become a
 //! wrapper script that runs the server at its end.
 
-use super::command::{ParsedCommand, take as take_command};
+use super::command::{ParsedCommand, parse_command as take_command};
 
 /// Separators of consecutive commands in a script.
 const COMMAND_SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
@@ -13,7 +13,7 @@ pub(super) fn is_operator(word: &str) -> bool {
 }
 
 /// Parses the command of a shell. `shell` is the program and its flag, `before` the words before it.
-pub(super) fn take(
+pub(super) fn parse_shell_command(
     shell: &[&String; 2],
     script: &str,
     before: ParsedCommand,
@@ -23,7 +23,7 @@ pub(super) fn take(
     let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;
     let (words, redirected) = split_redirections(words);
     let mut taken = take_command(&words)?;
-    taken.left.extend(redirected.map(|words| {
+    taken.unsupported.extend(redirected.map(|words| {
         (
             format!("`{words}` of its command"),
             "what a process says is in `llama-warden logs`, and in the log with `log.children`".to_owned(),
@@ -33,7 +33,7 @@ pub(super) fn take(
         return Err(format!("the shell puts something in the place of `{word}`: write out what it is"));
     }
     let mut model = before.model;
-    match (preamble, folder(preamble)) {
+    match (preamble, cd_target(preamble)) {
         ("", _) => {}
         (_, Some(folder)) => taken.model.directory = Some(folder),
         // Wrap the preamble in a function, so that it does not see the server's words as its positional
@@ -73,7 +73,7 @@ fn split_redirections(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
 }
 
 /// The folder of a preamble that only changes directory.
-fn folder(preamble: &str) -> Option<String> {
+fn cd_target(preamble: &str) -> Option<String> {
     let words = shlex::split(preamble.trim_end_matches(['&', ';', '\n', ' ']))?;
     match words.as_slice() {
         [cd, folder] if cd == "cd" && folder.starts_with('/') && expanded_word(preamble).is_none() => {

@@ -4,7 +4,7 @@ use crate::exit::CommandError;
 
 /// Splits a text into words. It may span several lines, with or without `\` at their ends, and with comment
 /// lines.
-pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, CommandError> {
+pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, CommandError> {
     let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
     let joined = joined.join("\n");
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn lines_are_joined_and_comments_left_out() {
         let text = "llama-server \\\n  # the model\n  -m 'a b.gguf'\n  -c 1\n";
-        assert_eq!(words(text, "x").unwrap(), ["llama-server", "-m", "a b.gguf", "-c", "1"]);
+        assert_eq!(split_words(text, "x").unwrap(), ["llama-server", "-m", "a b.gguf", "-c", "1"]);
     }
 
     #[test]
@@ -93,8 +93,8 @@ mod tests {
             "-c",
             "1",
         ];
-        assert_eq!(words(text, "x").unwrap(), wanted);
-        assert_eq!(words("llama-server -m /my\\ models/a", "x").unwrap()[2], "/my models/a");
+        assert_eq!(split_words(text, "x").unwrap(), wanted);
+        assert_eq!(split_words("llama-server -m /my\\ models/a", "x").unwrap()[2], "/my models/a");
         assert!(
             !is_windows_path("http://x/y")
                 && is_windows_path("--x=c:\\y")
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_quote_that_nothing_closes_is_told_with_its_line() {
-        let told = words("llama-server \\\n -m \"a", "run.sh").unwrap_err().lines();
+        let told = split_words("llama-server \\\n -m \"a", "run.sh").unwrap_err().lines();
         assert!(told[0].starts_with("error: run.sh: line 2 of the command opens a quote \""), "{told:?}");
     }
 }

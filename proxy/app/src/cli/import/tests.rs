@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::config::source::layers::{ConfigSources, load};
+use crate::config::source::layers::{ConfigSources, load_config};
 
 pub(super) const SWAP: &str = include_str!("samples/llama-swap.yaml");
 pub(super) const PRESET: &str = include_str!("samples/preset.ini");
@@ -17,12 +17,12 @@ pub(super) fn env(name: &str) -> Option<String> {
 }
 
 fn swap(text: &str) -> Result<ImportedConfig, CommandError> {
-    let imported = llama_swap::import(text, "swap.yaml", &env)?;
+    let imported = llama_swap::import_llama_swap(text, "swap.yaml", &env)?;
     imported.check_names("swap.yaml").map(|()| imported)
 }
 
 fn docker() -> ImportedConfig {
-    command::import(&split::words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
+    command::import_command(&split::split_words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
 }
 
 /// Message and hint of a usage failure.
@@ -36,8 +36,8 @@ fn told<T: std::fmt::Debug>(result: Result<T, CommandError>) -> String {
 fn read_back(imported: &ImportedConfig) -> crate::config::source::layers::LoadedConfig {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("warden.toml");
-    fs::write(&file, write::text(imported, "x")).unwrap();
-    load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
+    fs::write(&file, write::render_config(imported, "x")).unwrap();
+    load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
 }
 
 /// A directory of Ollama, with a model that uses every feature.
@@ -70,30 +70,33 @@ fn ollama_dir(dir: &Path) {
 fn ollama() -> (tempfile::TempDir, ImportedConfig) {
     let dir = tempfile::tempdir().unwrap();
     ollama_dir(dir.path());
-    let imported = ollama::import(&ollama::place(Some(dir.path()), &env).unwrap()).unwrap();
+    let imported = ollama::import_ollama(&ollama::models_folder(Some(dir.path()), &env).unwrap()).unwrap();
     (dir, imported)
 }
 
 #[test]
 fn a_configuration_of_llama_swap_is_written_with_what_has_no_equal() {
-    insta::assert_snapshot!(write::text(&swap(SWAP).unwrap(), "swap.yaml"));
+    insta::assert_snapshot!(write::render_config(&swap(SWAP).unwrap(), "swap.yaml"));
 }
 
 #[test]
 fn presets_of_a_router_are_written_as_models() {
-    insta::assert_snapshot!(write::text(&preset::import(PRESET, "preset.ini").unwrap(), "preset.ini"));
+    insta::assert_snapshot!(write::render_config(
+        &preset::import_preset(PRESET, "preset.ini").unwrap(),
+        "preset.ini"
+    ));
 }
 
 #[test]
 fn the_models_of_ollama_are_written_with_their_files() {
     let (dir, imported) = ollama();
-    let text = write::text(&imported, "ollama");
+    let text = write::render_config(&imported, "ollama");
     insta::assert_snapshot!(text.replace(&dir.path().display().to_string(), "/ollama"));
 }
 
 #[test]
 fn a_container_becomes_a_process_with_the_hosts_paths() {
-    insta::assert_snapshot!(write::text(&docker(), "run.sh"));
+    insta::assert_snapshot!(write::render_config(&docker(), "run.sh"));
 }
 
 #[test]
@@ -105,7 +108,7 @@ fn what_is_written_is_a_configuration_of_ours() {
     assert_eq!(small.request.strip, ["temperature", "top_k"]);
     assert_eq!(small.request.set["chat_template_kwargs"]["reasoning"], false);
     assert_eq!(small.max_in_flight, Some(3));
-    assert_eq!(read_back(&preset::import(PRESET, "p").unwrap()).models.len(), 4);
+    assert_eq!(read_back(&preset::import_preset(PRESET, "p").unwrap()).models.len(), 4);
     let (_dir, imported) = ollama();
     let loaded = read_back(&imported);
     assert_eq!(loaded.models[0].1.request.system_prompt.as_deref(), Some("You are brief.\nVery brief."));
@@ -136,7 +139,7 @@ fn wrong_input_is_told_with_its_place_and_a_cure() {
     .collect();
     for text in ["[a]\nctx-size\n", "[a\n", "[a]\nmmap = maybe\n", "[a]\n[a]\n", "[a]\nstop-timeout = soon\n"]
     {
-        all.push(told(preset::import(text, "preset.ini")));
+        all.push(told(preset::import_preset(text, "preset.ini")));
     }
     for line in [
         "python -m vllm",
@@ -147,7 +150,7 @@ fn wrong_input_is_told_with_its_place_and_a_cure() {
         "docker run nginx",
         "",
     ] {
-        all.push(told(command::import(&split::words(line, "run.sh").unwrap(), "run.sh")));
+        all.push(told(command::import_command(&split::split_words(line, "run.sh").unwrap(), "run.sh")));
     }
     insta::assert_snapshot!(all.join("\n"));
 }
@@ -156,15 +159,15 @@ fn wrong_input_is_told_with_its_place_and_a_cure() {
 fn a_missing_blob_and_a_folder_without_models_are_told() {
     let (dir, _) = ollama();
     fs::remove_file(dir.path().join("blobs/sha256-model")).unwrap();
-    let text = told(ollama::import(dir.path()));
+    let text = told(ollama::import_ollama(dir.path()));
     assert!(
         text.contains("blobs/sha256-model is missing") && text.contains("ollama pull gemma:latest"),
         "{text}"
     );
-    let text = told(ollama::place(Some(&dir.path().join("blobs")), &env));
+    let text = told(ollama::models_folder(Some(&dir.path().join("blobs")), &env));
     assert!(text.contains("there are no models of Ollama in"), "{text}");
     fs::write(dir.path().join("manifests/registry.example/library/gemma/latest"), "{").unwrap();
-    assert!(told(ollama::import(dir.path())).contains("line 1: this is no manifest"));
+    assert!(told(ollama::import_ollama(dir.path())).contains("line 1: this is no manifest"));
 }
 
 #[test]
@@ -179,7 +182,7 @@ fn models_that_drive_each_other_out_do_so_here() {
             let pin = if model.pin { " pinned" } else { "" };
             format!("{}: {}{pin}", model.name, model.groups.join(" "))
         });
-        let left = imported.unmatched.iter().map(|left| format!("! {}", left.what));
+        let left = imported.unmatched.iter().map(|left| format!("! {}", left.setting));
         let most = imported.max_loaded.map(|most| format!("{most} at a time"));
         models.chain(left).chain(most).collect::<Vec<_>>().join("\n")
     };
@@ -203,7 +206,7 @@ fn models_that_drive_each_other_out_do_so_here() {
 #[test]
 fn what_is_put_before_a_server_stays_before_it() {
     let taken = |line: &str| {
-        let taken = command::take(&split::words(line, "x").unwrap())?;
+        let taken = command::parse_command(&split::split_words(line, "x").unwrap())?;
         let ImportedModel { wrapper, binary, env, args, model, directory, .. } = taken.model;
         assert_eq!((args.join(" ").as_str(), model.as_deref()), ("-c 1", Some("/a.gguf")), "{line}");
         let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
@@ -251,7 +254,7 @@ fn what_is_put_before_a_server_stays_before_it() {
 #[test]
 fn what_stands_before_a_server_is_a_wrapper_that_runs_it() {
     let line = "sh -c 'X=$((40 + 2)) && export X && exec /bin/llama-server -m /a.gguf'";
-    let words = command::take(&split::words(line, "x").unwrap()).unwrap().model.wrapper;
+    let words = command::parse_command(&split::split_words(line, "x").unwrap()).unwrap().model.wrapper;
     // Run a shell in place of the server, to show the effects of the preamble and the arguments behind it.
     let ran = std::process::Command::new(&words[0])
         .args(&words[1..])
@@ -269,8 +272,12 @@ fn what_is_wrong_with_one_model_ends_no_import() {
         empty: {ttl: 5}\n  open: {cmd: \"llama-server -m 'a\"}\n  \
         cloud: {proxy: \"https://api.example/v1\", aliases: [sky], useModelName: big, headers: {Authorization: \"${env.K}\"}, ttl: 5}\n";
     let imported = swap(text).unwrap();
-    let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(usize::MAX)).collect();
-    insta::assert_snapshot!(format!("{}\n---\n{}", write::text(&imported, "swap.yaml"), left.join("\n")));
+    let left: Vec<String> = imported.unmatched.iter().map(|left| left.describe(usize::MAX)).collect();
+    insta::assert_snapshot!(format!(
+        "{}\n---\n{}",
+        write::render_config(&imported, "swap.yaml"),
+        left.join("\n")
+    ));
 }
 
 #[test]
@@ -279,7 +286,7 @@ fn parameters_of_its_own_name_are_nobody_elses() {
         stripParams: seed\n      setParams: {top_k: 1, stream: true, model: x}\n      setParamsByID:\n        \
         q: {temperature: 1}\n        \"${MODEL_ID}:low\": {top_k: 2}\nhooks: {on_startup: {preload: [\"q:low\"]}}\n";
     let imported = swap(text).unwrap();
-    insta::assert_snapshot!(write::text(&imported, "swap.yaml"));
+    insta::assert_snapshot!(write::render_config(&imported, "swap.yaml"));
     let names = &read_back(&imported).settings.names;
     assert!(names["q"].request.set.keys().eq(["temperature"]) && !names.contains_key("other"), "{names:?}");
     assert_eq!(names["q:low"].request.set["top_k"].as_i64(), Some(2));
@@ -302,7 +309,7 @@ fn what_many_models_have_in_common_is_told_once() {
         })
         .collect();
     let imported = swap(&format!("models:\n{}", models.concat())).unwrap();
-    let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(MAX_SHOWN_MODELS)).collect();
+    let left: Vec<String> = imported.unmatched.iter().map(|left| left.describe(MAX_SHOWN_MODELS)).collect();
     assert_eq!(
         left,
         [
@@ -311,7 +318,7 @@ fn what_many_models_have_in_common_is_told_once() {
             "models `m0`, `m1`, `m2` and 69 more: `cmdStop`: a process gets SIGTERM, and `lifecycle.stop_grace` to end"
         ]
     );
-    let text = write::text(&imported, "x");
+    let text = write::render_config(&imported, "x");
     assert!(text.contains("`m70`, `m71`: `cmdStop`"), "{text}");
     let loaded = read_back(&imported);
     let listing = &loaded.models[1].1.listing;
@@ -327,26 +334,26 @@ fn models_of_peers_have_both_their_names_and_selectors_mean_models() {
         first: {strategy: pin, targets: [x, a]}\n  spill: {strategy: spillover, targets: [a]}\n  \
         none: {strategy: warm, targets: [gone]}\n";
     let imported = swap(text).unwrap();
-    insta::assert_snapshot!(write::text(&imported, "swap.yaml"));
+    insta::assert_snapshot!(write::render_config(&imported, "swap.yaml"));
     assert_eq!(read_back(&imported).settings.remotes["one/a"].model.as_deref(), Some("a"));
 }
 
 #[test]
 fn keys_before_the_first_section_are_a_model_of_their_own() {
     let imported =
-        preset::import("version = 1\nmodel = /a.gguf\nc = 1\n[b]\nmodel = /b.gguf\n", "x").unwrap();
+        preset::import_preset("version = 1\nmodel = /a.gguf\nc = 1\n[b]\nmodel = /b.gguf\n", "x").unwrap();
     let models: Vec<_> =
         imported.models.iter().map(|model| (model.name.as_str(), model.args.len())).collect();
     assert_eq!(models, [("default", 2), ("b", 0)]);
     // The rest of the value is a comment.
     let text = "[a]\nmodel = /a.gguf\nsamplers = top_k;top_p\nc = 1 ; more\n; x = a;b\nalias =;none\n";
-    let imported = preset::import(text, "x").unwrap();
-    let left: Vec<_> = imported.unmatched.iter().map(|left| left.what.as_str()).collect();
+    let imported = preset::import_preset(text, "x").unwrap();
+    let left: Vec<_> = imported.unmatched.iter().map(|left| left.setting.as_str()).collect();
     assert_eq!(left, ["`samplers` (line 3)"]);
     // A model's variable overrides the flag for all models.
     let text =
         "[*]\nctx-size = 8192\ncpu-moe = 1\n[b]\nmodel = /b.gguf\nLLAMA_ARG_CTX_SIZE = 1024\ncpu-moe = 0\n";
-    let imported = preset::import(text, "x").unwrap();
+    let imported = preset::import_preset(text, "x").unwrap();
     assert_eq!(imported.models[0].args, ["--ctx-size", "1024"]);
 }
 
@@ -355,17 +362,17 @@ fn a_router_becomes_its_models_its_folder_and_flags_for_all() {
     let folder = tempfile::tempdir().unwrap();
     let line = "LLAMA_ARG_THREADS=4 nice -n 5 /opt/llama-server --models-preset p.ini --models-dir DIR --models-max 2 \
                 --host 0.0.0.0 --port 9000 -ngl 99 --no-models-autoload";
-    let words = split::words(&line.replace("DIR", folder.path().to_str().unwrap()), "x").unwrap();
+    let words = split::split_words(&line.replace("DIR", folder.path().to_str().unwrap()), "x").unwrap();
     let read = |file: &str| {
         assert_eq!(file, "p.ini");
         Ok("[*]\nngl = 1\n[in-the-folder]\nc = 4096\n[own]\nmodel = /own.gguf\n".to_owned())
     };
-    let imported = router::import(&words, "x", &read).unwrap().unwrap();
-    let text = write::text(&imported, "the command line");
+    let imported = router::import_router(&words, "x", &read).unwrap().unwrap();
+    let text = write::render_config(&imported, "the command line");
     insta::assert_snapshot!(text.replace(folder.path().to_str().unwrap(), "/models"));
     assert_eq!(read_back(&imported).settings.paths.models, [folder.path()]);
-    let without = split::words("llama-server -m /a.gguf", "x").unwrap();
-    assert!(router::import(&without, "x", &read).unwrap().is_none());
+    let without = split::split_words("llama-server -m /a.gguf", "x").unwrap();
+    assert!(router::import_router(&without, "x", &read).unwrap().is_none());
 }
 
 #[test]
@@ -375,13 +382,13 @@ fn paths_of_windows_stay_and_are_told() {
     assert_eq!(model.binary.as_deref(), Some("C:\\llama\\llama-server.exe"));
     assert_eq!(model.args, ["-m", "D:\\m\\a.gguf"]);
     assert!(model.notes.iter().any(|note| note.contains("/mnt/c/x")), "{:?}", model.notes);
-    let model = preset::import("[w]\nmodel = D:\\m\\a.gguf\n", "x").unwrap().models.remove(0);
+    let model = preset::import_preset("[w]\nmodel = D:\\m\\a.gguf\n", "x").unwrap().models.remove(0);
     assert!(model.args[1] == "D:\\m\\a.gguf" && model.notes.len() == 1, "{model:?}");
 }
 
 #[test]
 fn a_container_with_a_script_of_its_own_and_flags_in_one_word() {
-    let taken = |line: &str| command::take(&split::words(line, "x").unwrap());
+    let taken = |line: &str| command::parse_command(&split::split_words(line, "x").unwrap());
     let model =
         taken("docker run -v /srv:/m llama.cpp:server --model=/m/a.gguf --mmproj=/m/p.gguf").unwrap().model;
     assert_eq!(
@@ -404,6 +411,6 @@ fn what_a_file_is_is_seen_by_its_name_and_its_first_line() {
         ("a", "A=1 llama-server -m a\n", ImportFormat::Command),
         ("a", "docker run image\n", ImportFormat::Command),
     ] {
-        assert_eq!(guess(Path::new(name), text), source, "{name}: {text}");
+        assert_eq!(guess_format(Path::new(name), text), source, "{name}: {text}");
     }
 }

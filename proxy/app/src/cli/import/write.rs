@@ -8,7 +8,7 @@ use super::{ImportedConfig, ImportedModel, NameVariant};
 use crate::out;
 
 /// Renders the whole file.
-pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
+pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
     let mut page = ImportWriter::default();
     page.comment(&format!("Made by `llama-warden import` from {from}."));
     page.comment("Check it with `llama-warden config check`, and see what fits with `llama-warden plan`.");
@@ -35,9 +35,11 @@ pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
         page.pair("max_loaded", imported.max_loaded.map(i64::from));
     });
     if let Some(model) = &imported.defaults {
-        page.section("defaults", |page| one(page, model));
+        page.section("defaults", |page| write_model(page, model));
     }
-    page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
+    page.section("defaults.lifecycle", |page| {
+        write_timeouts(page, "", imported.start_timeout, imported.stop_grace)
+    });
     for model in &imported.models {
         page.text.push_str(&model_text(model));
     }
@@ -53,7 +55,7 @@ pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
             page.list("request.strip", &remote.strip);
             page.parameters("request.set.", &remote.set);
         });
-        names(&mut page, &remote.name, &remote.names);
+        write_names(&mut page, &remote.name, &remote.names);
     }
     for selector in &imported.selectors {
         page.section(&format!("names.{}", Key::new(&selector.name)), |page| {
@@ -65,17 +67,17 @@ pub(super) fn text(imported: &ImportedConfig, from: &str) -> String {
         page.text.push('\n');
         page.comment(&format!(
             "{} of it without an equal here, each with the nearest thing:",
-            out::counted(count, "part")
+            out::count_noun(count, "part")
         ));
         for left in &imported.unmatched {
-            page.comment(&format!("- {}", left.line(usize::MAX)));
+            page.comment(&format!("- {}", left.describe(usize::MAX)));
         }
     }
     page.text
 }
 
 /// Writes the names under which requests for a model get other parameters.
-fn names(page: &mut ImportWriter, model: &String, names: &[NameVariant]) {
+fn write_names(page: &mut ImportWriter, model: &String, names: &[NameVariant]) {
     for variant in names {
         page.section(&format!("names.{}", Key::new(&variant.name)), |page| {
             page.list("models", std::slice::from_ref(model));
@@ -87,12 +89,12 @@ fn names(page: &mut ImportWriter, model: &String, names: &[NameVariant]) {
 /// Renders one model alone.
 pub(super) fn model_text(model: &ImportedModel) -> String {
     let mut page = ImportWriter::default();
-    page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
-    names(&mut page, &model.name, &model.names);
+    page.section(&format!("models.{}", Key::new(&model.name)), |page| write_model(page, model));
+    write_names(&mut page, &model.name, &model.names);
     page.text
 }
 
-fn one(page: &mut ImportWriter, model: &ImportedModel) {
+fn write_model(page: &mut ImportWriter, model: &ImportedModel) {
     for note in &model.notes {
         page.comment(note);
     }
@@ -106,14 +108,14 @@ fn one(page: &mut ImportWriter, model: &ImportedModel) {
     page.pair("preload", model.preload.then_some(true));
     page.pair("pin", model.pin.then_some(true));
     page.list("groups", &model.groups);
-    page.pair("max_in_flight", model.max_in_flight.and_then(whole));
+    page.pair("max_in_flight", model.max_in_flight.and_then(toml_integer));
     page.pair("upstream_model", model.upstream_model.clone());
-    page.pair("ttl", model.ttl.map(seconds));
+    page.pair("ttl", model.ttl.map(duration_text));
     page.pair("loading", model.shows_loading.then_some("reasoning"));
     for (name, value) in last_values(&model.env) {
         page.pair(&format!("env.{}", Key::new(name)), Some(value.as_str()));
     }
-    times(page, "lifecycle.", model.start_timeout, model.stop_grace);
+    write_timeouts(page, "lifecycle.", model.start_timeout, model.stop_grace);
     page.list("request.strip", &model.strip);
     page.parameters("request.set.", &model.set);
     page.parameters("request.default.", &model.default);
@@ -121,9 +123,9 @@ fn one(page: &mut ImportWriter, model: &ImportedModel) {
     page.parameters("listing.", &model.listing);
 }
 
-fn times(page: &mut ImportWriter, under: &str, start: Option<u64>, stop: Option<u64>) {
-    page.pair(&format!("{under}start_timeout"), start.map(seconds));
-    page.pair(&format!("{under}stop_grace"), stop.map(seconds));
+fn write_timeouts(page: &mut ImportWriter, under: &str, start: Option<u64>, stop: Option<u64>) {
+    page.pair(&format!("{under}start_timeout"), start.map(duration_text));
+    page.pair(&format!("{under}stop_grace"), stop.map(duration_text));
 }
 
 /// Keeps the last value of each variable.
@@ -134,16 +136,16 @@ fn last_values(env: &[(String, String)]) -> impl Iterator<Item = &(String, Strin
         .map(|(_, pair)| pair)
 }
 
-fn seconds(count: u64) -> String {
+fn duration_text(count: u64) -> String {
     if count > 0 && count.is_multiple_of(60) { format!("{}m", count / 60) } else { format!("{count}s") }
 }
 
-fn whole(count: u64) -> Option<i64> {
+fn toml_integer(count: u64) -> Option<i64> {
     i64::try_from(count).ok()
 }
 
 /// Converts a value to TOML; `None` if it contains a null.
-fn toml(value: &Value) -> Option<Toml> {
+fn toml_value(value: &Value) -> Option<Toml> {
     Some(match value {
         Value::Null => return None,
         Value::Bool(is) => Toml::from(*is),
@@ -152,9 +154,9 @@ fn toml(value: &Value) -> Option<Toml> {
             None => Toml::from(number.as_f64()?),
         },
         Value::String(text) => Toml::from(text.as_str()),
-        Value::Array(list) => Toml::Array(list.iter().map(toml).collect::<Option<Array>>()?),
+        Value::Array(list) => Toml::Array(list.iter().map(toml_value).collect::<Option<Array>>()?),
         Value::Object(map) => {
-            let pairs = map.iter().map(|(key, value)| Some((Key::new(key), toml(value)?)));
+            let pairs = map.iter().map(|(key, value)| Some((Key::new(key), toml_value(value)?)));
             Toml::InlineTable(pairs.collect::<Option<InlineTable>>()?)
         }
     })
@@ -180,7 +182,7 @@ impl ImportWriter {
     fn parameters(&mut self, table: &str, pairs: &[(impl AsRef<str>, Value)]) {
         for (name, value) in pairs {
             let key = format!("{table}{}", Key::new(name.as_ref()));
-            match toml(value) {
+            match toml_value(value) {
                 Some(value) => self.pair(&key, Some(value)),
                 None => self.comment(&format!("`{key}` is null, which TOML cannot write: left out")),
             }

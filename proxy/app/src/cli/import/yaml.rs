@@ -23,7 +23,7 @@ fn is_too_deep(text: &str) -> bool {
 }
 
 /// Reads a whole file, which must be a table.
-pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, CommandError> {
+pub(super) fn read_yaml(text: &str, from: &str) -> Result<Map<String, Value>, CommandError> {
     let hint = "give a configuration of llama-swap, or say what it is with `--from`";
     let failed = |error: serde_norway::Error| {
         let place = error.location().map_or_else(String::new, |at| format!(":{}", at.line()));
@@ -37,30 +37,30 @@ pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, Command
     }
     let mut yaml: Yaml = serde_norway::from_str(text).map_err(failed)?;
     yaml.apply_merge().map_err(failed)?;
-    match json(yaml) {
+    match yaml_to_json(yaml) {
         Value::Object(map) => Ok(map),
         Value::Null => Ok(Map::new()),
         _ => Err(CommandError::usage(format!("{from}: this is no table of settings"), hint)),
     }
 }
 
-fn json(yaml: Yaml) -> Value {
+fn yaml_to_json(yaml: Yaml) -> Value {
     match yaml {
         Yaml::Null => Value::Null,
         Yaml::Bool(is) => Value::Bool(is),
         Yaml::Number(number) => serde_json::to_value(number).unwrap_or(Value::Null),
         Yaml::String(text) => Value::String(text),
-        Yaml::Sequence(list) => Value::Array(list.into_iter().map(json).collect()),
+        Yaml::Sequence(list) => Value::Array(list.into_iter().map(yaml_to_json).collect()),
         Yaml::Mapping(map) => {
-            let pair = |(key, value)| (plain(&json(key)), json(value));
+            let pair = |(key, value)| (plain_text(&yaml_to_json(key)), yaml_to_json(value));
             Value::Object(map.into_iter().map(pair).collect())
         }
-        Yaml::Tagged(tagged) => json(tagged.value),
+        Yaml::Tagged(tagged) => yaml_to_json(tagged.value),
     }
 }
 
 /// Formats a value for a command line.
-pub(super) fn plain(value: &Value) -> String {
+pub(super) fn plain_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 

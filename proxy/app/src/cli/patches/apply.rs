@@ -9,7 +9,7 @@ use warden_builder::BuildSource;
 use warden_patches::apply::{ApplyOutcome, PatchTarget, ReverseOutcome};
 use warden_patches::{PatchSeries, PatchSet, PatchStatus};
 
-use super::{SetArgs, admitted};
+use super::{SetArgs, check_admitted};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
@@ -56,9 +56,9 @@ pub(super) fn run(args: &PatchApplyArgs) -> Result<(), CommandError> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let sets: Vec<&PatchSet> = sets.iter().collect();
-    let proofs = proofs::known(&loaded, &machine)?;
+    let proofs = proofs::load_proofs(&loaded, &machine)?;
     let series = PatchSeries::judge(&sets, &target.original()?)?.accept(&sets, &proofs);
-    let admitted = admitted(&series, args.allow_unverified, "applied");
+    let admitted = check_admitted(&series, args.allow_unverified, "applied");
     let outcome = match (&admitted, args.plan) {
         (Err(_), _) => "refused",
         (Ok(()), true) => "planned",
@@ -69,9 +69,9 @@ pub(super) fn run(args: &PatchApplyArgs) -> Result<(), CommandError> {
         },
     };
     if args.json {
-        out::json(&result(&root.display().to_string(), outcome, &series))?;
+        out::print_json(&result_json(&root.display().to_string(), outcome, &series))?;
     } else {
-        out::write(&text(&root.display().to_string(), outcome, &series))?;
+        out::print_text(&result_text(&root.display().to_string(), outcome, &series))?;
     }
     admitted
 }
@@ -80,20 +80,20 @@ fn print_reversed(root: &str, reversed: &ReverseOutcome, json: bool) -> Result<(
     let sets: Vec<String> = reversed.sets.iter().map(ToString::to_string).collect();
     if json {
         let outcome = if sets.is_empty() { "nothing" } else { "reversed" };
-        return out::json(
+        return out::print_json(
             &json!({ "root": root, "outcome": outcome, "sets": sets, "files": reversed.files }),
         );
     }
     if sets.is_empty() {
-        return out::line(&format!("{root}: no patches are applied; nothing was changed"));
+        return out::print_line(&format!("{root}: no patches are applied; nothing was changed"));
     }
     for file in &reversed.files {
-        out::line(&format!("restored {file}"))?;
+        out::print_line(&format!("restored {file}"))?;
     }
-    out::line(&format!("{root}: {} taken out", sets.join("+")))
+    out::print_line(&format!("{root}: {} taken out", sets.join("+")))
 }
 
-fn result(root: &str, outcome: &str, series: &PatchSeries) -> Value {
+fn result_json(root: &str, outcome: &str, series: &PatchSeries) -> Value {
     let sets = series.judgements.iter().map(|judgement| {
         let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
         json!({
@@ -121,10 +121,10 @@ fn result(root: &str, outcome: &str, series: &PatchSeries) -> Value {
     })
 }
 
-fn text(root: &str, outcome: &str, series: &PatchSeries) -> String {
+fn result_text(root: &str, outcome: &str, series: &PatchSeries) -> String {
     let mut lines = Vec::new();
     for judgement in &series.judgements {
-        lines.push(format!("{}: {}", judgement.set, super::check::told(judgement.status)));
+        lines.push(format!("{}: {}", judgement.set, super::check::status_text(judgement.status)));
         // Skip the reasons of a refusal: the error contains them.
         if matches!(judgement.status, PatchStatus::NotApplicable | PatchStatus::Superseded)
             || outcome != "refused"
@@ -133,7 +133,7 @@ fn text(root: &str, outcome: &str, series: &PatchSeries) -> String {
         }
     }
     if outcome != "refused" {
-        lines.extend(changes(series));
+        lines.extend(change_lines(series));
     }
     let id = series.id();
     lines.extend(match outcome {
@@ -148,7 +148,7 @@ fn text(root: &str, outcome: &str, series: &PatchSeries) -> String {
 }
 
 /// Formats each change as `file:line: text`.
-fn changes(series: &PatchSeries) -> Vec<String> {
+fn change_lines(series: &PatchSeries) -> Vec<String> {
     let mut lines = Vec::new();
     for edit in &series.edits.0 {
         if edit.before.is_none() {

@@ -6,7 +6,7 @@ use warden_patches::history::{self, HistoryRow, PatchStop, RowGrain};
 use warden_patches::{PatchSet, PatchStatus};
 
 use super::SetArgs;
-use super::check::{judged, rows, told};
+use super::check::{check_rows, judge_rows, status_text};
 use super::source::{RangeArgs, SourceArgs};
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
@@ -42,17 +42,17 @@ pub(super) fn run(args: &PatchBisectArgs) -> Result<(), CommandError> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let (sets, grain, only) = select_patch(sets, args.patch.as_deref())?;
-    let all = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
+    let all = block_on(judge_rows(&args.source, &args.range, sets, grain, &args.config))??;
     let rows: Vec<HistoryRow> =
         all.into_iter().filter(|row| only.as_ref().is_none_or(|only| row.patch == *only)).collect();
-    let stops = history::stops(&rows);
+    let stops = history::find_stops(&rows);
     if args.json {
-        out::json(&stops)?;
+        out::print_json(&stops)?;
     } else {
-        out::write(&table(&stops))?;
+        out::print_text(&table(&stops))?;
     }
     let firsts: Vec<HistoryRow> = stops.into_iter().filter_map(|stop| stop.first).collect();
-    judged(&firsts, false).map_err(|failure| match failure {
+    check_rows(&firsts, false).map_err(|failure| match failure {
         CommandError::Refused { hint, .. } => {
             let count = firsts
                 .iter()
@@ -102,13 +102,20 @@ fn table(stops: &[PatchStop]) -> String {
     for stop in stops {
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
         let (at, status, why) = match (&stop.first, &stop.last_verified) {
-            (Some(row), _) => (row.revision.clone(), told(row.status), row.reason.clone()),
+            (Some(row), _) => (row.revision.clone(), status_text(row.status), row.reason.clone()),
             (None, Some(_)) => ("-".to_owned(), "-".to_owned(), "holds to the end".to_owned()),
             (None, None) => ("-".to_owned(), "-".to_owned(), "never verified in this range".to_owned()),
         };
-        lines.push(vec![stop.patch.clone(), text(&stop.last_verified), at, status, text(&stop.again), why]);
+        lines.push(vec![
+            stop.patch.clone(),
+            text(&stop.last_verified),
+            at,
+            status,
+            text(&stop.verified_again),
+            why,
+        ]);
     }
-    out::table(&lines)
+    out::format_table(&lines)
 }
 
 #[cfg(test)]
@@ -129,10 +136,10 @@ mod tests {
                 patch: "s/f".into(),
                 last_verified: some("b8"),
                 first: Some(row),
-                again: some("b12"),
+                verified_again: some("b12"),
             },
-            PatchStop { patch: "s/g".into(), last_verified: some("b20"), first: None, again: None },
-            PatchStop { patch: "s/h".into(), last_verified: None, first: None, again: None },
+            PatchStop { patch: "s/g".into(), last_verified: some("b20"), first: None, verified_again: None },
+            PatchStop { patch: "s/h".into(), last_verified: None, first: None, verified_again: None },
         ];
         insta::assert_snapshot!(table(&stops));
     }

@@ -6,7 +6,7 @@ use warden_patches::history::{self, HistoryRow, RowGrain};
 use warden_patches::{CachingJudge, PatchSet, PatchStatus};
 
 use super::SetArgs;
-use super::source::{RangeArgs, SourceArgs, blocking};
+use super::source::{RangeArgs, SourceArgs, run_blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
@@ -40,17 +40,17 @@ pub(super) fn run(args: &PatchCheckArgs) -> Result<(), CommandError> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let grain = if args.by_set { RowGrain::Sets } else { RowGrain::Fixes };
-    let rows = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
+    let rows = block_on(judge_rows(&args.source, &args.range, sets, grain, &args.config))??;
     if args.json {
-        out::json(&rows)?;
+        out::print_json(&rows)?;
     } else {
-        out::write(&table(&rows, args.range.range.is_some()))?;
+        out::print_text(&table(&rows, args.range.range.is_some()))?;
     }
-    judged(&rows, args.allow_unverified)
+    check_rows(&rows, args.allow_unverified)
 }
 
 /// Judges the selected patches in the source or range.
-pub(super) async fn rows(
+pub(super) async fn judge_rows(
     source: &SourceArgs,
     range: &RangeArgs,
     sets: Vec<PatchSet>,
@@ -66,13 +66,13 @@ pub(super) async fn rows(
     let machine = HostMachine::read();
     let loaded = config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
-    let proofs = proofs::known(&loaded, &machine)?;
+    let proofs = proofs::load_proofs(&loaded, &machine)?;
     with_builder(&loaded, &machine, async |builder| {
         let Some(text) = &range.range else {
             let found = source.open(&builder, numbers).await?;
-            return blocking(move || {
+            return run_blocking(move || {
                 let sets: Vec<&PatchSet> = sets.iter().collect();
-                Ok(history::check(
+                Ok(history::check_tree(
                     &sets,
                     found.tree.as_ref(),
                     &found.label,
@@ -83,15 +83,15 @@ pub(super) async fn rows(
             })
             .await;
         };
-        let (repository, revisions) = source.range(text, range.every, &builder, numbers).await?;
+        let (repository, revisions) = source.fetch_range(text, range.every, &builder, numbers).await?;
         let (reporter, cancel) = (builder.reporter.clone(), builder.cancel.clone());
-        blocking(move || {
+        run_blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
             let total = u32::try_from(revisions.len()).unwrap_or(u32::MAX);
-            reporter.tell(BuildEvent::Phase(BuildPhase::Check));
+            reporter.report(BuildEvent::Phase(BuildPhase::Check));
             let told = |done: usize, item: &str| {
                 let done = u32::try_from(done).unwrap_or(total);
-                reporter.tell(BuildEvent::Progress { done, total, item: item.to_owned() });
+                reporter.report(BuildEvent::Progress { done, total, item: item.to_owned() });
             };
             git::check_range(&sets, &repository, &revisions, grain, &told, &cancel)
         })
@@ -104,25 +104,30 @@ pub(super) async fn rows(
 fn table(rows: &[HistoryRow], is_range: bool) -> String {
     let mut lines = vec![["REVISION", "PATCH", "STATUS", "WHY"].map(str::to_owned).to_vec()];
     if is_range {
-        for run in history::runs(rows) {
+        for run in history::merge_runs(rows) {
             let span = if run.first == run.last { run.first } else { format!("{}..{}", run.first, run.last) };
-            lines.push(vec![span, run.patch, told(run.status), run.reason]);
+            lines.push(vec![span, run.patch, status_text(run.status), run.reason]);
         }
     } else {
         for row in rows {
-            lines.push(vec![row.revision.clone(), row.patch.clone(), told(row.status), row.reason.clone()]);
+            lines.push(vec![
+                row.revision.clone(),
+                row.patch.clone(),
+                status_text(row.status),
+                row.reason.clone(),
+            ]);
         }
     }
-    out::table(&lines)
+    out::format_table(&lines)
 }
 
 /// Display name of a status.
-pub(super) fn told(status: PatchStatus) -> String {
+pub(super) fn status_text(status: PatchStatus) -> String {
     status.to_string().replace('-', " ")
 }
 
 /// Returns an error with the number of bad rows, if any.
-pub(super) fn judged(rows: &[HistoryRow], allow_unverified: bool) -> Result<(), CommandError> {
+pub(super) fn check_rows(rows: &[HistoryRow], allow_unverified: bool) -> Result<(), CommandError> {
     let count = |status| rows.iter().filter(|row| row.status == status).count();
     let (refused, unverified) = (count(PatchStatus::Refused), count(PatchStatus::Unverified));
     if refused == 0 && (unverified == 0 || allow_unverified) {
@@ -159,11 +164,11 @@ mod tests {
             row("b1", PatchStatus::Superseded, ""),
             row("b1", PatchStatus::NotApplicable, ""),
         ];
-        assert!(judged(&fine, false).is_ok());
+        assert!(check_rows(&fine, false).is_ok());
         let unverified = [row("b1", PatchStatus::Unverified, "")];
-        assert_eq!(judged(&unverified, false).unwrap_err().code(), 3);
-        assert!(judged(&unverified, true).is_ok());
-        let refused = judged(&[row("b1", PatchStatus::Refused, "")], true).unwrap_err();
+        assert_eq!(check_rows(&unverified, false).unwrap_err().code(), 3);
+        assert!(check_rows(&unverified, true).is_ok());
+        let refused = check_rows(&[row("b1", PatchStatus::Refused, "")], true).unwrap_err();
         assert_eq!(refused.code(), 3);
         insta::assert_snapshot!(refused.lines().join("\n"));
     }

@@ -8,8 +8,8 @@ use serde_json::json;
 use warden_patches::export::{PatchFile, export};
 use warden_patches::{PatchSeries, PatchSet};
 
-use super::source::{SourceArgs, blocking};
-use super::{SetArgs, admitted};
+use super::source::{SourceArgs, run_blocking};
+use super::{SetArgs, check_admitted};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
@@ -40,23 +40,23 @@ pub(crate) struct PatchExportArgs {
 }
 
 pub(super) fn run(args: &PatchExportArgs) -> Result<(), CommandError> {
-    block_on(exported(args))?
+    block_on(export_series(args))?
 }
 
-async fn exported(args: &PatchExportArgs) -> Result<(), CommandError> {
+async fn export_series(args: &PatchExportArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let mut sets = args.sets.load(&loaded, &machine)?;
     let mut only = None;
     if let Some(patch) = &args.patch {
-        let (set, fix) = wanted(sets, patch)?;
+        let (set, fix) = find_set(sets, patch)?;
         (sets, only) = (vec![set], fix);
     }
     let numbers = &loaded.settings.build;
-    let proofs = proofs::known(&loaded, &machine)?;
+    let proofs = proofs::load_proofs(&loaded, &machine)?;
     let (series, files, label, shown) = with_builder(&loaded, &machine, async |builder| {
         let found = args.source.open(&builder, numbers).await?;
-        blocking(move || {
+        run_blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
             let series = PatchSeries::judge(&sets, found.tree.as_ref())?.accept(&sets, &proofs);
             let files = export(&series, &sets, found.tree.as_ref(), only.as_deref())?;
@@ -65,14 +65,14 @@ async fn exported(args: &PatchExportArgs) -> Result<(), CommandError> {
         .await
     })
     .await?;
-    admitted(&series, args.allow_unverified, "exported")?;
-    let paths = write_all(&args.output, &files)?;
+    check_admitted(&series, args.allow_unverified, "exported")?;
+    let paths = write_patches(&args.output, &files)?;
     if args.json {
         let list = files.iter().zip(&paths).map(|(file, path)| {
             let page = args.output.join(&file.page_name);
             json!({ "set": file.set, "path": path, "rationale": page, "crlf": file.crlf })
         });
-        return out::json(&json!({
+        return out::print_json(&json!({
             "revision": label,
             "source": shown,
             "patch_set": series.id(),
@@ -80,11 +80,11 @@ async fn exported(args: &PatchExportArgs) -> Result<(), CommandError> {
         }));
     }
     for (file, path) in files.iter().zip(&paths) {
-        out::line(&path.to_string_lossy())?;
-        out::line(&args.output.join(&file.page_name).to_string_lossy())?;
+        out::print_line(&path.to_string_lossy())?;
+        out::print_line(&args.output.join(&file.page_name).to_string_lossy())?;
     }
     if files.is_empty() {
-        return out::line(&format!("no set changes anything in {label}"));
+        return out::print_line(&format!("no set changes anything in {label}"));
     }
     if files.iter().any(|file| file.crlf) {
         out::error_line("note: files with CRLF line ends are changed; git am needs --keep-cr for them");
@@ -93,7 +93,7 @@ async fn exported(args: &PatchExportArgs) -> Result<(), CommandError> {
 }
 
 /// Finds the selected set, and the selected fix of it.
-fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
+fn find_set(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
     let (id, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),
         None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
@@ -111,7 +111,7 @@ fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>)
 }
 
 /// Writes all files, each patch with its page. Writes nothing if an existing file has other content.
-fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, CommandError> {
+fn write_patches(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, CommandError> {
     let trouble = |path: &Path, error: &dyn std::fmt::Display| {
         CommandError::hinted(
             format!("cannot write {}: {error}", path.display()),
@@ -163,13 +163,13 @@ mod tests {
             crlf: false,
         };
         let (first, second) = (file("0001-a.patch", "a"), file("0002-b.patch", "b"));
-        write_all(folder.path(), std::slice::from_ref(&first)).unwrap();
-        write_all(folder.path(), &[first.clone(), second.clone()]).unwrap();
+        write_patches(folder.path(), std::slice::from_ref(&first)).unwrap();
+        write_patches(folder.path(), &[first.clone(), second.clone()]).unwrap();
         std::fs::write(folder.path().join("0002-b.patch"), "mine").unwrap();
         std::fs::remove_file(folder.path().join("0001-a.patch")).unwrap();
         std::fs::remove_file(folder.path().join("0001-a.md")).unwrap();
         std::fs::remove_file(folder.path().join("0002-b.md")).unwrap();
-        let failure = write_all(folder.path(), &[first, second]).unwrap_err();
+        let failure = write_patches(folder.path(), &[first, second]).unwrap_err();
         assert!(failure.to_string().contains("0002-b.patch"), "{failure}");
         assert!(!folder.path().join("0001-a.patch").exists());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use warden_patches::set::fingerprints::{FINGERPRINTS_SCHEMA, SeamFingerprints, learn};
+use warden_patches::set::fingerprints::{FINGERPRINTS_SCHEMA, SeamFingerprints, add_versions};
 use warden_patches::{PatchSet, SeamSeen, SourceTree, fingerprint};
 
 use super::CatalogueArgs;
-use super::source::{RangeArgs, SourceArgs, blocking};
+use super::source::{RangeArgs, SourceArgs, run_blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
@@ -55,15 +55,15 @@ pub(super) fn run(args: &FingerprintArgs) -> Result<(), CommandError> {
         None => set.fingerprints.clone(),
     };
     let before: usize = known.seams.values().map(Vec::len).sum();
-    for seen in block_on(seen(args, set))?? {
-        known = learn(&known, &seen.seams, &seen.label, &seen.commit, &args.of);
+    for seen in block_on(collect_seams(args, set))?? {
+        known = add_versions(&known, &seen.seams, &seen.label, &seen.commit, &args.of);
     }
     let after: usize = known.seams.values().map(Vec::len).sum();
-    let Some(file) = &args.write else { return out::json(&known) };
+    let Some(file) = &args.write else { return out::print_json(&known) };
     let text = known.to_json().map_err(|error| CommandError::failed(error.to_string()))?;
     std::fs::write(file, text)
         .map_err(|error| CommandError::failed(format!("cannot write {}: {error}", file.display())))?;
-    out::line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
+    out::print_line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
 }
 
 fn read_existing(file: &Path) -> Result<Option<SeamFingerprints>, CommandError> {
@@ -86,7 +86,7 @@ fn read_existing(file: &Path) -> Result<Option<SeamFingerprints>, CommandError> 
     }
 }
 
-async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams>, CommandError> {
+async fn collect_seams(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams>, CommandError> {
     let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
@@ -94,7 +94,7 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams
         let Some(range) = &args.range.range else {
             let found = args.source.open(&builder, numbers).await?;
             let label = args.label.clone().unwrap_or_else(|| found.label.clone());
-            return blocking(move || {
+            return run_blocking(move || {
                 let seams = fingerprint(&set, found.tree.as_ref())?;
                 let revision = found.tree.revision();
                 let commit = revision.commit.as_ref().map(|_| revision.short_commit().to_owned());
@@ -102,9 +102,10 @@ async fn seen(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<RevisionSeams
             })
             .await;
         };
-        let (repository, revisions) = args.source.range(range, args.range.every, &builder, numbers).await?;
+        let (repository, revisions) =
+            args.source.fetch_range(range, args.range.every, &builder, numbers).await?;
         let cancel = builder.cancel.clone();
-        blocking(move || {
+        run_blocking(move || {
             let mut all = Vec::new();
             let mut last: Option<Vec<Option<String>>> = None;
             for info in revisions {

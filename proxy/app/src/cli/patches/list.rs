@@ -27,12 +27,12 @@ pub(super) fn run(args: &PatchListArgs) -> Result<(), CommandError> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let catalogue = args.catalogue.load(&loaded, &machine)?;
     if args.json {
-        return out::json(&catalogue.sets().iter().map(set_json).collect::<Vec<_>>());
+        return out::print_json(&catalogue.sets().iter().map(set_json).collect::<Vec<_>>());
     }
     if catalogue.sets().is_empty() {
-        return out::line("no patch sets");
+        return out::print_line("no patch sets");
     }
-    out::write(&out::table(&rows(&catalogue)))
+    out::print_text(&out::format_table(&rows(&catalogue)))
 }
 
 fn rows(catalogue: &SetCatalogue) -> Vec<Vec<String>> {
@@ -44,8 +44,8 @@ fn rows(catalogue: &SetCatalogue) -> Vec<Vec<String>> {
         for fix in &set.fixes {
             rows.push(vec![
                 format!("{}/{}", set.id, fix.id),
-                affects(&fix.affects),
-                upstream(fix),
+                affected_text(&fix.affects),
+                upstream_text(fix),
                 fix.title.clone(),
             ]);
         }
@@ -54,7 +54,7 @@ fn rows(catalogue: &SetCatalogue) -> Vec<Vec<String>> {
 }
 
 /// Summarises the versions and backends that have the defect.
-pub(super) fn affects(affects: &AffectedBuilds) -> String {
+pub(super) fn affected_text(affects: &AffectedBuilds) -> String {
     let builds = match (affects.first.as_str(), affects.last.as_str()) {
         ("", "") => String::new(),
         (first, last) => format!("{first}..{last}"),
@@ -65,7 +65,7 @@ pub(super) fn affects(affects: &AffectedBuilds) -> String {
 }
 
 /// Summarises upstream's state of the fix.
-pub(super) fn upstream(fix: &SetFix) -> String {
+pub(super) fn upstream_text(fix: &SetFix) -> String {
     match (fix.upstream.status, fix.upstream.since.as_str()) {
         (UpstreamStatus::Open, _) => "open".to_owned(),
         (UpstreamStatus::Superseded, "") => "superseded".to_owned(),
@@ -98,6 +98,6 @@ mod tests {
 
     #[test]
     fn every_set_is_listed_with_its_fixes() {
-        insta::assert_snapshot!(out::table(&rows(&SetCatalogue::embedded().unwrap())));
+        insta::assert_snapshot!(out::format_table(&rows(&SetCatalogue::embedded().unwrap())));
     }
 }

@@ -23,7 +23,7 @@ use clap::{Args, Subcommand};
 use warden_builder::ComputeBackend;
 use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetJudgement};
 
-use crate::cli::build::sets;
+use crate::cli::build::load_patch_sets;
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
@@ -73,7 +73,7 @@ pub(crate) struct CatalogueArgs {
 impl CatalogueArgs {
     /// Loads the curated sets, those of the configuration, and those of the flags.
     fn load(&self, loaded: &LoadedConfig, machine: &HostMachine) -> Result<SetCatalogue, CommandError> {
-        let mut catalogue = sets(loaded, machine)?;
+        let mut catalogue = load_patch_sets(loaded, machine)?;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
         }
@@ -126,7 +126,7 @@ fn check_backend(backend: &str, catalogue: &SetCatalogue) -> Result<(), CommandE
 }
 
 /// Returns an error that names the blocking sets, if any.
-fn admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> Result<(), CommandError> {
+fn check_admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> Result<(), CommandError> {
     let blocking: Vec<&SetJudgement> = series.blocking(allow_unverified).collect();
     if blocking.is_empty() {
         return Ok(());

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use warden_builder::prove::{self, BuildPair, compare, conform};
+use warden_builder::prove::{self, BuildPair, compare_builds, run_conformance};
 use warden_builder::{BuildRequest, BuildSource, Builder, ComputeBackend};
-use warden_patches::prove::{ProofStep, SetProof, StepResult, harness};
+use warden_patches::prove::{ProofStep, SetProof, StepResult, assemble_program};
 use warden_patches::set::SetOrigin;
 use warden_patches::{
     PatchSeries, PatchSet, PatchStatus, SelectedSets, SetCatalogue, SetFix, SetJudgement, SetSelection,
@@ -16,7 +16,7 @@ use warden_patches::{
 };
 
 use super::CatalogueArgs;
-use super::source::{OpenedTree, SourceArgs, blocking};
+use super::source::{OpenedTree, SourceArgs, run_blocking};
 use crate::cli::build::{self, with_builder};
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
@@ -60,26 +60,27 @@ struct ProofSubject {
 }
 
 pub(super) fn run(args: &ProveArgs) -> Result<(), CommandError> {
-    block_on(proved(args))?
+    block_on(prove_sets(args))?
 }
 
-async fn proved(args: &ProveArgs) -> Result<(), CommandError> {
+async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let catalogue = args.catalogue.load(&loaded, &machine)?;
     for id in &args.sets {
         catalogue.require(id)?;
     }
-    let file = proofs::file(&loaded, &machine)?;
+    let file = proofs::proofs_path(&loaded, &machine)?;
     // Read the file first: an unreadable one is an error before any work, and stays unchanged.
-    let mut known = proofs::read(&file)?;
+    let mut known = proofs::read_proofs(&file)?;
     let numbers = &loaded.settings.build;
     let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {
-        let pinned = if args.sdist { Some(build::source(&builder, None, numbers).await?) } else { None };
+        let pinned =
+            if args.sdist { Some(build::resolve_source(&builder, None, numbers).await?) } else { None };
         let (found, source) = args.source.open_with(pinned, &builder, numbers).await?;
         let all: Vec<PatchSet> = catalogue.sets().to_vec();
         let again = known.clone();
-        let (found, all) = blocking(move || {
+        let (found, all) = run_blocking(move || {
             let sets: Vec<&PatchSet> = all.iter().collect();
             let series = PatchSeries::judge(&sets, found.tree.as_ref())?.accept(&sets, &again);
             let judged = series.judgements;
@@ -91,13 +92,13 @@ async fn proved(args: &ProveArgs) -> Result<(), CommandError> {
         Ok((found, source, all.collect::<Vec<_>>()))
     })
     .await?;
-    let chosen = chosen(args, subjects, &found.label)?;
+    let chosen = select_subjects(args, subjects, &found.label)?;
     let mut told = String::new();
     for subject in &chosen {
-        told.push_str(&news(subject, &found.label));
+        told.push_str(&describe_unknown_code(subject, &found.label));
     }
     if !args.json {
-        out::write(&told)?;
+        out::print_text(&told)?;
     }
     if args.plan {
         return Ok(());
@@ -106,13 +107,13 @@ async fn proved(args: &ProveArgs) -> Result<(), CommandError> {
     let mut failed = Vec::new();
     for subject in &chosen {
         let proof = with_builder(&loaded, &machine, async |builder| {
-            Box::pin(show(args, subject, &found, &source, &builder, &catalogue, numbers)).await
+            Box::pin(prove_set(args, subject, &found, &source, &builder, &catalogue, numbers)).await
         })
         .await?;
         if !args.json {
-            out::line(&format!("{} in {}:", subject.set.id, found.label))?;
+            out::print_line(&format!("{} in {}:", subject.set.id, found.label))?;
             for step in &proof.steps {
-                out::line(&format!("  {step}"))?;
+                out::print_line(&format!("  {step}"))?;
             }
         }
         let bad = proof.steps.iter().any(|step| step.how == StepResult::Failed);
@@ -126,15 +127,15 @@ async fn proved(args: &ProveArgs) -> Result<(), CommandError> {
     }
     let recorded = records.iter().any(|(_, good)| *good);
     if recorded {
-        proofs::write(&file, &known)?;
+        proofs::write_proofs(&file, &known)?;
     }
     if args.json {
         let all = records.iter().map(|(proof, good)| json!({ "recorded": good, "proof": proof }));
-        out::json(&json!({ "file": file, "sets": all.collect::<Vec<_>>() }))?;
+        out::print_json(&json!({ "file": file, "sets": all.collect::<Vec<_>>() }))?;
     } else if recorded {
         let good: Vec<&str> =
             records.iter().filter(|(_, good)| *good).map(|(proof, _)| proof.set.as_str()).collect();
-        out::line(&format!(
+        out::print_line(&format!(
             "recorded in {}: with this configuration `build` takes {} as locally verified for just this code",
             file.display(),
             good.join(", ")
@@ -162,7 +163,11 @@ async fn proved(args: &ProveArgs) -> Result<(), CommandError> {
 }
 
 /// Selects the requested sets. Refuses those that cannot be proved.
-fn chosen(args: &ProveArgs, all: Vec<ProofSubject>, label: &str) -> Result<Vec<ProofSubject>, CommandError> {
+fn select_subjects(
+    args: &ProveArgs,
+    all: Vec<ProofSubject>,
+    label: &str,
+) -> Result<Vec<ProofSubject>, CommandError> {
     let named = |subject: &ProofSubject| args.sets.contains(&subject.set.id);
     let mut chosen = Vec::new();
     for subject in all {
@@ -210,7 +215,7 @@ fn chosen(args: &ProveArgs, all: Vec<ProofSubject>, label: &str) -> Result<Vec<P
 }
 
 /// Describes the unknown code of a set, and the code on which its program runs.
-fn news(subject: &ProofSubject, label: &str) -> String {
+fn describe_unknown_code(subject: &ProofSubject, label: &str) -> String {
     let ProofSubject { set, judgement } = subject;
     let unknown: Vec<&str> =
         judgement.seams.iter().filter(|seam| seam.known.is_none()).map(|seam| seam.seam.as_str()).collect();
@@ -232,7 +237,7 @@ fn news(subject: &ProofSubject, label: &str) -> String {
 }
 
 /// Proves one set.
-async fn show(
+async fn prove_set(
     args: &ProveArgs,
     subject: &ProofSubject,
     found: &OpenedTree,
@@ -245,13 +250,13 @@ async fn show(
     let revision = found.tree.revision();
     let commit = revision.commit.as_ref().map(|commit| format!(", {commit}")).unwrap_or_default();
     let mut proof =
-        SetProof::of(set, judgement, format!("{} ({}{commit})", found.label, found.shown), prove::now());
-    proof.host = prove::host();
+        SetProof::new(set, judgement, format!("{} ({}{commit})", found.label, found.shown), prove::now());
+    proof.host = prove::host_description();
     if let Some(edits) = &judgement.edits
-        && let Some(program) = harness(set, edits, found.tree.as_ref() as &dyn SourceTree)?
+        && let Some(program) = assemble_program(set, edits, found.tree.as_ref() as &dyn SourceTree)?
         && let Some(own) = &set.conformance
     {
-        let (steps, tools) = conform(builder, own, &program).await?;
+        let (steps, tools) = run_conformance(builder, own, &program).await?;
         proof.steps.extend(steps);
         proof.tools.extend(tools);
     }
@@ -278,16 +283,18 @@ async fn show(
     let request = |sets, backend: ComputeBackend| BuildRequest {
         backend: backend.into(),
         options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
-        ..build::request(source.clone(), selection(sets), numbers)
+        ..build::build_request(source.clone(), selection(sets), numbers)
     };
-    let auto =
-        match builder.plan(&build::request(source.clone(), selection(SelectedSets::None), numbers)).await {
-            Ok(plan) => plan,
-            Err(error) => {
-                proof.steps.push(not_shown(servers, &untold(error)?));
-                return Ok(proof);
-            }
-        };
+    let auto = match builder
+        .plan(&build::build_request(source.clone(), selection(SelectedSets::None), numbers))
+        .await
+    {
+        Ok(plan) => plan,
+        Err(error) => {
+            proof.steps.push(not_shown(servers, &build_failure_reason(error)?));
+            return Ok(proof);
+        }
+    };
     let here = auto.recipe.backend;
     let backend = if set.is_for(here.name()) {
         here
@@ -306,7 +313,7 @@ async fn show(
     let plain = match builder.build(&request(SelectedSets::None, backend)).await {
         Ok(built) => built,
         Err(error) => {
-            let text = format!("the plain tree cannot be built here: {}", untold(error)?);
+            let text = format!("the plain tree cannot be built here: {}", build_failure_reason(error)?);
             proof.steps.push(not_shown(servers, &text));
             return Ok(proof);
         }
@@ -314,7 +321,7 @@ async fn show(
     let patched = match builder.build(&request(SelectedSets::Only(vec![set.id.clone()]), backend)).await {
         Ok(built) => built,
         Err(error) => {
-            let (what, text) = ("the patched tree can be built".to_owned(), untold(error)?);
+            let (what, text) = ("the patched tree can be built".to_owned(), build_failure_reason(error)?);
             proof.steps.push(ProofStep { what, how: StepResult::Failed, text });
             return Ok(proof);
         }
@@ -334,11 +341,11 @@ async fn show(
         patched: &patched.binary,
         fixes,
         gpu,
-        sanitizer: sanitizer(builder, auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path())),
+        sanitizer: find_sanitizer(builder, auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path())),
         limit: numbers.verify_timeout,
         patience: prove::PART_TIMEOUT,
     };
-    proof.steps.extend(compare(builder, &pair).await?);
+    proof.steps.extend(compare_builds(builder, &pair).await?);
     if set.origin == SetOrigin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
         proof.steps.push(not_shown("on a GPU", "none with its toolkit is here"));
     }
@@ -346,7 +353,7 @@ async fn show(
 }
 
 /// The reason why a server cannot be built. A cancelled build is an error that ends the command.
-fn untold(error: warden_builder::BuilderError) -> Result<String, CommandError> {
+fn build_failure_reason(error: warden_builder::BuilderError) -> Result<String, CommandError> {
     match error {
         warden_builder::BuilderError::Cancelled => Err(error.into()),
         error => Ok(first_lines(&error.to_string())),
@@ -362,7 +369,7 @@ fn first_lines(text: &str) -> String {
 }
 
 /// Finds the memory checker for GPUs in PATH or in the toolkit.
-fn sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
+fn find_sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
     let name = "compute-sanitizer";
     let inside = || {
         let path = toolkit?.join("bin").join(name);
@@ -394,7 +401,7 @@ mod tests {
             killed: false,
             no_room: false,
         };
-        let told = untold(failed).unwrap();
+        let told = build_failure_reason(failed).unwrap();
         assert_eq!(told, "compiling failed: ggml.h:187:22: error: invalid use of 'extern'");
         assert_eq!(first_lines("one line\nanother"), "one line");
     }
@@ -407,6 +414,6 @@ mod tests {
                     std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
         let judgement = warden_patches::judge(&set, &SingleFileTree(text.to_owned())).unwrap();
         assert_eq!(judgement.status, PatchStatus::Unverified, "{:?}", judgement.reasons);
-        insta::assert_snapshot!(news(&ProofSubject { set, judgement }, "b9000"));
+        insta::assert_snapshot!(describe_unknown_code(&ProofSubject { set, judgement }, "b9000"));
     }
 }

@@ -9,7 +9,7 @@ use warden_patches::set::{FixVariable, HookPosition};
 use warden_patches::{PatchSet, SetFix, SetHook};
 
 use super::CatalogueArgs;
-use super::list::{affects, upstream};
+use super::list::{affected_text, upstream_text};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
@@ -52,11 +52,11 @@ pub(super) fn run(args: &PatchShowArgs) -> Result<(), CommandError> {
     match (fix, args.json) {
         (Some(fix), true) => {
             let value = serde_json::to_value(fix).map_err(|error| CommandError::failed(error.to_string()))?;
-            out::json(&json!({ "set": set.id, "fix": value }))
+            out::print_json(&json!({ "set": set.id, "fix": value }))
         }
-        (Some(fix), false) => out::write(&fix_text(set, fix)),
-        (None, true) => out::json(&set_json(set)),
-        (None, false) => out::write(&set_text(set)),
+        (Some(fix), false) => out::print_text(&fix_text(set, fix)),
+        (None, true) => out::print_json(&set_json(set)),
+        (None, false) => out::print_text(&set_text(set)),
     }
 }
 
@@ -92,9 +92,9 @@ fn set_text(set: &PatchSet) -> String {
     let _infallible = writeln!(
         text,
         "\n{}, {} with {}",
-        out::counted(set.probes.len(), "probe"),
-        out::counted(set.seams.len(), "fingerprinted seam"),
-        out::counted(set.fingerprints.seams.values().map(Vec::len).sum(), "known version")
+        out::count_noun(set.probes.len(), "probe"),
+        out::count_noun(set.seams.len(), "fingerprinted seam"),
+        out::count_noun(set.fingerprints.seams.values().map(Vec::len).sum(), "known version")
     );
     for fix in &set.fixes {
         text.push('\n');
@@ -118,9 +118,9 @@ fn fix_text(set: &PatchSet, fix: &SetFix) -> String {
     push_pair(&mut text, "fix", &format!("{} (of the set {})", fix.id, set.id));
     push_pair(&mut text, "title", &fix.title);
     push_pair(&mut text, "symptom", &fix.symptom);
-    push_pair(&mut text, "affects", &affects(&fix.affects));
+    push_pair(&mut text, "affects", &affected_text(&fix.affects));
     push_pair(&mut text, "", &fix.affects.text);
-    push_pair(&mut text, "upstream", &upstream(fix));
+    push_pair(&mut text, "upstream", &upstream_text(fix));
     push_pair(&mut text, "seen by", &fix.upstream.how);
     push_pair(&mut text, "risk", &fix.risk);
     push_pair(&mut text, "cost", &fix.cost);

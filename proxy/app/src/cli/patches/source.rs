@@ -65,7 +65,7 @@ impl SourceArgs {
         let source = match (other, &self.source) {
             (Some(other), _) => other,
             (None, Some(path)) => BuildSource::at(path)?,
-            (None, None) => builder.git(&self.git.request(numbers, false)?).await?,
+            (None, None) => builder.git(&self.git.repository_request(numbers, false)?).await?,
         };
         let whole = source.clone();
         let shown = match &source {
@@ -73,7 +73,7 @@ impl SourceArgs {
             BuildSource::Directory(path) | BuildSource::Archive(path) => path.display().to_string(),
         };
         let (cache, cancel) = (builder.dirs.cache.clone(), builder.cancel.clone());
-        let opened = blocking(move || {
+        let opened = run_blocking(move || {
             let tree = source.tree(&cache, &cancel)?;
             Ok((tree, source))
         });
@@ -91,15 +91,15 @@ impl SourceArgs {
     }
 
     /// Fetches the commits of a range with their repository, oldest first.
-    pub(super) async fn range(
+    pub(super) async fn fetch_range(
         &self,
         range: &str,
         every: u32,
         builder: &Builder,
         numbers: &Build,
     ) -> Result<(std::sync::Arc<GitRepository>, Vec<RevisionInfo>), CommandError> {
-        let (from, to) = ends(range)?;
-        let mut request = self.git.request(numbers, true)?;
+        let (from, to) = split_range(range)?;
+        let mut request = self.git.repository_request(numbers, true)?;
         // A remote has no name for a build without a tag: fetch everything and look the build up by its
         // count.
         let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
@@ -107,7 +107,7 @@ impl SourceArgs {
         request.reference = (!(on_server && by_count)).then(|| to.to_owned());
         let obtained = builder.repository(&request).await?;
         let (from, to, every) = (from.to_owned(), to.to_owned(), every as usize);
-        blocking(move || {
+        run_blocking(move || {
             let repository = obtained.repository;
             let revisions = repository.range(&from, &to, every)?;
             Ok((repository, revisions))
@@ -117,7 +117,7 @@ impl SourceArgs {
 }
 
 /// Splits `A..B`.
-fn ends(range: &str) -> Result<(&str, &str), CommandError> {
+fn split_range(range: &str) -> Result<(&str, &str), CommandError> {
     match range.split_once("..") {
         Some((from, to)) if !from.is_empty() && !to.is_empty() && !to.starts_with('.') => Ok((from, to)),
         _ => Err(CommandError::usage(
@@ -129,7 +129,7 @@ fn ends(range: &str) -> Result<(&str, &str), CommandError> {
 
 /// Runs blocking work off the thread that shows progress and handles signals.
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-pub(super) async fn blocking<T: Send + 'static>(
+pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,
 ) -> Result<T, CommandError> {
     let done = tokio::task::spawn_blocking(work).await;
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn a_range_has_two_ends() {
-        assert_eq!(ends("b1..b2").unwrap(), ("b1", "b2"));
+        assert_eq!(split_range("b1..b2").unwrap(), ("b1", "b2"));
         for wrong in ["b1", "b1..", "..b2", "b1...b2", ""] {
-            assert_eq!(ends(wrong).unwrap_err().code(), 2, "{wrong}");
+            assert_eq!(split_range(wrong).unwrap_err().code(), 2, "{wrong}");
         }
     }
 }

@@ -17,7 +17,7 @@ use warden_supervisor::spec::SharedBudgets;
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
-use crate::config::resolve::resolve;
+use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -38,10 +38,10 @@ pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let loaded = config.load(&machine, Vec::new())?;
     if let Some(name) = &model {
-        super::replay::find(&loaded, name)?;
+        super::replay::find_model(&loaded, name)?;
     }
-    let mut resolved = resolve(&loaded, &machine, false)?;
-    needs::fill(&mut resolved, &machine);
+    let mut resolved = resolve_config(&loaded, &machine, false)?;
+    needs::fill_needs(&mut resolved, &machine);
     let gpus = GpuSensors::open();
     let here = MachineLimits { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
     let mut sheets = Vec::new();
@@ -49,21 +49,21 @@ pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
         if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
             continue;
         }
-        let launch = loaded.launch(&machine, name, own)?;
+        let launch = loaded.launch_settings(&machine, name, own)?;
         let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
         env.retain(|name, _| !launch.env_remove.contains(name));
         env.extend(launch.env);
         let build = launch.facts.and_then(|facts| facts.number);
-        let mut keeps = DeclaredMemory::declared(&launch.args, &env, build);
-        keeps.available(machine.memory.0);
-        sheets.push(of_model(spec, &keeps, &here));
+        let mut keeps = DeclaredMemory::from_command(&launch.args, &env, build);
+        keeps.set_available(machine.memory.0);
+        sheets.push(model_sheet(spec, &keeps, &here));
     }
-    let mut text = together(&sheets);
+    let mut text = join_sheets(&sheets);
     if resolved.fleet.models.is_empty() {
         text.push_str("the configuration has no models\n\n");
     }
-    text.push_str(&shared(&resolved.fleet.shared, &here));
-    out::write(&text)?;
+    text.push_str(&shared_budgets(&resolved.fleet.shared, &here));
+    out::print_text(&text)?;
     for warning in &resolved.warnings {
         out::error_line(&format!("warning: {warning}"));
         if let Some(hint) = &warning.hint {
@@ -106,7 +106,7 @@ impl MachineLimits<'_> {
 }
 
 /// Says whether the next process starts warm.
-fn warm(spec: &ModelSpec) -> String {
+fn describe_warm_start(spec: &ModelSpec) -> String {
     if spec.run.warm == WarmMode::Off {
         return "off: the next process begins cold, and nothing of a request is kept".to_owned();
     }
@@ -131,39 +131,39 @@ fn warm(spec: &ModelSpec) -> String {
     }
 }
 
-fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) -> PolicySheet {
+fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) -> PolicySheet {
     let mut sheet = PolicySheet::new(&format!("model {}", spec.name));
     add_host_budget(&mut sheet, spec, keeps, here);
     add_vram_budget(&mut sheet, spec, here);
-    growth(&mut sheet, spec, here);
-    reclaim(&mut sheet, spec);
+    add_growth(&mut sheet, spec, here);
+    add_reclaim(&mut sheet, spec);
     let recycle = &spec.recycle;
     let jitter = recycle.common.jitter * 100.0;
     if let Some(max) = recycle.max_requests {
-        sheet.say(
+        sheet.add_line(
             "requests",
             format!("replaced when quiet after {max} requests, or up to {jitter:.0} % fewer"),
         );
     }
     if let Some(max) = recycle.max_age {
-        sheet.say(
+        sheet.add_line(
             "age",
-            format!("replaced when quiet at an age of {}, or up to {jitter:.0} % less", time(max)),
+            format!("replaced when quiet at an age of {}, or up to {jitter:.0} % less", duration_text(max)),
         );
     }
     if recycle.max_requests.is_none() && recycle.max_age.is_none() {
-        sheet.say("requests, age", "off: neither `max_requests` nor `max_age` is set");
+        sheet.add_line("requests, age", "off: neither `max_requests` nor `max_age` is set");
     }
-    sheet.say(
+    sheet.add_line(
         "when quiet",
         format!(
             "nothing in flight for {}; it waits for that at most {}, and a backend that would run out before the next \
              pause does not wait",
-            time(recycle.common.quiet_for),
-            time(recycle.common.quiet_within)
+            duration_text(recycle.common.quiet_for),
+            duration_text(recycle.common.quiet_within)
         ),
     );
-    sheet.say(
+    sheet.add_line(
         "only",
         if recycle.only.is_always() {
             "at any time of the day".to_owned()
@@ -172,8 +172,8 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) 
         },
     );
     add_cooldown(&mut sheet, spec);
-    sheet.say("warm", warm(spec));
-    sheet.say(
+    sheet.add_line("warm", describe_warm_start(spec));
+    sheet.add_line(
         "admission",
         match spec.admission.mode {
             AdmissionMode::Off => "off: prompts are sent whatever they need",
@@ -185,7 +185,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) 
         },
     );
     let levels = &recycle.levels;
-    sheet.say(
+    sheet.add_line(
         "last defence",
         format!(
             "ended without draining when it could give enough back and the machine has less than {} ({:.0} % of its \
@@ -200,7 +200,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) 
         GrowthMode::Observe => "; told when it has become much slower than itself",
         GrowthMode::Off => "",
     };
-    sheet.say(
+    sheet.add_line(
         "health",
         format!("replaced when it is wedged, answers only compute errors, or its GPU reports a fault{slow}"),
     );
@@ -208,7 +208,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) 
 }
 
 /// Formats the sheets of several models. Lines that are equal in all of them come once, at the top.
-fn together(sheets: &[PolicySheet]) -> String {
+fn join_sheets(sheets: &[PolicySheet]) -> String {
     let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
         return paragraphs(sheets.iter());
     };
@@ -241,7 +241,7 @@ fn add_host_budget(
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.host_soft, recycle.host_hard);
     if soft.is_none() && hard.is_none() {
-        sheet.say("host memory", "off: neither `host.soft` nor `host.hard` is set");
+        sheet.add_line("host memory", "off: neither `host.soft` nor `host.hard` is set");
     }
     let levels = &recycle.levels;
     if let Some(limit) = soft {
@@ -255,7 +255,7 @@ fn add_host_budget(
             ),
             limit => limit.to_string(),
         };
-        sheet.say("host soft", format!("{what}: replaced when quiet"));
+        sheet.add_line("host soft", format!("{what}: replaced when quiet"));
     }
     if let Some(limit) = hard {
         let what = match limit {
@@ -266,22 +266,27 @@ fn add_host_budget(
             ),
             limit => limit.to_string(),
         };
-        sheet.say("host hard", format!("{what}: drained and replaced now; {}", describe_escalation(spec)));
+        sheet.add_line(
+            "host hard",
+            format!("{what}: drained and replaced now; {}", describe_escalation(spec)),
+        );
     }
     let beyond =
         [soft, hard].into_iter().flatten().filter_map(MemoryLimit::bytes).find(|size| *size > here.memory);
     if let Some(size) = beyond {
         let memory = here.memory;
-        sheet
-            .say("warning", format!("{size} is more than the {memory} of this machine: it is never reached"));
+        sheet.add_line(
+            "warning",
+            format!("{size} is more than the {memory} of this machine: it is never reached"),
+        );
     }
-    for line in keeps.words() {
-        sheet.say("caches", line);
+    for line in keeps.source_sentences() {
+        sheet.add_line("caches", line);
     }
     let kept = keeps.bytes();
     let least = soft.or(hard).and_then(MemoryLimit::bytes);
     if let Some(budget) = least.filter(|budget| budget.0 <= kept) {
-        sheet.say(
+        sheet.add_line(
             "warning",
             format!(
                 "the budget of {budget} is passed without any leak, because its declared caches are {}: lower that with `--cache-ram \
@@ -297,9 +302,9 @@ fn describe_escalation(spec: &ModelSpec) -> String {
     let levels = &spec.recycle.levels;
     format!(
         "running requests may take {}; ended when it is {:.0} % of the budget for {}",
-        time(spec.lifecycle.drain_deadline),
+        duration_text(spec.lifecycle.drain_deadline),
         levels.kill_over * 100.0,
-        time(levels.kill_after)
+        duration_text(levels.kill_after)
     )
 }
 
@@ -307,11 +312,11 @@ fn add_vram_budget(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimi
     let recycle = &spec.recycle;
     let (soft, hard) = (recycle.vram_soft, recycle.vram_hard);
     if soft.is_none() && hard.is_none() {
-        sheet.say("VRAM", "off: neither `vram.soft` nor `vram.hard` is set");
+        sheet.add_line("VRAM", "off: neither `vram.soft` nor `vram.hard` is set");
         return;
     }
     if let Some(why) = here.no_vram() {
-        sheet.say("VRAM", format!("off here: {why}"));
+        sheet.add_line("VRAM", format!("off here: {why}"));
     }
     let levels = &recycle.levels;
     let auto = |share: f64, left: f64| {
@@ -326,40 +331,43 @@ fn add_vram_budget(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimi
             MemoryLimit::Auto => auto(levels.vram_soft, levels.vram_soft_left),
             limit => here.on_gpus(limit),
         };
-        sheet.say("VRAM soft", format!("{what}: replaced when quiet"));
+        sheet.add_line("VRAM soft", format!("{what}: replaced when quiet"));
     }
     if let Some(limit) = hard {
         let what = match limit {
             MemoryLimit::Auto => auto(levels.vram_hard, levels.vram_hard_left),
             limit => here.on_gpus(limit),
         };
-        sheet.say("VRAM hard", format!("{what}: drained and replaced now; {}", describe_escalation(spec)));
+        sheet.add_line(
+            "VRAM hard",
+            format!("{what}: drained and replaced now; {}", describe_escalation(spec)),
+        );
     }
 }
 
-fn growth(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_>) {
+fn add_growth(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_>) {
     let recycle = &spec.recycle;
     let does = format!(
         "a leak that reaches a budget or the end of the memory within {} is answered by a replacement when quiet, within {} \
          by a drain now",
-        time(recycle.common.growth_quiet),
-        time(recycle.common.growth_drain)
+        duration_text(recycle.common.growth_quiet),
+        duration_text(recycle.common.growth_drain)
     );
     let text = match recycle.common.growth {
         GrowthMode::Off => "off: leaks are shown and lead to nothing".to_owned(),
         GrowthMode::Observe => format!("observe: leaks are told; with `growth = \"recycle\"` {does}"),
         GrowthMode::Recycle => format!("recycle: {does}"),
     };
-    sheet.say("growth", text);
+    sheet.add_line("growth", text);
     if let Some(why) = here.no_vram() {
-        sheet.say("growth, VRAM", format!("not watched: {why}"));
+        sheet.add_line("growth, VRAM", format!("not watched: {why}"));
     }
 }
 
 /// Describes reclaims before a replacement for memory, and the cases that skip them.
-fn reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
+fn add_reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
-    sheet.say(
+    sheet.add_line(
         "reclaim",
         if own.reclaim {
             format!(
@@ -367,9 +375,9 @@ fn reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
                  others are replaced at once); replaced if {:.0} % of the way to the budget are not free then, if it is as \
                  large again within {}, or if nothing is known after {} ({} at a hard budget)",
                 own.reclaim_room * 100.0,
-                time(own.reclaim_again),
-                time(own.reclaim_limit),
-                time(own.reclaim_limit_hard)
+                duration_text(own.reclaim_again),
+                duration_text(own.reclaim_limit),
+                duration_text(own.reclaim_limit_hard)
             )
         } else {
             "`policy.reclaim` is off: it is replaced without being asked to give memory back".to_owned()
@@ -382,9 +390,9 @@ fn add_cooldown(sheet: &mut PolicySheet, spec: &ModelSpec) {
     let mut text = format!(
         "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the hard \
          budget every {}",
-        time(own.min_interval),
+        duration_text(own.min_interval),
         own.load_factor,
-        time(own.min_interval_hard)
+        duration_text(own.min_interval_hard)
     );
     if own.max_futile > 0 {
         text.extend([format!("; off after {} in a row that did not bring memory down", own.max_futile)]);
@@ -393,13 +401,13 @@ fn add_cooldown(sheet: &mut PolicySheet, spec: &ModelSpec) {
         text.extend([format!(
             "; {} because of growth within {} end those",
             own.growth_recycles,
-            time(own.growth_window)
+            duration_text(own.growth_window)
         )]);
     }
-    sheet.say("cooldown", text);
+    sheet.add_line("cooldown", text);
 }
 
-fn shared(shared: &SharedBudgets, here: &MachineLimits<'_>) -> String {
+fn shared_budgets(shared: &SharedBudgets, here: &MachineLimits<'_>) -> String {
     let mut sheet = PolicySheet::new(&format!("all models together, on {} of host memory", here.memory));
     let all = [
         ("host soft", shared.host_soft.map(|size| size.to_string()), "when quiet"),
@@ -408,24 +416,30 @@ fn shared(shared: &SharedBudgets, here: &MachineLimits<'_>) -> String {
         ("VRAM hard", shared.vram_hard.map(|limit| here.on_gpus(limit)), "now"),
     ];
     if all.iter().all(|(_, limit, _)| limit.is_none()) {
-        sheet.say("shared", "off: nothing is set in [shared]");
+        sheet.add_line("shared", "off: nothing is set in [shared]");
     }
     for (name, limit, when) in all {
         if let Some(limit) = limit {
-            sheet.say(name, format!("{limit}: the one whose replacement gives back most is replaced {when}"));
+            sheet.add_line(
+                name,
+                format!("{limit}: the one whose replacement gives back most is replaced {when}"),
+            );
         }
     }
     if (shared.vram_soft.is_some() || shared.vram_hard.is_some())
         && let Some(why) = here.no_vram()
     {
-        sheet.say("VRAM", format!("off here: {why}"));
+        sheet.add_line("VRAM", format!("off here: {why}"));
     }
-    sheet.say("at a time", "never two replicas of one model at once, one replacement for each GPU at a time");
+    sheet.add_line(
+        "at a time",
+        "never two replicas of one model at once, one replacement for each GPU at a time",
+    );
     sheet.text()
 }
 
-fn time(time: std::time::Duration) -> String {
-    phrases::time(time.as_secs_f64())
+fn duration_text(time: std::time::Duration) -> String {
+    phrases::time_phrase(time.as_secs_f64())
 }
 
 /// A heading with lines `  name  text`.
@@ -443,7 +457,7 @@ impl PolicySheet {
         format!("{}\n{}", self.head, self.lines.concat())
     }
 
-    fn say(&mut self, name: &str, text: impl AsRef<str>) {
+    fn add_line(&mut self, name: &str, text: impl AsRef<str>) {
         self.lines.push(line(name, text.as_ref()));
     }
 }
@@ -455,22 +469,22 @@ fn line(name: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::source::layers::{ConfigSources, load};
+    use crate::config::source::layers::{ConfigSources, load_config};
 
     #[test]
     fn what_is_the_same_for_all_models_is_said_once() {
         let sheet = |name: &str, lines: &[(&str, &str)]| {
             let mut sheet = PolicySheet::new(&format!("model {name}"));
             for (name, text) in lines {
-                sheet.say(name, text);
+                sheet.add_line(name, text);
             }
             sheet
         };
         let (a, b) =
             (sheet("a", &[("host soft", "1 GiB"), ("growth", "off")]), sheet("b", &[("growth", "off")]));
-        assert_eq!(together(&[]), "");
-        let alone = together(&[sheet("b", &[("growth", "off")])]);
-        insta::assert_snapshot!(alone + &together(&[a, b]));
+        assert_eq!(join_sheets(&[]), "");
+        let alone = join_sheets(&[sheet("b", &[("growth", "off")])]);
+        insta::assert_snapshot!(alone + &join_sheets(&[a, b]));
     }
 
     /// Resolves a text as a configuration, with a file `m.gguf` next to it, on a machine with 24 GiB.
@@ -479,11 +493,11 @@ mod tests {
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();
         std::fs::write(dir.path().join("w.toml"), text).unwrap();
         let file = Some(dir.path().join("w.toml"));
-        let loaded = load(ConfigSources { file, ..ConfigSources::default() }).unwrap();
+        let loaded = load_config(ConfigSources { file, ..ConfigSources::default() }).unwrap();
         let mut machine = HostMachine::read();
         machine.env.clear();
         machine.memory = ByteSize(24 << 30);
-        resolve(&loaded, &machine, false).unwrap()
+        resolve_config(&loaded, &machine, false).unwrap()
     }
 
     #[test]
@@ -514,11 +528,11 @@ mod tests {
             MachineLimits { memory, gpus: &[], notes: &notes },
         );
         let fleet = &resolved.fleet;
-        let keeps = DeclaredMemory::declared(&[], &BTreeMap::new(), Some(11_100));
+        let keeps = DeclaredMemory::from_command(&[], &BTreeMap::new(), Some(11_100));
         let on = |here: &MachineLimits<'_>| {
             let sheets: Vec<PolicySheet> =
-                fleet.models.iter().map(|spec| of_model(spec, &keeps, here)).collect();
-            together(&sheets) + &shared(&fleet.shared, here)
+                fleet.models.iter().map(|spec| model_sheet(spec, &keeps, here)).collect();
+            join_sheets(&sheets) + &shared_budgets(&fleet.shared, here)
         };
         insta::assert_snapshot!(on(&with) + "\n---\n" + &on(&without));
     }

@@ -13,7 +13,7 @@ use super::simulate::SimulateArgs;
 use crate::cli::block_on;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
-use crate::config::resolve::{ResolvedConfig, resolve, store};
+use crate::config::resolve::{ResolvedConfig, resolve_config, store};
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
@@ -34,7 +34,7 @@ pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), Command
     let loaded = args.config.load(&machine, Vec::new())?;
     let trace = read_trace(args, path, &loaded, &machine)?;
     let score = run(&trace, &loaded.settings.loading);
-    if args.json { out::json(&as_json(&trace, &score)) } else { out::write(&text(&trace, &score)) }
+    if args.json { out::print_json(&as_json(&trace, &score)) } else { out::print_text(&text(&trace, &score)) }
 }
 
 /// Reads a trace from an access log, with the models of the configuration.
@@ -49,9 +49,9 @@ fn read_trace(
         CommandError::hinted(format!("{}: {why}", path.display()), hint)
     };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let mut resolved = resolve(loaded, machine, false)?;
-    drop(block_on(store::fill(&mut resolved, machine))?);
-    needs::fill(&mut resolved, machine);
+    let mut resolved = resolve_config(loaded, machine, false)?;
+    drop(block_on(store::fill_from_store(&mut resolved, machine))?);
+    needs::fill_needs(&mut resolved, machine);
     let mut models: Vec<TraceModel> = Vec::new();
     let mut requests = Vec::new();
     let mut first = None;
@@ -61,7 +61,7 @@ fn read_trace(
         let Some(name) = line.model else { continue };
         let known = models.iter().position(|model| model.name == name);
         if known.is_none() {
-            models.push(tenant(args, &resolved, &name)?);
+            models.push(trace_model(args, &resolved, &name)?);
         }
         let model = known.unwrap_or(models.len() - 1);
         let ms = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
@@ -82,14 +82,18 @@ fn read_trace(
         .map(|(at, model, takes)| TraceRequest {
             at: Duration::try_from_secs_f64((at - earliest) / 1000.0).unwrap_or_default(),
             model,
-            takes,
+            duration: takes,
         })
         .collect();
     requests.sort_by_key(|request| request.at);
     Ok(RequestTrace { name: path.display().to_string(), memory: args.gpu_memory.0, models, requests })
 }
 
-fn tenant(args: &SimulateArgs, resolved: &ResolvedConfig, name: &str) -> Result<TraceModel, CommandError> {
+fn trace_model(
+    args: &SimulateArgs,
+    resolved: &ResolvedConfig,
+    name: &str,
+) -> Result<TraceModel, CommandError> {
     let spec = resolved.fleet.models.iter().find(|spec| spec.name.as_str() == name);
     let needs = spec.and_then(|spec| spec.loading.needs.as_ref()).ok_or_else(|| {
         CommandError::hinted(
@@ -105,7 +109,7 @@ fn tenant(args: &SimulateArgs, resolved: &ResolvedConfig, name: &str) -> Result<
 fn text(trace: &RequestTrace, score: &TraceScore) -> String {
     let sizes: Vec<String> =
         trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
-    let wait = |time: Duration| phrases::time(time.as_secs_f64());
+    let wait = |time: Duration| phrases::time_phrase(time.as_secs_f64());
     let rows = [
         ["LOADS", "MOVED", "HALF WAIT", "99 OF 100", "LONGEST", "UNSERVED"].map(str::to_owned).to_vec(),
         vec![
@@ -123,7 +127,7 @@ fn text(trace: &RequestTrace, score: &TraceScore) -> String {
         trace.requests.len(),
         sizes.join(", "),
         ByteSize(trace.memory),
-        out::table(&rows)
+        out::format_table(&rows)
     )
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct ReplayArgs {
     model: Option<String>,
     /// Limit of the server's prompt cache in MiB. Default: not known, none is assumed. -1 for no limit:
     /// half of --host-memory counts.
-    #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = cache_ram)]
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = parse_cache_ram)]
     cache_ram: Option<CacheRamLimit>,
     /// Number of context checkpoints per slot of the server; counted with --checkpoint-size.
     #[arg(long, value_name = "N")]
@@ -52,7 +52,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<ByteSize>,
     /// Time of day of the first reading, for `only`. Default: every time counts as within `only`.
-    #[arg(long, value_name = "HH:MM", value_parser = minute)]
+    #[arg(long, value_name = "HH:MM", value_parser = parse_minute)]
     starts_at: Option<u16>,
     /// Prints JSON, for programs: one object per line and recording.
     #[arg(long)]
@@ -70,37 +70,37 @@ enum CacheRamLimit {
 }
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), CommandError> {
-    let (told, server) = args.told()?;
+    let (told, server) = args.backend_settings()?;
     let recordings: Vec<(&Path, Vec<BackendSample>)> = args
         .traces
         .iter()
-        .map(|path| Ok((path.as_path(), readings(path)?)))
+        .map(|path| Ok((path.as_path(), read_recording(path)?)))
         .collect::<Result<_, CommandError>>()?;
     let mut text = String::new();
     for (path, samples) in &recordings {
-        let done = replay::replay(&told, samples);
+        let done = replay::replay_samples(&told, samples);
         let shown = path.display().to_string();
         let advice = advice::advise(server.as_ref(), done.work, done.growth().map(|(_, growth)| growth));
         if args.json {
-            text.push_str(&replay::json(&shown, &done, &advice).to_string());
+            text.push_str(&replay::replay_json(&shown, &done, &advice).to_string());
             text.push('\n');
         } else {
             if !text.is_empty() {
                 text.push('\n');
             }
-            text.push_str(&replay::text(&shown, &told, &done, &advice));
+            text.push_str(&replay::replay_text(&shown, &told, &done, &advice));
         }
     }
-    out::write(&text)
+    out::print_text(&text)
 }
 
 /// Reads a recording.
-pub(crate) fn readings(path: &Path) -> Result<Vec<BackendSample>, CommandError> {
+pub(crate) fn read_recording(path: &Path) -> Result<Vec<BackendSample>, CommandError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
         CommandError::usage(format!("{shown}: the recording cannot be read: {error}"), "check the path")
     })?;
-    let samples = trace::parse(&text).map_err(|error| {
+    let samples = trace::parse_recording(&text).map_err(|error| {
         let message = error.to_string();
         let what = message.strip_prefix(&format!("line {}: ", error.line)).unwrap_or(&message);
         CommandError::usage(
@@ -120,23 +120,23 @@ pub(crate) fn readings(path: &Path) -> Result<Vec<BackendSample>, CommandError> 
 
 impl ReplayArgs {
     /// Settings of the backend, and its server if a configured model is named.
-    fn told(&self) -> Result<(ReplaySettings, Option<AdvisedServer>), CommandError> {
+    fn backend_settings(&self) -> Result<(ReplaySettings, Option<AdvisedServer>), CommandError> {
         let machine = HostMachine::read();
         let loaded = self.config.load(&machine, Vec::new())?;
-        let model = self.model.as_deref().map(|name| find(&loaded, name)).transpose()?;
+        let model = self.model.as_deref().map(|name| find_model(&loaded, name)).transpose()?;
         let given = self.policy.as_deref().map(load_policy).transpose()?;
         let policy: &PolicyConfig = match (&given, model) {
             (Some(policy), _) => policy,
             (None, Some((_, model))) => &model.policy,
             (None, None) => &loaded.defaults.policy,
         };
-        let server = model.map(|(name, model)| started(&loaded, &machine, name, model)).transpose()?;
+        let server = model.map(|(name, model)| resolve_server(&loaded, &machine, name, model)).transpose()?;
         // Use this machine's memory only for a model of its configuration.
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
         let told = ReplaySettings {
-            policy: policy.recycle(host_total),
+            policy: policy.to_recycle_policy(host_total),
             growth: loaded.settings.growth.clone(),
-            allowance: self.allowance(server.as_ref(), host_total)?,
+            allowance: self.declared_bytes(server.as_ref(), host_total)?,
             host_total: host_total.map(|size| size.0),
             gpu_total: self.gpu_memory.map(|size| size.0),
             starts_at: self.starts_at,
@@ -146,7 +146,7 @@ impl ReplayArgs {
 
     /// Declared memory. Flags of this command override those of the model's command; without either,
     /// nothing is declared.
-    fn allowance(
+    fn declared_bytes(
         &self,
         started: Option<&ResolvedServer>,
         memory: Option<ByteSize>,
@@ -180,19 +180,22 @@ struct ResolvedServer {
 }
 
 /// Resolves the server of a model. Ignores missing model files, because nothing is started.
-fn started(
+fn resolve_server(
     loaded: &LoadedConfig,
     machine: &HostMachine,
     name: &str,
     model: &ModelConfig,
 ) -> Result<ResolvedServer, CommandError> {
-    let server = loaded.launch(machine, name, model)?;
+    let server = loaded.launch_settings(machine, name, model)?;
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| !server.env_remove.contains(name));
     env.extend(server.env.iter().cloned());
-    let mut allowance =
-        DeclaredMemory::declared(&server.args, &env, server.facts.as_ref().and_then(|facts| facts.number));
-    allowance.available(machine.memory.0);
+    let mut allowance = DeclaredMemory::from_command(
+        &server.args,
+        &env,
+        server.facts.as_ref().and_then(|facts| facts.number),
+    );
+    allowance.set_available(machine.memory.0);
     let facts = server.facts.as_ref();
     Ok(ResolvedServer {
         allowance: allowance.bytes(),
@@ -205,14 +208,14 @@ fn started(
             inherited: Arc::default(),
             args: server.args,
             mitigations: server.mitigations,
-            shown: Vec::new(),
-            lives: advice::lives(facts),
+            displayed_mitigations: Vec::new(),
+            fix_states: advice::fix_states(facts),
         },
     })
 }
 
 /// Finds a model of the configuration.
-pub(crate) fn find<'a>(
+pub(crate) fn find_model<'a>(
     loaded: &'a LoadedConfig,
     name: &str,
 ) -> Result<(&'a str, &'a ModelConfig), CommandError> {
@@ -231,7 +234,7 @@ pub(crate) fn find<'a>(
 }
 
 /// Parses MiB, or -1.
-fn cache_ram(text: &str) -> Result<CacheRamLimit, String> {
+fn parse_cache_ram(text: &str) -> Result<CacheRamLimit, String> {
     let bound = |mib: i64| Some(ByteSize(u64::try_from(mib).ok()?.checked_mul(1 << 20)?));
     let read = match text.parse() {
         Ok(-1) => Some(CacheRamLimit::None),
@@ -242,7 +245,7 @@ fn cache_ram(text: &str) -> Result<CacheRamLimit, String> {
 }
 
 /// Parses a time of day as minutes after midnight.
-fn minute(text: &str) -> Result<u16, String> {
+fn parse_minute(text: &str) -> Result<u16, String> {
     let parts = text.split_once(':').and_then(|(hours, minutes)| {
         let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);
         (hours < 24 && minutes < 60).then_some(hours * 60 + minutes)

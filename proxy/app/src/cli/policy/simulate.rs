@@ -14,7 +14,7 @@ use warden_policies::schedule::DayWindows;
 use warden_policies::simulate::{
     SimulatedPolicy, SimulationReport, SimulationScenario, StrategyOutcome, compare,
 };
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::world::{MemoryBackground, SimulatedWorld, WorldLeak, WorldLoad};
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
@@ -25,7 +25,7 @@ use crate::exit::CommandError;
 use crate::out;
 
 use super::models;
-use super::replay::find;
+use super::replay::find_model;
 
 /// Maximum number of requests. More take minutes and add no information.
 const MAX_REQUESTS: f64 = 2_000_000.0;
@@ -46,13 +46,13 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "UNIT", default_value = "request")]
     per: LeakUnitArg,
     /// Number of requests per hour.
-    #[arg(long, value_name = "N", default_value_t = 360.0, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 360.0, value_parser = parse_positive)]
     requests_per_hour: f64,
     /// Arrival pattern of requests.
     #[arg(long, value_name = "PATTERN", default_value = "random")]
     pattern: ArrivalPattern,
     /// Share of requests with an image, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.25, value_parser = parse_share)]
     images: f64,
     /// Times of the day without requests, like `22:00-06:00`.
     #[arg(long, value_name = "TIMES", default_value = "")]
@@ -82,7 +82,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long)]
     overlap: bool,
     /// Hours to simulate.
-    #[arg(long, value_name = "N", default_value_t = 72.0, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 72.0, value_parser = parse_positive)]
     hours: f64,
     /// Restarts after this many requests, for comparison. Default: half of a process's lifetime without a
     /// policy.
@@ -141,12 +141,12 @@ enum ArrivalPattern {
     Random,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+fn parse_positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "a number is needed".to_owned())?;
     if number > 0.0 && number < 1e6 { Ok(number) } else { Err("a number above 0 is needed".to_owned()) }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn parse_share(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "a number is needed".to_owned())?;
     if (0.0..=1.0).contains(&number) { Ok(number) } else { Err("a number from 0 to 1 is needed".to_owned()) }
 }
@@ -159,9 +159,9 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
     let (policy, words) = args.policy()?;
     let report = compare(&scenario, &policy, args.every);
     if args.json {
-        out::json(&args.as_json(&scenario, &words, &report))
+        out::print_json(&args.as_json(&scenario, &words, &report))
     } else {
-        out::write(&text(args, &words, &report))
+        out::print_text(&text(args, &words, &report))
     }
 }
 
@@ -179,7 +179,7 @@ impl SimulateArgs {
             1.0
         } else {
             let day = warden_policies::schedule::DAY_MINUTES;
-            f64::from(day - asleep.minutes()) / f64::from(day)
+            f64::from(day - asleep.open_minutes()) / f64::from(day)
         };
         let requests = (self.hours * awake * self.requests_per_hour).round();
         if !(1.0..=MAX_REQUESTS).contains(&requests) {
@@ -194,7 +194,8 @@ impl SimulateArgs {
                 "--fresh has to be below --memory, and --fresh-vram below --gpu-memory",
             ));
         }
-        let leak = |size: ByteSize| (size.0 > 0).then(|| WorldLeak::of(self.per.into(), exact(size.0)));
+        let leak =
+            |size: ByteSize| (size.0 > 0).then(|| WorldLeak::per_unit(self.per.into(), as_f64(size.0)));
         let cache = ByteSize::mib(self.cache_ram);
         let mut world = SimulatedWorld::quiet(self.seed);
         world.host = self.fresh.0;
@@ -205,7 +206,7 @@ impl SimulateArgs {
         if cache.0 > 0 {
             world
                 .backgrounds
-                .push(MemoryBackground::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: exact(cache.0) });
+                .push(MemoryBackground::Cache { per_request: 16.0 * 1024.0 * 1024.0, cap: as_f64(cache.0) });
         }
         world.load = WorldLoad {
             per_second: self.requests_per_hour / 3600.0,
@@ -239,12 +240,12 @@ impl SimulateArgs {
         // Percentages refer to the memory of the simulated machine, not of this one.
         let growth = loaded.settings.growth.clone();
         let of = |policy: &crate::config::policy::PolicyConfig| SimulatedPolicy {
-            recycle: policy.recycle(None),
+            recycle: policy.to_recycle_policy(None),
             growth: growth.clone(),
         };
         Ok(match (&self.policy, &self.model) {
             (Some(file), _) => (of(&load_policy(file)?), format!("of {}", file.display())),
-            (None, Some(name)) => (of(&find(&loaded, name)?.1.policy), format!("of model {name}")),
+            (None, Some(name)) => (of(&find_model(&loaded, name)?.1.policy), format!("of model {name}")),
             (None, None) => {
                 let mut policy = of(&loaded.defaults.policy);
                 let (soft, hard) = (Some(MemoryLimit::Percent(80.0)), Some(MemoryLimit::Percent(92.0)));
@@ -300,7 +301,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
     };
     let rows = vec![
         head,
-        row("restarts", &restarts),
+        row("restarts", &restarts_text),
         row("minutes waited", &|one| format!("{:.1}", one.waited_minutes)),
         row("requests that waited", &|one| one.waited.to_string()),
         row("out of memory", &|one| one.out_of_memory.to_string()),
@@ -318,8 +319,8 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
         "{} requests in {:.1} hours; {leaks}; {} from start to ready\npolicy: {policy}\n\n{}",
         report.policy.requests,
         report.policy.hours,
-        phrases::time(args.load_time.as_secs_f64()),
-        out::table(&rows)
+        phrases::time_phrase(args.load_time.as_secs_f64()),
+        out::format_table(&rows)
     );
     for held in &report.policy.held {
         text.extend([format!("\nthe policy held back: {held}\n")]);
@@ -340,7 +341,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
 }
 
 /// Formats restarts with their reasons: `12 (growth 10, host_soft 2)`.
-fn restarts(outcome: &StrategyOutcome) -> String {
+fn restarts_text(outcome: &StrategyOutcome) -> String {
     if outcome.reasons.is_empty() {
         return outcome.restarts.to_string();
     }

@@ -35,7 +35,7 @@ impl DemoClients {
         let stop = CancellationToken::new();
         let mut clients = JoinSet::new();
         for client in 0..CLIENTS {
-            clients.spawn(work(url.to_owned(), model, client, stop.clone()));
+            clients.spawn(run_client(url.to_owned(), model, client, stop.clone()));
         }
         Self { stop, clients }
     }
@@ -58,14 +58,14 @@ impl DemoClients {
     }
 }
 
-async fn work(url: String, model: &'static str, client: u64, stop: CancellationToken) -> ClientTally {
+async fn run_client(url: String, model: &'static str, client: u64, stop: CancellationToken) -> ClientTally {
     let mut tally = ClientTally::default();
     while !stop.is_cancelled() {
         let number = tally.sent * CLIENTS + client;
         let begun = Instant::now();
         tally.sent += 1;
-        let body = request(model, &prompt(number), 16, number.is_multiple_of(2));
-        if let Err(failure) = send(&url, &body).await {
+        let body = request_body(model, &unique_prompt(number), 16, number.is_multiple_of(2));
+        if let Err(failure) = send_request(&url, &body).await {
             tally.failures.push(failure);
         }
         tally.longest = tally.longest.max(begun.elapsed());
@@ -74,7 +74,7 @@ async fn work(url: String, model: &'static str, client: u64, stop: CancellationT
 }
 
 /// Generates words that no other request has, so that each prompt is new to the server's prompt cache.
-fn prompt(number: u64) -> String {
+fn unique_prompt(number: u64) -> String {
     let syllables = ["ba", "do", "ki", "lu", "me", "no", "pi", "ra"];
     let mut state = number + 1;
     let mut text = format!("request {number}");
@@ -91,12 +91,17 @@ fn prompt(number: u64) -> String {
 }
 
 /// Asks one question and returns the generated text.
-pub(super) async fn ask(url: &str, model: &str, question: &str, tokens: u64) -> Result<String, CommandError> {
+pub(super) async fn ask_question(
+    url: &str,
+    model: &str,
+    question: &str,
+    tokens: u64,
+) -> Result<String, CommandError> {
     let failed = |error| CommandError::failed(format!("the first request failed: {error}"));
-    send(url, &request(model, question, tokens, false)).await.map_err(failed)
+    send_request(url, &request_body(model, question, tokens, false)).await.map_err(failed)
 }
 
-fn request(model: &str, question: &str, tokens: u64, stream: bool) -> Value {
+fn request_body(model: &str, question: &str, tokens: u64, stream: bool) -> Value {
     json!({
         "model": model, "stream": stream, "max_tokens": tokens, "temperature": 0,
         "messages": [{"role": "user", "content": question}],
@@ -104,7 +109,7 @@ fn request(model: &str, question: &str, tokens: u64, stream: bool) -> Value {
 }
 
 /// Sends a request and returns the generated text, or the fault of the answer.
-async fn send(url: &str, body: &Value) -> Result<String, String> {
+async fn send_request(url: &str, body: &Value) -> Result<String, String> {
     // Use a new client for each request: on a kept connection reqwest retries by itself and hides failures.
     let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;
     let answer = client
@@ -118,7 +123,7 @@ async fn send(url: &str, body: &Value) -> Result<String, String> {
     if !status.is_success() {
         return Err(format!("{status}: {text}"));
     }
-    if body["stream"] == true { streamed(&text) } else { parse_answer(&text) }
+    if body["stream"] == true { parse_stream(&text) } else { parse_answer(&text) }
 }
 
 fn parse_answer(text: &str) -> Result<String, String> {
@@ -129,7 +134,7 @@ fn parse_answer(text: &str) -> Result<String, String> {
         .ok_or_else(|| format!("no content: {text}"))
 }
 
-fn streamed(text: &str) -> Result<String, String> {
+fn parse_stream(text: &str) -> Result<String, String> {
     let mut content = String::new();
     let mut ended = false;
     for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
@@ -153,14 +158,14 @@ mod tests {
     #[test]
     fn a_stream_counts_only_with_its_end_and_without_an_error() {
         let event = r#"data: {"choices":[{"delta":{"content":" a"}}]}"#;
-        assert_eq!(streamed(&format!("{event}\n\n{event}\n\ndata: [DONE]\n\n")), Ok(" a a".to_owned()));
-        streamed(&format!("{event}\n\n")).unwrap_err();
-        streamed("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n").unwrap_err();
+        assert_eq!(parse_stream(&format!("{event}\n\n{event}\n\ndata: [DONE]\n\n")), Ok(" a a".to_owned()));
+        parse_stream(&format!("{event}\n\n")).unwrap_err();
+        parse_stream("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n").unwrap_err();
     }
 
     #[test]
     fn prompts_differ() {
-        assert_ne!(prompt(1), prompt(2));
-        assert_eq!(prompt(3).split(' ').count() as u64, PROMPT_WORDS + 2);
+        assert_ne!(unique_prompt(1), unique_prompt(2));
+        assert_eq!(unique_prompt(3).split(' ').count() as u64, PROMPT_WORDS + 2);
     }
 }

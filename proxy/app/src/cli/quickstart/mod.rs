@@ -82,12 +82,12 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         None => "--sdist".to_owned(),
     };
     let options: String = args.options.iter().flat_map(|option| [" -D ", option.as_str()]).collect();
-    hand(&format!(
+    print_manual_command(&format!(
         "llama-warden build {source} --backend {} --arch {}{options}",
         args.backend, args.arch.arch
     ))?;
     let built = build_server(&args, &loaded, &machine).await?;
-    done(&format!(
+    print_result(&format!(
         "build {} ({}): {}",
         built.id,
         if built.hit { "was in the store" } else { "built and verified" },
@@ -111,30 +111,30 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         hard: None,
     };
     file.write()?;
-    hand(&format!("llama-warden serve --config {}", config.display()))?;
+    print_manual_command(&format!("llama-warden serve --config {}", config.display()))?;
     let plan = ConfigSource {
         config: ConfigArgs { config: Some(config), set: Vec::new() },
         flags: Vec::new(),
         any_name: false,
     };
-    let mut server = Box::pin(start(&plan, &machine, nursery, &mut file, args.port.is_none())).await?;
-    done(&format!("listening on http://{}", server.address()))?;
+    let mut server = Box::pin(start_server(&plan, &machine, nursery, &mut file, args.port.is_none())).await?;
+    print_result(&format!("listening on http://{}", server.address()))?;
 
     let deadline = defaults().server.shutdown_deadline;
     let shown = tokio::select! {
         shown = demonstrate_replacement(&plan, &machine, &mut server, &mut file) => Some(shown),
-        () = signals.leave() => None,
+        () = signals.wait_leave() => None,
     };
     let Some(shown) = shown else {
-        out::line("stopping")?;
+        out::print_line("stopping")?;
         server.stop(deadline).await;
         return Ok(());
     };
     if shown.is_ok() && !args.exit {
         leave_running(&server)?;
         tokio::select! {
-            () = signals.leave() => out::line("stopping")?,
-            problem = server.ended() => return Err(problem),
+            () = signals.wait_leave() => out::print_line("stopping")?,
+            problem = server.wait_gateway_failure() => return Err(problem),
         }
     }
     server.stop(deadline).await;
@@ -149,15 +149,15 @@ async fn build_server(
 ) -> Result<StoredBuild, CommandError> {
     let numbers = &loaded.settings.build;
     build::with_builder(loaded, machine, async |builder| {
-        let source = build::source(&builder, args.source.as_deref(), numbers).await?;
+        let source = build::resolve_source(&builder, args.source.as_deref(), numbers).await?;
         let jobs = args.jobs.map(NonZeroUsize::get);
-        let patches = PatchArgs::default().selection(build::sets(loaded, machine)?)?;
+        let patches = PatchArgs::default().select(build::load_patch_sets(loaded, machine)?)?;
         let request = BuildRequest {
             backend: args.backend,
             arch: args.arch.arch.clone(),
             jobs,
             options: args.options.clone(),
-            ..build::request(source, patches, numbers)
+            ..build::build_request(source, patches, numbers)
         };
         Ok(builder.build(&request).await?)
     })
@@ -175,39 +175,39 @@ async fn demonstrate_replacement(
 
     print_step(4, "Request: the endpoint answers with generated tokens")?;
     let DemoModel { name, question, answer_tokens, .. } = file.model;
-    hand(&format!(
+    print_manual_command(&format!(
         "curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n             \
          -d '{{\"model\":\"{name}\",\"max_tokens\":{answer_tokens},\"messages\":[{{\"role\":\"user\",\"content\":\"{question}\"}}]}}'"
     ))?;
-    let answer = load::ask(&url, name, question, answer_tokens).await?;
-    done(&format!("it was asked: {question}"))?;
-    done(&format!("it said: {}", answer.trim()))?;
+    let answer = load::ask_question(&url, name, question, answer_tokens).await?;
+    print_result(&format!("it was asked: {question}"))?;
+    print_result(&format!("it said: {}", answer.trim()))?;
 
     print_step(5, "Budget: allows the backend a little more memory than it holds now, and reloads")?;
     let now = host_bytes(server.fleet()).await?;
     let budget = ByteSize(now + file.model.growth);
     file.hard = Some(budget);
     file.write()?;
-    hand(&format!(
+    print_manual_command(&format!(
         "edit policy.host.hard in {}, then: kill -HUP {}",
         file.path.display(),
         std::process::id()
     ))?;
     let resolved = plan.resolve(machine).await?;
     server.reload(resolved, machine).await?;
-    done(&format!("it holds {} now; the budget is {budget}", ByteSize(now)))?;
+    print_result(&format!("it holds {} now; the budget is {budget}", ByteSize(now)))?;
 
     print_step(6, "Load: four clients send requests until the budget is passed and the backend is replaced")?;
-    hand("llama-warden status; llama-warden events -f")?;
+    print_manual_command("llama-warden status; llama-warden events -f")?;
     let (tally, entry) = load_until_replaced(&url, file.model.name, server).await?;
     let text = serde_json::to_string(&entry)
         .map_err(|error| CommandError::failed(format!("cannot print the ledger entry: {error}")))?;
-    done(&format!("one replacement, in the ledger {}:", server.ledger().display()))?;
-    out::line(&format!("      {text}"))?;
+    print_result(&format!("one replacement, in the ledger {}:", server.ledger().display()))?;
+    out::print_line(&format!("      {text}"))?;
     let charged = |memory: Option<warden_policies::sample::HostMemory>| {
         memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
     };
-    out::line(&format!(
+    out::print_line(&format!(
         "      memory {} -> {}; {} waited, {} finished on the old process; longest request {} ms",
         charged(entry.host_before),
         charged(entry.host_after),
@@ -218,7 +218,7 @@ async fn demonstrate_replacement(
     for failure in &tally.failures {
         out::error_line(&format!("      failed: {failure}"));
     }
-    out::line(&format!("\n{} requests sent, {} requests failed", tally.sent, tally.failures.len()))?;
+    out::print_line(&format!("\n{} requests sent, {} requests failed", tally.sent, tally.failures.len()))?;
     if !tally.failures.is_empty() {
         return Err(CommandError::failed(
             "requests failed during the replacement: this must not happen, please report it",
@@ -271,7 +271,7 @@ async fn load_until_replaced(
 }
 
 /// Starts the server; on any port if the default 8080 is taken.
-async fn start(
+async fn start_server(
     plan: &ConfigSource,
     machine: &HostMachine,
     nursery: NurseryHandle,
@@ -279,12 +279,12 @@ async fn start(
     any_port: bool,
 ) -> Result<RunningInstance, CommandError> {
     if any_port && std::net::TcpListener::bind(("127.0.0.1", file.port)).is_err() {
-        out::line(&format!("      port {} is taken, so the system chooses one", file.port))?;
+        out::print_line(&format!("      port {} is taken, so the system chooses one", file.port))?;
         file.port = 0;
         file.write()?;
     }
     let resolved = plan.resolve(machine).await?;
-    logging::init(&resolved.log, false)?;
+    logging::start_logging(&resolved.log, false)?;
     Box::pin(RunningInstance::start(resolved, machine, nursery, ActivatedSockets::default())).await
 }
 
@@ -309,20 +309,20 @@ async fn host_bytes(fleet: &Fleet) -> Result<u64, CommandError> {
 
 fn leave_running(server: &RunningInstance) -> Result<(), CommandError> {
     let url = format!("http://{}", server.address());
-    out::line(&format!(
+    out::print_line(&format!(
         "\nThe server goes on at {url} until Ctrl-C. In another terminal:\n  llama-warden status\n  \
          curl {url}/v1/models\nWith your own model: llama-warden serve -- -m model.gguf -c 8192"
     ))
 }
 
 fn print_step(number: u32, what: &str) -> Result<(), CommandError> {
-    out::line(&format!("\n[{number}/{STEP_COUNT}] {what}"))
+    out::print_line(&format!("\n[{number}/{STEP_COUNT}] {what}"))
 }
 
-fn hand(command: &str) -> Result<(), CommandError> {
-    out::line(&format!("      by hand: {command}"))
+fn print_manual_command(command: &str) -> Result<(), CommandError> {
+    out::print_line(&format!("      by hand: {command}"))
 }
 
-fn done(what: &str) -> Result<(), CommandError> {
-    out::line(&format!("      {what}"))
+fn print_result(what: &str) -> Result<(), CommandError> {
+    out::print_line(&format!("      {what}"))
 }

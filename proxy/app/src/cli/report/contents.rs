@@ -38,20 +38,20 @@ impl ReportContents {
     }
 
     /// Adds a text.
-    pub(super) fn text(&mut self, name: &str, what: &str, text: &str) {
-        let text = self.cleaner.text(text);
+    pub(super) fn add_text(&mut self, name: &str, what: &str, text: &str) {
+        let text = self.cleaner.clean_text(text);
         self.add(name, what, text);
     }
 
     /// Adds a value for programs.
-    pub(super) fn json(&mut self, name: &str, what: &str, value: serde_json::Value) {
-        let text = self.cleaner.json(value);
+    pub(super) fn add_json(&mut self, name: &str, what: &str, value: serde_json::Value) {
+        let text = self.cleaner.clean_json(value);
         self.add(name, what, text);
     }
 
     /// Adds lines, each of which may be JSON.
-    pub(super) fn lines<'a>(&mut self, name: &str, what: &str, lines: impl Iterator<Item = &'a str>) {
-        let text: String = lines.map(|line| self.cleaner.line(line) + "\n").collect();
+    pub(super) fn add_lines<'a>(&mut self, name: &str, what: &str, lines: impl Iterator<Item = &'a str>) {
+        let text: String = lines.map(|line| self.cleaner.clean_line(line) + "\n").collect();
         self.add(name, what, text);
     }
 
@@ -59,13 +59,13 @@ impl ReportContents {
         if text.trim().is_empty() {
             return;
         }
-        let tamed = tame(name);
+        let tamed = safe_name(name);
         // Distinct names may have become equal by the substitution of characters.
         let is_free = |name: &String| !self.entries.iter().any(|entry| entry.name == *name);
         let names = std::iter::once(tamed.clone()).chain((2..).map(|number| format!("{tamed}-{number}")));
         let Some(name) = names.take(MAX_EQUAL_NAMES).find(is_free) else { return };
         if self.size + text.len() > MAX_CONTENT_BYTES {
-            self.note(&format!(
+            self.add_note(&format!(
                 "{name}: left out, because {} would be too much",
                 ByteSize(text.len() as u64)
             ));
@@ -76,14 +76,14 @@ impl ReportContents {
     }
 
     /// Notes a missing part and the reason.
-    pub(super) fn note(&mut self, text: &str) {
+    pub(super) fn add_note(&mut self, text: &str) {
         // The note is shown on a terminal: keep it on one line, without control characters.
-        let text = self.cleaner.text(text).replace(char::is_control, " ");
+        let text = self.cleaner.clean_text(text).replace(char::is_control, " ");
         self.notes.push(text.trim().to_owned());
     }
 
     /// Completes the contents with the notes and the list of entries.
-    pub(super) fn close(&mut self) {
+    pub(super) fn finish(&mut self) {
         if !self.notes.is_empty() {
             let text = self.notes.join("\n") + "\n";
             self.entries.push(ReportEntry {
@@ -120,11 +120,11 @@ fn rows(entries: &[ReportEntry]) -> String {
     let row = |entry: &ReportEntry| {
         vec![entry.name.clone(), ByteSize(entry.text.len() as u64).to_string(), entry.what.clone()]
     };
-    out::table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())
+    out::format_table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())
 }
 
 /// Makes a name valid on every machine. It cannot lead out of the folder in which the archive is unpacked.
-pub(super) fn tame(name: &str) -> String {
+pub(super) fn safe_name(name: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() || "._-/".contains(c) { c } else { '-' };
     let parts = name.split('/').map(|part| part.trim_start_matches('.')).filter(|part| !part.is_empty());
     let name = parts.collect::<Vec<_>>().join("/");

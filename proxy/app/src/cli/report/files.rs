@@ -15,7 +15,7 @@ const TAIL_BYTES: u64 = 2 << 20;
 /// Maximum number of recordings, the latest ones.
 const MAX_RECORDINGS: usize = 4;
 
-pub(super) fn gather(contents: &mut ReportContents, state: &Path) {
+pub(super) fn gather_files(contents: &mut ReportContents, state: &Path) {
     for (file, what) in [
         ("ledger.jsonl", "replacements of processes, with their reasons: the latest ones"),
         ("growth.json", "what is remembered of earlier processes: what leaked, what was held"),
@@ -23,30 +23,30 @@ pub(super) fn gather(contents: &mut ReportContents, state: &Path) {
         add_file_tail(contents, &state.join(file), file, what);
     }
     let mut events = String::new();
-    for path in events_file::files(state) {
-        match tail(&path, TAIL_BYTES) {
+    for path in events_file::event_files(state) {
+        match read_tail(&path, TAIL_BYTES) {
             Ok(Some(text)) => events.push_str(&text),
             Ok(None) => {}
-            Err(error) => contents.note(&format!("{}: {error}", path.display())),
+            Err(error) => contents.add_note(&format!("{}: {error}", path.display())),
         }
     }
-    contents.lines(
+    contents.add_lines(
         "events.jsonl",
         "what happened to models: the latest events",
-        last(&events, TAIL_BYTES).lines(),
+        last_bytes(&events, TAIL_BYTES).lines(),
     );
     add_recordings(contents, &state.join("traces"));
 }
 
 /// Adds the end of a file, if it exists. `growth.json` is one value, the others consist of lines.
 fn add_file_tail(contents: &mut ReportContents, path: &Path, name: &str, what: &str) {
-    match tail(path, TAIL_BYTES) {
+    match read_tail(path, TAIL_BYTES) {
         Ok(Some(text)) => match serde_json::from_str(&text) {
-            Ok(value) if !name.ends_with('l') => contents.json(name, what, value),
-            _ => contents.lines(name, what, text.lines()),
+            Ok(value) if !name.ends_with('l') => contents.add_json(name, what, value),
+            _ => contents.add_lines(name, what, text.lines()),
         },
         Ok(None) => {}
-        Err(error) => contents.note(&format!("{}: {error}", path.display())),
+        Err(error) => contents.add_note(&format!("{}: {error}", path.display())),
     }
 }
 
@@ -68,7 +68,7 @@ fn add_recordings(contents: &mut ReportContents, folder: &Path) {
         );
     }
     if found.len() > MAX_RECORDINGS {
-        contents.note(&format!(
+        contents.add_note(&format!(
             "recordings: {} older ones in {}",
             found.len() - MAX_RECORDINGS,
             folder.display()
@@ -77,7 +77,7 @@ fn add_recordings(contents: &mut ReportContents, folder: &Path) {
 }
 
 /// The whole lines at the end of a regular file; `None` if it does not exist.
-fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
+fn read_tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     // Root reports on services of other users, who may replace the file by a link or a pipe at any time.
     let mut file = match regular_file::open_unlinked(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -92,7 +92,7 @@ fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
 }
 
 /// The last `most` bytes of a text, from the beginning of a line.
-fn last(text: &str, most: u64) -> &str {
+fn last_bytes(text: &str, most: u64) -> &str {
     let from = text.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX));
     if from == 0 {
         return text;
@@ -115,13 +115,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, "one\ntwo\nthree\n").unwrap();
-        assert_eq!(tail(&path, 100).unwrap().unwrap(), "one\ntwo\nthree\n");
-        assert_eq!(tail(&path, 8).unwrap().unwrap(), "three\n");
-        assert_eq!(tail(&path, 3).unwrap().unwrap(), "");
-        assert_eq!(tail(&dir.path().join("none"), 3).unwrap(), None);
+        assert_eq!(read_tail(&path, 100).unwrap().unwrap(), "one\ntwo\nthree\n");
+        assert_eq!(read_tail(&path, 8).unwrap().unwrap(), "three\n");
+        assert_eq!(read_tail(&path, 3).unwrap().unwrap(), "");
+        assert_eq!(read_tail(&dir.path().join("none"), 3).unwrap(), None);
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
-        assert!(tail(&dir.path().join("link"), 9).is_err());
-        assert!(tail(dir.path(), 9).is_err());
-        assert_eq!(last("é\nb\n", 3), "b\n");
+        assert!(read_tail(&dir.path().join("link"), 9).is_err());
+        assert!(read_tail(dir.path(), 9).is_err());
+        assert_eq!(last_bytes("é\nb\n", 3), "b\n");
     }
 }

@@ -12,33 +12,39 @@ use super::contents::ReportContents;
 use crate::admin::answer::AdminStatus;
 use crate::cli::diagnose::machine_facts;
 use crate::config::machine::HostMachine;
-use crate::config::show::show;
+use crate::config::show::print_config;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 
-pub(super) fn gather(
+pub(super) fn gather_machine(
     contents: &mut ReportContents,
     loaded: Result<&LoadedConfig, &CommandError>,
     machine: &HostMachine,
 ) {
-    contents.text("machine.txt", "version, kernel, processor, memory, driver, GPUs", &facts(machine));
+    contents.add_text(
+        "machine.txt",
+        "version, kernel, processor, memory, driver, GPUs",
+        &machine_text(machine),
+    );
     match loaded {
         Ok(loaded) => {
-            let text = show(loaded, machine, false);
-            contents.text(
+            let text = print_config(loaded, machine, false);
+            contents.add_text(
                 "config.toml",
                 "the configuration in force, with the place of each value, without secrets",
                 &text,
             );
             if loaded.file.is_none() {
-                contents.note("config.toml: no file is named; give --config as `serve` gets it");
+                contents.add_note("config.toml: no file is named; give --config as `serve` gets it");
             }
         }
-        Err(error) => contents.note(&format!("config.toml: it cannot be read: {}", error.lines().join(" "))),
+        Err(error) => {
+            contents.add_note(&format!("config.toml: it cannot be read: {}", error.lines().join(" ")))
+        }
     }
 }
 
-fn facts(machine: &HostMachine) -> String {
+fn machine_text(machine: &HostMachine) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &dyn std::fmt::Display| {
         // Writing to a String cannot fail.
@@ -55,11 +61,11 @@ fn facts(machine: &HostMachine) -> String {
         row("memory available", &ByteSize(totals.available));
     }
     if let Ok(group) = warden_sensors::cgroup_memory(machine.pid) {
-        row("control group", &told(&group));
+        row("control group", &json_line(&group));
     }
     let gpus = GpuSensors::open();
     for device in gpus.devices() {
-        row("GPU", &told(device));
+        row("GPU", &json_line(device));
     }
     for note in gpus.notes() {
         row("GPUs", note);
@@ -68,13 +74,13 @@ fn facts(machine: &HostMachine) -> String {
 }
 
 /// Formats a value in one line, with the names of its fields.
-fn told(value: &impl serde::Serialize) -> String {
+fn json_line(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
 /// Adds the provenance of the builds in use and of the chosen one; without an instance, of the chosen and
 /// the newest one.
-pub(super) fn builds(contents: &mut ReportContents, data: &Path, status: Option<&AdminStatus>) {
+pub(super) fn add_builds(contents: &mut ReportContents, data: &Path, status: Option<&AdminStatus>) {
     let store = BuildStore::new(data);
     let used = status.and_then(|status| status.binaries.as_ref());
     let mut ids: Vec<BuildId> = used
@@ -82,7 +88,7 @@ pub(super) fn builds(contents: &mut ReportContents, data: &Path, status: Option<
         .flat_map(|all| all.values().flatten())
         .filter_map(|file| store.find_by_file(file))
         .collect();
-    ids.extend(store.in_use().ok().flatten().map(|build| build.id));
+    ids.extend(store.default_build().ok().flatten().map(|build| build.id));
     if status.is_none() {
         ids.extend(store.newest().ok().flatten().map(|build| build.id));
     }
@@ -91,14 +97,14 @@ pub(super) fn builds(contents: &mut ReportContents, data: &Path, status: Option<
     for id in ids {
         match store.show(&id).map(serde_json::to_value) {
             Ok(Ok(papers)) => {
-                contents.json(
+                contents.add_json(
                     &format!("builds/{id}.json"),
                     "what a build was made of, and what it was tried with",
                     papers,
                 );
             }
-            Ok(Err(error)) => contents.note(&format!("builds/{id}.json: {error}")),
-            Err(error) => contents.note(&format!("builds/{id}.json: {error}")),
+            Ok(Err(error)) => contents.add_note(&format!("builds/{id}.json: {error}")),
+            Err(error) => contents.add_note(&format!("builds/{id}.json: {error}")),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
 use crate::cli::block_on;
 use crate::cli::control::InstanceArgs;
-use crate::cli::status::table;
+use crate::cli::status::status_table;
 use crate::exit::CommandError;
 
 /// Time limit of an answer: a healthy instance needs milliseconds.
@@ -32,7 +32,7 @@ const SERIES_QUERY: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 /// # Errors
 ///
 /// Several run, and none is selected.
-pub(super) fn gather(
+pub(super) fn gather_instance(
     contents: &mut ReportContents,
     which: &InstanceArgs,
 ) -> Result<Option<AdminStatus>, CommandError> {
@@ -41,22 +41,22 @@ pub(super) fn gather(
         // Several run: the user must choose one.
         Err(several @ CommandError::Usage { .. }) => return Err(several),
         Err(none) => {
-            contents.note(&format!("status, logs: {none}"));
+            contents.add_note(&format!("status, logs: {none}"));
             return Ok(None);
         }
     };
-    block_on(ask(contents, &client))
+    block_on(query_instance(contents, &client))
 }
 
-async fn ask(contents: &mut ReportContents, client: &AdminClient) -> Option<AdminStatus> {
+async fn query_instance(contents: &mut ReportContents, client: &AdminClient) -> Option<AdminStatus> {
     let status: serde_json::Value = match with_timeout(client.json(Method::GET, &["status"])).await {
         Ok(status) => status,
         Err(why) => {
-            contents.note(&format!("status, logs: {why}"));
+            contents.add_note(&format!("status, logs: {why}"));
             return None;
         }
     };
-    contents.json(
+    contents.add_json(
         "status.json",
         "models and processes of the running instance, for programs",
         status.clone(),
@@ -64,21 +64,22 @@ async fn ask(contents: &mut ReportContents, client: &AdminClient) -> Option<Admi
     let read: Option<AdminStatus> = serde_json::from_value(status).ok();
     match &read {
         Some(status) => {
-            contents.text("status.txt", "the same for people", &table(status));
+            contents.add_text("status.txt", "the same for people", &status_table(status));
             add_command_line(contents, status.instance.pid);
-            let chosen = chosen(&status.fleet.models);
+            let chosen = models_by_relevance(&status.fleet.models);
             add_logs(contents, client, &chosen).await;
             add_series(contents, client, &chosen).await;
             if status.fleet.models.len() > MAX_LOGGED_MODELS {
                 let more = status.fleet.models.len() - MAX_LOGGED_MODELS;
-                contents.note(&format!("logs, series: those of {more} more models; the ill ones come first"));
+                contents
+                    .add_note(&format!("logs, series: those of {more} more models; the ill ones come first"));
             }
         }
-        None => contents.note("status.txt: the status is that of another version, and cannot be read"),
+        None => contents.add_note("status.txt: the status is that of another version, and cannot be read"),
     }
     match with_timeout(client.text(&["metrics"])).await {
-        Ok(text) => contents.text("metrics.txt", "counters and gauges of the running instance", &text),
-        Err(why) => contents.note(&format!("metrics.txt: {why}")),
+        Ok(text) => contents.add_text("metrics.txt", "counters and gauges of the running instance", &text),
+        Err(why) => contents.add_note(&format!("metrics.txt: {why}")),
     }
     read
 }
@@ -92,7 +93,7 @@ async fn with_timeout<T>(asking: impl Future<Output = Result<T, CommandError>>) 
 
 /// Orders the models by relevance: failing ones, then those with most crashes or replacements, then running
 /// ones.
-fn chosen(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
+fn models_by_relevance(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
     let mut all: Vec<&ModelView> = models.iter().map(|model| &**model).collect();
     all.sort_by_key(|model| {
         let fails = matches!(model.state, ModelState::Failed | ModelState::Backoff);
@@ -114,17 +115,23 @@ async fn add_series(contents: &mut ReportContents, client: &AdminClient, models:
             with_timeout(client.json_with(Method::GET, &["series"], &query)).await;
         match asked {
             Ok(data) => {
-                contents.json(&file("series", number, name, "json"), "what a model's memory did", data);
+                contents.add_json(
+                    &model_file_name("series", number, name, "json"),
+                    "what a model's memory did",
+                    data,
+                );
             }
             // Skip the model: it has no series, or the instance's version has none.
             Err(why) if !why.starts_with(NO_ANSWER_PREFIX) => {}
-            Err(why) => return contents.note(&format!("series of {name}, and what comes after it: {why}")),
+            Err(why) => {
+                return contents.add_note(&format!("series of {name}, and what comes after it: {why}"));
+            }
         }
     }
 }
 
 /// File name for a model. Contains a number, because two names may map to the same file name.
-fn file(folder: &str, number: usize, name: &str, end: &str) -> String {
+fn model_file_name(folder: &str, number: usize, name: &str, end: &str) -> String {
     format!("{folder}/{number:02}-{}.{end}", name.replace('/', "-"))
 }
 
@@ -146,15 +153,15 @@ async fn add_logs(contents: &mut ReportContents, client: &AdminClient, models: &
             size -= lines[skip].len();
             skip += 1;
         }
-        let file = file("logs", number, name, "jsonl");
-        contents.lines(
+        let file = model_file_name("logs", number, name, "jsonl");
+        contents.add_lines(
             &file,
             "what the processes of a model wrote last",
             lines[skip..].iter().map(String::as_str),
         );
         if let Err(why) = asked {
             // Stop here: the other models would time out, too.
-            contents.note(&format!("{file}, and what comes after it: {why}"));
+            contents.add_note(&format!("{file}, and what comes after it: {why}"));
             return;
         }
     }
@@ -170,12 +177,12 @@ fn add_command_line(contents: &mut ReportContents, pid: u32) {
     };
     let words = bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
     let words: Vec<String> = words.filter(|word| !word.is_empty()).collect();
-    let line = set(&secrets::arguments(&words)).join(" ");
-    contents.text("command.txt", "how the running instance was started", &(line + "\n"));
+    let line = hide_set_values(&secrets::redact_arguments(&words)).join(" ");
+    contents.add_text("command.txt", "how the running instance was started", &(line + "\n"));
 }
 
 /// Hides the values of `--set`, which may be secret.
-fn set(words: &[String]) -> Vec<String> {
+fn hide_set_values(words: &[String]) -> Vec<String> {
     let mut after = false;
     let word = |word: &String| {
         let value = std::mem::replace(&mut after, word == "--set");
@@ -202,7 +209,7 @@ mod tests {
             ["warden", "serve", "--set", "defaults.env.HF_TOKEN=hush", "--set=a.b=c", "--", "-c", "1=2"];
         let words: Vec<String> = words.map(str::to_owned).to_vec();
         assert_eq!(
-            set(&words),
+            hide_set_values(&words),
             ["warden", "serve", "--set", "defaults.env.HF_TOKEN=***", "--set=a.b=***", "--", "-c", "1=2"]
         );
     }

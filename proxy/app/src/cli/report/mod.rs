@@ -55,55 +55,55 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
         ));
     }
     let machine = HostMachine::read();
-    let path = place(args.out.as_deref(), &machine.cwd);
+    let path = archive_path(args.out.as_deref(), &machine.cwd);
     // Check the path first, because gathering takes a moment.
     if !args.list {
-        archive::is_free(&path)?;
+        archive::check_free(&path)?;
     }
-    let contents = gather(args, &machine)?;
-    let archive = archive::pack(&contents)?;
+    let contents = gather_contents(args, &machine)?;
+    let archive = archive::pack_archive(&contents)?;
     let size = ByteSize(archive.len() as u64);
     if args.list {
-        return out::write(&format!("{}{size} as an archive; nothing was written\n", contents.table()));
+        return out::print_text(&format!("{}{size} as an archive; nothing was written\n", contents.table()));
     }
     out::error_text(&contents.table());
     if !args.yes && !ask_consent(&format!("Write {} ({size})? [y/N] ", path.display()))? {
-        return out::line("nothing was written");
+        return out::print_line("nothing was written");
     }
-    archive::write(&path, &archive)?;
-    out::line(&format!("{} ({size}): look through it before you send it", path.display()))?;
-    out::line(
+    archive::write_archive(&path, &archive)?;
+    out::print_line(&format!("{} ({size}): look through it before you send it", path.display()))?;
+    out::print_line(
         "Send it with an issue to the repository that you have llama-warden from; docs/operating.md says what else to \
          tell.",
     )
 }
 
 /// Gathers all data, cleaned.
-fn gather(args: &ReportArgs, machine: &HostMachine) -> Result<ReportContents, CommandError> {
+fn gather_contents(args: &ReportArgs, machine: &HostMachine) -> Result<ReportContents, CommandError> {
     let loaded = args.instance.load(machine);
-    let mut contents = ReportContents::new(ReportCleaner::of(loaded.as_ref().ok(), machine));
+    let mut contents = ReportContents::new(ReportCleaner::for_machine(loaded.as_ref().ok(), machine));
     let dirs = loaded.as_ref().ok().and_then(|loaded| loaded.dirs(machine).ok());
     let state = dirs.as_ref().map(|dirs| dirs.state.clone()).or_else(|| machine.state_dir());
-    here::gather(&mut contents, loaded.as_ref(), machine);
-    let status = live::gather(&mut contents, &args.instance)?;
+    here::gather_machine(&mut contents, loaded.as_ref(), machine);
+    let status = live::gather_instance(&mut contents, &args.instance)?;
     let ledger = status.as_ref().map(|status| PathBuf::from(&status.instance.ledger));
     // The instance may use another state directory than the configuration of this command line.
     let state = ledger.as_deref().and_then(Path::parent).map(Path::to_owned).or(state);
     match state {
-        Some(state) => files::gather(&mut contents, &state),
-        None => contents.note("state: there is no home directory to look in; set `paths.state_dir`"),
+        Some(state) => files::gather_files(&mut contents, &state),
+        None => contents.add_note("state: there is no home directory to look in; set `paths.state_dir`"),
     }
     let data = status.as_ref().map(|status| PathBuf::from(&status.instance.data_dir));
     let data = data.filter(|data| data.is_absolute()).or_else(|| dirs.map(|dirs| dirs.data));
     if let Some(data) = data {
-        here::builds(&mut contents, &data, status.as_ref());
+        here::add_builds(&mut contents, &data, status.as_ref());
     }
-    contents.close();
+    contents.finish();
     Ok(contents)
 }
 
 /// Path of the archive.
-fn place(out: Option<&Path>, cwd: &Path) -> PathBuf {
+fn archive_path(out: Option<&Path>, cwd: &Path) -> PathBuf {
     let stamp: String = clock::now_text().chars().filter(char::is_ascii_alphanumeric).take(15).collect();
     let name = format!("llama-warden-report-{stamp}.tar.gz");
     match out.map(|out| cwd.join(out)) {

@@ -5,9 +5,9 @@ use std::io::Read as _;
 
 use serde_json::json;
 
-use super::contents::tame;
+use super::contents::safe_name;
 use super::*;
-use crate::config::source::layers::{ConfigSources, load};
+use crate::config::source::layers::{ConfigSources, load_config};
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
 const KEY: &str = "correct-horse-battery-9";
@@ -33,12 +33,12 @@ fn planted() -> ReportContents {
         "[defaults.env]\nHF_TOKEN = \"{TOKEN}\"\n[models.a]\nargs = [\"--api-key\", \"{KEY}\", \"-mu\", \"https://h/m?sig={KEY}\"]\n"
     );
     std::fs::write(&file, text).unwrap();
-    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+    let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
     let mut machine = HostMachine::read();
     machine.env = vec![("SOME_SECRET".into(), "a-secret-of-the-environment-1".into())];
-    let mut contents = ReportContents::new(ReportCleaner::of(Some(&loaded), &machine));
-    here::gather(&mut contents, Ok(&loaded), &machine);
-    contents.json(
+    let mut contents = ReportContents::new(ReportCleaner::for_machine(Some(&loaded), &machine));
+    here::gather_machine(&mut contents, Ok(&loaded), &machine);
+    contents.add_json(
         "status.json",
         "status",
         json!({"args": ["--api-key", "short1", "-c", "1"], "env": [["MY_PASSWORD", "hush-hush"]], "url": "https://me:hush-pw@host/?k=hush-q",
@@ -51,25 +51,29 @@ fn planted() -> ReportContents {
     std::fs::write(state.join("ledger.jsonl"), format!("{line}\n")).unwrap();
     std::fs::write(state.join("growth.json"), json!({"a": {"key": TOKEN}}).to_string()).unwrap();
     std::fs::write(state.join("traces/a-g1.jsonl"), "{\"at\":1}\n").unwrap();
-    files::gather(&mut contents, &state);
-    contents.text(
+    files::gather_files(&mut contents, &state);
+    contents.add_text(
         "logs/a",
         "a log",
         &format!("GET https://u:hush-pw@h/x?token=hush-q with --api-key {KEY}\nHF_TOKEN={TOKEN}\n"),
     );
     let metrics =
         "llama_warden_key_requests_total{key=\"alice\"} 1\nllama_warden_key_requests_total{key=\"bob\"} 2\n";
-    contents.text("metrics.txt", "metrics", metrics);
-    contents.json("pin.json", "who pinned", json!({"by": "page, key bob, 10.0.0.7", "said": "key bobsled"}));
-    contents.note(&format!("it said {KEY}"));
-    contents.close();
+    contents.add_text("metrics.txt", "metrics", metrics);
+    contents.add_json(
+        "pin.json",
+        "who pinned",
+        json!({"by": "page, key bob, 10.0.0.7", "said": "key bobsled"}),
+    );
+    contents.add_note(&format!("it said {KEY}"));
+    contents.finish();
     contents
 }
 
 #[test]
 fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
     let contents = planted();
-    let all = unpacked(&archive::pack(&contents).unwrap());
+    let all = unpacked(&archive::pack_archive(&contents).unwrap());
     let names: Vec<&str> =
         all.keys().map(|name| name.strip_prefix("llama-warden-report/").unwrap()).collect();
     assert_eq!(
@@ -111,38 +115,38 @@ fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
 #[test]
 fn the_same_contents_are_the_same_archive_and_no_file_is_written_over() {
     let contents = planted();
-    let archive = archive::pack(&contents).unwrap();
-    assert_eq!(archive, archive::pack(&contents).unwrap());
+    let archive = archive::pack_archive(&contents).unwrap();
+    assert_eq!(archive, archive::pack_archive(&contents).unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let path = place(Some(Path::new("r.tar.gz")), dir.path());
-    archive::is_free(&path).unwrap();
-    archive::write(&path, &archive).unwrap();
+    let path = archive_path(Some(Path::new("r.tar.gz")), dir.path());
+    archive::check_free(&path).unwrap();
+    archive::write_archive(&path, &archive).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), archive);
-    for refused in [archive::is_free(&path), archive::write(&path, b"other")] {
+    for refused in [archive::check_free(&path), archive::write_archive(&path, b"other")] {
         assert!(refused.unwrap_err().to_string().contains("is there already"));
     }
     assert_eq!(std::fs::read(&path).unwrap(), archive);
     // A link is refused, too, whatever its target.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
-    assert!(archive::is_free(&link).is_err() && archive::write(&link, b"x").is_err());
+    assert!(archive::check_free(&link).is_err() && archive::write_archive(&link, b"x").is_err());
     assert!(!dir.path().join("elsewhere").exists());
-    let missing = archive::write(&dir.path().join("none/r"), b"x").unwrap_err();
+    let missing = archive::write_archive(&dir.path().join("none/r"), b"x").unwrap_err();
     assert!(missing.lines().join(" ").contains("--out"));
 }
 
 #[test]
 fn it_goes_into_the_current_folder_or_where_it_is_told() {
     let dir = tempfile::tempdir().unwrap();
-    let named = place(None, dir.path());
+    let named = archive_path(None, dir.path());
     let name = named.file_name().unwrap().to_string_lossy();
     assert!(
         name.starts_with("llama-warden-report-2") && name.ends_with(".tar.gz") && name.len() == 42,
         "{name}"
     );
     assert_eq!(named.parent(), Some(dir.path()));
-    assert_eq!(place(Some(dir.path()), Path::new("/x")).parent(), Some(dir.path()));
-    assert_eq!(place(Some(Path::new("a")), dir.path()), dir.path().join("a"));
+    assert_eq!(archive_path(Some(dir.path()), Path::new("/x")).parent(), Some(dir.path()));
+    assert_eq!(archive_path(Some(Path::new("a")), dir.path()), dir.path().join("a"));
 }
 
 #[test]
@@ -154,21 +158,21 @@ fn names_of_others_cannot_lead_out_of_the_folder() {
         ("a\u{1b}[31m b", "a--31m-b"),
         ("..", ""),
     ] {
-        assert_eq!(tame(name), tamed);
-        assert!(!tame(name).split('/').any(|part| part == ".."));
+        assert_eq!(safe_name(name), tamed);
+        assert!(!safe_name(name).split('/').any(|part| part == ".."));
     }
-    assert!(tame(&"x".repeat(5000)).len() <= 100);
+    assert!(safe_name(&"x".repeat(5000)).len() <= 100);
 }
 
 #[test]
 fn the_list_says_what_each_file_is_and_what_is_missing() {
     let mut contents = ReportContents::new(ReportCleaner::default());
-    contents.text("b.txt", "the second", "12345");
-    contents.text("a.txt", "the first", "1");
-    contents.text("empty.txt", "nothing", " \n");
-    contents.text("logs/a b", "one", "1");
-    contents.text("logs/a?b", "another of that name", "22");
-    contents.note("status, logs: no llama-warden\u{1b}[31m is running\nhere");
-    contents.close();
+    contents.add_text("b.txt", "the second", "12345");
+    contents.add_text("a.txt", "the first", "1");
+    contents.add_text("empty.txt", "nothing", " \n");
+    contents.add_text("logs/a b", "one", "1");
+    contents.add_text("logs/a?b", "another of that name", "22");
+    contents.add_note("status, logs: no llama-warden\u{1b}[31m is running\nhere");
+    contents.finish();
     insta::assert_snapshot!(contents.table());
 }

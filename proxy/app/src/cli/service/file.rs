@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::unit::{UnitFileState, judge};
+use super::unit::{UnitFileState, classify_unit};
 use crate::exit::CommandError;
 
 /// Maximum number of kept copies of one file.
@@ -18,7 +18,7 @@ pub(super) enum UnitFileChange {
     /// Replaced an older unit written by llama-warden.
     Renewed,
     /// The file was already as wanted.
-    Nothing,
+    Unchanged,
     /// Replaced an operator's file, which is kept at this path.
     Kept(PathBuf),
 }
@@ -27,13 +27,13 @@ pub(super) enum UnitFileChange {
 ///
 /// # Errors
 /// The file is an operator's, or cannot be written.
-pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<UnitFileChange, CommandError> {
+pub(super) fn write_unit(path: &Path, text: &str, force: bool) -> Result<UnitFileChange, CommandError> {
     let done = match inspect_file(path, text)? {
         UnitFileState::Nothing => UnitFileChange::Written,
-        UnitFileState::Same => return Ok(UnitFileChange::Nothing),
+        UnitFileState::Same => return Ok(UnitFileChange::Unchanged),
         UnitFileState::Ours => UnitFileChange::Renewed,
-        UnitFileState::Theirs if force => UnitFileChange::Kept(keep(path)?),
-        UnitFileState::Theirs => return Err(theirs(path, "writes ours and keeps a copy of it")),
+        UnitFileState::Theirs if force => UnitFileChange::Kept(keep_copy(path)?),
+        UnitFileState::Theirs => return Err(foreign_file(path, "writes ours and keeps a copy of it")),
     };
     write_atomically(path, text).map_err(|error| cannot("write", path, &error))?;
     Ok(done)
@@ -43,18 +43,20 @@ pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<UnitFileChan
 ///
 /// # Errors
 /// The file is an operator's, or cannot be removed.
-pub(super) fn remove(path: &Path, force: bool) -> Result<Option<UnitFileChange>, CommandError> {
+pub(super) fn remove_unit(path: &Path, force: bool) -> Result<Option<UnitFileChange>, CommandError> {
     match inspect_file(path, "")? {
         UnitFileState::Nothing => return Ok(None),
-        UnitFileState::Theirs if force => return keep(path).map(|copy| Some(UnitFileChange::Kept(copy))),
-        UnitFileState::Theirs => return Err(theirs(path, "takes it away and keeps a copy of it")),
+        UnitFileState::Theirs if force => {
+            return keep_copy(path).map(|copy| Some(UnitFileChange::Kept(copy)));
+        }
+        UnitFileState::Theirs => return Err(foreign_file(path, "takes it away and keeps a copy of it")),
         UnitFileState::Same | UnitFileState::Ours => {}
     }
     std::fs::remove_file(path).map_err(|error| cannot("remove", path, &error))?;
     Ok(Some(UnitFileChange::Written))
 }
 
-fn theirs(path: &Path, forced: &str) -> CommandError {
+fn foreign_file(path: &Path, forced: &str) -> CommandError {
     CommandError::hinted(
         format!("{} is not as we wrote it", path.display()),
         format!("`--force` {forced}; changes outlive all this in a drop-in: `systemctl edit llama-warden`"),
@@ -74,13 +76,13 @@ fn inspect_file(path: &Path, wanted: &str) -> Result<UnitFileState, CommandError
         Ok(facts) if !facts.is_file() => Ok(UnitFileState::Theirs),
         Ok(_) => {
             let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
-            Ok(judge(Some(&String::from_utf8_lossy(&text)), wanted))
+            Ok(classify_unit(Some(&String::from_utf8_lossy(&text)), wanted))
         }
     }
 }
 
 /// Renames the file to a name that is not a unit's.
-fn keep(path: &Path) -> Result<PathBuf, CommandError> {
+fn keep_copy(path: &Path) -> Result<PathBuf, CommandError> {
     let named = |number: u32| {
         let mut name = path.as_os_str().to_owned();
         name.push(if number == 1 { ".old".to_owned() } else { format!(".old-{number}") });
@@ -108,32 +110,32 @@ fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::service::unit::socket;
+    use crate::cli::service::unit::socket_unit;
 
     #[test]
     fn what_somebody_changed_stays_or_is_kept_and_ours_comes_and_goes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("systemd/user/llama-warden.socket");
-        let [old, new] = [8080, 9090].map(|port| socket("127.0.0.1", port).unwrap());
-        assert_eq!(write(&path, &old, false).unwrap(), UnitFileChange::Written);
-        assert_eq!(write(&path, &old, false).unwrap(), UnitFileChange::Nothing);
-        assert_eq!(write(&path, &new, false).unwrap(), UnitFileChange::Renewed);
+        let [old, new] = [8080, 9090].map(|port| socket_unit("127.0.0.1", port).unwrap());
+        assert_eq!(write_unit(&path, &old, false).unwrap(), UnitFileChange::Written);
+        assert_eq!(write_unit(&path, &old, false).unwrap(), UnitFileChange::Unchanged);
+        assert_eq!(write_unit(&path, &new, false).unwrap(), UnitFileChange::Renewed);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         let changed = new.replace("Backlog=4096", "Backlog=1");
         for copy in ["llama-warden.socket.old", "llama-warden.socket.old-2"] {
             std::fs::write(&path, &changed).unwrap();
-            for refused in [write(&path, &new, false).map(drop), remove(&path, false).map(drop)] {
+            for refused in [write_unit(&path, &new, false).map(drop), remove_unit(&path, false).map(drop)] {
                 let told = refused.unwrap_err().lines().join("\n");
                 assert!(told.contains("--force") && told.contains("llama-warden.socket is not"), "{told}");
             }
             assert_eq!(std::fs::read_to_string(&path).unwrap(), changed);
             let copy = path.with_file_name(copy);
-            assert_eq!(write(&path, &new, true).unwrap(), UnitFileChange::Kept(copy.clone()));
+            assert_eq!(write_unit(&path, &new, true).unwrap(), UnitFileChange::Kept(copy.clone()));
             assert_eq!(std::fs::read_to_string(copy).unwrap(), changed);
         }
-        assert_eq!(remove(&path, false).unwrap(), Some(UnitFileChange::Written));
-        assert_eq!(remove(&path, false).unwrap(), None);
+        assert_eq!(remove_unit(&path, false).unwrap(), Some(UnitFileChange::Written));
+        assert_eq!(remove_unit(&path, false).unwrap(), None);
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
-        assert!(write(&path, &new, false).is_err(), "somebody has masked it");
+        assert!(write_unit(&path, &new, false).is_err(), "somebody has masked it");
     }
 }

@@ -92,9 +92,9 @@ pub(crate) fn run(command: &ServiceCommand) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     match command {
         ServiceCommand::Show(args) => {
-            let units = ServiceUnits::of(args, &machine)?;
+            let units = ServiceUnits::from_args(args, &machine)?;
             let texts: Vec<&str> = units.files.iter().map(|(_, text)| text.as_str()).collect();
-            out::write(&texts.join("\n"))
+            out::print_text(&texts.join("\n"))
         }
         ServiceCommand::Install(args) => install(args, &machine),
         ServiceCommand::Uninstall(args) => uninstall(args, &machine),
@@ -113,12 +113,12 @@ struct ServiceUnits {
 }
 
 impl ServiceUnits {
-    fn of(args: &UnitArgs, machine: &HostMachine) -> Result<Self, CommandError> {
+    fn from_args(args: &UnitArgs, machine: &HostMachine) -> Result<Self, CommandError> {
         let scope = args.scope.scope(machine);
         let config = match (&args.config, scope) {
             (Some(path), _) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             (None, ServiceScope::System) => PathBuf::from("/etc/llama-warden/warden.toml"),
-            (None, ServiceScope::User) => machine.config_dir().ok_or_else(homeless)?.join("warden.toml"),
+            (None, ServiceScope::User) => machine.config_dir().ok_or_else(no_home)?.join("warden.toml"),
         };
         let program = args.program.clone().or_else(|| machine.exe.clone());
         let program = program.ok_or_else(|| {
@@ -127,7 +127,7 @@ impl ServiceUnits {
                 "name it: `--program /usr/bin/llama-warden`",
             )
         })?;
-        let written = args.scope.within(&config);
+        let written = args.scope.path_below_root(&config);
         let loaded = load(&written, machine)?;
         let (drain, grace) = stop_times(&loaded);
         let facts = UnitValues {
@@ -135,30 +135,32 @@ impl ServiceUnits {
             program: &program,
             config: &config,
             user: &args.run_as,
-            systemd: args.systemd.or_else(version),
+            systemd: args.systemd.or_else(systemd_version),
             drain,
             grace,
         };
-        let mut files = vec![(format!("{UNIT_NAME}.service"), unit::service(&facts))];
+        let mut files = vec![(format!("{UNIT_NAME}.service"), unit::service_unit(&facts))];
         if args.socket {
             let server = &loaded.settings.server;
-            let text =
-                unit::socket(&server.host, server.port).filter(|_| server.port != 0).ok_or_else(|| {
+            let text = unit::socket_unit(&server.host, server.port).filter(|_| server.port != 0).ok_or_else(
+                || {
                     CommandError::hinted(
                         format!("systemd cannot listen on `{}`, port {}", server.host, server.port),
                         "give `server.host` addresses instead of names, and `server.port` a number",
                     )
-                })?;
+                },
+            )?;
             files.push((format!("{UNIT_NAME}.socket"), text));
         }
-        let needed = reach::needed(&program, &config, &loaded);
+        let needed = reach::needed_files(&program, &config, &loaded);
         Ok(Self { scope, folder: args.scope.folder(machine)?, config, files, needed })
     }
 }
 
 /// Files that the service's user cannot use, each with the command that fixes it.
 fn obstacles(user: &ServiceUser, scope: &ScopeArgs, needed: &[NeededFile]) -> Vec<(String, String)> {
-    let all = needed.iter().filter_map(|one| reach::obstacle(user, one, |path| scope.within(path)));
+    let all =
+        needed.iter().filter_map(|one| reach::find_obstacle(user, one, |path| scope.path_below_root(path)));
     // List each command once: one closed folder may hide many files.
     let mut mends = BTreeSet::new();
     all.filter(|(_, command)| mends.insert(command.clone())).collect()
@@ -171,7 +173,7 @@ impl ScopeArgs {
     }
 
     /// Maps a path of the service to its present path, below `--root`.
-    fn within(&self, path: &Path) -> PathBuf {
+    fn path_below_root(&self, path: &Path) -> PathBuf {
         match &self.root {
             Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
             None => path.to_owned(),
@@ -180,7 +182,8 @@ impl ScopeArgs {
 
     /// Reads a user of the target system.
     fn user(&self, name: &str) -> ServiceUser {
-        let read = |path: &str| std::fs::read_to_string(self.within(Path::new(path))).unwrap_or_default();
+        let read =
+            |path: &str| std::fs::read_to_string(self.path_below_root(Path::new(path))).unwrap_or_default();
         ServiceUser::read(name, &read("/etc/passwd"), &read("/etc/group"))
     }
 
@@ -192,14 +195,14 @@ impl ScopeArgs {
                 Ok(root.join("etc/systemd/system"))
             }
             ServiceScope::User => {
-                let own = machine.config_dir().ok_or_else(homeless)?;
+                let own = machine.config_dir().ok_or_else(no_home)?;
                 Ok(own.with_file_name("systemd").join("user"))
             }
         }
     }
 }
 
-fn homeless() -> CommandError {
+fn no_home() -> CommandError {
     CommandError::hinted("it is not known where your home is", "set HOME")
 }
 
@@ -229,26 +232,27 @@ fn stop_times(loaded: &LoadedConfig) -> (Duration, Duration) {
 }
 
 /// Version of the installed systemd.
-fn version() -> Option<u32> {
+fn systemd_version() -> Option<u32> {
     let told = Command::new("systemctl").arg("--version").output().ok()?;
     String::from_utf8_lossy(&told.stdout).split_whitespace().nth(1)?.parse().ok()
 }
 
 fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), CommandError> {
-    let units = ServiceUnits::of(&args.unit, machine)?;
+    let units = ServiceUnits::from_args(&args.unit, machine)?;
     for (name, text) in &units.files {
         let path = units.folder.join(name);
         let shown = path.display();
-        out::line(&match file::write(&path, text, args.force)? {
+        out::print_line(&match file::write_unit(&path, text, args.force)? {
             UnitFileChange::Written => format!("wrote {shown}"),
             UnitFileChange::Renewed => format!("renewed {shown}"),
-            UnitFileChange::Nothing => format!("{shown} is there already"),
+            UnitFileChange::Unchanged => format!("{shown} is there already"),
             UnitFileChange::Kept(copy) => format!("wrote {shown}; what was there is now {}", copy.display()),
         })?;
     }
-    let packaged = args.unit.scope.within(Path::new(PACKAGE_UNIT_DIR)).join(format!("{UNIT_NAME}.service"));
+    let packaged =
+        args.unit.scope.path_below_root(Path::new(PACKAGE_UNIT_DIR)).join(format!("{UNIT_NAME}.service"));
     if units.scope == ServiceScope::System && packaged.exists() {
-        out::line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
+        out::print_line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
     }
     let scope = &args.unit.scope;
     let (mut user, mut obstacles) = (None, Vec::new());
@@ -257,11 +261,11 @@ fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), Comma
         obstacles = self::obstacles(own, scope, &units.needed);
     }
     for (why, _) in &obstacles {
-        out::line(&format!("warning: it could not start: {why}"))?;
+        out::print_line(&format!("warning: it could not start: {why}"))?;
     }
-    out::line("next:")?;
+    out::print_line("next:")?;
     for line in next_commands(&units, &args.unit, user.as_ref(), &obstacles) {
-        out::line(&format!("  {line}"))?;
+        out::print_line(&format!("  {line}"))?;
     }
     Ok(())
 }
@@ -275,7 +279,7 @@ fn next_commands(
 ) -> Vec<String> {
     let mut lines = Vec::new();
     let control = if units.scope == ServiceScope::System { "systemctl" } else { "systemctl --user" };
-    let config = args.scope.within(&units.config);
+    let config = args.scope.path_below_root(&units.config);
     if !config.exists() {
         lines
             .push(format!("write {}, for example: paths.models = [\"/FOLDER/OF/MODELS\"]", config.display()));
@@ -317,19 +321,19 @@ fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), C
     let mut gone = Vec::new();
     for name in names {
         let path = folder.join(&name);
-        match file::remove(&path, args.force)? {
+        match file::remove_unit(&path, args.force)? {
             None => continue,
             Some(UnitFileChange::Kept(copy)) => {
-                out::line(&format!("{} is now {}", path.display(), copy.display()))?
+                out::print_line(&format!("{} is now {}", path.display(), copy.display()))?
             }
-            Some(_) => out::line(&format!("removed {}", path.display()))?,
+            Some(_) => out::print_line(&format!("removed {}", path.display()))?,
         }
         gone.push(name);
     }
     if gone.is_empty() {
-        return out::line(&format!("there is no unit of ours in {}", folder.display()));
+        return out::print_line(&format!("there is no unit of ours in {}", folder.display()));
     }
     // Advise to stop it: without its unit, systemd would end a running service by default rules, in the
     // middle of requests.
-    out::line(&format!("next:\n  {control} stop {}\n  {control} daemon-reload", gone.join(" ")))
+    out::print_line(&format!("next:\n  {control} stop {}\n  {control} daemon-reload", gone.join(" ")))
 }

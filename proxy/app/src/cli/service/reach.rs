@@ -46,7 +46,7 @@ impl ServiceUser {
     }
 
     /// Returns whether the mode grants this user all bits (4 read, 1 execute or enter).
-    fn may(&self, facts: &Metadata, bits: u32) -> bool {
+    fn has_access(&self, facts: &Metadata, bits: u32) -> bool {
         let is_in_group = self.groups.contains(&facts.gid());
         let shift = if facts.uid() == self.uid { 6 } else { 3 * u32::from(is_in_group) };
         self.uid == 0 || (facts.permissions().mode() >> shift) & bits == bits
@@ -64,7 +64,7 @@ pub(super) struct NeededFile {
 
 /// Files of the configuration that the service `program` needs. Includes files in llama-server's `args`, if
 /// they are words of their own.
-pub(super) fn needed(program: &Path, config: &Path, loaded: &LoadedConfig) -> Vec<NeededFile> {
+pub(super) fn needed_files(program: &Path, config: &Path, loaded: &LoadedConfig) -> Vec<NeededFile> {
     let beside = config.parent().unwrap_or_else(|| Path::new("/"));
     let one = |what: String, path: &Path, runs: bool| NeededFile { what, path: beside.join(path), runs };
     let mut all = vec![
@@ -94,7 +94,7 @@ pub(super) fn needed(program: &Path, config: &Path, loaded: &LoadedConfig) -> Ve
 
 /// Says why the service cannot use a file, with the command that fixes it. `None` if it can, or if the file
 /// does not exist yet. `within` maps a path of the service to its present path.
-pub(super) fn obstacle(
+pub(super) fn find_obstacle(
     user: &ServiceUser,
     needed: &NeededFile,
     within: impl Fn(&Path) -> PathBuf,
@@ -113,7 +113,7 @@ pub(super) fn obstacle(
     let mut folders: Vec<&Path> = needed.path.ancestors().skip(1).collect();
     folders.reverse();
     let is_closed =
-        |at: &&&Path| meta(at).is_some_and(|facts| !user.may(&facts, 1) && !has_list(&within(at)));
+        |at: &&&Path| meta(at).is_some_and(|facts| !user.has_access(&facts, 1) && !has_list(&within(at)));
     if let Some(closed) = folders.iter().find(is_closed) {
         let why = format!("user `{name}` cannot enter {} on the way to {what}, {path}", closed.display());
         let open = format!(
@@ -127,7 +127,7 @@ pub(super) fn obstacle(
         (false, true) => (1, "x"),
         (false, false) => (4, "r"),
     };
-    if user.may(&facts, bits) || has_list(&within(&needed.path)) {
+    if user.has_access(&facts, bits) || has_list(&within(&needed.path)) {
         return None;
     }
     let verb = if needed.runs { "run" } else { "read" };
@@ -147,7 +147,7 @@ fn move_command(needed: &NeededFile, to: &str) -> String {
 }
 
 fn quoted(path: &Path) -> String {
-    shell::quoted(&path.to_string_lossy())
+    shell::quote_word(&path.to_string_lossy())
 }
 
 fn has_list(path: &Path) -> bool {
@@ -184,7 +184,7 @@ mod tests {
         let user = ServiceUser::read("llama", PASSWD, GROUP);
         let found_at = |path: &str, runs: bool| {
             let needed = NeededFile { what: "models.a.model".to_owned(), path: PathBuf::from(path), runs };
-            obstacle(&user, &needed, |path| home.path().join(path.strip_prefix("/").unwrap()))
+            find_obstacle(&user, &needed, |path| home.path().join(path.strip_prefix("/").unwrap()))
         };
         let file = "/srv/models/a.gguf";
         for (folder, mode, runs, why, mends) in [

@@ -42,7 +42,7 @@ pub(super) struct UnitValues<'a> {
 }
 
 /// Renders the service unit.
-pub(super) fn service(facts: &UnitValues<'_>) -> String {
+pub(super) fn service_unit(facts: &UnitValues<'_>) -> String {
     let (kind, reload) = if facts.systemd.is_some_and(|version| version >= NOTIFY_RELOAD_VERSION) {
         ("Type=notify-reload", "# HUP goes to us alone: llama-server processes have nothing to reload.")
     } else {
@@ -66,14 +66,14 @@ pub(super) fn service(facts: &UnitValues<'_>) -> String {
         ServiceScope::User => include_str!("user.service"),
     };
     let stop = drain.saturating_add(grace).saturating_add(rest).to_string();
-    marked(&fill(
+    with_checksum(&fill_template(
         template,
         &[
             ("@TYPE@", kind),
             ("@RELOAD@", reload),
             ("@RESTART@", restart),
-            ("@PROGRAM@", &word(facts.program)),
-            ("@CONFIG@", &word(facts.config)),
+            ("@PROGRAM@", &command_word(facts.program)),
+            ("@CONFIG@", &command_word(facts.config)),
             ("@USER@", facts.user),
             ("@STOP_SUM@", &sum),
             ("@STOP@", &stop),
@@ -83,14 +83,14 @@ pub(super) fn service(facts: &UnitValues<'_>) -> String {
 
 /// Renders the socket unit for comma-separated hosts. `None` if a host is a name, which systemd does not
 /// resolve.
-pub(super) fn socket(hosts: &str, port: u16) -> Option<String> {
+pub(super) fn socket_unit(hosts: &str, port: u16) -> Option<String> {
     let line = |host: &str| {
         let host = host.trim().trim_start_matches('[').trim_end_matches(']');
         let host = if host == "localhost" { "127.0.0.1" } else { host };
         Some(format!("ListenStream={}", std::net::SocketAddr::new(host.parse().ok()?, port)))
     };
     let lines: Option<Vec<String>> = hosts.split(',').map(line).collect();
-    Some(marked(&fill(include_str!("service.socket"), &[("@LISTEN@", &lines?.join("\n"))])))
+    Some(with_checksum(&fill_template(include_str!("service.socket"), &[("@LISTEN@", &lines?.join("\n"))])))
 }
 
 /// Owner of the file at a unit's path.
@@ -107,7 +107,7 @@ pub(super) enum UnitFileState {
 }
 
 /// Classifies the text of a unit by its checksum.
-pub(super) fn judge(there: Option<&str>, wanted: &str) -> UnitFileState {
+pub(super) fn classify_unit(there: Option<&str>, wanted: &str) -> UnitFileState {
     let Some(there) = there else { return UnitFileState::Nothing };
     if there == wanted {
         return UnitFileState::Same;
@@ -118,7 +118,7 @@ pub(super) fn judge(there: Option<&str>, wanted: &str) -> UnitFileState {
     if ours { UnitFileState::Ours } else { UnitFileState::Theirs }
 }
 
-fn marked(text: &str) -> String {
+fn with_checksum(text: &str) -> String {
     format!("{CHECKSUM_LINE_PREFIX}{}\n{text}", checksum(text))
 }
 
@@ -126,12 +126,12 @@ fn checksum(text: &str) -> String {
     hex::encode(Sha256::digest(text.as_bytes()))
 }
 
-fn fill(template: &str, values: &[(&str, &str)]) -> String {
+fn fill_template(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
 /// Formats a word of a unit's command line: escapes `%` and `$`, and quotes spaces.
-fn word(path: &Path) -> String {
+fn command_word(path: &Path) -> String {
     let text = path.to_string_lossy().replace('%', "%%").replace('$', "$$");
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+,:%$@".contains(char);
     if text.chars().all(is_plain) {
@@ -153,17 +153,17 @@ mod tests {
 
     #[test]
     fn units_are_what_is_written_down_here() {
-        insta::assert_snapshot!("system", service(&facts(ServiceScope::System, Some(252))));
-        insta::assert_snapshot!("user", service(&facts(ServiceScope::User, Some(255))));
-        insta::assert_snapshot!("socket", socket("localhost, [::1]", 8080).unwrap());
-        assert_eq!(socket("models.example", 8080), None);
+        insta::assert_snapshot!("system", service_unit(&facts(ServiceScope::System, Some(252))));
+        insta::assert_snapshot!("user", service_unit(&facts(ServiceScope::User, Some(255))));
+        insta::assert_snapshot!("socket", socket_unit("localhost, [::1]", 8080).unwrap());
+        assert_eq!(socket_unit("models.example", 8080), None);
     }
 
     #[test]
     fn nothing_is_left_to_fill_in_and_each_number_is_that_of_the_configuration() {
         for scope in [ServiceScope::System, ServiceScope::User] {
             for systemd in [None, Some(252), Some(253)] {
-                let text = service(&facts(scope, systemd));
+                let text = service_unit(&facts(scope, systemd));
                 assert!(
                     !text.contains('@')
                         || !text.lines().any(|line| line.contains("@T") || line.contains("@P")),
@@ -175,29 +175,31 @@ mod tests {
             }
         }
         let long = UnitValues { drain: Duration::from_secs(600), ..facts(ServiceScope::System, None) };
-        assert!(service(&long).contains("TimeoutStopSec=625\n"));
+        assert!(service_unit(&long).contains("TimeoutStopSec=625\n"));
     }
 
     #[test]
     fn what_we_wrote_is_known_by_its_checksum_and_one_letter_makes_it_somebodys() {
-        let (old, new) =
-            (service(&facts(ServiceScope::User, Some(252))), service(&facts(ServiceScope::User, Some(255))));
-        assert_eq!(judge(None, &new), UnitFileState::Nothing);
-        assert_eq!(judge(Some(&new), &new), UnitFileState::Same);
-        assert_eq!(judge(Some(&old), &new), UnitFileState::Ours);
+        let (old, new) = (
+            service_unit(&facts(ServiceScope::User, Some(252))),
+            service_unit(&facts(ServiceScope::User, Some(255))),
+        );
+        assert_eq!(classify_unit(None, &new), UnitFileState::Nothing);
+        assert_eq!(classify_unit(Some(&new), &new), UnitFileState::Same);
+        assert_eq!(classify_unit(Some(&old), &new), UnitFileState::Ours);
         for theirs in [
             old.replace("RestartSec=2", "RestartSec=9"),
             "[Service]\n".into(),
             String::new(),
             old[..200].into(),
         ] {
-            assert_eq!(judge(Some(&theirs), &new), UnitFileState::Theirs, "{theirs}");
+            assert_eq!(classify_unit(Some(&theirs), &new), UnitFileState::Theirs, "{theirs}");
         }
     }
 
     #[test]
     fn paths_are_words_whatever_is_in_them() {
-        let words = ["/a/b", "/a b", "/100%", "/$x", "/a\"b\\c"].map(|path| word(Path::new(path)));
+        let words = ["/a/b", "/a b", "/100%", "/$x", "/a\"b\\c"].map(|path| command_word(Path::new(path)));
         assert_eq!(words, ["/a/b", "\"/a b\"", "/100%%", "/$$x", "\"/a\\\"b\\\\c\""]);
     }
 }

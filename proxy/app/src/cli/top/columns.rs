@@ -11,12 +11,12 @@ use ratatui_core::text::Line;
 use ratatui_core::widgets::StatefulWidget;
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
 use warden_policies::growth::GrowthVerdict;
-use warden_policies::units::whole;
+use warden_policies::units::truncate_to_u64;
 
 use super::look::{BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN};
 use super::picture::ModelRow;
 use super::state::ScreenState;
-use super::text::{self, bytes, gained, rate};
+use super::text::{self, short_bytes, short_rate, signed_bytes};
 
 const WIDEST_NAME: u16 = 40;
 const WIDEST_PLAN: u16 = 90;
@@ -97,17 +97,17 @@ fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
         }),
         "QUEUE" if row.waiting > 0 => (row.waiting.to_string(), WARN),
         "QUEUE" => ("0".to_owned(), QUIET),
-        "REQ/S" => known(row.rate.map(|one| rate(one.requests))),
-        "TOK/S" => known(row.rate.map(|one| rate(one.tokens))),
-        "HOST" => known(row.host.map(bytes)),
+        "REQ/S" => known(row.rate.map(|one| short_rate(one.requests))),
+        "TOK/S" => known(row.rate.map(|one| short_rate(one.tokens))),
+        "HOST" => known(row.host.map(short_bytes)),
         "USED" => row
             .fill
             .map_or_else(dash, |fill| (format!("{:.0}%", (fill.fraction() * 100.0).min(999.0)), fill.tone())),
-        PER_GPU => known(row.vram.get(&column.gpu).map(|held| bytes(*held))),
+        PER_GPU => known(row.vram.get(&column.gpu).map(|held| short_bytes(*held))),
         "VERDICT" => verdict(row),
-        "+/REQ" => known(row.slope.map(gained)),
-        "+/HOUR" => known(row.hourly.map(gained)),
-        "LEFT" => row.left.map_or_else(dash, left),
+        "+/REQ" => known(row.slope.map(signed_bytes)),
+        "+/HOUR" => known(row.hourly.map(signed_bytes)),
+        "LEFT" => row.left.map_or_else(dash, time_left),
         _ => row.next.clone(),
     }
 }
@@ -131,8 +131,8 @@ fn verdict(row: &ModelRow) -> ShownCell {
 }
 
 /// Formats the time until a limit, in one unit: the operator only needs its magnitude.
-fn left(seconds: f64) -> ShownCell {
-    let seconds = whole(seconds.max(0.0));
+fn time_left(seconds: f64) -> ShownCell {
+    let seconds = truncate_to_u64(seconds.max(0.0));
     let text = match seconds {
         0..60 => format!("{seconds}s"),
         60..7200 => format!("{}m", seconds / 60),
@@ -180,10 +180,10 @@ pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffe
     // Add GPUs from processes' readings: a driver that lists no device may still report the memory of
     // processes.
     let gpus = devices.chain(rows.iter().flat_map(|row| row.vram.keys().copied())).collect();
-    let longest = rows.iter().map(|row| text::width(&row.shown)).max().unwrap_or_default();
+    let longest = rows.iter().map(|row| text::text_width(&row.shown)).max().unwrap_or_default();
     let columns = fit_columns(&gpus, u16::try_from(longest).unwrap_or(u16::MAX), area.width);
     let place = |column: &TableColumn, text: &str, style: Style| {
-        let line = Line::styled(text::cut(text, usize::from(column.width)), style);
+        let line = Line::styled(text::cut_to_width(text, usize::from(column.width)), style);
         Cell::from(if column.is_number { line.right_aligned() } else { line })
     };
     let head = |column: &TableColumn| {
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn times_that_are_left_are_rough() {
-        let text = |seconds| left(seconds).0;
+        let text = |seconds| time_left(seconds).0;
         assert_eq!([5.0, 119.0, 8000.0, 200_000.0, f64::MAX].map(text), ["5s", "1m", "2h", "2d", ">1y"]);
     }
 }

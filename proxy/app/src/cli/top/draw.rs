@@ -21,8 +21,8 @@ use super::picture::{EventLine, MemoryGauge};
 use super::plot::draw_plot;
 use super::recording::PlayedRecording;
 use super::state::{MODEL_ACTIONS, ScreenOverlay, ScreenState, ScreenView};
-use super::text::{bytes, cut, gained, rate, tame, width, wrapped};
-use crate::cli::status::age;
+use super::text::{cut_to_width, sanitize, short_bytes, short_rate, signed_bytes, text_width, wrap_text};
+use crate::cli::status::short_age;
 
 /// Minimum columns and rows of a readable screen.
 pub(super) const MIN_SCREEN_SIZE: (u16, u16) = (60, 10);
@@ -72,7 +72,7 @@ pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &
         let (columns, rows) = MIN_SCREEN_SIZE;
         let sentence =
             format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
-        Text::from_iter(wrapped(&sentence, usize::from(area.width))).render(area, buffer);
+        Text::from_iter(wrap_text(&sentence, usize::from(area.width))).render(area, buffer);
         return;
     }
     let [head, body, foot] =
@@ -109,7 +109,7 @@ fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
 /// The first line. Reports a silent instance before all else, because the screen is then outdated.
 fn head_line(state: &ScreenState) -> Line<'static> {
     if let Some((since, why)) = &state.silent {
-        let text = format!("NO ANSWER for {}: {why}", age(state.at.saturating_sub(*since)));
+        let text = format!("NO ANSWER for {}: {why}", short_age(state.at.saturating_sub(*since)));
         let style = Style::from(BAD).patch(REVERSED);
         return Line::from_iter([Span::styled(text, style), Span::raw(format!(" · {}", facts(state)))]);
     }
@@ -121,7 +121,7 @@ fn head_line(state: &ScreenState) -> Line<'static> {
                 0 => String::new(),
                 lines => format!(", {lines} newer lines below"),
             };
-            let name = Span::styled(format!("log of {}", tame(model)), BOLD);
+            let name = Span::styled(format!("log of {}", sanitize(model)), BOLD);
             Line::from_iter([name, Span::styled(newer, QUIET)])
         }
     }
@@ -132,7 +132,7 @@ fn facts(state: &ScreenState) -> String {
     if let Some((_, started)) = state.picture.instance {
         let up = state.at.as_secs().saturating_sub(u64::try_from(started.as_second()).unwrap_or_default());
         // In minutes, so that an idle screen has nothing to draw.
-        let up = age(Duration::from_secs(up / 60 * 60));
+        let up = short_age(Duration::from_secs(up / 60 * 60));
         facts.insert(facts.len().min(2), format!("up {}", up.trim_end_matches("00s")));
     }
     facts.extend(state.recording.as_ref().map(PlayedRecording::words));
@@ -141,7 +141,7 @@ fn facts(state: &ScreenState) -> String {
 }
 
 fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
-    let name = Span::styled(tame(model), BOLD);
+    let name = Span::styled(sanitize(model), BOLD);
     let Some(row) = state.row(model) else {
         return Line::from_iter([name, Span::styled("  is gone: Esc goes back", WARN)]);
     };
@@ -149,9 +149,10 @@ fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
         Some(recording) => recording.words(),
         None => format!("{} running · {} waiting", row.busy.0, row.waiting),
     }];
-    facts.extend(row.host.map(|host| format!("host {}", bytes(host))));
-    facts.extend(row.vram.iter().map(|(gpu, held)| format!("GPU {gpu} {}", bytes(*held))));
-    facts.extend(row.slope.map(|slope| format!("{} {} a request", row.verdict.as_str(), gained(slope))));
+    facts.extend(row.host.map(|host| format!("host {}", short_bytes(host))));
+    facts.extend(row.vram.iter().map(|(gpu, held)| format!("GPU {gpu} {}", short_bytes(*held))));
+    facts
+        .extend(row.slope.map(|slope| format!("{} {} a request", row.verdict.as_str(), signed_bytes(slope))));
     let state = Span::styled(row.state.0, row.state.1);
     Line::from_iter([name, Span::raw("  "), state, Span::raw(format!(" · {}", facts.join(" · ")))])
 }
@@ -198,7 +199,7 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     // Show the plan of the selected model here: the table seldom has room for it.
     if let Some(row) = state.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once) {
         let plan = if row.next.0.is_empty() { "nothing is planned" } else { &row.next.0 };
-        let name = Span::styled(cut(&row.shown, 40), BOLD);
+        let name = Span::styled(cut_to_width(&row.shown, 40), BOLD);
         put_line(&Line::from_iter([name, Span::styled(format!(": {plan}"), row.next.1)]), next, buffer);
     }
     let block = Block::new().borders(Borders::TOP).border_style(QUIET).title("── last events ");
@@ -226,7 +227,7 @@ fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer
             put_line(&Line::from_iter([unknown, note]), *place, buffer);
             continue;
         };
-        let words = format!("{name:<6} {:>6} of {:<6} ", bytes(share.used), bytes(share.total));
+        let words = format!("{name:<6} {:>6} of {:<6} ", short_bytes(share.used), short_bytes(share.total));
         LineGauge::default()
             .label(Line::from_iter([Span::raw(words), note]))
             .ratio(share.fraction().clamp(0.0, 1.0))
@@ -264,8 +265,8 @@ fn sums_line(state: &ScreenState) -> Line<'static> {
     let busy: u32 = rows.iter().map(|row| row.busy.0).sum();
     let slots: u32 = rows.iter().filter_map(|row| row.busy.1).sum();
     let waiting: usize = rows.iter().map(|row| row.waiting).sum();
-    let requests = rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.requests).sum());
-    let tokens = rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.tokens).sum());
+    let requests = short_rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.requests).sum());
+    let tokens = short_rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.tokens).sum());
     line.push_span(format!(
         " · {busy}/{slots} slots · {waiting} waiting · {requests} req/s · {tokens} tok/s"
     ));
@@ -273,7 +274,8 @@ fn sums_line(state: &ScreenState) -> Line<'static> {
 }
 
 fn event_line(event: &EventLine) -> Line<'static> {
-    let model = event.model.as_ref().map(|model| cut(&tame(model), 30) + " ").unwrap_or_default();
+    let model =
+        event.model.as_ref().map(|model| cut_to_width(&sanitize(model), 30) + " ").unwrap_or_default();
     Line::from_iter([
         Span::styled(format!("{} ", event.time), QUIET),
         Span::styled(model, BOLD),
@@ -304,9 +306,9 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
         let requested =
             if history.span == Some(SPANS[state.span]) { "" } else { " (another time is requested)" };
         facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
-        facts.extend(memory.held.map(bytes));
-        facts.extend(memory.soft.map(|soft| format!("soft budget {}", bytes(soft))));
-        facts.extend(memory.hard.map(|hard| format!("hard budget {}", bytes(hard))));
+        facts.extend(memory.held.map(short_bytes));
+        facts.extend(memory.soft.map(|soft| format!("soft budget {}", short_bytes(soft))));
+        facts.extend(memory.hard.map(|hard| format!("hard budget {}", short_bytes(hard))));
         let next = format!("  (Tab: {} of {count})", state.series % count + 1);
         let words = facts.join(", ") + if count > 1 { &next } else { "" };
         put_line(&Line::styled(words, QUIET), title, buffer);
@@ -324,7 +326,7 @@ pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> V
     let mut add = |text: &str, tone: Color| {
         let indent = text.len() - text.trim_start().len();
         let room = columns.saturating_sub(indent + 2).max(20);
-        for (index, line) in wrapped(text.trim_start(), room).into_iter().enumerate() {
+        for (index, line) in wrap_text(text.trim_start(), room).into_iter().enumerate() {
             let indent = if index > 0 { indent + 2 } else { indent };
             lines.push(Line::styled(format!("{}{line}", " ".repeat(indent)), tone));
         }
@@ -372,24 +374,25 @@ fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
         ScreenOverlay::Actions(line) => {
             let lines =
                 MODEL_ACTIONS.iter().map(|one| format!("{}  {:<8} {}", one.key, one.route, one.words));
-            let model = tame(state.chosen().unwrap_or_default());
+            let model = sanitize(state.chosen().unwrap_or_default());
             (format!("what to do to {model}"), lines.collect(), Some(*line))
         }
         ScreenOverlay::Confirm(action, model) => {
             let columns = usize::from(area.width).saturating_sub(6).min(72);
-            let mut lines = wrapped(&format!("{}.", action.words), columns);
+            let mut lines = wrap_text(&format!("{}.", action.words), columns);
             lines.extend([String::new(), "y does it, n or Esc does not".to_owned()]);
-            (format!("{} {}?", action.route, tame(model)), lines, None)
+            (format!("{} {}?", action.route, sanitize(model)), lines, None)
         }
     };
-    let longest = lines.iter().map(|line| width(line)).chain([width(&title)]).max().unwrap_or_default();
+    let longest =
+        lines.iter().map(|line| text_width(line)).chain([text_width(&title)]).max().unwrap_or_default();
     let across = Constraint::Length(u16::try_from(longest + 4).unwrap_or(area.width));
     let down = Constraint::Length(u16::try_from(lines.len() + 2).unwrap_or(area.height));
     let place = area.centered(across, down).intersection(area);
     for y in place.y..place.bottom() {
         // Remove a wide letter as a whole if the box would cut it in half.
         let left = place.x.checked_sub(1).and_then(|x| buffer.cell_mut((x, y)));
-        if let Some(cell) = left.filter(|cell| width(cell.symbol()) > 1) {
+        if let Some(cell) = left.filter(|cell| text_width(cell.symbol()) > 1) {
             cell.set_symbol(" ");
         }
     }

@@ -16,11 +16,11 @@ use warden_supervisor::{
     ReadySince,
 };
 
-use super::super::lines;
 use super::super::look::GOOD;
 use super::super::memory::{MemoryHistory, MemoryLine, TimeSpan};
-use super::super::page;
 use super::super::picture::InstancePicture;
+use super::super::render_page;
+use super::super::screen_lines;
 use super::super::state::ScreenInput;
 use super::super::step::step;
 use super::*;
@@ -44,7 +44,7 @@ fn model(name: &str, bytes: u64) -> ModelView {
     backend.memory.vram[0] = VramReading { gpu: GpuIndex(0), bytes: 6 * GIB, source: VramSource::Process };
     backend.host = Some(HostMemory { anon: bytes, swap: 0, rss: 0 });
     backend.slots = Some(4);
-    backend.ready_since = Some(ReadySince::ago(Duration::from_secs(3700)));
+    backend.ready_since = Some(ReadySince::from_age(Duration::from_secs(3700)));
     backend.health = warden_supervisor::HealthView::default();
     backend.next = None;
     backend.memory.budgets = budgets();
@@ -177,7 +177,7 @@ fn happened(state: &mut ScreenState, second: u64, text: &str, tone: Color) {
         time: "02:05:40".to_owned(),
         at: (began() + Duration::from_secs(second)).as_secs_f64(),
         model: Some("qwen2.5-vl-7b".to_owned()),
-        text: tame(text),
+        text: sanitize(text),
         tone,
         leaks: tone == WARN,
     };
@@ -218,7 +218,7 @@ fn screen(state: &mut ScreenState, (columns, rows): (u16, u16), look: TerminalLo
 }
 
 fn text(state: &mut ScreenState, size: (u16, u16)) -> String {
-    lines(&screen(state, size, UNICODE)).join("\n")
+    screen_lines(&screen(state, size, UNICODE)).join("\n")
 }
 
 fn press(state: &mut ScreenState, keys: &[KeyCode]) {
@@ -303,7 +303,7 @@ fn once_everything_is_written_without_keys() {
         ("once_a_model", &mut eventful(some(), &[KeyCode::Down, KeyCode::Enter])),
     ] {
         state.once = true;
-        insta::assert_snapshot!(name, page(state, UNICODE, 80));
+        insta::assert_snapshot!(name, render_page(state, UNICODE, 80));
     }
 }
 
@@ -338,7 +338,7 @@ fn a_terminal_that_knows_only_ascii_gets_nothing_else_and_no_colour() {
         }
     }
     let mut one = eventful(some(), &[KeyCode::Down, KeyCode::Enter]);
-    insta::assert_snapshot!(lines(&screen(&mut one, (80, 24), ASCII)).join("\n"));
+    insta::assert_snapshot!(screen_lines(&screen(&mut one, (80, 24), ASCII)).join("\n"));
 }
 
 #[test]
@@ -346,10 +346,10 @@ fn nothing_that_a_terminal_obeys_gets_on_the_screen() {
     let evil_screen = |keys: &[KeyCode]| {
         let mut state = looked(vec![evil()], 2);
         let mut event = EventLine { model: Some("x\u{1b}[2J".to_owned()), ..state_event() };
-        event.text = tame("said \u{1b}[31m\u{7}");
+        event.text = sanitize("said \u{1b}[31m\u{7}");
         step(&mut state, ScreenInput::Event(event));
         press(&mut state, keys);
-        step(&mut state, ScreenInput::Log(tame("a \u{1b}[2J line\u{8}\u{8}")));
+        step(&mut state, ScreenInput::Log(sanitize("a \u{1b}[2J line\u{8}\u{8}")));
         state
     };
     for keys in [
@@ -422,7 +422,7 @@ fn what_is_written_is_what_a_terminal_shows() {
     let mut backend = TestBackend::new(100, 30);
     let blank = Buffer::empty(*first.area());
     backend.draw(blank.diff(&first).into_iter()).unwrap();
-    assert_eq!(lines(backend.buffer()), lines(&first));
+    assert_eq!(screen_lines(backend.buffer()), screen_lines(&first));
     backend.draw(first.diff(&second).into_iter()).unwrap();
-    assert_eq!(lines(backend.buffer()), lines(&second));
+    assert_eq!(screen_lines(backend.buffer()), screen_lines(&second));
 }

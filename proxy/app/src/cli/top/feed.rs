@@ -19,7 +19,7 @@ use super::look::{BAD, GOOD, WARN};
 use super::memory::{MemoryHistory, TimeSpan};
 use super::picture::{EventLine, InstancePicture};
 use super::state::{ModelAction, ScreenInput, WatchedDetail};
-use super::text::tame;
+use super::text::sanitize;
 use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
 use crate::cli::control::InstanceArgs;
@@ -107,7 +107,7 @@ impl InstanceFeed {
     }
 
     /// Starts an action; its result becomes a message.
-    pub(super) fn act(&self, action: &'static ModelAction, model: String) {
+    pub(super) fn run_action(&self, action: &'static ModelAction, model: String) {
         self.tasks.spawn(self.asker.clone().act(action, model));
     }
 
@@ -149,7 +149,7 @@ impl InstanceAsker {
     pub(super) async fn picture(&self) -> Result<ScreenInput, CommandError> {
         let client = self.client();
         let asking = client.json::<AdminStatus>(Method::GET, &["status"]);
-        let status = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(late()))?;
+        let status = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(timeout_failure()))?;
         Ok(ScreenInput::Picture(self.clock.now(), Box::new(InstancePicture::from_status(&status))))
     }
 
@@ -157,7 +157,7 @@ impl InstanceAsker {
         let client = self.client();
         let query = span.query(model, self.clock.now().as_secs());
         let asking = client.json_with::<MemoryData>(Method::GET, &["series"], &query);
-        let data = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(late()))?;
+        let data = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(timeout_failure()))?;
         Ok(ScreenInput::History(Box::new(MemoryHistory::from_answer(span, &data))))
     }
 
@@ -175,7 +175,7 @@ impl InstanceAsker {
                     }
                     Err(gone) => gone.to_string(),
                 };
-                ScreenInput::Silent(self.clock.now(), tame(why.lines().next().unwrap_or_default()))
+                ScreenInput::Silent(self.clock.now(), sanitize(why.lines().next().unwrap_or_default()))
             });
             self.queue.push(input);
         }
@@ -212,13 +212,13 @@ impl InstanceAsker {
                 }
                 let text =
                     log.map_or_else(|| line.to_owned(), |log| format!("{} {}", log.generation, log.text));
-                self.queue.push(ScreenInput::Log(tame(&text)));
+                self.queue.push(ScreenInput::Log(sanitize(&text)));
                 Ok(())
             };
             let ended = self.client().lines(&["models", &model, "logs"], &["follow"], take).await;
             let why = ended.err().map_or_else(|| "the log ended".to_owned(), |failure| failure.to_string());
             if !begins || why != said {
-                self.queue.push(ScreenInput::Log(tame(&format!("({why}; it is asked for again)"))));
+                self.queue.push(ScreenInput::Log(sanitize(&format!("({why}; it is asked for again)"))));
             }
             said = why;
             sleep(RETRY_DELAY).await;
@@ -229,7 +229,7 @@ impl InstanceAsker {
         let mut failing = false;
         loop {
             let input = self.memory(&model, span).await.unwrap_or_else(|failure| {
-                ScreenInput::Message(tame(&format!("{}: {failure}", span.words)), WARN)
+                ScreenInput::Message(sanitize(&format!("{}: {failure}", span.words)), WARN)
             });
             let fails = matches!(input, ScreenInput::Message(..));
             if !(fails && failing) {
@@ -245,12 +245,12 @@ impl InstanceAsker {
             Ok(words) => (words, GOOD),
             Err(failure) => (failure.to_string(), BAD),
         };
-        let line = tame(&format!("{} of {model}: {words}", action.route));
+        let line = sanitize(&format!("{} of {model}: {words}", action.route));
         self.queue.push(ScreenInput::Message(line, tone));
     }
 }
 
-fn late() -> CommandError {
+fn timeout_failure() -> CommandError {
     let seconds = ANSWER_TIMEOUT.as_secs();
     CommandError::failed(format!("no answer within {seconds} s: it is frozen, or has no time"))
 }
@@ -266,7 +266,7 @@ async fn act(client: &AdminClient, action: &ModelAction, model: &str) -> Result<
         return Ok("done".to_owned());
     }
     let answer: ReclaimedEntries = client.json(Method::POST, &route).await?;
-    let words: Vec<String> = answer.entries.iter().map(ReclaimEntry::words).collect();
-    let gave = answer.entries.iter().any(|entry| entry.outcome.gave());
+    let words: Vec<String> = answer.entries.iter().map(ReclaimEntry::sentence).collect();
+    let gave = answer.entries.iter().any(|entry| entry.outcome.has_freed());
     if gave { Ok(words.join("; ")) } else { Err(CommandError::failed(words.join("; "))) }
 }

@@ -43,7 +43,7 @@ pub(super) async fn run(
     let mut ends = [listen(Signal::TERM)?, listen(Signal::HUP)?, listen(Signal::INT)?];
     let (mut stops, mut continues) = (listen(Signal::TSTP)?, listen(Signal::CONT)?);
     screen::give_back_at_panic();
-    let screen = screen::take().map_err(cannot_use)?;
+    let screen = screen::take_terminal().map_err(cannot_use)?;
     read_keys(Arc::clone(&queue)).map_err(cannot_use)?;
     let mut show = LiveScreen { screen, look, state, feed, away: false, end: None };
     let mut ticks = interval(TICK_INTERVAL);
@@ -136,7 +136,7 @@ impl LiveScreen {
             Some(ScreenEffect::Suspend) => drop(kill_current_process_group(Signal::TSTP)),
             Some(ScreenEffect::Act(action, model)) => {
                 if let Some(feed) = &self.feed {
-                    feed.act(action, model);
+                    feed.run_action(action, model);
                 }
             }
         }
@@ -148,7 +148,7 @@ impl LiveScreen {
     fn draw(&mut self) -> Result<(), CommandError> {
         if !screen::is_ours() {
             // A panic has given the terminal back and reported itself.
-            return Err(CommandError::Told { code: exit::FAILURE_CODE });
+            return Err(CommandError::Reported { code: exit::FAILURE_CODE });
         }
         let size = size();
         if size == (0, 0) {

@@ -2,7 +2,7 @@
 //! ([`super::recording`]). Pure.
 
 use warden_policies::MemoryKind;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use super::look::{BAD, GOOD, PLAIN};
 use crate::series::answer::{MemoryData, SeriesData};
@@ -78,22 +78,22 @@ pub(super) struct HistoryMark {
 
 impl MemoryHistory {
     pub(super) fn from_answer(span: TimeSpan, data: &MemoryData) -> Self {
-        let to = exact(data.now);
+        let to = as_f64(data.now);
         Self {
             model: data.model.clone(),
             span: Some(span),
-            from: to - exact(span.seconds),
+            from: to - as_f64(span.seconds),
             to,
             lines: data.series.iter().filter(|one| !one.points.is_empty()).map(|one| line(one, to)).collect(),
-            marks: data.marks.iter().filter_map(|one| mark(one.kind, exact(one.at) / 1000.0)).collect(),
+            marks: data.marks.iter().filter_map(|one| mark(one.kind, as_f64(one.at) / 1000.0)).collect(),
         }
     }
 }
 
 fn line(series: &SeriesData, now: f64) -> MemoryLine {
     // A point is a mean over some seconds: draw it in their middle, but not after now.
-    let half = exact(series.seconds) / 2.0;
-    let points = series.points.iter().map(|point| ((exact(point.at) + half).min(now), exact(point.mean)));
+    let half = as_f64(series.seconds) / 2.0;
+    let points = series.points.iter().map(|point| ((as_f64(point.at) + half).min(now), as_f64(point.mean)));
     let present = series.present.as_ref();
     MemoryLine {
         kind: series.memory,

@@ -21,7 +21,7 @@ use rustix::termios::isatty;
 use warden_policies::defaults::parse_duration;
 
 use super::control::InstanceArgs;
-use super::policy::readings;
+use super::policy::read_recording;
 use crate::exit::CommandError;
 use crate::out;
 use feed::{InputQueue, InstanceAsker, InstanceFeed, ScreenClock};
@@ -55,7 +55,7 @@ pub(crate) struct TopArgs {
     #[arg(value_name = "MODEL", conflicts_with = "file")]
     model: Option<String>,
     /// Time between two updates: 100ms to 1h.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = every)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
     /// Disables the keys that restart, drain or reclaim.
     #[arg(long)]
@@ -70,7 +70,7 @@ pub(crate) struct TopArgs {
     instance: InstanceArgs,
 }
 
-fn every(text: &str) -> Result<Duration, String> {
+fn parse_interval(text: &str) -> Result<Duration, String> {
     let time = parse_duration(text).map_err(|error| error.to_string())?;
     if (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&time) {
         Ok(time)
@@ -150,9 +150,9 @@ fn check_model(state: &ScreenState, model: &str) -> Result<(), CommandError> {
 }
 
 fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), CommandError> {
-    let name = text::tame(&path.file_name().unwrap_or_default().to_string_lossy());
+    let name = text::sanitize(&path.file_name().unwrap_or_default().to_string_lossy());
     let policy = &warden_policies::defaults().growth;
-    let (recording, events) = PlayedRecording::open(&name, &readings(path)?, policy);
+    let (recording, events) = PlayedRecording::open(&name, &read_recording(path)?, policy);
     state.picture = recording.picture();
     state.view = ScreenView::Model(name);
     (state.recording, state.events) = (Some(recording), events.into());
@@ -167,10 +167,10 @@ fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), Command
         }
         columns => columns,
     };
-    out::write(&page(state, look, columns.max(draw::MIN_SCREEN_SIZE.0)))
+    out::print_text(&render_page(state, look, columns.max(draw::MIN_SCREEN_SIZE.0)))
 }
 
-fn page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
+fn render_page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
     state.selected = None;
     let rows = match &state.view {
         ScreenView::Model(model) => draw::model_words(state, model, usize::from(columns)).len() + 30,
@@ -181,16 +181,16 @@ fn page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
     let rows = u16::try_from(rows).unwrap_or(u16::MAX / 4).max(draw::MIN_SCREEN_SIZE.1);
     let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
     draw::draw_screen(state, look, &mut buffer);
-    lines(&buffer).join("\n").trim_end().to_owned() + "\n"
+    screen_lines(&buffer).join("\n").trim_end().to_owned() + "\n"
 }
 
 /// Lines of a screen, without trailing blanks.
-fn lines(buffer: &Buffer) -> Vec<String> {
+fn screen_lines(buffer: &Buffer) -> Vec<String> {
     let line = |cells: &[Cell]| {
         let (mut letters, mut next) = (String::new(), 0);
         while let Some(cell) = cells.get(next) {
             letters.push_str(cell.symbol());
-            next += text::width(cell.symbol()).max(1);
+            next += text::text_width(cell.symbol()).max(1);
         }
         letters.trim_end().to_owned()
     };
@@ -214,9 +214,9 @@ mod tests {
 
     #[test]
     fn intervals_have_bounds() {
-        assert_eq!(every("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_interval("250ms"), Ok(Duration::from_millis(250)));
         for text in ["10ms", "2h", "often"] {
-            assert!(every(text).is_err(), "{text}");
+            assert!(parse_interval(text).is_err(), "{text}");
         }
     }
 }

@@ -1,5 +1,5 @@
 //! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]).
-//! Pure. Every text is [`tame`], except names for routes.
+//! Pure. Every text is [`sanitize`], except names for routes.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, WorkUnit};
 use warden_policies::lifecycle::BackendPhase;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 use warden_policies::{MemoryKind, WorkDone};
 use warden_supervisor::{BackendView, DeviceView, EventKind, FleetEvent, ModelState, ModelView};
 
 use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
 use super::rates::WorkRate;
-use super::text::tame;
+use super::text::sanitize;
 use crate::admin::answer::AdminStatus;
 use crate::cli::{growth, status};
-use crate::serve::describe;
+use crate::serve::describe_event;
 use ratatui_core::style::Color;
 
 /// Snapshot of an instance.
@@ -41,7 +41,7 @@ pub(super) struct MemoryShare {
 impl MemoryShare {
     /// Fraction in use: 0 is empty, 1 full.
     pub(super) fn fraction(self) -> f64 {
-        exact(self.used) / exact(self.total.max(1))
+        as_f64(self.used) / as_f64(self.total.max(1))
     }
 
     pub(super) fn tone(self) -> Color {
@@ -127,10 +127,10 @@ impl InstancePicture {
     pub(super) fn from_status(status: &AdminStatus) -> Self {
         let (instance, fleet) = (&status.instance, &status.fleet);
         let mut facts = vec![
-            tame(&format!("llama-warden {}", instance.version)),
-            tame(&format!("http://{}", instance.address)),
+            sanitize(&format!("llama-warden {}", instance.version)),
+            sanitize(&format!("http://{}", instance.address)),
         ];
-        facts.extend(instance.memory_anon.map(|bytes| format!("itself {}", super::text::bytes(bytes))));
+        facts.extend(instance.memory_anon.map(|bytes| format!("itself {}", super::text::short_bytes(bytes))));
         let host = fleet.host.map(|host| MemoryGauge {
             gpu: None,
             share: Some(MemoryShare { used: host.total.saturating_sub(host.available), total: host.total }),
@@ -154,7 +154,7 @@ fn gauge(device: &DeviceView) -> MemoryGauge {
     notes.extend(device.xid.map(|xid| format!("Xid {xid}")));
     notes.extend(device.leak.clone());
     let faulty = device.xid.is_some() || device.leak.is_some();
-    MemoryGauge { gpu: Some(device.gpu.0), share, note: tame(&notes.join(", ")), faulty }
+    MemoryGauge { gpu: Some(device.gpu.0), share, note: sanitize(&notes.join(", ")), faulty }
 }
 
 fn row(status: &AdminStatus, model: &ModelView) -> ModelRow {
@@ -172,7 +172,7 @@ fn row(status: &AdminStatus, model: &ModelView) -> ModelRow {
     let work = |one: &&BackendView| ((one.replica, one.generation.map(|generation| generation.0)), one.work);
     let mut row = ModelRow {
         name: model.name.as_str().to_owned(),
-        shown: tame(model.name.as_str()),
+        shown: sanitize(model.name.as_str()),
         state: state(model, &processes),
         processes: (
             processes.iter().filter(|one| one.phase == BackendPhase::Ready).count(),
@@ -188,7 +188,7 @@ fn row(status: &AdminStatus, model: &ModelView) -> ModelRow {
         vram,
         left: left.filter(|seconds| seconds.is_finite()).min_by(f64::total_cmp),
         next: next(model),
-        words: status::model_words(status, model).iter().map(|line| tame(line)).collect(),
+        words: status::model_words(status, model).iter().map(|line| sanitize(line)).collect(),
         work: processes.iter().map(work).collect(),
         ..ModelRow::default()
     };
@@ -219,18 +219,18 @@ fn state(model: &ModelView, processes: &[&BackendView]) -> (&'static str, Color)
 
 /// The most important message for an operator.
 fn next(model: &ModelView) -> (String, Color) {
-    let note = status::note(model);
+    let note = status::model_note(model);
     let tone = match model.state {
         _ if note.is_empty() => QUIET,
         ModelState::Failed | ModelState::Backoff => BAD,
         _ => WARN,
     };
     let concise = model.last_failure.is_some() || note.starts_with("degraded");
-    match model.policy.as_ref().and_then(growth::next).filter(|_| !concise) {
+    match model.policy.as_ref().and_then(growth::next_action).filter(|_| !concise) {
         // A reason to do nothing is not a warning.
-        Some(planned) if note.is_empty() => (tame(&planned), PLAIN),
-        Some(planned) => (tame(&planned), tone),
-        None => (tame(&note), tone),
+        Some(planned) if note.is_empty() => (sanitize(&planned), PLAIN),
+        Some(planned) => (sanitize(&planned), tone),
+        None => (sanitize(&note), tone),
     }
 }
 
@@ -267,7 +267,7 @@ impl EventLine {
             time: at.to_zoned(zone.clone()).strftime("%H:%M:%S").to_string(),
             at: at.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64(),
             model: event.model.as_ref().map(|model| model.as_str().to_owned()),
-            text: tame(&format!("{generation}{}", describe(&event.kind))),
+            text: sanitize(&format!("{generation}{}", describe_event(&event.kind))),
             tone,
             leaks,
         }

@@ -9,12 +9,12 @@ use ratatui_core::symbols::Marker;
 use ratatui_core::text::Line;
 use ratatui_core::widgets::Widget;
 use ratatui_widgets::canvas::{Canvas, Context, Line as Stroke, Points};
-use warden_policies::units::{ByteAmount, exact, whole};
+use warden_policies::units::{ByteAmount, as_f64, truncate_to_u64};
 
 use super::look::{BAD, BUSY, QUIET, WARN};
 use super::memory::{HistoryMark, MemoryHistory, MemoryLine};
 use super::text;
-use crate::cli::status::age;
+use crate::cli::status::short_age;
 
 /// Columns for a number at the left.
 const NUMBER_COLUMNS: u16 = 7;
@@ -37,8 +37,8 @@ pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect
     let paint = |context: &mut Context<'_>| {
         context.marker(Marker::Custom('─'));
         for (limit, name, tone) in budgets(memory) {
-            let label = Line::styled(format!(" {name} {}", text::bytes(limit)), Style::from(tone));
-            let (at, columns) = (exact(limit), u32::try_from(label.width()).unwrap_or(1));
+            let label = Line::styled(format!(" {name} {}", text::short_bytes(limit)), Style::from(tone));
+            let (at, columns) = (as_f64(limit), u32::try_from(label.width()).unwrap_or(1));
             context.draw(&Stroke::new(from, at, to, at, tone));
             context.print(to - (f64::from(columns) - 1.0) * column, at - half_row, label);
         }
@@ -81,8 +81,9 @@ impl ByteScale {
     fn from_memory(memory: &MemoryLine, rows: u16) -> Self {
         let ends = |(low, high): (f64, f64), bytes: f64| (low.min(bytes), high.max(bytes));
         let (low, high) = memory.points.iter().map(|(_, bytes)| *bytes).fold((f64::MAX, 0.0), ends);
-        let near =
-            budgets(memory).map(|(limit, ..)| exact(limit)).filter(|limit| *limit <= high * MAX_BUDGET_RATIO);
+        let near = budgets(memory)
+            .map(|(limit, ..)| as_f64(limit))
+            .filter(|limit| *limit <= high * MAX_BUDGET_RATIO);
         // Leave room above a budget for the letters of marks.
         let near = near.map(|limit| limit * 1.02);
         let (low, high) = near.fold((low, high), ends);
@@ -94,10 +95,10 @@ impl ByteScale {
 
     fn draw_numbers(&self, area: Rect, buffer: &mut Buffer) {
         let rows = f64::from(area.height.saturating_sub(1));
-        for tick in 0..=whole(((self.ceiling - self.floor) / self.step).round()) {
-            let bytes = self.floor + exact(tick) * self.step;
+        for tick in 0..=truncate_to_u64(((self.ceiling - self.floor) / self.step).round()) {
+            let bytes = self.floor + as_f64(tick) * self.step;
             let row = (self.ceiling - bytes) / (self.ceiling - self.floor) * rows;
-            let y = area.y + u16::try_from(whole(row.round())).unwrap_or_default();
+            let y = area.y + u16::try_from(truncate_to_u64(row.round())).unwrap_or_default();
             let number = Line::styled(self.number(bytes) + " ", QUIET).right_aligned();
             number.render(Rect { y, height: 1, ..area }, buffer);
         }
@@ -117,8 +118,8 @@ fn draw_times((from, to): (f64, f64), recorded: bool, area: Rect, buffer: &mut B
     for part in 0..=parts {
         let share = f64::from(part) / f64::from(parts);
         let at = from + (to - from) * share;
-        let seconds = whole(if recorded { at } else { to - at });
-        let short = age(Duration::from_secs(seconds));
+        let seconds = truncate_to_u64(if recorded { at } else { to - at });
+        let short = short_age(Duration::from_secs(seconds));
         let short = short.trim_end_matches("00s").trim_end_matches("00m");
         let words = match (recorded, seconds) {
             (true, _) => short.to_owned(),
@@ -126,7 +127,7 @@ fn draw_times((from, to): (f64, f64), recorded: bool, area: Rect, buffer: &mut B
             (false, _) => format!("-{short}"),
         };
         let width = u16::try_from(words.len()).unwrap_or(area.width);
-        let middle = u16::try_from(whole(share * f64::from(area.width))).unwrap_or_default();
+        let middle = u16::try_from(truncate_to_u64(share * f64::from(area.width))).unwrap_or_default();
         let start = middle.saturating_sub(width / 2).min(area.width.saturating_sub(width));
         let place = Rect { x: area.x + start, width, ..area }.intersection(area);
         Line::styled(words, QUIET).render(place, buffer);
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     fn scale(points: &[u64], soft: Option<u64>) -> ByteScale {
-        let points = points.iter().map(|bytes| (0.0, exact(*bytes))).collect();
+        let points = points.iter().map(|bytes| (0.0, as_f64(*bytes))).collect();
         let kind = MemoryKind::Host;
         let memory = MemoryLine { kind, replica: 0, points, held: None, soft, hard: None };
         ByteScale::from_memory(&memory, 12)

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use warden_policies::WorkDone;
-use warden_policies::units::exact;
+use warden_policies::units::as_f64;
 
 use super::picture::{ModelRow, ProcessWork};
 
@@ -27,7 +27,7 @@ pub(super) struct WorkRate {
 
 impl WorkRate {
     pub(super) fn from_work(work: WorkDone, time: Duration) -> Option<Self> {
-        let each = |count: u64| exact(count) / time.as_secs_f64();
+        let each = |count: u64| as_f64(count) / time.as_secs_f64();
         (!time.is_zero()).then(|| Self { requests: each(work.requests), tokens: each(work.output_tokens) })
     }
 }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use warden_policies::growth::{GrowthMonitor, GrowthPolicy};
 use warden_policies::sample::BackendSample;
-use warden_policies::units::{exact, whole};
+use warden_policies::units::{as_f64, truncate_to_u64};
 use warden_policies::{MemoryKind, phrases};
 
 use super::look::{BAD, PLAIN, QUIET};
 use super::memory::{MemoryHistory, MemoryLine};
 use super::picture::{EventLine, InstancePicture, ModelRow};
 use super::rates::WorkRate;
-use super::text::tame;
+use super::text::sanitize;
 use crate::cli::growth;
-use crate::cli::status::age;
+use crate::cli::status::short_age;
 
 /// Playback speeds, relative to the recording.
 const PLAYBACK_SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
@@ -62,17 +62,21 @@ impl PlayedRecording {
                 let host = sample.host.map(|_| MemoryKind::Host);
                 let vram = sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu));
                 for kind in host.into_iter().chain(vram) {
-                    let point = sample.charged(kind).map(|bytes| (sample.at.as_secs_f64(), exact(bytes)));
+                    let point = sample.charged(kind).map(|bytes| (sample.at.as_secs_f64(), as_f64(bytes)));
                     recording.lines.entry(kind).or_default().extend(point);
                 }
             }
             for change in changes {
                 let (now, before) = (&change.growth, change.before.as_str());
                 events.push(EventLine {
-                    time: age(change.at),
+                    time: short_age(change.at),
                     at: change.at.as_secs_f64(),
                     model: Some(name.to_owned()),
-                    text: tame(&format!("{}: {before} before, now {}", now.series, growth::growth_line(now))),
+                    text: sanitize(&format!(
+                        "{}: {before} before, now {}",
+                        now.series,
+                        growth::growth_line(now)
+                    )),
                     tone: if now.verdict.leaks() { BAD } else { PLAIN },
                     leaks: now.verdict.grows(),
                 });
@@ -126,7 +130,7 @@ impl PlayedRecording {
             (false, true) => ", paused",
             (false, false) => "",
         };
-        format!("{} of {}, {}x{state}", age(self.at), age(self.to), PLAYBACK_SPEEDS[self.speed])
+        format!("{} of {}, {}x{state}", short_age(self.at), short_age(self.to), PLAYBACK_SPEEDS[self.speed])
     }
 
     /// Seconds since the start of the process.
@@ -137,7 +141,7 @@ impl PlayedRecording {
     pub(super) fn picture(&self) -> InstancePicture {
         let next = self.rows.partition_point(|(at, _)| *at <= self.at);
         InstancePicture {
-            facts: vec![format!("recording {}", tame(&self.name))],
+            facts: vec![format!("recording {}", sanitize(&self.name))],
             rows: self.rows[..next].last().map(|(_, row)| row.clone()).into_iter().collect(),
             ..InstancePicture::default()
         }
@@ -147,7 +151,7 @@ impl PlayedRecording {
     pub(super) fn history(&self) -> MemoryHistory {
         let line = |(kind, points): (&MemoryKind, &Vec<(f64, f64)>)| {
             let points = &points[..points.partition_point(|(at, _)| *at <= self.seconds())];
-            let held = points.last().map(|(_, bytes)| whole(*bytes));
+            let held = points.last().map(|(_, bytes)| truncate_to_u64(*bytes));
             let line =
                 MemoryLine { kind: *kind, replica: 0, points: points.to_vec(), held, soft: None, hard: None };
             held.map(|_| line)
@@ -167,7 +171,7 @@ fn row(name: &str, sample: &BackendSample, earlier: &BackendSample, monitor: &Gr
     let work = &sample.work;
     let mut words = vec![format!(
         "{} since its start: {} requests answered, {} prompt tokens, {} tokens generated, {} images",
-        age(sample.at),
+        short_age(sample.at),
         work.requests,
         work.prompt_tokens,
         work.output_tokens,
@@ -176,18 +180,18 @@ fn row(name: &str, sample: &BackendSample, earlier: &BackendSample, monitor: &Gr
     words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth::growth_line(one))));
     let mut row = ModelRow {
         name: name.to_owned(),
-        shown: tame(name),
+        shown: sanitize(name),
         state: ("recorded", PLAIN),
         processes: (1, 1),
         busy: (sample.in_flight, None),
         host: sample.charged(MemoryKind::Host),
         vram: sample.vram.iter().map(|vram| (vram.gpu.0, vram.bytes)).collect(),
         rate: WorkRate::from_work(*work - earlier.work, sample.at.saturating_sub(earlier.at)),
-        words: words.iter().map(|line| tame(line)).collect(),
+        words: words.iter().map(|line| sanitize(line)).collect(),
         ..ModelRow::default()
     };
     if let Some(worst) = row.set_growth(monitor.growth().iter().map(|one| (one, monitor.rate()))) {
-        row.next = (worst.blame.as_ref().map(phrases::blame).unwrap_or_default(), QUIET);
+        row.next = (worst.blame.as_ref().map(phrases::blame_phrase).unwrap_or_default(), QUIET);
     }
     row
 }
@@ -208,7 +212,7 @@ mod tests {
                 200_000 + second * 4096
             )
         };
-        trace::parse(&(0..=seconds).map(line).collect::<String>()).unwrap()
+        trace::parse_recording(&(0..=seconds).map(line).collect::<String>()).unwrap()
     }
 
     fn recording(seconds: u64) -> (PlayedRecording, Vec<EventLine>) {

@@ -16,7 +16,7 @@ use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier};
 
-use super::text::width;
+use super::text::text_width;
 
 /// The terminal is taken, and a panic must give it back.
 static TERMINAL_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -28,7 +28,7 @@ pub(super) struct TerminalScreen<W: Write> {
 }
 
 /// Takes the terminal: keys arrive unbuffered and without an echo. The terminal keeps its old content.
-pub(super) fn take() -> io::Result<TerminalScreen<io::Stdout>> {
+pub(super) fn take_terminal() -> io::Result<TerminalScreen<io::Stdout>> {
     let mut screen = TerminalScreen::new(io::stdout());
     screen.retake()?;
     Ok(screen)
@@ -129,7 +129,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
         }
         out.write_all(cell.symbol().as_bytes())?;
         // Set the position after a wide letter, because terminals disagree on its width.
-        place = (width(cell.symbol()) == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
+        place = (text_width(cell.symbol()) == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
     }
     if style.is_some() {
         queue!(out, SetAttribute(Attribute::Reset))?;

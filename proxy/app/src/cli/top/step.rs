@@ -21,7 +21,7 @@ use super::recording::PlayedRecording;
 use super::state::{
     MODEL_ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState, ScreenView,
 };
-use super::text::tame;
+use super::text::sanitize;
 
 /// Maximum characters of a filter.
 const MAX_FILTER_CHARS: usize = 60;
@@ -125,7 +125,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
         }
         ScreenOverlay::Confirm(action, model) => match key.code {
             KeyCode::Char('y' | 'Y') => {
-                state.say(format!("{} of {}: requested", action.route, tame(&model)), BUSY);
+                state.say(format!("{} of {}: requested", action.route, sanitize(&model)), BUSY);
                 state.overlay = ScreenOverlay::Nothing;
                 return Some(ScreenEffect::Act(action, model));
             }
@@ -168,7 +168,7 @@ fn press_in_menu(
 fn edit_filter(state: &mut ScreenState, code: KeyCode) {
     match code {
         KeyCode::Char(letter) if state.filter.chars().count() < MAX_FILTER_CHARS => {
-            state.filter.push_str(&tame(letter.encode_utf8(&mut [0; 4])));
+            state.filter.push_str(&sanitize(letter.encode_utf8(&mut [0; 4])));
         }
         KeyCode::Backspace => drop(state.filter.pop()),
         KeyCode::Enter => state.overlay = ScreenOverlay::Nothing,

@@ -18,7 +18,7 @@ use super::*;
 fn row(name: &str, verdict: GrowthVerdict, host: u64) -> ModelRow {
     ModelRow {
         name: name.to_owned(),
-        shown: tame(name),
+        shown: sanitize(name),
         state: ("loaded", GOOD),
         verdict,
         host: Some(host),
@@ -367,7 +367,7 @@ fn events_are_bounded_and_known_by_their_model() {
 fn a_recording_has_its_own_keys_and_no_actions() {
     let line = |t: u32| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n");
     let text = (0..=100).map(line).collect::<Vec<_>>().concat();
-    let samples = warden_policies::trace::parse(&text).unwrap();
+    let samples = warden_policies::trace::parse_recording(&text).unwrap();
     let (recording, _) = PlayedRecording::open("a.jsonl", &samples, &warden_policies::defaults().growth);
     let mut state = ScreenState {
         picture: recording.picture(),

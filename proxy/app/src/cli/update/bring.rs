@@ -7,7 +7,7 @@ use std::time::Duration;
 use warden_builder::{BuildId, BuildMove, BuildStore};
 
 use super::told::{UpdateOutcome, UpdateReport};
-use super::{RollbackArgs, UpdateRun, configured, live, only_one, pinned};
+use super::{RollbackArgs, UpdateRun, bound_models, live, lock_updates, resolve_configured};
 use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 use crate::out;
@@ -19,9 +19,11 @@ const WINDOW_POLL_INTERVAL: Duration = Duration::from_secs(20);
 impl UpdateRun<'_> {
     /// Waits until the current time allows to replace all models.
     async fn wait_for_window(&self) -> Result<(), CommandError> {
-        let Some(resolved) = configured(&self.args.config, self.loaded, self.machine)? else { return Ok(()) };
+        let Some(resolved) = resolve_configured(&self.args.config, self.loaded, self.machine)? else {
+            return Ok(());
+        };
         let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
-        while windows().any(|only| !only.open(crate::clock::minute())) {
+        while windows().any(|only| !only.is_open(crate::clock::minute_of_day())) {
             tokio::time::sleep(WINDOW_POLL_INTERVAL).await;
         }
         Ok(())
@@ -34,7 +36,7 @@ impl UpdateRun<'_> {
         }
         tokio::select! {
             quiet = self.wait_for_window() => quiet,
-            () = signals.leave() => Err(CommandError::INTERRUPTED),
+            () = signals.wait_leave() => Err(CommandError::INTERRUPTED),
         }
     }
 
@@ -47,15 +49,15 @@ impl UpdateRun<'_> {
         signals: &mut SignalHandlers,
     ) -> Result<UpdateReport, CommandError> {
         self.wait_if_scheduled(signals).await?;
-        self.store.bring_in(id, &report.news())?;
+        self.store.begin_rollout(id, &report.summary())?;
         match self.told(instances, id, signals).await? {
             BringInResult::Holds(by) => {
                 report.used_by = by;
-                Ok(report.ends(UpdateOutcome::InUse))
+                Ok(report.with_outcome(UpdateOutcome::InUse))
             }
-            BringInResult::Back { outcome, reasons } => {
+            BringInResult::RolledBack { outcome, reasons } => {
                 report.reasons.extend(reasons);
-                Ok(report.ends(outcome))
+                Ok(report.with_outcome(outcome))
             }
         }
     }
@@ -72,20 +74,20 @@ impl UpdateRun<'_> {
         let mut by = Vec::new();
         for live in instances {
             let taking = async {
-                let before = live.takes(&binary, numbers).await?;
+                let before = live.switch_to(&binary, numbers).await?;
                 live.watch(&before, numbers.watch, numbers).await
             };
             let taken = tokio::select! {
                 taken = taking => taken,
-                () = signals.leave() => Err(live::SwitchFailure::Interrupted),
+                () = signals.wait_leave() => Err(live::SwitchFailure::Interrupted),
             };
             let Err(wrong) = taken else {
                 by.push(live.name());
                 continue;
             };
             let outcome = match wrong {
-                live::SwitchFailure::Ill(_) => UpdateOutcome::TakenBack,
-                live::SwitchFailure::NotTaken(_) => UpdateOutcome::Unknown,
+                live::SwitchFailure::BuildFault(_) => UpdateOutcome::TakenBack,
+                live::SwitchFailure::NotSwitched(_) => UpdateOutcome::Unknown,
                 live::SwitchFailure::Interrupted => UpdateOutcome::Interrupted,
             };
             let why = wrong.into_reason();
@@ -94,9 +96,9 @@ impl UpdateRun<'_> {
             let mut reasons = vec![why];
             let wrong = self.roll_back_instances(instances, &back, signals).await?;
             reasons.extend(wrong.into_iter().map(|why| format!("on the way back: {why}")));
-            return Ok(BringInResult::Back { outcome, reasons });
+            return Ok(BringInResult::RolledBack { outcome, reasons });
         }
-        self.store.moved()?;
+        self.store.finish_move()?;
         Ok(BringInResult::Holds(by))
     }
 
@@ -119,19 +121,19 @@ impl UpdateRun<'_> {
         for live in instances {
             let taken = tokio::select! {
                 taken = live.switch_back(&binary, numbers) => taken,
-                () = signals.leave() => return Err(CommandError::INTERRUPTED),
+                () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
             };
             wrong.extend(taken.err().map(live::SwitchFailure::into_reason));
         }
         // Record the end: another attempt would have the same result.
-        self.store.moved()?;
+        self.store.finish_move()?;
         Ok(wrong)
     }
 
     /// Completes an update that was killed after its choice of a build, or during the rollback. Returns its
     /// result, if any.
     pub(super) async fn finish(&self, signals: &mut SignalHandlers) -> Result<Option<String>, CommandError> {
-        let (Some(moving), Some(in_use)) = (self.store.moving(), self.store.in_use()?) else {
+        let (Some(moving), Some(in_use)) = (self.store.pending_move(), self.store.default_build()?) else {
             return Ok(None);
         };
         let BuildMove { build, back } = moving;
@@ -139,10 +141,10 @@ impl UpdateRun<'_> {
             "update: build {build} was {} by one that did not see it through; it goes on",
             if back { "taken back" } else { "chosen" }
         ));
-        let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
+        let pinned = bound_models(&self.args.config, self.loaded, self.machine)?;
         let late = if back { vec![build.clone()] } else { self.store.kept_by_choice() };
         let binaries: Vec<PathBuf> = late.iter().filter_map(|id| self.store.binary(id).ok()).collect();
-        let instances = live::using(self.dirs, self.machine, &binaries, &pinned, true).await?;
+        let instances = live::find_instances(self.dirs, self.machine, &binaries, &pinned, true).await?;
         if back {
             let wrong = self.roll_back_instances(&instances, &in_use.id, signals).await?;
             let all: Vec<String> = instances.iter().map(live::LiveInstance::name).collect();
@@ -167,16 +169,16 @@ impl UpdateRun<'_> {
                 "Build {build}, which an earlier update had chosen, is in use by {}",
                 by.join("; ")
             ))),
-            BringInResult::Back { outcome, reasons } => {
+            BringInResult::RolledBack { outcome, reasons } => {
                 let text = format!(
                     "build {build}, which an earlier update had chosen, was taken back: {}",
                     reasons.join("; ")
                 );
                 out::error_line(&format!("update: {text}"));
                 if self.args.json {
-                    out::json(&serde_json::json!({ "outcome": outcome, "reasons": reasons }))?;
+                    out::print_json(&serde_json::json!({ "outcome": outcome, "reasons": reasons }))?;
                 }
-                Err(CommandError::Told { code: outcome.code() })
+                Err(CommandError::Reported { code: outcome.exit_code() })
             }
         }
     }
@@ -187,7 +189,7 @@ enum BringInResult {
     /// The build works, and these instances use it.
     Holds(Vec<String>),
     /// The previous build is in use again.
-    Back { outcome: UpdateOutcome, reasons: Vec<String> },
+    RolledBack { outcome: UpdateOutcome, reasons: Vec<String> },
 }
 
 /// Returns to the previous build, and reloads every instance.
@@ -197,41 +199,43 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
         let loaded = args.config.load(&machine, Vec::new())?;
         let dirs = loaded.dirs(&machine)?;
         let store = BuildStore::new(&dirs.data);
-        let _only = only_one(&dirs)?;
+        let _only = lock_updates(&dirs)?;
         let numbers = &loaded.settings.update;
-        let pinned = pinned(&args.config, &loaded, &machine)?;
+        let pinned = bound_models(&args.config, &loaded, &machine)?;
         // Complete an interrupted rollback: instances still run the abandoned build, so do not go further
         // back.
         let no_way_back = || warden_builder::BuilderError::NoWayBack { store: store.root().to_owned() };
-        let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
-        let left =
-            store.moving().filter(|moving| moving.back).and_then(|moving| store.binary(&moving.build).ok());
-        let late = live::using(&dirs, &machine, left.as_slice(), &pinned, false).await?;
+        let in_use = store.default_build()?.ok_or_else(no_way_back)?.id;
+        let left = store
+            .pending_move()
+            .filter(|moving| moving.back)
+            .and_then(|moving| store.binary(&moving.build).ok());
+        let late = live::find_instances(&dirs, &machine, left.as_slice(), &pinned, false).await?;
         if args.plan {
             return plan_rollback(&store, &in_use, late.len());
         }
         let (instances, back) = if late.is_empty() {
             let binary = store.binary(&in_use).ok();
-            let instances = live::using(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
+            let instances = live::find_instances(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
             let back = store.roll_back(&in_use, Some("it was taken back by hand"))?;
-            out::line(&format!("build {back} is in use{}", revision_text(&store, &back)))?;
+            out::print_line(&format!("build {back} is in use{}", revision_text(&store, &back)))?;
             (instances, back)
         } else {
-            out::line(&format!("build {in_use} is in use already; not all run it yet"))?;
+            out::print_line(&format!("build {in_use} is in use already; not all run it yet"))?;
             (late, in_use)
         };
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
         for live in &instances {
             match live.switch_back(&binary, numbers).await {
-                Ok(()) => out::line(&format!("{} runs it", live.name()))?,
+                Ok(()) => out::print_line(&format!("{} runs it", live.name()))?,
                 // Continue: the other instances can still switch.
                 Err(wrong) => failed = failed.and(Err(CommandError::failed(wrong.into_reason()))),
             }
         }
         // Record the end: an instance that did not switch would not do so next time, and the next
         // `rollback` goes further back.
-        store.moved()?;
+        store.finish_move()?;
         failed
     })?
 }
@@ -240,12 +244,12 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
 /// build in use, after an interrupted rollback.
 fn plan_rollback(store: &BuildStore, in_use: &BuildId, late: usize) -> Result<(), CommandError> {
     if late > 0 {
-        out::line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
+        out::print_line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
         return Ok(());
     }
     let back = store.build_before(in_use)?;
-    out::line(&format!("from build {in_use}{}", revision_text(store, in_use)))?;
-    out::line(&format!("back to build {back}{}", revision_text(store, &back)))?;
+    out::print_line(&format!("from build {in_use}{}", revision_text(store, in_use)))?;
+    out::print_line(&format!("back to build {back}{}", revision_text(store, &back)))?;
     Ok(())
 }
 

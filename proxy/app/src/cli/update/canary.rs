@@ -15,7 +15,7 @@ use crate::serve::SignalHandlers;
 /// Tries the build with each model of an instance, one after the other. Returns the reason if it is worse
 /// with one, and notes about the others. Skips models that cannot have a canary now (no memory, not loaded,
 /// another canary).
-pub(super) async fn worse(
+pub(super) async fn try_canaries(
     live: &LiveInstance,
     build: &BuildId,
     numbers: &Update,
@@ -38,10 +38,10 @@ pub(super) async fn worse(
                 }
             },
         };
-        out::error_line(&format!("update: {}", crate::cli::canary::line(&begun)));
+        out::error_line(&format!("update: {}", crate::cli::canary::summary_line(&begun)));
         let view = tokio::select! {
             view = wait_for_end(live, &path, numbers) => view?,
-            () = signals.leave() => {
+            () = signals.wait_leave() => {
                 drop(live.client.json::<CanaryView>(Method::DELETE, &path).await);
                 return Err(CommandError::INTERRUPTED);
             }

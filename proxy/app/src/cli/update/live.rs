@@ -29,7 +29,7 @@ pub(super) struct LiveInstance {
 /// Leaves out models whose configuration names a build: as the instance reports, or `pinned` for one that
 /// does not. An instance that does not answer is an error if `strict`, else a warning, because its needs
 /// are unknown.
-pub(super) async fn using(
+pub(super) async fn find_instances(
     dirs: &WardenDirs,
     machine: &HostMachine,
     binaries: &[PathBuf],
@@ -38,7 +38,7 @@ pub(super) async fn using(
 ) -> Result<Vec<LiveInstance>, CommandError> {
     let mut all = Vec::new();
     for found in instance::all_instances(&dirs.state, &machine.registration_dirs()) {
-        let client = AdminClient::of(&found);
+        let client = AdminClient::from_located(&found);
         let instance = found.instance;
         if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != dirs.data {
             continue;
@@ -80,10 +80,10 @@ pub(super) struct StateBeforeReload {
 /// Reason why an instance does not run the wanted build.
 pub(super) enum SwitchFailure {
     /// Fault of the build.
-    Ill(String),
+    BuildFault(String),
     /// Possibly no fault of the build: no instance, no answer, an invalid configuration, a drain that takes
     /// too long.
-    NotTaken(String),
+    NotSwitched(String),
     /// The update was cancelled.
     Interrupted,
 }
@@ -91,7 +91,7 @@ pub(super) enum SwitchFailure {
 impl SwitchFailure {
     pub(super) fn into_reason(self) -> String {
         match self {
-            Self::Ill(why) | Self::NotTaken(why) => why,
+            Self::BuildFault(why) | Self::NotSwitched(why) => why,
             Self::Interrupted => "it was interrupted".to_owned(),
         }
     }
@@ -104,54 +104,54 @@ impl LiveInstance {
     }
 
     /// Reloads the instance, and waits until all its models run `binary` and nothing else.
-    pub(super) async fn takes(
+    pub(super) async fn switch_to(
         &self,
         binary: &Path,
         numbers: &Update,
     ) -> Result<StateBeforeReload, SwitchFailure> {
         // Do not excuse models that already run this build because of an earlier update: they are down
         // because of it.
-        let before = self.before(Some(binary), numbers).await?;
-        self.changes(binary, before, numbers).await
+        let before = self.state_before(Some(binary), numbers).await?;
+        self.reload_and_wait(binary, before, numbers).await
     }
 
-    /// Like [`LiveInstance::takes`] for the previous build. Excuses all models that are down, because the abandoned
+    /// Like [`LiveInstance::switch_to`] for the previous build. Excuses all models that are down, because the abandoned
     /// build is the cause.
     pub(super) async fn switch_back(&self, binary: &Path, numbers: &Update) -> Result<(), SwitchFailure> {
-        let before = self.before(None, numbers).await?;
-        self.changes(binary, before, numbers).await.map(drop)
+        let before = self.state_before(None, numbers).await?;
+        self.reload_and_wait(binary, before, numbers).await.map(drop)
     }
 
-    async fn changes(
+    async fn reload_and_wait(
         &self,
         binary: &Path,
         before: StateBeforeReload,
         numbers: &Update,
     ) -> Result<StateBeforeReload, SwitchFailure> {
-        self.reload().await.map_err(SwitchFailure::NotTaken)?;
+        self.reload().await.map_err(SwitchFailure::NotSwitched)?;
         out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
         let until = Instant::now() + numbers.within;
         let mut silent = 0;
         loop {
             if let Some(status) = self.client.status().await {
                 silent = 0;
-                if let Some(why) = self.wrong(&status, &before) {
-                    return Err(SwitchFailure::Ill(why));
+                if let Some(why) = self.new_faults(&status, &before) {
+                    return Err(SwitchFailure::BuildFault(why));
                 }
-                if self.has_taken(&status, binary, before.newest) {
+                if self.has_switched(&status, binary, before.newest) {
                     return Ok(before);
                 }
             } else {
                 silent += 1;
                 if silent >= MAX_FAILED_QUERIES {
-                    return Err(self.is_silent());
+                    return Err(self.silent_failure());
                 }
             }
             if Instant::now() >= until {
-                return Err(SwitchFailure::NotTaken(format!(
+                return Err(SwitchFailure::NotSwitched(format!(
                     "{} still ran other processes {} after it was told; its log says why",
                     self.name(),
-                    warden_policies::units::span(numbers.within)
+                    warden_policies::units::format_span(numbers.within)
                 )));
             }
             sleep(numbers.look).await;
@@ -170,8 +170,8 @@ impl LiveInstance {
         loop {
             if let Some(status) = self.client.status().await {
                 looked = true;
-                if let Some(why) = self.wrong(&status, before) {
-                    return Err(SwitchFailure::Ill(why));
+                if let Some(why) = self.new_faults(&status, before) {
+                    return Err(SwitchFailure::BuildFault(why));
                 }
             }
             if Instant::now() >= until {
@@ -179,22 +179,22 @@ impl LiveInstance {
             }
             sleep(numbers.look).await;
         }
-        if looked { Ok(()) } else { Err(self.is_silent()) }
+        if looked { Ok(()) } else { Err(self.silent_failure()) }
     }
 
-    async fn before(
+    async fn state_before(
         &self,
         taken: Option<&Path>,
         numbers: &Update,
     ) -> Result<StateBeforeReload, SwitchFailure> {
         for _ in 0..MAX_FAILED_QUERIES {
             if let Some(status) = self.client.status().await {
-                let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
+                let crashes = self.own_models(&status).map(|model| (model.name.to_string(), model.crashes));
                 let has_it =
                     |model: &ModelView| taken.is_some() && status.next_binary(model.name.as_str()) == taken;
-                let down = self.own(&status).filter(|model| is_down(model) && !has_it(model));
+                let down = self.own_models(&status).filter(|model| is_down(model) && !has_it(model));
                 let down = down.map(|model| model.name.to_string());
-                let all = self.own(&status).flat_map(|model| &model.backends);
+                let all = self.own_models(&status).flat_map(|model| &model.backends);
                 let newest =
                     all.filter_map(|backend| backend.generation).map(|generation| generation.0).max();
                 return Ok(StateBeforeReload {
@@ -205,21 +205,21 @@ impl LiveInstance {
             }
             sleep(numbers.look).await;
         }
-        Err(self.is_silent())
+        Err(self.silent_failure())
     }
 
-    fn is_silent(&self) -> SwitchFailure {
-        SwitchFailure::NotTaken(format!("{} does not answer any more", self.name()))
+    fn silent_failure(&self) -> SwitchFailure {
+        SwitchFailure::NotSwitched(format!("{} does not answer any more", self.name()))
     }
 
     /// Models of this instance that use the build.
-    fn own<'a>(&'a self, status: &'a AdminStatus) -> impl Iterator<Item = &'a ModelView> {
+    fn own_models<'a>(&'a self, status: &'a AdminStatus) -> impl Iterator<Item = &'a ModelView> {
         let all = status.fleet.models.iter().map(|model| &**model);
         all.filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
     /// Returns whether all models will start as `binary`, and no process of another build is left.
-    fn has_taken(&self, status: &AdminStatus, binary: &Path, before: u64) -> bool {
+    fn has_switched(&self, status: &AdminStatus, binary: &Path, before: u64) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
         // Older instances do not report the program; compare generations.
         let is_its = |backend: &BackendView| match (&backend.program, backend.generation) {
@@ -227,8 +227,10 @@ impl LiveInstance {
             (None, generation) => generation.is_none_or(|generation| generation.0 > before),
         };
         is_next
-            && self.own(status).flat_map(|model| &model.backends).all(is_its)
-            && self.own(status).all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
+            && self.own_models(status).flat_map(|model| &model.backends).all(is_its)
+            && self
+                .own_models(status)
+                .all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
     }
 
     /// Tells the instance to reload, by a signal. Finds the process through its socket: a PID from a file
@@ -250,18 +252,18 @@ impl LiveInstance {
     }
 
     /// Describes new faults of its models since `before`.
-    fn wrong(&self, status: &AdminStatus, before: &StateBeforeReload) -> Option<String> {
+    fn new_faults(&self, status: &AdminStatus, before: &StateBeforeReload) -> Option<String> {
         let why = |model: &ModelView| {
             model.last_failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failure.message))
         };
         let was_down = |model: &ModelView| before.down.iter().any(|name| name == model.name.as_str());
-        if let Some(model) = self.own(status).find(|model| is_down(model) && !was_down(model)) {
+        if let Some(model) = self.own_models(status).find(|model| is_down(model) && !was_down(model)) {
             return Some(format!("`{}` of {} does not start{}", model.name, self.name(), why(model)));
         }
         let died = |model: &&ModelView| {
             model.crashes > before.crashes.get(model.name.as_str()).copied().unwrap_or(0)
         };
-        let model = self.own(status).find(died)?;
+        let model = self.own_models(status).find(died)?;
         Some(format!("`{}` of {} died{}", model.name, self.name(), why(model)))
     }
 }

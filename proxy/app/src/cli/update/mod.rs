@@ -68,7 +68,7 @@ pub(crate) struct UpdateArgs {
     #[arg(long)]
     sdist: bool,
     /// Backend to compute on. Default: that of the build in use.
-    #[arg(long, value_name = "NAME", value_parser = build::flags::hinted::<BackendChoice>)]
+    #[arg(long, value_name = "NAME", value_parser = build::flags::parse_with_hint::<BackendChoice>)]
     backend: Option<BackendChoice>,
     #[command(flatten)]
     patches: build::PatchArgs,
@@ -120,7 +120,7 @@ pub(crate) fn config_words(config: &ConfigArgs) -> Vec<String> {
 }
 
 /// Command line of a scheduled update.
-pub(crate) fn words(config: &ConfigArgs) -> Vec<String> {
+pub(crate) fn scheduled_command(config: &ConfigArgs) -> Vec<String> {
     let own = ["update".to_owned(), "--scheduled".to_owned()];
     own.into_iter().chain(config_words(config)).collect()
 }
@@ -145,7 +145,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
     let machine = HostMachine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
     let dirs = loaded.dirs(&machine)?;
-    let _only = only_one(&dirs)?;
+    let _only = lock_updates(&dirs)?;
     if args.scheduled {
         // Serving has priority. Continue if the priority cannot be lowered.
         rustix::process::nice(SCHEDULED_NICE).ok();
@@ -157,11 +157,11 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
         }
         let store = builder.store();
         let run = UpdateRun { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
-        Box::pin(run.all(nursery, &mut signals)).await
+        Box::pin(run.run(nursery, &mut signals)).await
     })
     .await?;
     report.show(args.json)?;
-    report.end()
+    report.into_exit()
 }
 
 /// Ends the update when stdin ends: the requester keeps the pipe open as long as it wants the update. The
@@ -180,9 +180,9 @@ fn end_with_stdin() {
 const SCHEDULED_NICE: i32 = 10;
 
 /// Takes the lock. Two concurrent updates would decide about each other's builds.
-fn only_one(dirs: &WardenDirs) -> Result<File, CommandError> {
+fn lock_updates(dirs: &WardenDirs) -> Result<File, CommandError> {
     let path = dirs.data.join(LOCK_FILE);
-    let held = super::held(&path, FlockOperation::NonBlockingLockExclusive);
+    let held = super::open_locked(&path, FlockOperation::NonBlockingLockExclusive);
     held.map_err(|error| {
         if error.kind() == std::io::ErrorKind::WouldBlock {
             CommandError::hinted("another `llama-warden update` is under way", "wait until it has ended")
@@ -202,39 +202,40 @@ struct UpdateRun<'a> {
 }
 
 impl UpdateRun<'_> {
-    async fn all(
+    async fn run(
         &self,
         nursery: NurseryHandle,
         signals: &mut SignalHandlers,
     ) -> Result<UpdateReport, CommandError> {
         let numbers = &self.loaded.settings.update;
         let finished = if self.args.plan { None } else { self.finish(signals).await? };
-        let old = self.store.in_use()?.ok_or_else(|| {
+        let old = self.store.default_build()?.ok_or_else(|| {
             CommandError::hinted(
                 format!("there is no build in {} to renew", self.store.root().display()),
                 "`update` renews builds of the store only: make the first one with `llama-warden build`, take `binary` out \
                  of the configuration, and reload it",
             )
         })?;
-        let new = source::newest(self.args, &self.builder, &self.loaded.settings.build, &numbers.track, &old)
-            .await?;
-        let request = self.request(new.source.clone(), &old)?;
+        let new =
+            source::find_newest(self.args, &self.builder, &self.loaded.settings.build, &numbers.track, &old)
+                .await?;
+        let request = self.build_request(new.source.clone(), &old)?;
         let plan = self.builder.plan(&request).await?;
         let mut report = UpdateReport::new(&old, &plan, &new, numbers.listed);
         report.notes.extend(finished);
         if plan.id == old.id {
-            return Ok(report.ends(UpdateOutcome::NothingNew));
+            return Ok(report.with_outcome(UpdateOutcome::NothingNew));
         }
         if let Some(why) = new.not_newer_reason(&old, &plan) {
             report.reasons.push(why);
-            return Ok(report.ends(UpdateOutcome::NothingNew));
+            return Ok(report.with_outcome(UpdateOutcome::NothingNew));
         }
         if let Some(decided) = self.store.choices()?.rejected(&plan.id).filter(|_| !self.args.again) {
             report.reasons.push(format!("{}: {}", decided.at, decided.why));
-            return Ok(report.ends(UpdateOutcome::WasRejected));
+            return Ok(report.with_outcome(UpdateOutcome::WasRejected));
         }
         if self.args.plan {
-            return Ok(report.ends(UpdateOutcome::Planned));
+            return Ok(report.with_outcome(UpdateOutcome::Planned));
         }
         let last = self.dirs.state.join(LAST_RUN_FILE);
         let noted = std::fs::create_dir_all(&self.dirs.state)
@@ -247,9 +248,9 @@ impl UpdateRun<'_> {
         if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id || last.held) {
             self.store.choose(&old.id, "it was in use when an update began")?;
         }
-        out::error_line(&format!("update: {}", report.news()));
+        out::error_line(&format!("update: {}", report.summary()));
         let built = self.builder.build(&request).await?;
-        self.fits(&built.id).await?;
+        self.check_configuration(&built.id).await?;
         if !self.args.unproved {
             let both = UpdateBuilds {
                 old: self.store.binary(&old.id)?,
@@ -257,28 +258,31 @@ impl UpdateRun<'_> {
                 provenance: &built.provenance,
                 cache: &self.dirs.cache,
             };
-            let proof = Box::pin(prove::run(self.args, self.loaded, &both, &nursery, signals)).await?;
+            let proof =
+                Box::pin(prove::prove_build(self.args, self.loaded, &both, &nursery, signals)).await?;
             let verdict = proof.verdict;
-            report.prove(proof);
+            report.add_proof(proof);
             match verdict {
                 ProofRuling::Worse => {
-                    self.store.reject(&built.id, &report.why())?;
-                    return Ok(report.ends(UpdateOutcome::Rejected));
+                    self.store.reject(&built.id, &report.reasons_line())?;
+                    return Ok(report.with_outcome(UpdateOutcome::Rejected));
                 }
-                ProofRuling::Unknown => return Ok(report.ends(UpdateOutcome::Unknown)),
+                ProofRuling::Unknown => return Ok(report.with_outcome(UpdateOutcome::Unknown)),
                 ProofRuling::Better | ProofRuling::Same => {}
             }
         }
-        let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
+        let pinned = bound_models(&self.args.config, self.loaded, self.machine)?;
         let instances =
-            live::using(self.dirs, self.machine, &[self.store.binary(&old.id)?], &pinned, true).await?;
+            live::find_instances(self.dirs, self.machine, &[self.store.binary(&old.id)?], &pinned, true)
+                .await?;
         if !self.args.no_canary {
             for live in &instances {
-                if let Some(why) = canary::worse(live, &built.id, numbers, &mut report.notes, signals).await?
+                if let Some(why) =
+                    canary::try_canaries(live, &built.id, numbers, &mut report.notes, signals).await?
                 {
                     report.reasons.push(why);
-                    self.store.reject(&built.id, &report.why())?;
-                    return Ok(report.ends(UpdateOutcome::Rejected));
+                    self.store.reject(&built.id, &report.reasons_line())?;
+                    return Ok(report.with_outcome(UpdateOutcome::Rejected));
                 }
             }
         }
@@ -286,27 +290,27 @@ impl UpdateRun<'_> {
     }
 
     /// The build request: the recipe of the build in use with another source.
-    fn request(
+    fn build_request(
         &self,
         source: warden_builder::BuildSource,
         old: &Provenance,
     ) -> Result<BuildRequest, CommandError> {
         let recipe = &old.plan.recipe;
-        let mut patches = build::selection(&self.args.patches, self.loaded, self.machine)?;
+        let mut patches = build::select_patches(&self.args.patches, self.loaded, self.machine)?;
         if patches.sets == SelectedSets::Default && old.plan.patches.is_empty() {
             patches.sets = SelectedSets::None;
         }
         let arch = recipe.arch().parse().unwrap_or_default();
         Ok(BuildRequest {
-            backend: self.args.backend.unwrap_or(BackendChoice::This(recipe.backend)),
+            backend: self.args.backend.unwrap_or(BackendChoice::Explicit(recipe.backend)),
             arch,
             options: old.plan.options.iter().chain(&self.args.options).cloned().collect(),
-            ..build::request(source, patches, &self.loaded.settings.build)
+            ..build::build_request(source, patches, &self.loaded.settings.build)
         })
     }
 
     /// Checks the configuration with the new build: mitigations that it lacks, flags that it does not know.
-    async fn fits(&self, id: &BuildId) -> Result<(), CommandError> {
+    async fn check_configuration(&self, id: &BuildId) -> Result<(), CommandError> {
         if self.loaded.models.is_empty() {
             return Ok(());
         }
@@ -327,7 +331,7 @@ impl UpdateRun<'_> {
             )
         };
         let resolved = resolving.await.map_err(|failure| refuse(failure.lines().join("; ")))?;
-        let unknown = crate::config::resolve::flags::unknown(self.loaded, &resolved).await;
+        let unknown = crate::config::resolve::flags::find_unknown_words(self.loaded, &resolved).await;
         match unknown.refused.first() {
             None => Ok(()),
             Some(problem) => Err(refuse(problem.to_string())),
@@ -341,7 +345,7 @@ fn plan_of(config: &ConfigArgs) -> serve::ConfigSource {
 }
 
 /// The resolved configuration; `None` without models.
-fn configured(
+fn resolve_configured(
     config: &ConfigArgs,
     loaded: &LoadedConfig,
     machine: &HostMachine,
@@ -350,11 +354,11 @@ fn configured(
 }
 
 /// Models whose configuration names a build or a program.
-fn pinned(
+fn bound_models(
     config: &ConfigArgs,
     loaded: &LoadedConfig,
     machine: &HostMachine,
 ) -> Result<Vec<String>, CommandError> {
-    let Some(resolved) = configured(config, loaded, machine)? else { return Ok(Vec::new()) };
-    Ok(resolved.bound())
+    let Some(resolved) = resolve_configured(config, loaded, machine)? else { return Ok(Vec::new()) };
+    Ok(resolved.bound_models())
 }

@@ -26,7 +26,7 @@ pub(super) struct UpdateBuilds<'a> {
 }
 
 /// Runs the proof.
-pub(super) async fn run(
+pub(super) async fn prove_build(
     args: &UpdateArgs,
     loaded: &LoadedConfig,
     both: &UpdateBuilds<'_>,
@@ -87,7 +87,7 @@ fn against_command(
         words.push("--".to_owned());
         words.extend_from_slice(flags);
     }
-    let mut args = DiagnoseArgs::parsed(&words)?;
+    let mut args = DiagnoseArgs::parse_words(&words)?;
     // Ignore `LLAMA_WARDEN_CONFIG` for the sample model: the models of that file would be resolved, too.
     if config.is_empty() {
         args.ignore_config();

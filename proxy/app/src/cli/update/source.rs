@@ -1,7 +1,7 @@
 //! Finds the commit or archive for a new build, and the commits since the build in use.
 
 use warden_builder::git::{CommitRequest as Commits, GitSource, RelativeAge, RevisionInfo};
-use warden_builder::{BuildPlan, BuildSource, Builder, Provenance, SuccessorObstacle, succeeds};
+use warden_builder::{BuildPlan, BuildSource, Builder, Provenance, SuccessorObstacle, check_successor};
 use warden_policies::defaults::Build;
 
 use super::UpdateArgs;
@@ -18,21 +18,21 @@ pub(super) struct NewSource {
     /// Age relative to the commit of the build in use, if one repository has both.
     age: Option<RelativeAge>,
     /// The user named the revision, so it may be older.
-    is_named: bool,
+    is_requested: bool,
 }
 
 impl NewSource {
     /// The reason why a build by this plan is no newer than the build in use. `None` if it is newer, if its
     /// age is unknown, or if the user named the revision.
     pub(super) fn not_newer_reason(&self, old: &Provenance, plan: &BuildPlan) -> Option<String> {
-        if self.is_named {
+        if self.is_requested {
             return None;
         }
         let why = match self.age {
             Some(RelativeAge::Descendant) => return None,
             Some(RelativeAge::Ancestor) => "it is an ancestor of the revision in use".to_owned(),
             Some(RelativeAge::Earlier) => "it was made before the revision in use".to_owned(),
-            Some(RelativeAge::Later) | None => match succeeds(&old.plan, plan) {
+            Some(RelativeAge::Later) | None => match check_successor(&old.plan, plan) {
                 Err(older @ SuccessorObstacle::Older { .. }) => older.to_string(),
                 _ => return None,
             },
@@ -42,7 +42,7 @@ impl NewSource {
 }
 
 /// Queries the source for the newest revision.
-pub(super) async fn newest(
+pub(super) async fn find_newest(
     args: &UpdateArgs,
     builder: &Builder,
     numbers: &Build,
@@ -52,10 +52,10 @@ pub(super) async fn newest(
     if let Some(path) = &args.source {
         let source = BuildSource::at(path)?;
         let follows = path.display().to_string();
-        return Ok(NewSource { source, follows, commits: None, age: None, is_named: true });
+        return Ok(NewSource { source, follows, commits: None, age: None, is_requested: true });
     }
     if args.sdist {
-        let pin = build::pin(numbers);
+        let pin = build::sdist_pin(numbers);
         let (version, archive) = if args.offline {
             (pin.version.clone(), builder.sdist(&pin).await?)
         } else {
@@ -63,7 +63,7 @@ pub(super) async fn newest(
         };
         let source = BuildSource::at(&archive)?;
         let follows = format!("llama-cpp-python {version}");
-        return Ok(NewSource { source, follows, commits: None, age: None, is_named: false });
+        return Ok(NewSource { source, follows, commits: None, age: None, is_requested: false });
     }
     let named = GitSource::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
     let wanted = args.to.as_deref().unwrap_or(track);
@@ -104,5 +104,5 @@ pub(super) async fn newest(
         shown: repository.shown().to_owned(),
         commit,
     };
-    Ok(NewSource { source, follows, commits, age, is_named: args.to.is_some() })
+    Ok(NewSource { source, follows, commits, age, is_requested: args.to.is_some() })
 }

@@ -33,7 +33,7 @@ pub(super) enum UpdateOutcome {
 
 impl UpdateOutcome {
     /// Exit code of the outcome.
-    pub(super) fn code(self) -> u8 {
+    pub(super) fn exit_code(self) -> u8 {
         match self {
             Self::InUse | Self::NothingNew | Self::Planned => 0,
             Self::Rejected | Self::WasRejected | Self::TakenBack => crate::exit::LEAKS_CODE,
@@ -103,25 +103,25 @@ impl UpdateReport {
         }
     }
 
-    pub(super) fn ends(mut self, outcome: UpdateOutcome) -> Self {
+    pub(super) fn with_outcome(mut self, outcome: UpdateOutcome) -> Self {
         self.outcome = Some(outcome);
         self
     }
 
-    pub(super) fn prove(&mut self, proof: ProofReport) {
+    pub(super) fn add_proof(&mut self, proof: ProofReport) {
         self.reasons.clone_from(&proof.reasons);
         self.proof = Some(proof);
     }
 
     /// The reasons in one line.
-    pub(super) fn why(&self) -> String {
+    pub(super) fn reasons_line(&self) -> String {
         self.reasons.join("; ")
     }
 
     /// Summary: `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of https://…)`.
-    pub(super) fn news(&self) -> String {
+    pub(super) fn summary(&self) -> String {
         let commits =
-            self.commits.map_or_else(String::new, |count| format!(": {}", out::counted(count, "commit")));
+            self.commits.map_or_else(String::new, |count| format!(": {}", out::count_noun(count, "commit")));
         format!("{} to {}{commits} ({})", self.old.revision, self.new.revision, self.follows)
     }
 
@@ -142,7 +142,7 @@ impl UpdateReport {
                         new.revision,
                         old.build,
                         old.revision,
-                        self.why()
+                        self.reasons_line()
                     )
                 };
                 text.extend(self.notes.iter().map(|note| format!(". {note}")));
@@ -175,7 +175,7 @@ impl UpdateReport {
             }
             Some(UpdateOutcome::Planned) | None => format!("build {} would be made", new.build),
         };
-        text.extend([format!(". It goes from {}.", self.news())]);
+        text.extend([format!(". It goes from {}.", self.summary())]);
         let list = |text: &mut String, what: &str, names: &[String]| {
             if !names.is_empty() {
                 text.extend([format!(" {what}: {}.", names.join(", "))]);
@@ -187,7 +187,7 @@ impl UpdateReport {
             text.extend([format!(" Proof: {}.", proof.summary())]);
         }
         if !self.reasons.is_empty() {
-            text.extend([format!(" Because: {}.", self.why())]);
+            text.extend([format!(" Because: {}.", self.reasons_line())]);
         }
         text.extend(self.notes.iter().map(|note| format!(" {note}.")));
         if self.outcome == Some(UpdateOutcome::InUse) {
@@ -198,27 +198,27 @@ impl UpdateReport {
 
     pub(super) fn show(&self, json: bool) -> Result<(), CommandError> {
         if json {
-            return out::json(self);
+            return out::print_json(self);
         }
         let mut text = format!("{}\n", self.paragraph());
         if self.outcome == Some(UpdateOutcome::Planned) {
             let more = self.commits.unwrap_or(0).saturating_sub(self.subjects.len());
             text.extend(self.subjects.iter().map(|line| format!("  {line}\n")));
             if more > 0 {
-                text.extend([format!("  and {}\n", out::counted(more, "older commit"))]);
+                text.extend([format!("  and {}\n", out::count_noun(more, "older commit"))]);
             }
             text.extend([format!("\n{}\n", self.plan)]);
         }
         if let Some(proof) = &self.proof {
-            text.extend([format!("\n{}", out::table(&proof.rows()))]);
+            text.extend([format!("\n{}", out::format_table(&proof.rows()))]);
             text.extend(proof.notes.iter().map(|note| format!("note: {note}\n")));
         }
-        out::write(&text)
+        out::print_text(&text)
     }
 
     /// The exit code, as an error if it is not 0.
-    pub(super) fn end(&self) -> Result<(), CommandError> {
-        let code = self.outcome.map_or(crate::exit::UNDECIDED_CODE, UpdateOutcome::code);
+    pub(super) fn into_exit(&self) -> Result<(), CommandError> {
+        let code = self.outcome.map_or(crate::exit::UNDECIDED_CODE, UpdateOutcome::exit_code);
         if code == 0 {
             return Ok(());
         }
@@ -227,6 +227,6 @@ impl UpdateReport {
         } else {
             code
         };
-        Err(CommandError::Told { code })
+        Err(CommandError::Reported { code })
     }
 }

@@ -29,8 +29,8 @@ use warden_supervisor::Fleet;
 
 use self::notify::NotifySocket;
 pub(crate) use self::sockets::ActivatedSockets;
-use self::status::{line, one_line};
-pub(crate) use self::watchdog::{LoopAnswers, watch};
+use self::status::{status_line, to_single_line};
+pub(crate) use self::watchdog::{LoopAnswers, run_watchdog};
 use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 
@@ -45,20 +45,20 @@ const EXTENSION_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) struct ServiceManager {
     socket: Option<NotifySocket>,
     /// Why its socket cannot be used.
-    trouble: Option<String>,
+    socket_error: Option<String>,
     /// The manager ends us if the watchdog is not fed for this long.
     watchdog: Option<Duration>,
     /// The last status sent. Locked while one is sent.
-    said: Mutex<String>,
+    last_status: Mutex<String>,
     /// True if the last message failed, which was logged.
-    deaf: AtomicBool,
+    send_failed: AtomicBool,
     /// True if the instance is stopping.
     ending: AtomicBool,
 }
 
 impl ServiceManager {
     /// Reads the environment. `main`: PID of the process that the manager started.
-    pub(crate) fn of(machine: &HostMachine, main: u32) -> Self {
+    pub(crate) fn from_environment(machine: &HostMachine, main: u32) -> Self {
         let Some(name) = machine.var("NOTIFY_SOCKET") else { return Self::default() };
         let socket = NotifySocket::open(name);
         let trouble = socket.as_ref().err().map(|error| format!("NOTIFY_SOCKET={}: {error}", name.display()));
@@ -66,38 +66,42 @@ impl ServiceManager {
         let is_ours = machine.var("WATCHDOG_PID").is_none_or(|_| number("WATCHDOG_PID") == Some(main.into()));
         let watchdog =
             number("WATCHDOG_USEC").filter(|&limit| is_ours && limit > 0).map(Duration::from_micros);
-        Self { socket: socket.ok(), trouble, watchdog, ..Self::default() }
+        Self { socket: socket.ok(), socket_error: trouble, watchdog, ..Self::default() }
     }
 
     /// Reports that we serve, at the start and after a reload.
-    pub(crate) async fn ready(&self) {
-        if let Some(trouble) = &self.trouble {
+    pub(crate) async fn report_ready(&self) {
+        if let Some(trouble) = &self.socket_error {
             tracing::warn!("{trouble}; the service manager cannot be told how we are");
         }
-        self.tell("READY=1").await;
+        self.send("READY=1").await;
     }
 
-    /// Reports that the configuration is read again; [`Self::ready`] reports the end of it.
-    pub(crate) async fn reloading(&self) {
+    /// Reports that the configuration is read again; [`Self::report_ready`] reports the end of it.
+    pub(crate) async fn report_reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
-        self.say("reads the configuration again", &format!("RELOADING=1\nMONOTONIC_USEC={micros}\n")).await;
+        self.send_status("reads the configuration again", &format!("RELOADING=1\nMONOTONIC_USEC={micros}\n"))
+            .await;
     }
 
     /// Reports that we are stopping. Never resolves, and requests more time until it is dropped. `longest`:
     /// limit of the drain.
-    pub(crate) async fn stopping(&self, in_flight: usize, longest: Duration) {
+    pub(crate) async fn report_stopping(&self, in_flight: usize, longest: Duration) {
         self.ending.store(true, Ordering::Relaxed);
         let text = format!("stopping: {in_flight} requests in flight may end");
-        self.say(&text, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", TIMEOUT_EXTENSION.as_micros()))
-            .await;
+        self.send_status(
+            &text,
+            &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", TIMEOUT_EXTENSION.as_micros()),
+        )
+        .await;
         // Loops end one after the other now, each within its deadline, so the watchdog is fed
         // unconditionally.
         let fed = if self.watchdog.is_some() { "\nWATCHDOG=1" } else { "" };
         let pause = self.watchdog.map_or(EXTENSION_INTERVAL, |limit| EXTENSION_INTERVAL.min(limit / 4));
         let mut left = longest;
         while !left.is_zero() {
-            self.tell(&format!("EXTEND_TIMEOUT_USEC={}{fed}", TIMEOUT_EXTENSION.as_micros())).await;
+            self.send(&format!("EXTEND_TIMEOUT_USEC={}{fed}", TIMEOUT_EXTENSION.as_micros())).await;
             tokio::time::sleep(pause).await;
             left = left.saturating_sub(pause);
         }
@@ -106,15 +110,15 @@ impl ServiceManager {
     }
 
     /// Reports the error that ends us.
-    pub(crate) async fn failed(&self, failure: &CommandError) {
+    pub(crate) async fn report_failure(&self, failure: &CommandError) {
         let lines = failure.lines();
         if let Some(first) = lines.first() {
-            self.say(first, "").await;
+            self.send_status(first, "").await;
         }
     }
 
     /// Reports our status until `stop`.
-    pub(crate) async fn follow(
+    pub(crate) async fn report_status(
         self: Arc<Self>,
         fleet: Fleet,
         gauges: Arc<GatewayGauges>,
@@ -125,12 +129,12 @@ impl ServiceManager {
         }
         let tell = async {
             loop {
-                let mut text = line(&fleet.view(), gauges.in_flight.load(Ordering::Relaxed));
+                let mut text = status_line(&fleet.view(), gauges.in_flight.load(Ordering::Relaxed));
                 if self.ending.load(Ordering::Relaxed) {
                     text.insert_str(0, "stopping: ");
                 }
-                if *self.said.lock().await != text {
-                    self.say(&text, "").await;
+                if *self.last_status.lock().await != text {
+                    self.send_status(&text, "").await;
                 }
                 tokio::time::sleep(STATUS_INTERVAL).await;
             }
@@ -140,24 +144,28 @@ impl ServiceManager {
 
     /// Feeds the watchdog, if there is one, as long as all loops that `ask` asks are responsive, until
     /// `stop`.
-    pub(crate) async fn feed(self: Arc<Self>, ask: impl Fn() -> LoopAnswers, stop: CancellationToken) {
+    pub(crate) async fn feed_watchdog(
+        self: Arc<Self>,
+        ask: impl Fn() -> LoopAnswers,
+        stop: CancellationToken,
+    ) {
         let (Some(limit), Some(_)) = (self.watchdog, &self.socket) else { return };
-        let fed = || async { self.tell("WATCHDOG=1").await };
-        watch(limit, "the service manager is not told that all is well", ask, fed, stop).await;
+        let fed = || async { self.send("WATCHDOG=1").await };
+        run_watchdog(limit, "the service manager is not told that all is well", ask, fed, stop).await;
     }
 
     /// Sends `before` and a status.
-    async fn say(&self, text: &str, before: &str) {
-        let mut said = self.said.lock().await;
+    async fn send_status(&self, text: &str, before: &str) {
+        let mut said = self.last_status.lock().await;
         text.clone_into(&mut said);
-        self.tell(&format!("{before}STATUS={}", one_line(text))).await;
+        self.send(&format!("{before}STATUS={}", to_single_line(text))).await;
     }
 
-    async fn tell(&self, message: &str) {
+    async fn send(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
         match socket.send(message).await {
-            Ok(()) => self.deaf.store(false, Ordering::Relaxed),
-            Err(error) if !self.deaf.swap(true, Ordering::Relaxed) => {
+            Ok(()) => self.send_failed.store(false, Ordering::Relaxed),
+            Err(error) if !self.send_failed.swap(true, Ordering::Relaxed) => {
                 tracing::warn!(%error, "the service manager cannot be told how we are (NOTIFY_SOCKET)");
             }
             Err(_) => {}

@@ -43,8 +43,8 @@ impl ActivatedSockets {
     /// A socket cannot be used.
     pub(crate) fn take() -> Result<Self, CommandError> {
         let text = |name: &str| std::env::var_os(name).unwrap_or_default();
-        let count = count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());
-        let names = names(&text("LISTEN_FDNAMES"), count)?;
+        let count = socket_count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());
+        let names = socket_names(&text("LISTEN_FDNAMES"), count)?;
         let mut given = if count == 0 { ListenFd::empty() } else { ListenFd::from_env() };
         let mut sockets = Self::default();
         for (index, (name, whose)) in names.into_iter().enumerate() {
@@ -78,7 +78,7 @@ impl ActivatedSockets {
                         "the admin routes are for this machine: `ListenStream=127.0.0.1:9090`, or a path";
                     return Err(CommandError::usage(format!("{shown} can be reached from elsewhere"), hint));
                 }
-                SocketPurpose::Admin if self.admin_tcp.is_some() => return Err(twice(shown)),
+                SocketPurpose::Admin if self.admin_tcp.is_some() => return Err(duplicate_socket(shown)),
                 SocketPurpose::Admin => self.admin_tcp = Some(socket),
             }
             return Ok(());
@@ -102,11 +102,11 @@ impl ActivatedSockets {
             let hint = "`ListenStream=/run/llama-warden/admin.sock`: `llama-warden status` looks for a file";
             return Err(CommandError::usage(format!("{shown} has no path"), hint));
         };
-        if self.admin.replace((socket, path)).is_some() { Err(twice(shown)) } else { Ok(()) }
+        if self.admin.replace((socket, path)).is_some() { Err(duplicate_socket(shown)) } else { Ok(()) }
     }
 }
 
-fn twice(shown: &str) -> CommandError {
+fn duplicate_socket(shown: &str) -> CommandError {
     CommandError::usage(
         format!("{shown} is the second of its kind"),
         "one Unix socket and one TCP socket is all that `admin` may be",
@@ -125,13 +125,13 @@ fn check_listening(socket: &impl AsFd, shown: &str) -> Result<(), CommandError> 
 }
 
 /// Number of sockets handed over to this process; those of another process are not ours.
-fn count(count: &OsString, process: &OsString, own: u32) -> usize {
+fn socket_count(count: &OsString, process: &OsString, own: u32) -> usize {
     let is_ours = process.to_str().and_then(|text| text.parse().ok()) == Some(own);
     count.to_str().and_then(|text| text.parse().ok()).filter(|_| is_ours).unwrap_or(0)
 }
 
 /// Names and purposes of the sockets.
-fn names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, CommandError> {
+fn socket_names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, CommandError> {
     let written = written.to_string_lossy();
     let mut all = written.split(':');
     let told = (0..count).map(|_| {
@@ -162,16 +162,16 @@ mod tests {
     #[test]
     fn sockets_of_another_process_are_not_ours() {
         let text = |text: &str| OsString::from(text);
-        assert_eq!(count(&text("2"), &text("7"), 7), 2);
+        assert_eq!(socket_count(&text("2"), &text("7"), 7), 2);
         for (number, process) in [("2", "8"), ("2", ""), ("", "7"), ("-1", "7"), ("two", "7")] {
-            assert_eq!(count(&text(number), &text(process), 7), 0, "{number} of {process}");
+            assert_eq!(socket_count(&text(number), &text(process), 7), 0, "{number} of {process}");
         }
     }
 
     #[test]
     fn names_say_what_a_socket_is_for_and_one_that_says_nothing_is_told() {
         let whose = |text: &str, count| {
-            names(&OsString::from(text), count)
+            socket_names(&OsString::from(text), count)
                 .map(|all| all.into_iter().map(|(_, whose)| whose).collect::<Vec<_>>())
         };
         assert_eq!(whose("admin:public", 2).unwrap(), [SocketPurpose::Admin, SocketPurpose::Public]);

@@ -10,7 +10,7 @@ use warden_supervisor::{FleetView, ModelState, ModelView};
 const MAX_STATUS_BYTES: usize = 240;
 
 /// The line for a view of the fleet and the number of requests in flight.
-pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
+pub(super) fn status_line(view: &FleetView, in_flight: usize) -> String {
     let count = |state| view.models.iter().filter(|model| model.state == state).count();
     let mut text = match view.models.len() {
         0 => "no models yet".to_owned(),
@@ -29,14 +29,14 @@ pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
     if held > 0 {
         let _infallible = write!(text, "; {} host memory", ByteSize(held));
     }
-    if let Some(next) = view.models.iter().find_map(|model| next(model)) {
+    if let Some(next) = view.models.iter().find_map(|model| next_action(model)) {
         let _infallible = write!(text, "; next: {next}");
     }
-    one_line(&text)
+    to_single_line(&text)
 }
 
 /// The policy's next action for a model, if there is one.
-fn next(model: &ModelView) -> Option<String> {
+fn next_action(model: &ModelView) -> Option<String> {
     let policy = model.policy.as_ref().filter(|policy| policy.decision.action != RecycleAction::Observe)?;
     let reason = policy.decision.reason.map_or("", |reason| reason.phrase());
     let held = if policy.held.is_some() { ", held back" } else { "" };
@@ -44,8 +44,8 @@ fn next(model: &ModelView) -> Option<String> {
 }
 
 /// Joins a text into one line, because a message has a line for each field and names may contain anything.
-pub(super) fn one_line(text: &str) -> String {
-    let plain = secrets::text(text);
+pub(super) fn to_single_line(text: &str) -> String {
+    let plain = secrets::redact_text(text);
     let mut line: String =
         plain.chars().map(|char| if char.is_control() { ' ' } else { char }).take(MAX_STATUS_BYTES).collect();
     if plain.chars().nth(MAX_STATUS_BYTES).is_some() {
@@ -87,10 +87,10 @@ mod tests {
             model("embed", "unloaded", &Value::Null),
         ]);
         let broken = view(&[model("a\nREADY=1\u{1b}[2J", "failed", &Value::Null)]);
-        let lines = [line(&view(&[]), 0), line(&some, 5), line(&broken, 0)];
+        let lines = [status_line(&view(&[]), 0), status_line(&some, 5), status_line(&broken, 0)];
         insta::assert_snapshot!(lines.join("\n"));
         assert!(lines.iter().all(|line| !line.contains('\n')));
         let many: Vec<Value> = (0..1000).map(|_| model(&"m".repeat(300), "loaded", &wants)).collect();
-        assert_eq!(line(&view(&many), 0).chars().count(), MAX_STATUS_BYTES + 1);
+        assert_eq!(status_line(&view(&many), 0).chars().count(), MAX_STATUS_BYTES + 1);
     }
 }

@@ -19,17 +19,17 @@ pub(crate) type LoopAnswers = Vec<(String, oneshot::Receiver<()>)>;
 
 /// Runs rounds until `stop`. `limit`: the manager ends us if the watchdog is not fed for this long;
 /// `meanwhile`: the consequence of a missing answer, for the log.
-pub(crate) async fn watch<Fed: Future<Output = ()>>(
+pub(crate) async fn run_watchdog<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
     ask: impl Fn() -> LoopAnswers,
     feed: impl Fn() -> Fed,
     stop: CancellationToken,
 ) {
-    stop.run_until_cancelled(rounds(limit, meanwhile, ask, feed)).await;
+    stop.run_until_cancelled(run_rounds(limit, meanwhile, ask, feed)).await;
 }
 
-async fn rounds<Fed: Future<Output = ()>>(
+async fn run_rounds<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
     ask: impl Fn() -> LoopAnswers,
@@ -114,7 +114,7 @@ mod tests {
         let two = Rc::new(Two { stuck, dead, asked, held: RefCell::default() });
         let fed = Rc::new(Cell::new(0));
         let (asks, feeds) = (two.clone(), fed.clone());
-        let watching = rounds(
+        let watching = run_rounds(
             LIMIT,
             "it is told",
             move || asks.ask(),

@@ -40,14 +40,14 @@ impl RunningInstance {
         &self.nursery
     }
 
-    pub(in crate::serve) fn place(&self) -> InstancePlace {
-        InstancePlace::of(&self.resolved)
+    pub(in crate::serve) fn instance_place(&self) -> InstancePlace {
+        InstancePlace::from_configuration(&self.resolved)
     }
 
     /// The header of the handover, with all sockets and the lock of the directory.
-    pub(in crate::serve) fn legacy(&self) -> io::Result<(HandoverHeader, Vec<OwnedFd>)> {
+    pub(in crate::serve) fn handover_files(&self) -> io::Result<(HandoverHeader, Vec<OwnedFd>)> {
         let own = lock(&self.copies);
-        let remade = lock(&self.admin_remade);
+        let remade = lock(&self.restored_admin_socket);
         // The first one is the Unix socket, which the restored one replaces.
         let operators = remade.iter().chain(own.operators.iter().skip(usize::from(remade.is_some())));
         let copies = own.public.iter().chain(operators).chain(&own.probes);
@@ -64,17 +64,17 @@ impl RunningInstance {
     }
 
     /// Takes ownership of the directories.
-    pub(in crate::serve) fn own(&mut self) {
-        self.claim.own();
+    pub(in crate::serve) fn take_ownership(&mut self) {
+        self.claim.take_ownership();
     }
 
     /// Runs the self-test, before the predecessor lets go.
-    pub(in crate::serve) async fn answers(&self) -> Result<(), String> {
-        self.inquiry.answers(self.resolved.server.upgrade_answer).await
+    pub(in crate::serve) async fn check_answers(&self) -> Result<(), String> {
+        self.inquiry.run(self.resolved.server.upgrade_answer).await
     }
 
     /// Spawns a task that ends with us.
-    pub(in crate::serve) fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(in crate::serve) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.tasks.spawn(task));
     }
 
@@ -87,7 +87,7 @@ impl RunningInstance {
     /// vain.
     pub(super) fn forget_sockets(&self) {
         drop(std::mem::take(&mut *lock(&self.copies)));
-        drop(lock(&self.admin_remade).take());
+        drop(lock(&self.restored_admin_socket).take());
     }
 
     /// Stops accepting clients and operators, whom the successor serves now.
@@ -95,7 +95,7 @@ impl RunningInstance {
         self.forget_sockets();
         self.ends.retire.cancel();
         self.retiring.cancel();
-        self.admin_stays.cancel();
+        self.admin_handed_over.cancel();
         self.stop.cancel();
     }
 
@@ -114,7 +114,7 @@ impl RunningInstance {
 
     /// Leaves the directories to the successor.
     pub(in crate::serve) fn release_directories(&mut self) {
-        self.claim.leave();
+        self.claim.release_ownership();
     }
 
     pub(in crate::serve) fn has_ended(&self) -> bool {
@@ -134,7 +134,7 @@ impl RunningInstance {
         let _ = tokio::join!(tasks, fleet, self.exporting.end());
         self.books.finish().await;
         self.access.flush();
-        self.claim.end().await;
+        self.claim.remove().await;
     }
 }
 
@@ -159,15 +159,15 @@ impl RecordingTasks {
         let series = self.series.clone();
         // Queued after the writes in progress. A disk that hangs must not keep the successor from serving.
         self.state.write(StateKind::Series, 0, move || {
-            series.give_up();
+            series.hand_over_files();
             Ok(())
         });
-        let _late = self.state.written(limit).await;
+        let _late = self.state.wait_written(limit).await;
     }
 
     /// At the end: waits a short time for writes in progress.
     pub(super) async fn finish(&self) {
-        if !self.state.written(LAST_WRITES_LIMIT).await {
+        if !self.state.wait_written(LAST_WRITES_LIMIT).await {
             let waiting = self.state.view().waiting;
             tracing::warn!(
                 waiting,

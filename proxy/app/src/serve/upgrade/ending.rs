@@ -24,7 +24,7 @@ pub(in crate::serve) struct StopTimes {
 
 impl StopTimes {
     /// Time until all is cut.
-    pub(super) const fn all(&self) -> Duration {
+    pub(super) const fn total(&self) -> Duration {
         self.delay.saturating_add(self.deadline)
     }
 }
@@ -59,7 +59,7 @@ impl StopSchedule {
     }
 
     /// Stops and refuses at once, because no program serves any more; running requests keep their time.
-    pub(super) fn hurry(&mut self, now: Instant) {
+    pub(super) fn stop_now(&mut self, now: Instant) {
         for (at, step) in &mut self.steps {
             if *step != StopStep::Cut {
                 *at = now.min(*at);
@@ -68,20 +68,20 @@ impl StopSchedule {
     }
 
     /// Time of the next step.
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_time(&self) -> Option<Instant> {
         self.steps.front().map(|(at, _)| *at)
     }
 
     /// The next step, if its time has come.
-    pub(super) fn take(&mut self, now: Instant) -> Option<StopStep> {
-        if self.next()? > now {
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<StopStep> {
+        if self.next_time()? > now {
             return None;
         }
         self.steps.pop_front().map(|(_, step)| step)
     }
 
     /// Time of the cut.
-    pub(super) fn cut(&self) -> Option<Instant> {
+    pub(super) fn cut_time(&self) -> Option<Instant> {
         self.steps.back().map(|(at, _)| *at)
     }
 }
@@ -99,14 +99,14 @@ mod tests {
     /// Steps taken at each second.
     fn done(ending: &mut StopSchedule, from: Instant, seconds: &[u64]) -> Vec<Vec<StopStep>> {
         let at = |second| from + Duration::from_secs(second);
-        seconds.iter().map(|second| std::iter::from_fn(|| ending.take(at(*second))).collect()).collect()
+        seconds.iter().map(|second| std::iter::from_fn(|| ending.take_due(at(*second))).collect()).collect()
     }
 
     #[test]
     fn requests_are_taken_as_long_as_by_the_program_that_serves_and_get_the_same_time() {
         let now = Instant::now();
         let mut ending = StopSchedule::new(now, TIMES);
-        assert_eq!(ending.cut(), Some(now + TIMES.all()));
+        assert_eq!(ending.cut_time(), Some(now + TIMES.total()));
         let steps = done(&mut ending, now, &[0, 14, 15, 16, 44, 45, 46]);
         assert_eq!(
             steps,
@@ -132,7 +132,7 @@ mod tests {
     fn where_nobody_serves_any_more_nobody_is_let_in_and_what_runs_keeps_its_time() {
         let now = Instant::now();
         let mut ending = StopSchedule::new(now, TIMES);
-        ending.hurry(now + Duration::from_secs(2));
+        ending.stop_now(now + Duration::from_secs(2));
         let steps = done(&mut ending, now, &[1, 2, 44, 45]);
         assert_eq!(steps, [vec![], vec![StopStep::Stop, StopStep::Refuse], vec![], vec![StopStep::Cut]]);
     }

@@ -36,9 +36,9 @@ impl SelfTest {
     /// # Errors
     ///
     /// The part that does not answer, in words.
-    pub(in crate::serve) async fn answers(&self, limit: Duration) -> Result<(), String> {
+    pub(in crate::serve) async fn run(&self, limit: Duration) -> Result<(), String> {
         let asked = async {
-            client(&self.inward).await.map_err(|why| format!("it does not answer a client: {why}"))?;
+            test_client(&self.inward).await.map_err(|why| format!("it does not answer a client: {why}"))?;
             test_operator(&self.admin).await
         };
         let late = || Err(format!("it does not answer a request of its own within {limit:?}"));
@@ -50,7 +50,7 @@ impl SelfTest {
     }
 }
 
-async fn client(inward: &InwardConnector) -> Result<(), String> {
+async fn test_client(inward: &InwardConnector) -> Result<(), String> {
     let stream = inward.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
     let wire = TokioIo::new(stream);
     let (mut sender, connection) = http1::handshake(wire).await.map_err(|error| error.to_string())?;
@@ -70,12 +70,12 @@ async fn client(inward: &InwardConnector) -> Result<(), String> {
         status = &mut asked => status,
         _ended = connection => asked.await,
     };
-    judged(status?)
+    check_status(status?)
 }
 
 /// Checks a status. A missing key, an unknown host or a drain may refuse the request; a server error is a
 /// failure.
-fn judged(status: StatusCode) -> Result<(), String> {
+fn check_status(status: StatusCode) -> Result<(), String> {
     let fails = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
     if fails { Err(format!("`/health` says {status}")) } else { Ok(()) }
 }
@@ -97,7 +97,7 @@ mod tests {
     fn what_says_that_it_fails_is_no_answer() {
         for (status, good) in [(200, true), (401, true), (421, true), (503, true), (500, false), (502, false)]
         {
-            assert_eq!(judged(StatusCode::from_u16(status).unwrap()).is_ok(), good, "{status}");
+            assert_eq!(check_status(StatusCode::from_u16(status).unwrap()).is_ok(), good, "{status}");
         }
     }
 }

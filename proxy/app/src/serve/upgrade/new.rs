@@ -34,7 +34,7 @@ pub(in crate::serve) struct PredecessorLink {
 pub(in crate::serve) struct ReceivedHandover {
     pub(in crate::serve) sockets: InheritedSockets,
     /// True if the predecessor was leaving a group of instances.
-    pub(in crate::serve) leaves: bool,
+    pub(in crate::serve) is_leaving: bool,
     pub(in crate::serve) lock: OwnedFd,
     pub(in crate::serve) will: FleetWill,
     /// Cancelled when all of it is ours.
@@ -56,7 +56,7 @@ pub(in crate::serve) struct InheritedAdmin {
     /// Socket of `admin.address`.
     pub(in crate::serve) address: Option<OwnedFd>,
     /// True if the service manager made the Unix socket.
-    pub(in crate::serve) given: bool,
+    pub(in crate::serve) from_manager: bool,
 }
 
 impl PredecessorLink {
@@ -69,7 +69,7 @@ impl PredecessorLink {
         let message = problem.lines().join("; ");
         let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
         // Accepted in both places where the predecessor waits; it may also be gone.
-        let _said = self.talk.say(UpgradeHello::CannotCome { message }, Vec::new(), soon()).await;
+        let _said = self.talk.send(UpgradeHello::CannotCome { message }, Vec::new(), wait_deadline()).await;
     }
 
     /// Announces us, and receives the handover.
@@ -80,14 +80,14 @@ impl PredecessorLink {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let hello = UpgradeHello::Comes { protocol: PROTOCOL, version, place };
         let lost = |error| CommandError::failed(format!("the program before us does not hand over: {error}"));
-        self.talk.say(hello, Vec::new(), soon()).await.map_err(lost)?;
+        self.talk.send(hello, Vec::new(), wait_deadline()).await.map_err(lost)?;
         // The predecessor first waits for tasks in progress, as long as the order allows; its end is
         // noticed at once.
         let long = Instant::now() + MAX_UPGRADE_WAIT;
-        let (legacy, files) = self.talk.hear::<HandoverHeader>(long).await.map_err(lost)?;
+        let (legacy, files) = self.talk.receive::<HandoverHeader>(long).await.map_err(lost)?;
         let mut pieces = Vec::new();
         for _ in 0..legacy.pieces {
-            pieces.push(self.talk.hear::<WillPiece>(soon()).await.map_err(lost)?);
+            pieces.push(self.talk.receive::<WillPiece>(wait_deadline()).await.map_err(lost)?);
         }
         let strange = || CommandError::failed("what the program before us hands over cannot be understood");
         let will = FleetWill::from_pieces(pieces).ok_or_else(strange)?;
@@ -105,10 +105,10 @@ impl PredecessorLink {
         Ok(ReceivedHandover {
             sockets: InheritedSockets {
                 public: files,
-                admin: InheritedAdmin { socket, address: rest.next(), given: legacy.admin_given },
+                admin: InheritedAdmin { socket, address: rest.next(), from_manager: legacy.admin_given },
                 probes,
             },
-            leaves: legacy.leaves,
+            is_leaving: legacy.leaves,
             lock,
             will,
             begun: CancellationToken::new(),
@@ -124,12 +124,12 @@ impl PredecessorLink {
         answers: impl Future<Output = Result<(), String>>,
     ) -> Result<ReservedSlots, CommandError> {
         let lost = |error| CommandError::failed(format!("the program before us does not hand over: {error}"));
-        let unclaimed = fleet.unclaimed();
+        let unclaimed = fleet.unclaimed_models();
         let fit = if let Some(name) = unclaimed.first() {
             Err(format!(
                 "the model `{name}` runs, and the configuration that the next program has read does not have it: reload first, which ends it"
             ))
-        } else if fleet.has_adopted(soon()).await {
+        } else if fleet.has_adopted(wait_deadline()).await {
             answers.await.map_err(|why| format!("the next program is not fit: {why}"))
         } else {
             Err("not all llama-servers answer the next program".to_owned())
@@ -137,23 +137,23 @@ impl PredecessorLink {
         if let Err(message) = fit {
             let _said = self
                 .talk
-                .say(SuccessorMessage::Cannot { message: message.clone() }, Vec::new(), soon())
+                .send(SuccessorMessage::Cannot { message: message.clone() }, Vec::new(), wait_deadline())
                 .await;
             return Err(CommandError::failed(message));
         }
-        self.talk.say(SuccessorMessage::Ready, Vec::new(), soon()).await.map_err(lost)?;
-        let (remains, _) = self.talk.hear::<RemainingWork>(soon()).await.map_err(lost)?;
-        let mut shares = fleet.shares();
+        self.talk.send(SuccessorMessage::Ready, Vec::new(), wait_deadline()).await.map_err(lost)?;
+        let (remains, _) = self.talk.receive::<RemainingWork>(wait_deadline()).await.map_err(lost)?;
+        let mut shares = fleet.share_slots();
         shares.update(&remains);
-        fleet.begin();
+        fleet.begin_deciding();
         begun.cancel();
-        self.talk.say(SuccessorMessage::Serves, Vec::new(), soon()).await.map_err(lost)?;
+        self.talk.send(SuccessorMessage::Serves, Vec::new(), wait_deadline()).await.map_err(lost)?;
         Ok(ReservedSlots { shares })
     }
 
     /// Frees slots as requests end in the predecessor, and reports open gates to it, until none is left or
     /// it is gone.
-    pub(in crate::serve) async fn follow(self, kept: ReservedSlots, fleet: Fleet) {
+    pub(in crate::serve) async fn follow_requests(self, kept: ReservedSlots, fleet: Fleet) {
         tokio::select! {
             () = self.free_slots(kept) => {}
             () = self.report_gates(&fleet) => {}
@@ -165,14 +165,14 @@ impl PredecessorLink {
         // An empty list is reported, too.
         let mut told = None;
         loop {
-            let gates = GateReport { gates: fleet.gates(), refusals: fleet.refusals() };
+            let gates = GateReport { gates: fleet.open_gates(), refusals: fleet.recent_refusals() };
             if told.as_ref() != Some(&gates) {
                 told = Some(gates.clone());
                 let until = Instant::now() + SEND_LIMIT;
-                if self.talk.say(gates, Vec::new(), until).await.is_err() {
+                if self.talk.send(gates, Vec::new(), until).await.is_err() {
                     // The predecessor is gone or does not read: its requests are not waited for. `hear_of`
                     // notices its end.
-                    self.talk.end();
+                    self.talk.close();
                     return std::future::pending().await;
                 }
             }
@@ -181,7 +181,7 @@ impl PredecessorLink {
                 changed = views.changed() => if changed.is_err() {
                     return std::future::pending().await;
                 },
-                () = fleet.followed() => {}
+                () = fleet.gates_followed() => {}
                 // Refusals change without a wake, for example for a request that came to wait in the
                 // predecessor.
                 () = tokio::time::sleep(NEWS_INTERVAL) => {}
@@ -192,7 +192,7 @@ impl PredecessorLink {
 
     async fn free_slots(&self, mut kept: ReservedSlots) {
         loop {
-            match self.talk.hear::<RemainingWork>(soon()).await {
+            match self.talk.receive::<RemainingWork>(wait_deadline()).await {
                 Ok((remains, _)) => kept.shares.update(&remains),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
                 Err(_) => {
@@ -210,6 +210,6 @@ pub(in crate::serve) struct ReservedSlots {
     shares: SlotShares,
 }
 
-fn soon() -> Instant {
+fn wait_deadline() -> Instant {
     Instant::now() + PREDECESSOR_WAIT
 }

@@ -52,25 +52,25 @@ pub(in crate::serve) async fn hand_over(
     let choosing = run_job(WorkKind::Configuration, move || program::NextProgram::choose(to));
     let next = tokio::select! {
         next = choosing => next.map_err(|error| error.to_string())??,
-        () = signals.end() => return Err(UpgradeError::Ends),
+        () = signals.wait_end() => return Err(UpgradeError::Ends),
         () = tokio::time::sleep_until(until) => return Err("the program could not be looked at in time: does its disk hang?".to_owned().into()),
     };
     let program::NextProgram { binary, same, restart_starts } = next;
     let to = tokio::select! {
-        version = program::version(&binary, server.version_timeout()) => version?,
-        () = signals.end() => return Err(UpgradeError::Ends),
+        version = program::program_version(&binary, server.version_timeout()) => version?,
+        () = signals.wait_end() => return Err(UpgradeError::Ends),
     };
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
     let shown = binary.display().to_string();
     let next = program::with_own_arguments(binary);
     tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
     // Killed if it is dropped: after a failure nothing of it stays.
-    let child = server.nursery().succeed(next, Some(theirs.into())).await;
+    let child = server.nursery().spawn_successor(next, Some(theirs.into())).await;
     let child = child.map_err(|error| error.to_string())?;
     let talk = UpgradeChannel::new(ours);
     let (since, processes) = tokio::select! {
-        ready = ready(server, &talk, &child, until) => ready?,
-        () = signals.end() => return Err(UpgradeError::Ends),
+        ready = prepare_successor(server, &talk, &child, until) => ready?,
+        () = signals.wait_end() => return Err(UpgradeError::Ends),
     };
     let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     let from = env!("CARGO_PKG_VERSION").to_owned();
@@ -80,32 +80,32 @@ pub(in crate::serve) async fn hand_over(
 
 /// Hands over everything until the new program is ready. Returns the begin of the freeze and the number of
 /// processes handed over. If dropped before its end, everything continues as before.
-async fn ready(
+async fn prepare_successor(
     server: &RunningInstance,
     talk: &UpgradeChannel,
     child: &ChildProcess,
     until: Instant,
 ) -> Result<(Instant, usize), String> {
-    receive_hello(talk, &server.place(), until).await?;
+    receive_hello(talk, &server.instance_place(), until).await?;
     let (will, frozen) = tokio::select! {
-        will = server.fleet().bequeath(until) => will.map_err(|busy| format!("busy: {busy}"))?,
+        will = server.fleet().prepare_handover(until) => will.map_err(|busy| format!("busy: {busy}"))?,
         // Only its end is waited for: it sends nothing meanwhile.
         _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
     };
     let since = Instant::now();
     let until = until.min(since + PREPARE_LIMIT);
-    let processes = will.processes();
+    let processes = will.process_count();
     let sent = send_handover(server, talk, will, until).await;
     sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
-    match talk.hear::<SuccessorMessage>(until).await {
+    match talk.receive::<SuccessorMessage>(until).await {
         Ok((SuccessorMessage::Ready, _)) => {}
         Ok((SuccessorMessage::Cannot { message }, _)) => return Err(message),
         Ok((SuccessorMessage::Serves, _)) => {
             return Err("the next program says what it should not".to_owned());
         }
-        Err(error) => return Err(late("did not get ready", &error)),
+        Err(error) => return Err(wait_error("did not get ready", &error)),
     }
-    frozen.stay();
+    frozen.complete_handover();
     Ok((since, processes))
 }
 
@@ -116,14 +116,14 @@ async fn let_successor_take_over(
     child: ChildProcess,
 ) -> RetiredProgram {
     server.stop_recording().await;
-    server.fleet().let_go().await;
-    server.nursery().serves(child);
+    server.fleet().release_processes().await;
+    server.nursery().note_serving(child);
     let until = Instant::now() + TAKE_OVER_LIMIT;
-    if let Err(error) = talk.say(server.fleet().remains(), Vec::new(), until).await {
+    if let Err(error) = talk.send(server.fleet().remaining_work(), Vec::new(), until).await {
         tracing::error!(%error, "the next program is not there any more");
     }
     server.retire();
-    match talk.hear::<SuccessorMessage>(until).await {
+    match talk.receive::<SuccessorMessage>(until).await {
         Ok((SuccessorMessage::Serves, _)) => tracing::info!("upgrade: the next program serves"),
         // The process that forked it notices its end, which ends everything.
         Ok(_) => tracing::error!("the next program says what it should not"),
@@ -133,7 +133,7 @@ async fn let_successor_take_over(
 }
 
 async fn receive_hello(talk: &UpgradeChannel, place: &InstancePlace, until: Instant) -> Result<(), String> {
-    match talk.hear::<UpgradeHello>(until).await {
+    match talk.receive::<UpgradeHello>(until).await {
         Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) if theirs == *place => Ok(()),
         Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) => Err(format!(
             "by its configuration the next program would be somewhere else ({theirs:?} instead of {place:?}): that takes a restart"
@@ -144,11 +144,11 @@ async fn receive_hello(talk: &UpgradeChannel, place: &InstancePlace, until: Inst
         Ok((UpgradeHello::CannotCome { message }, _)) => {
             Err(format!("the next program cannot start: {message}"))
         }
-        Err(error) => Err(late("did not start", &error)),
+        Err(error) => Err(wait_error("did not start", &error)),
     }
 }
 
-fn late(what: &str, error: &std::io::Error) -> String {
+fn wait_error(what: &str, error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::TimedOut => format!("the next program {what} in time"),
         std::io::ErrorKind::UnexpectedEof => format!("the next program {what}: it has ended"),
@@ -162,12 +162,12 @@ async fn send_handover(
     will: warden_supervisor::FleetWill,
     until: Instant,
 ) -> std::io::Result<()> {
-    let (legacy, files) = server.legacy()?;
+    let (legacy, files) = server.handover_files()?;
     let pieces: Vec<_> = will.into_pieces().collect();
-    talk.say(HandoverHeader { pieces: pieces.len(), ..legacy }, files, until).await?;
+    talk.send(HandoverHeader { pieces: pieces.len(), ..legacy }, files, until).await?;
     for (piece, files) in pieces {
         let files: Vec<OwnedFd> = files;
-        talk.say(piece, files, until).await?;
+        talk.send(piece, files, until).await?;
     }
     Ok(())
 }

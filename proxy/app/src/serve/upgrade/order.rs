@@ -16,7 +16,7 @@ pub(crate) struct UpgradeOrder {
     /// Time limit; `None`: the configured one.
     pub(crate) wait: Option<Duration>,
     /// Name of the operator who gave it.
-    pub(crate) by: Arc<str>,
+    pub(crate) caller: Arc<str>,
     pub(crate) reply: oneshot::Sender<Result<UpgradeReport, String>>,
 }
 
@@ -69,7 +69,7 @@ impl UpgradeOrders {
     /// # Errors
     ///
     /// Another upgrade is in progress, or this one failed.
-    pub(crate) async fn give(
+    pub(crate) async fn send(
         &self,
         to: Option<PathBuf>,
         wait: Option<Duration>,
@@ -82,7 +82,7 @@ impl UpgradeOrders {
         }
         let over = UnderWayGuard(Arc::clone(&self.under_way));
         let (reply, answer) = oneshot::channel();
-        sender.send(UpgradeOrder { to, wait, by, reply }).await.map_err(|_| gone())?;
+        sender.send(UpgradeOrder { to, wait, caller: by, reply }).await.map_err(|_| gone())?;
         // Released when the upgrade is over, not when the caller stops waiting.
         let answer = answer.await;
         drop(over);

@@ -58,11 +58,11 @@ pub(in crate::serve) fn note_own_name() {
 /// The path at which a restart with the same name finds the program.
 fn restart_path() -> Option<PathBuf> {
     let name = std::env::args_os().next()?;
-    found(&name, &std::env::var_os("PATH").unwrap_or_default())
+    find_program(&name, &std::env::var_os("PATH").unwrap_or_default())
 }
 
 /// The path of a program with this name, as a shell finds it; a service manager passes a whole path.
-fn found(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
+fn find_program(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return std::path::absolute(name).ok();
     }
@@ -110,7 +110,7 @@ fn check_trusted(path: &Path) -> Result<(), String> {
 }
 
 /// Runs the program for its version, within a limit.
-pub(super) async fn version(path: &Path, limit: Duration) -> Result<String, String> {
+pub(super) async fn program_version(path: &Path, limit: Duration) -> Result<String, String> {
     let shown = path.display();
     let mut command = tokio::process::Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
@@ -159,7 +159,7 @@ mod tests {
     fn a_program_is_found_by_its_path_or_where_a_shell_finds_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let search = std::env::join_paths([dir.path().join("none"), dir.path().to_owned()]).unwrap();
-        let find = |name: &str| found(OsStr::new(name), &search);
+        let find = |name: &str| find_program(OsStr::new(name), &search);
         assert_eq!(find("/opt/current/a"), Some(PathBuf::from("/opt/current/a")));
         assert!(find("./a").unwrap().is_absolute());
         let file = dir.path().join("a");

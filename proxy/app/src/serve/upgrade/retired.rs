@@ -33,7 +33,7 @@ impl RetiredProgram {
     }
 
     /// Runs until our last request has ended; if we are the root, until all programs have.
-    pub(in crate::serve) async fn see_off(
+    pub(in crate::serve) async fn run_to_end(
         mut self,
         mut server: RunningInstance,
         deadline: Duration,
@@ -43,7 +43,7 @@ impl RetiredProgram {
         server.release_directories();
         let nursery = server.nursery().clone();
         if let Some(talk) = self.talk.clone() {
-            server.beside(follow(talk, server.fleet().clone()));
+            server.spawn_task(follow_gates(talk, server.fleet().clone()));
         }
         let times = server.stop_times(deadline);
         let mut ending: Option<StopSchedule> = None;
@@ -51,12 +51,12 @@ impl RetiredProgram {
         let mut is_over = false;
         let mut told = RemainingWork::default();
         // Requests that remain in our predecessor count, too: our successor learns of them through us.
-        while !server.has_ended() || !server.fleet().remains().is_nothing() {
+        while !server.has_ended() || !server.fleet().remaining_work().is_done() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
-                () = tokio::time::sleep(REMAINS_INTERVAL) => self.tell(&server, &mut told).await,
-                () = sleep_until_some(ending.as_ref().and_then(StopSchedule::next)) => {
-                    match ending.as_mut().and_then(|ending| ending.take(Instant::now())) {
+                () = tokio::time::sleep(REMAINS_INTERVAL) => self.report_remains(&server, &mut told).await,
+                () = sleep_until_some(ending.as_ref().and_then(StopSchedule::next_time)) => {
+                    match ending.as_mut().and_then(|ending| ending.take_due(Instant::now())) {
                         Some(StopStep::Stop) => server.stop_accepting(),
                         Some(StopStep::Refuse) => server.fleet().close_queues(),
                         Some(StopStep::Cut) => break,
@@ -75,14 +75,14 @@ impl RetiredProgram {
                         // The serving program was stopped directly, so the others have to be stopped, too.
                         nursery.end_successors();
                     }
-                    ending.get_or_insert_with(|| StopSchedule::new(now, times)).hurry(now);
+                    ending.get_or_insert_with(|| StopSchedule::new(now, times)).stop_now(now);
                 }
                 asked = signals.next() => match asked {
                     SignalRequest::End if ending.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
                     SignalRequest::End => {
                         tracing::info!("stopping: what still runs here may end, as in the program that serves");
                         nursery.end_successors();
-                        server.leave();
+                        server.announce_stop();
                         ending = Some(StopSchedule::new(Instant::now(), times));
                     }
                     SignalRequest::Reload => {
@@ -94,10 +94,10 @@ impl RetiredProgram {
                 },
             }
         }
-        self.tell(&server, &mut told).await;
+        self.report_remains(&server, &mut told).await;
         // The successor reads the end of the connection as: nothing runs here any more.
         if let Some(talk) = self.talk.take() {
-            talk.end();
+            talk.close();
         }
         server.disband().await;
         if !nursery.is_root() {
@@ -105,21 +105,21 @@ impl RetiredProgram {
             return Ok(());
         }
         tracing::info!("the last request has ended; the next program serves, and we stay for its processes");
-        let cut = ending.map(|ending| ending.cut().unwrap_or_else(Instant::now));
-        RootProgram { nursery, times, cut, is_over }.stay(signals).await
+        let cut = ending.map(|ending| ending.cut_time().unwrap_or_else(Instant::now));
+        RootProgram { nursery, times, cut, is_over }.run(signals).await
     }
 
-    async fn tell(&mut self, server: &RunningInstance, told: &mut RemainingWork) {
-        let remains = server.fleet().remains();
+    async fn report_remains(&mut self, server: &RunningInstance, told: &mut RemainingWork) {
+        let remains = server.fleet().remaining_work();
         if remains == *told {
             return;
         }
         let Some(talk) = &self.talk else { return };
-        let said = talk.say(remains.clone(), Vec::new(), Instant::now() + SEND_LIMIT).await;
+        let said = talk.send(remains.clone(), Vec::new(), Instant::now() + SEND_LIMIT).await;
         if said.is_err() {
             // The successor is gone or does not read: our requests continue. `follow` ends with the
             // connection, and the successor frees our slots.
-            talk.end();
+            talk.close();
             self.talk = None;
         }
         *told = remains;
@@ -128,9 +128,9 @@ impl RetiredProgram {
 
 /// Sends requests that are here or in our predecessor, and have to be sent again, to the successor's open
 /// gates. Ends with the connection.
-async fn follow(talk: UpgradeChannel, fleet: Fleet) {
+async fn follow_gates(talk: UpgradeChannel, fleet: Fleet) {
     loop {
-        match talk.hear::<GateReport>(Instant::now() + RETIRED_POLL_INTERVAL).await {
+        match talk.receive::<GateReport>(Instant::now() + RETIRED_POLL_INTERVAL).await {
             Ok((told, _)) => fleet.follow_gates(&told.gates, &told.refusals),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
             Err(_) => return,
@@ -150,7 +150,7 @@ struct RootProgram {
 
 impl RootProgram {
     /// Passes signals on until the serving program has ended, and with it those in between.
-    async fn stay(mut self, signals: &mut SignalHandlers) -> Result<(), CommandError> {
+    async fn run(mut self, signals: &mut SignalHandlers) -> Result<(), CommandError> {
         loop {
             tokio::select! {
                 exit = self.nursery.successor_ended(), if !self.is_over => {
@@ -159,7 +159,7 @@ impl RootProgram {
                     }
                     self.is_over = true;
                     if self.cut.is_none() {
-                        self.end();
+                        self.stop_others();
                     }
                 }
                 () = self.nursery.retired_ended(), if self.is_over => return Ok(()),
@@ -168,7 +168,7 @@ impl RootProgram {
                     SignalRequest::End if self.cut.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
                     SignalRequest::End => {
                         tracing::info!("stopping: the program that serves is told, and those before it");
-                        self.end();
+                        self.stop_others();
                     }
                     SignalRequest::Reload => self.nursery.reload_successors(),
                     SignalRequest::Upgrade => self.nursery.upgrade_successor(),
@@ -177,8 +177,8 @@ impl RootProgram {
         }
     }
 
-    fn end(&mut self) {
-        self.cut = Some(Instant::now() + self.times.all());
+    fn stop_others(&mut self) {
+        self.cut = Some(Instant::now() + self.times.total());
         self.nursery.end_successors();
     }
 }
@@ -187,7 +187,7 @@ impl RootProgram {
 fn exit_result(exit: ProcessExit) -> Result<(), CommandError> {
     match exit {
         ProcessExit::Code(0) => Ok(()),
-        ProcessExit::Code(code) => Err(CommandError::Told { code: u8::try_from(code).unwrap_or(1) }),
+        ProcessExit::Code(code) => Err(CommandError::Reported { code: u8::try_from(code).unwrap_or(1) }),
         exit => Err(CommandError::failed(format!(
             "the program that served in our place has ended ({exit}), and its llama-servers end with us"
         ))),

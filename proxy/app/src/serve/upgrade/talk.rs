@@ -42,7 +42,7 @@ pub(in crate::serve) struct InstancePlace {
 
 impl InstancePlace {
     /// From a configuration.
-    pub(in crate::serve) fn of(resolved: &ResolvedConfig) -> Self {
+    pub(in crate::serve) fn from_configuration(resolved: &ResolvedConfig) -> Self {
         Self {
             state_dir: resolved.dirs.state.clone(),
             runtime_dir: resolved.dirs.runtime.clone(),
@@ -101,7 +101,7 @@ impl UpgradeChannel {
     }
 
     /// Closes both directions: the other side notices, even while tasks here still wait.
-    pub(super) fn end(&self) {
+    pub(super) fn close(&self) {
         if let Err(error) = self.0.shutdown(Shutdown::Both) {
             tracing::debug!(%error, "the other side was gone before");
         }
@@ -112,7 +112,7 @@ impl UpgradeChannel {
     }
 
     /// Sends a message with files.
-    pub(super) async fn say<T>(&self, message: T, files: Vec<OwnedFd>, until: Instant) -> io::Result<()>
+    pub(super) async fn send<T>(&self, message: T, files: Vec<OwnedFd>, until: Instant) -> io::Result<()>
     where
         T: Serialize + Send + 'static,
     {
@@ -120,20 +120,20 @@ impl UpgradeChannel {
         run_blocking(until, move |left| {
             stream.set_write_timeout(Some(left))?;
             let files: Vec<BorrowedFd<'_>> = files.iter().map(OwnedFd::as_fd).collect();
-            wire::send(&stream, &message, &files)
+            wire::send_message(&stream, &message, &files)
         })
         .await
     }
 
     /// Receives a message.
-    pub(super) async fn hear<T>(&self, until: Instant) -> io::Result<(T, Vec<OwnedFd>)>
+    pub(super) async fn receive<T>(&self, until: Instant) -> io::Result<(T, Vec<OwnedFd>)>
     where
         T: DeserializeOwned + Send + 'static,
     {
         let stream = self.copy()?;
         run_blocking(until, move |left| {
             stream.set_read_timeout(Some(left))?;
-            wire::receive(&stream)
+            wire::receive_message(&stream)
         })
         .await
     }

@@ -83,13 +83,13 @@ pub(super) fn budgets_below_declared_memory(whole: &ConfigSummary<'_>) -> Vec<Ru
         let known =
             |(key, limit): (&'static str, Option<MemoryLimit>)| Some((key, limit?.resolve(whole.memory)?));
         let (key, budget) = [("soft", host.soft), ("hard", host.hard)].into_iter().find_map(known)?;
-        let bound = one.keeps.cache_bound();
+        let bound = one.declared.cache_bound();
         if bound.is_some_and(|bound| bound < budget.0) {
             return None;
         }
         let bound =
             bound.map_or("has no bound".to_owned(), |bound| format!("may grow to {}", ByteSize(bound)));
-        let (count, slots) = one.keeps.checkpoints();
+        let (count, slots) = one.declared.checkpoints();
         let more = match count * slots {
             0 => String::new(),
             all => format!(
@@ -98,7 +98,7 @@ pub(super) fn budgets_below_declared_memory(whole: &ConfigSummary<'_>) -> Vec<Ru
         };
         let message = format!("the budget of {budget} is below the prompt cache, which {bound}{more}");
         let hint = "lower the cache with `--cache-ram MIB` in `args`, or raise the budget";
-        Some(one.found(&["policy", "host", key], &message, hint))
+        Some(one.finding(&["policy", "host", key], &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -124,7 +124,7 @@ pub(super) fn shared_budgets_below_a_models(whole: &ConfigSummary<'_>) -> Vec<Ru
                 );
                 let hint =
                     format!("raise `shared.{memory}.{key}` to {own} or more, or lower the model's own");
-                found.push(one.found(&["policy", memory, key], &message, hint));
+                found.push(one.finding(&["policy", memory, key], &message, hint));
             }
         }
     }
@@ -151,7 +151,7 @@ pub(super) fn replicas_above_the_machine(whole: &ConfigSummary<'_>) -> Vec<RuleF
             whole.memory
         );
         let hint = "lower one of the two: the budget is that of each process";
-        (count > 1 && all > whole.memory).then(|| one.found(&["policy", "host", "soft"], &message, hint))
+        (count > 1 && all > whole.memory).then(|| one.finding(&["policy", "host", "soft"], &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }

@@ -20,7 +20,7 @@ pub(super) fn files_with_two_uses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding>
         ("server.keys".to_owned(), Path::new(&settings.server.keys)),
     ];
     for one in &whole.models {
-        let model = one.model.model.as_deref().or_else(|| arguments::model(one.args).map(Path::new));
+        let model = one.model.model.as_deref().or_else(|| arguments::model_path(one.args).map(Path::new));
         let files = [("model", model), ("binary", one.model.binary.as_deref())];
         let named = |(key, path): (_, Option<_>)| Some((format!("models.{}.{key}", one.name), path?));
         others.extend(files.into_iter().filter_map(named));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{ConfigSummary, ModelSummary, RuleFinding};
-use crate::problem::{alike, quoted};
+use crate::problem::{quoted_key, similarity};
 
 /// Similarity of two names from which one may be a typing error.
 const MIN_TYPO_SIMILARITY: f64 = 0.8;
@@ -26,14 +26,14 @@ pub(super) fn groups_of_one(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
         _ => None,
     });
     let found = alone.map(|(name, one)| {
-        let message = format!("no other model is in the group {}, so it excludes nobody", quoted(name));
+        let message = format!("no other model is in the group {}, so it excludes nobody", quoted_key(name));
         let others = all.keys().filter(|other| **other != name);
-        let like = others.max_by(|a, b| alike(a, name).total_cmp(&alike(b, name)));
-        let hint = match like.filter(|like| alike(like, name) > MIN_TYPO_SIMILARITY) {
+        let like = others.max_by(|a, b| similarity(a, name).total_cmp(&similarity(b, name)));
+        let hint = match like.filter(|like| similarity(like, name) > MIN_TYPO_SIMILARITY) {
             Some(like) => format!("is `{like}` meant?"),
             None => "name it in the other models' `groups`, too, or leave it out".to_owned(),
         };
-        one.found(&["groups"], &message, hint)
+        one.finding(&["groups"], &message, hint)
     });
     found.collect()
 }
@@ -46,9 +46,9 @@ pub(super) fn groups_closed_by_pin(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
         let pin = pins.first()?;
         let message = format!(
             "it is pinned, and at most one model of the group {} is loaded: once it is, the others never are",
-            quoted(name)
+            quoted_key(name)
         );
-        let found = pin.found(&["pin"], &message, "take `pin` from it, or take it out of the group");
+        let found = pin.finding(&["pin"], &message, "take `pin` from it, or take it out of the group");
         Some(if pins.len() > 1 { found.fatal() } else { found })
     });
     found.collect()

@@ -31,7 +31,7 @@ pub(super) struct ModelSummary<'a> {
     pub(super) name: &'a str,
     pub(super) model: &'a ModelConfig,
     /// Memory that its processes are told to keep.
-    pub(super) keeps: DeclaredMemory,
+    pub(super) declared: DeclaredMemory,
     /// Arguments of its processes.
     pub(super) args: &'a [String],
     /// Slots per process, if configured.
@@ -58,7 +58,7 @@ const RULES: [ContradictionRule; 27] = [
     budgets::budgets_below_declared_memory,
     budgets::shared_budgets_below_a_models,
     budgets::replicas_above_the_machine,
-    floors_that_are_not_kept,
+    too_few_kept_floors,
     room::more_slots_than_connections,
     room::more_requests_than_slots,
     room::bodies_above_their_memory,
@@ -98,20 +98,20 @@ impl RuleFinding {
 
 impl ModelSummary<'_> {
     /// A finding about this model, at one of its keys.
-    fn found(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> RuleFinding {
+    fn finding(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> RuleFinding {
         let path: Vec<&str> = ["models", self.name].into_iter().chain(keys.iter().copied()).collect();
         RuleFinding::new(&path, format!("model `{}`: {message}", self.name), hint)
     }
 
     /// Number of requests for slots that all its processes take concurrently, if known.
-    fn requests(&self) -> Option<u64> {
+    fn concurrent_requests(&self) -> Option<u64> {
         let of_one = self.model.max_in_flight.or(self.slots)?;
         Some(u64::from(of_one) * u64::from(self.model.run.replicas))
     }
 }
 
 /// The detector must keep as many floors as a test needs; otherwise it never reports a leak.
-fn floors_that_are_not_kept(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+fn too_few_kept_floors(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let growth = &whole.settings.growth;
     if growth.kept >= growth.window {
         return Vec::new();

@@ -22,7 +22,7 @@ pub(super) fn defaults_above_their_limit(whole: &ConfigSummary<'_>) -> Vec<RuleF
                     "`request.{table}` asks for {asked} tokens (`{key}`), and `request.max_tokens` lets {most} be generated"
                 );
                 let hint = format!("lower `{key}` to {most} or less, or raise `request.max_tokens`");
-                found.push(one.found(&["request", table, key], &message, hint));
+                found.push(one.finding(&["request", table, key], &message, hint));
             }
         }
         // 0 means the model's own context, which is not known here.
@@ -32,7 +32,7 @@ pub(super) fn defaults_above_their_limit(whole: &ConfigSummary<'_>) -> Vec<RuleF
                  answer"
             );
             let hint = format!("lower `request.max_tokens` below {context}, or raise `-c` in `args`");
-            found.push(one.found(&["request", "max_tokens"], &message, hint));
+            found.push(one.finding(&["request", "max_tokens"], &message, hint));
         }
     }
     found
@@ -47,7 +47,7 @@ pub(super) fn defaults_also_set(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
             let message = format!(
                 "`request.set` gives every request a `{key}`, so that in `request.default` is never used"
             );
-            one.found(&["request", "default", key], &message, "keep one of the two")
+            one.finding(&["request", "default", key], &message, "keep one of the two")
         })
         .collect()
     };

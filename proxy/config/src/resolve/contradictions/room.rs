@@ -25,7 +25,7 @@ pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<Rule
     let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
     let each = if several { u64::from(server.h2_streams) } else { 1 };
     let most = (server.connections as u64).saturating_mul(each.max(1));
-    let slots: u64 = whole.models.iter().filter_map(ModelSummary::requests).sum();
+    let slots: u64 = whole.models.iter().filter_map(ModelSummary::concurrent_requests).sum();
     if slots > most {
         let message = format!(
             "the models take {slots} requests at a time, and `server.connections` lets {most} in: the other {} slots are \
@@ -42,7 +42,7 @@ pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<Rule
                 "`queue.depth` is {depth}, and `server.connections` lets {most} requests in, so it never fills"
             );
             let hint = "lower `queue.depth`, or raise `server.connections`";
-            found.push(one.found(&["queue", "depth"], &message, hint));
+            found.push(one.finding(&["queue", "depth"], &message, hint));
         }
     }
     found
@@ -59,7 +59,7 @@ pub(super) fn more_requests_than_slots(whole: &ConfigSummary<'_>) -> Vec<RuleFin
         );
         let hint =
             "leave `max_in_flight` out, or raise `-np` in `args`: what waits in our queue survives a process";
-        Some(one.found(&["max_in_flight"], &message, hint))
+        Some(one.finding(&["max_in_flight"], &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -73,7 +73,7 @@ pub(super) fn bodies_above_their_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFi
         ("text_body_bytes", server.text_body_bytes),
         ("control_body_bytes", server.control_body_bytes),
     ];
-    let most = ByteSize(warden_gateway::most_of_one_client(server.buffered_bytes.0));
+    let most = ByteSize(warden_gateway::max_client_bytes(server.buffered_bytes.0));
     let large = bodies.into_iter().filter(|(_, limit)| *limit > most);
     large
         .map(|(key, limit)| {

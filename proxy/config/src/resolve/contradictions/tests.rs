@@ -1,8 +1,8 @@
 //! Tests each rule with a configuration that violates it, and the numbers in its message.
 
 use crate::machine::HostMachine;
-use crate::resolve::resolve;
-use crate::source::layers::{ConfigSources, load};
+use crate::resolve::resolve_config;
+use crate::source::layers::{ConfigSources, load_config};
 use warden_policies::ByteSize;
 
 /// Reports on a configuration on a machine with 16 GiB: problems first, then warnings, each with its hint.
@@ -11,11 +11,11 @@ fn told(text: &str) -> Vec<String> {
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
     let file = dir.path().join("w.toml");
     std::fs::write(&file, text).unwrap();
-    let loaded = load(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
+    let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
     let mut machine = HostMachine::read();
     machine.env.clear();
     machine.memory = ByteSize(16 << 30);
-    let found = match resolve(&loaded, &machine, false) {
+    let found = match resolve_config(&loaded, &machine, false) {
         Ok(resolved) => resolved.warnings,
         Err(problems) => problems.0,
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use warden_policies::units::span;
+use warden_policies::units::format_span;
 
 use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::arguments;
@@ -15,10 +15,10 @@ pub(super) fn waits_above_exchange_timeout(whole: &ConfigSummary<'_>) -> Vec<Rul
         if wait >= limit {
             let message = format!(
                 "`queue.wait` is {}, and a request ends after {} (`upstream.exchange_timeout`), waiting included",
-                span(wait),
-                span(limit)
+                format_span(wait),
+                format_span(limit)
             );
-            return Some(one.found(
+            return Some(one.finding(
                 &["queue", "wait"],
                 &message,
                 "raise `upstream.exchange_timeout`, or lower `queue.wait`",
@@ -32,12 +32,12 @@ pub(super) fn waits_above_exchange_timeout(whole: &ConfigSummary<'_>) -> Vec<Rul
             let message = format!(
                 "a caller may wait {} and, while a process drains and stops, {} more (`queue.wait`; `drain_deadline` and \
                  `stop_grace`), and a request ends after {} (`upstream.exchange_timeout`)",
-                span(wait),
-                span(replacement),
-                span(limit)
+                format_span(wait),
+                format_span(replacement),
+                format_span(limit)
             );
-            let hint = format!("raise `upstream.exchange_timeout` above {}, or lower `drain_deadline`", span(all));
-            one.found(&["lifecycle", "drain_deadline"], &message, hint)
+            let hint = format!("raise `upstream.exchange_timeout` above {}, or lower `drain_deadline`", format_span(all));
+            one.finding(&["lifecycle", "drain_deadline"], &message, hint)
         })
     };
     whole.models.iter().filter_map(of_one).collect()
@@ -62,8 +62,8 @@ pub(super) fn ineffective_idle_limits(whole: &ConfigSummary<'_>) -> Vec<RuleFind
         .map(|(section, key, short, all, long, what)| {
             let message = format!(
                 "`{section}.{key}` is {}, and {what} ends after {} in all (`{section}.{all}`): it never ends anything",
-                span(short),
-                span(long)
+                format_span(short),
+                format_span(long)
             );
             RuleFinding::new(&[section, key], message, format!("lower `{key}`, or raise `{all}`"))
         })
@@ -77,20 +77,20 @@ const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) fn prompts_above_idle_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let limit = whole.settings.upstream.stream_idle;
     let of_one = |one: &ModelSummary<'_>| {
-        let given = arguments::ping(one.args);
+        let given = arguments::ping_interval(one.args);
         if given.is_some_and(|seconds| seconds <= 0) {
             let prompt = whole.settings.health.wedged_after;
             let message = format!(
                 "its streams are silent while a prompt is computed (`--sse-ping-interval`), which may take {} \
                  (`health.wedged_after`), and a silent stream is ended after {} (`upstream.stream_idle`)",
-                span(prompt),
-                span(limit)
+                format_span(prompt),
+                format_span(limit)
             );
             let hint = format!(
                 "leave `--sse-ping-interval` out, or raise `upstream.stream_idle` to {}",
-                span(prompt)
+                format_span(prompt)
             );
-            return (limit < prompt).then(|| one.found(&["args"], &message, hint));
+            return (limit < prompt).then(|| one.finding(&["args"], &message, hint));
         }
         let ping = given
             .and_then(|seconds| u64::try_from(seconds).ok())
@@ -98,12 +98,12 @@ pub(super) fn prompts_above_idle_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFin
         let message = format!(
             "a stream is ended after {} without a byte (`upstream.stream_idle`), and llama-server says something only every {} \
              while it computes a prompt",
-            span(limit),
-            span(ping)
+            format_span(limit),
+            format_span(ping)
         );
-        let hint = format!("raise `upstream.stream_idle` well above {}", span(ping));
+        let hint = format!("raise `upstream.stream_idle` well above {}", format_span(ping));
         let keys: &[&str] = if given.is_some() { &["args"] } else { &[] };
-        (limit <= ping).then(|| one.found(keys, &message, hint))
+        (limit <= ping).then(|| one.finding(keys, &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -118,31 +118,33 @@ pub(super) fn late_probes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
             let message = format!(
                 "a suspect process is replaced after {} (`suspect_timeout`), and a probe that could clear it may take {} \
                  (`probe_interval` and `probe_timeout`)",
-                span(times.suspect_timeout),
-                span(next)
+                format_span(times.suspect_timeout),
+                format_span(next)
             );
-            found.push(one.found(
+            found.push(one.finding(
                 &["lifecycle", "suspect_timeout"],
                 &message,
-                format!("raise `suspect_timeout` above {}", span(next)),
+                format!("raise `suspect_timeout` above {}", format_span(next)),
             ));
         }
         if times.probe_timeout > times.start_timeout {
             let message = format!(
                 "a starting process is given up after {} (`start_timeout`), and one probe of it may take {} (`probe_timeout`)",
-                span(times.start_timeout),
-                span(times.probe_timeout)
+                format_span(times.start_timeout),
+                format_span(times.probe_timeout)
             );
-            let hint =
-                format!("raise `start_timeout` above {}, for the load of a model", span(times.probe_timeout));
-            found.push(one.found(&["lifecycle", "start_timeout"], &message, hint));
+            let hint = format!(
+                "raise `start_timeout` above {}, for the load of a model",
+                format_span(times.probe_timeout)
+            );
+            found.push(one.finding(&["lifecycle", "start_timeout"], &message, hint));
         } else if times.start_probe_interval >= times.start_timeout {
             let message = format!(
                 "a starting process is probed every {} (`start_probe_interval`) and given up after {} (`start_timeout`)",
-                span(times.start_probe_interval),
-                span(times.start_timeout)
+                format_span(times.start_probe_interval),
+                format_span(times.start_timeout)
             );
-            found.push(one.found(&["lifecycle", "start_timeout"], &message, "raise `start_timeout`"));
+            found.push(one.finding(&["lifecycle", "start_timeout"], &message, "raise `start_timeout`"));
         }
     }
     found
@@ -159,8 +161,9 @@ pub(super) fn misordered_pauses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
         ];
         for (section, small, least, large, most) in pairs {
             if least > most {
-                let message = format!("`{small}` ({}) is above `{large}` ({})", span(least), span(most));
-                found.push(one.found(
+                let message =
+                    format!("`{small}` ({}) is above `{large}` ({})", format_span(least), format_span(most));
+                found.push(one.finding(
                     &[section, small],
                     &message,
                     format!("`{large}` has to be the larger of the two"),
@@ -177,11 +180,12 @@ pub(super) fn unreachable_quiet_time(whole: &ConfigSummary<'_>) -> Vec<RuleFindi
         let policy = &one.model.policy.common;
         let message = format!(
             "quiet is nothing in flight for {} (`quiet_for`), and a replacement waits for it at most {} (`quiet_within`)",
-            span(policy.quiet_for),
-            span(policy.quiet_within)
+            format_span(policy.quiet_for),
+            format_span(policy.quiet_within)
         );
         let hint = "raise `quiet_within`, or lower `quiet_for`";
-        (policy.quiet_for > policy.quiet_within).then(|| one.found(&["policy", "quiet_for"], &message, hint))
+        (policy.quiet_for > policy.quiet_within)
+            .then(|| one.finding(&["policy", "quiet_for"], &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -191,7 +195,7 @@ pub(super) fn windows_too_short_for_quiet(whole: &ConfigSummary<'_>) -> Vec<Rule
     let look = whole.settings.sensors.interval;
     let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy;
-        let open = Duration::from_secs(u64::from(policy.only.minutes()) * 60);
+        let open = Duration::from_secs(u64::from(policy.only.open_minutes()) * 60);
         let needed = policy.common.quiet_for.max(look);
         if policy.only.is_always() || open > needed {
             return None;
@@ -200,10 +204,10 @@ pub(super) fn windows_too_short_for_quiet(whole: &ConfigSummary<'_>) -> Vec<Rule
             "the windows `{}` are open for {} of a day, and what waits for them needs {} (`quiet_for` or \
              `sensors.interval`): it never happens there",
             policy.only,
-            span(open),
-            span(needed)
+            format_span(open),
+            format_span(needed)
         );
-        Some(one.found(&["policy", "only"], &message, "make the window longer"))
+        Some(one.finding(&["policy", "only"], &message, "make the window longer"))
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -214,11 +218,12 @@ pub(super) fn ages_below_the_pause(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
         let (age, pause) = (one.model.policy.max_age?, one.model.policy.common.min_interval);
         let message = format!(
             "`max_age` is {}, and replacements are at least {} apart (`min_interval`): the pause decides",
-            span(age),
-            span(pause)
+            format_span(age),
+            format_span(pause)
         );
-        (age < pause)
-            .then(|| one.found(&["policy", "max_age"], &message, "raise `max_age`, or lower `min_interval`"))
+        (age < pause).then(|| {
+            one.finding(&["policy", "max_age"], &message, "raise `max_age`, or lower `min_interval`")
+        })
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -231,13 +236,13 @@ pub(super) fn ages_outside_windows(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
         let closed = Duration::from_secs(u64::from(policy.only.longest_closed()) * 60);
         let message = format!(
             "`max_age` is {}, and the windows `{}` are closed for up to {}: a process may become {} old",
-            span(age),
+            format_span(age),
             policy.only,
-            span(closed),
-            span(age.saturating_add(closed))
+            format_span(closed),
+            format_span(age.saturating_add(closed))
         );
         let hint = "raise `max_age` above the time between two windows, or add a window to `only`";
-        (age < closed).then(|| one.found(&["policy", "max_age"], &message, hint))
+        (age < closed).then(|| one.finding(&["policy", "max_age"], &message, hint))
     };
     whole.models.iter().filter_map(of_one).collect()
 }
@@ -249,11 +254,15 @@ pub(super) fn misordered_horizons(whole: &ConfigSummary<'_>) -> Vec<RuleFinding>
         let message = format!(
             "growth that ends within {} drains at once (`growth_drain`), and within {} at the next quiet moment \
              (`growth_quiet`): no quiet moment is ever waited for",
-            span(policy.growth_drain),
-            span(policy.growth_quiet)
+            format_span(policy.growth_drain),
+            format_span(policy.growth_quiet)
         );
         (policy.growth_drain > policy.growth_quiet).then(|| {
-            one.found(&["policy", "growth_drain"], &message, "`growth_quiet` has to be the larger of the two")
+            one.finding(
+                &["policy", "growth_drain"],
+                &message,
+                "`growth_quiet` has to be the larger of the two",
+            )
         })
     };
     whole.models.iter().filter_map(of_one).collect()

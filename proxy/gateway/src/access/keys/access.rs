@@ -19,7 +19,7 @@ pub(crate) struct ClientAccess {
 
 impl ClientAccess {
     /// Finds the key in a request; it must be one of `keys`.
-    pub(crate) fn by_key(keys: &ApiKeys, headers: &HeaderMap) -> Result<Self, RequestRefusal> {
+    pub(crate) fn from_headers(keys: &ApiKeys, headers: &HeaderMap) -> Result<Self, RequestRefusal> {
         Ok(Self { key: Some(keys.find(headers)?.clone()) })
     }
 
@@ -38,12 +38,12 @@ impl ClientAccess {
     }
 
     /// Counts one request against the key's limits.
-    pub(crate) fn enter(&self) -> Result<Option<ConcurrencyPass>, RequestRefusal> {
+    pub(crate) fn take_pass(&self) -> Result<Option<ConcurrencyPass>, RequestRefusal> {
         self.key.as_ref().map(ApiKey::admit).transpose()
     }
 
     /// Returns the bytes held of the bodies with this key.
-    pub(crate) fn held(&self) -> Option<Arc<ClientShare>> {
+    pub(crate) fn held_share(&self) -> Option<Arc<ClientShare>> {
         self.key.as_ref().map(|key| key.usage.held.clone())
     }
 
@@ -60,26 +60,27 @@ impl ClientAccess {
         match resolved {
             Ok(model) if key.may_use(&model) => Ok(model),
             Ok(model) => {
-                Err(self.hide(backends, name.filter(|name| !name.is_empty()).unwrap_or(model.as_str())))
+                Err(self
+                    .refuse_hidden(backends, name.filter(|name| !name.is_empty()).unwrap_or(model.as_str())))
             }
-            Err(ResolveError::Missing { .. }) => match self.known(backends).as_slice() {
+            Err(ResolveError::Missing { .. }) => match self.known_names(backends).as_slice() {
                 // This client may use only one model.
                 [name] => Ok(ModelName::new(name)),
                 known => Err(ResolveError::Missing { known: known.to_vec() }.into()),
             },
             Err(ResolveError::Unknown { name, .. }) => {
-                Err(ResolveError::Unknown { name, known: self.names(backends) }.into())
+                Err(ResolveError::Unknown { name, known: self.names_with_aliases(backends) }.into())
             }
         }
     }
 
     /// Refuses a model that the key may not use as if it did not exist, so that a key does not reveal other
     /// models' names.
-    pub(crate) fn hide(&self, backends: &dyn LeaseProvider, name: &str) -> RequestRefusal {
+    pub(crate) fn refuse_hidden(&self, backends: &dyn LeaseProvider, name: &str) -> RequestRefusal {
         if let Some(key) = &self.key {
-            key.usage.reject(KeyLimit::Model);
+            key.usage.count_rejection(KeyLimit::Model);
         }
-        let known = self.names(backends);
+        let known = self.names_with_aliases(backends);
         RequestRefusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
     }
 
@@ -89,16 +90,16 @@ impl ClientAccess {
     }
 
     /// Returns the names of the models that this client may use.
-    pub(crate) fn known(&self, backends: &dyn LeaseProvider) -> Vec<String> {
-        self.shown(&backends.view()).map(|model| model.name.to_string()).collect()
+    pub(crate) fn known_names(&self, backends: &dyn LeaseProvider) -> Vec<String> {
+        self.visible_models(&backends.view()).map(|model| model.name.to_string()).collect()
     }
 
     /// Returns the same names, with the aliases of each model.
-    pub(crate) fn names(&self, backends: &dyn LeaseProvider) -> Vec<String> {
-        self.shown(&backends.view()).flat_map(|model| model.names().map(str::to_owned)).collect()
+    pub(crate) fn names_with_aliases(&self, backends: &dyn LeaseProvider) -> Vec<String> {
+        self.visible_models(&backends.view()).flat_map(|model| model.names().map(str::to_owned)).collect()
     }
 
-    fn shown<'a>(&'a self, view: &'a FleetView) -> impl Iterator<Item = &'a ModelView> {
+    fn visible_models<'a>(&'a self, view: &'a FleetView) -> impl Iterator<Item = &'a ModelView> {
         view.models.iter().map(|model| &**model).filter(|model| self.may_use(&model.name))
     }
 }

@@ -12,7 +12,7 @@ pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
     /// Hashes a key in clear text.
-    pub fn of(key: &[u8]) -> Self {
+    pub fn from_key(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
     }
 
@@ -57,10 +57,10 @@ mod tests {
     fn a_hash_is_sha_256_and_does_not_show_itself() {
         // FIPS 180-2, appendix B.1.
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        let hash = KeyHash::of(b"abc");
+        let hash = KeyHash::from_key(b"abc");
         assert_eq!((hash.to_hex().as_str(), Some(hash)), (abc, KeyHash::from_hex(abc)));
         assert_eq!(format!("{hash:?}"), "KeyHash(..)");
-        assert!(hash == KeyHash::of(b"abc") && hash != KeyHash::of(b"abd"));
+        assert!(hash == KeyHash::from_key(b"abc") && hash != KeyHash::from_key(b"abd"));
         assert!(
             ["", "ba78", &abc[1..], &abc.replace('b', "g")].iter().all(|t| KeyHash::from_hex(t).is_none())
         );

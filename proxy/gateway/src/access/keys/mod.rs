@@ -30,7 +30,7 @@ mod usage;
 
 pub(crate) use access::ClientAccess;
 pub use hash::KeyHash;
-pub(crate) use presented::strip;
+pub(crate) use presented::strip_key_headers;
 pub(crate) use usage::BYTES_PER_TOKEN;
 pub(crate) use usage::ConcurrencyPass;
 use usage::KeyLimit;
@@ -60,7 +60,7 @@ pub struct KeySpec {
 impl KeySpec {
     /// Creates a key with all rights of a client, without limits.
     pub(crate) fn unlimited(name: &str, key: &str) -> Self {
-        let hash = KeyHash::of(key.as_bytes());
+        let hash = KeyHash::from_key(key.as_bytes());
         Self {
             name: name.into(),
             hash,
@@ -131,7 +131,7 @@ impl ApiKeys {
     }
 
     /// Takes over the usage of keys with the same names.
-    pub(crate) fn after(&self, old: &Self) -> Self {
+    pub(crate) fn with_usage_of(&self, old: &Self) -> Self {
         let one = |key: &Arc<ApiKey>| {
             let before = old.0.all.iter().find(|old| old.spec.name == key.spec.name);
             let usage = before.map_or(&key.usage, |old| &old.usage).clone();
@@ -159,20 +159,20 @@ impl ApiKeys {
     }
 
     /// Returns the key with this hash.
-    pub(crate) fn known(&self, hash: &KeyHash) -> Option<&KeySpec> {
+    pub(crate) fn find_spec(&self, hash: &KeyHash) -> Option<&KeySpec> {
         self.find_by_hash(hash).map(|key| &key.spec)
     }
 
     /// Returns the hashes of all keys in a request.
-    pub fn presented(headers: &HeaderMap) -> Vec<KeyHash> {
-        presented::presented(headers).map(|key| KeyHash::of(&key)).collect()
+    pub fn presented_hashes(headers: &HeaderMap) -> Vec<KeyHash> {
+        presented::presented_keys(headers).map(|key| KeyHash::from_key(&key)).collect()
     }
 
     /// Finds the key of a request.
     fn find(&self, headers: &HeaderMap) -> Result<&Arc<ApiKey>, RequestRefusal> {
         let mut refusal = RequestRefusal::NoKey;
-        for given in presented::presented(headers) {
-            if let Some(key) = self.find_by_hash(&KeyHash::of(&given)) {
+        for given in presented::presented_keys(headers) {
+            if let Some(key) = self.find_by_hash(&KeyHash::from_key(&given)) {
                 return Ok(key);
             }
             refusal = RequestRefusal::WrongKey;
@@ -195,7 +195,7 @@ impl ApiKey {
     /// Counts one request against the limits.
     fn admit(self: &Arc<Self>) -> Result<ConcurrencyPass, RequestRefusal> {
         let refuse = |limit, refusal| {
-            self.usage.reject(limit);
+            self.usage.count_rejection(limit);
             Err(refusal)
         };
         let key = || self.spec.name.clone();
@@ -212,7 +212,7 @@ impl ApiKey {
             );
         }
         if let Some(rate) = self.spec.rate
-            && let Err(wait) = self.usage.take(rate)
+            && let Err(wait) = self.usage.take_request(rate)
         {
             return refuse(
                 KeyLimit::Rate,

@@ -21,7 +21,7 @@ const API_KEY: HeaderName = HeaderName::from_static("api-key");
 static KEY_HEADERS: [HeaderName; 4] = [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY];
 
 /// Returns every key in a request. Some clients send a placeholder in one header and the key in another.
-pub(super) fn presented(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8]>> {
+pub(super) fn presented_keys(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8]>> {
     let authorization = headers.get(AUTHORIZATION).and_then(|value| key_in_authorization(value.as_bytes()));
     let plain = [X_API_KEY, API_KEY]
         .into_iter()
@@ -51,8 +51,8 @@ fn key_in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
 }
 
 /// Removes all headers that may hold a key.
-pub(crate) fn strip(headers: &mut HeaderMap) {
-    headers::sweep(headers, |name| KEY_HEADERS.contains(name));
+pub(crate) fn strip_key_headers(headers: &mut HeaderMap) {
+    headers::remove_fields(headers, |name| KEY_HEADERS.contains(name));
 }
 
 #[cfg(test)]
@@ -65,7 +65,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
             .collect();
-        presented(&headers).map(|key| String::from_utf8(key.into_owned()).unwrap()).collect()
+        presented_keys(&headers).map(|key| String::from_utf8(key.into_owned()).unwrap()).collect()
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
             headers.append(name, HeaderValue::from_static("k"));
             headers.append(name, HeaderValue::from_static("again"));
         }
-        strip(&mut headers);
+        strip_key_headers(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
     }
 }

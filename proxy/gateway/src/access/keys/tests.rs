@@ -50,7 +50,7 @@ async fn a_rate_is_kept_and_the_wait_is_exact() {
 async fn tokens_are_paid_for_afterwards() {
     let (keys, key) = only(KeySpec { tokens: Some("100/10s".parse().unwrap()), ..spec("a", "k") });
     let pass = key.admit().unwrap();
-    pass.done(WorkDone { prompt_tokens: 120, output_tokens: 30, ..WorkDone::default() }, 0);
+    pass.charge_request(WorkDone { prompt_tokens: 120, output_tokens: 30, ..WorkDone::default() }, 0);
     let Err(RequestRefusal::KeySpent { wait, what: "tokens", .. }) = key.admit().map(drop) else {
         panic!("spent")
     };
@@ -67,7 +67,7 @@ async fn a_place_is_given_back_however_the_request_ends() {
     let (first, second) = (key.admit().unwrap(), key.admit().unwrap());
     assert!(matches!(key.admit(), Err(RequestRefusal::KeyBusy { most: 2, .. })));
     assert_eq!(keys.counts()[0].running, 2);
-    first.done(WorkDone::default(), 0);
+    first.charge_request(WorkDone::default(), 0);
     let third = key.admit().unwrap();
     drop((second, third));
     assert_eq!(keys.counts()[0].running, 0);
@@ -89,7 +89,7 @@ async fn a_reload_keeps_what_was_used_and_takes_over_what_is_new() {
     let old = ApiKeys::new(vec![KeySpec { rate, ..spec("a", "old") }, spec("gone", "x")]);
     let pass = old.0.all[0].admit().unwrap();
     let new = ApiKeys::new(vec![KeySpec { rate, concurrency: Some(1), ..spec("a", "new") }, spec("b", "y")]);
-    let new = new.after(&old);
+    let new = new.with_usage_of(&old);
     assert!(new.find(&bearer("old")).is_err() && new.find(&bearer("x")).is_err());
     let key = new.find(&bearer("new")).unwrap();
     assert!(matches!(key.admit(), Err(RequestRefusal::KeyBusy { .. })), "the old request is under way");

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::WorkDone;
-use warden_policies::rate::{RateLimit, RateNanos, nanos};
+use warden_policies::rate::{RateLimit, RateNanos, as_nanos};
 
 use super::ApiKey;
-use crate::body::budget::{ClientShare, add_up_to};
+use crate::body::budget::{ClientShare, add_within_limit};
 
 /// Bytes of uncounted text per token: about the ratio of English with today's vocabularies.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
@@ -73,14 +73,14 @@ impl KeyUsage {
     }
 
     fn now(&self) -> RateNanos {
-        nanos(self.base.elapsed())
+        as_nanos(self.base.elapsed())
     }
 
-    pub(super) fn take(&self, rate: RateLimit) -> Result<(), Duration> {
+    pub(super) fn take_request(&self, rate: RateLimit) -> Result<(), Duration> {
         let now = self.now();
         let mut used = self.requests_until.load(Relaxed);
         loop {
-            let next = rate.take(used, now)?;
+            let next = rate.take_unit(used, now)?;
             match self.requests_until.compare_exchange_weak(used, next, Relaxed, Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(changed) => used = changed,
@@ -93,7 +93,7 @@ impl KeyUsage {
         rate.check(self.tokens_until.load(Relaxed), self.now())
     }
 
-    fn charge(&self, rate: RateLimit, tokens: u64) {
+    fn charge_tokens(&self, rate: RateLimit, tokens: u64) {
         let now = self.now();
         let mut used = self.tokens_until.load(Relaxed);
         while let Err(newer) =
@@ -107,7 +107,7 @@ impl KeyUsage {
         self.running.load(Relaxed)
     }
 
-    pub(super) fn reject(&self, limit: KeyLimit) {
+    pub(super) fn count_rejection(&self, limit: KeyLimit) {
         self.rejected[limit as usize].fetch_add(1, Relaxed);
     }
 
@@ -124,19 +124,19 @@ impl ConcurrencyPass {
     /// Takes a place; `None` if all are taken.
     pub(super) fn try_new(key: &Arc<ApiKey>) -> Option<Self> {
         let most = key.spec.concurrency.unwrap_or(usize::MAX);
-        add_up_to(&key.usage.running, 1, most)?;
+        add_within_limit(&key.usage.running, 1, most)?;
         Some(Self(key.clone()))
     }
 
     /// Charges an ended request: its work, and `untold` bytes of text whose tokens no answer has counted.
-    pub(crate) fn done(self, work: WorkDone, untold: u64) {
+    pub(crate) fn charge_request(self, work: WorkDone, untold: u64) {
         let usage = &self.0.usage;
         usage.requests.fetch_add(1, Relaxed);
         usage.prompt_tokens.fetch_add(work.prompt_tokens, Relaxed);
         usage.output_tokens.fetch_add(work.output_tokens, Relaxed);
         if let Some(rate) = self.0.spec.tokens {
             let told = work.prompt_tokens.saturating_add(work.output_tokens);
-            usage.charge(rate, told.saturating_add(untold / BYTES_PER_TOKEN));
+            usage.charge_tokens(rate, told.saturating_add(untold / BYTES_PER_TOKEN));
         }
     }
 }

@@ -57,19 +57,19 @@ struct StreamableMembers {
 
 /// Turns a request of this kind into a streaming one, if its answer can be assembled. Returns the dialect
 /// of the stream, or `None` if the request is left unchanged.
-pub(crate) async fn ask(
+pub(crate) async fn request_stream(
     kind: AnswerFormat,
     intake: &mut BodyIntake,
 ) -> Result<Option<AnswerFormat>, RequestRefusal> {
     if !intake.take_all().await? || intake.is_stream() {
         return Ok(None);
     }
-    let asked = intake.json().and_then(|body| streamed(kind, &body));
+    let asked = intake.json().and_then(|body| streaming_body(kind, &body));
     Ok(asked.filter(|body| intake.replace(body)).map(|_| kind))
 }
 
 /// Body of the streaming request; `None` if the original body is left unchanged.
-fn streamed(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
+fn streaming_body(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let asked: StreamableMembers = serde_json::from_slice(body).ok()?;
     if !can_be_assembled(kind, &asked) {
         return None;
@@ -77,7 +77,7 @@ fn streamed(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     if !matches!(asked.stream, None | Some(ValueGist::Bool(false))) {
         return None;
     }
-    let index = JsonIndex::of([body], &["stream"]).ok()?;
+    let index = JsonIndex::from_pieces([body], &["stream"]).ok()?;
     if index.count == 0 {
         // llama-server refuses an empty object itself.
         return None;
@@ -94,7 +94,7 @@ fn streamed(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     }
     let begin = index.open + 1;
     edits.push(ByteEdit { range: begin..begin, text: insert });
-    Some(splice::apply(VecDeque::from([body.clone()]), edits))
+    Some(splice::apply_edits(VecDeque::from([body.clone()]), edits))
 }
 
 fn can_be_assembled(kind: AnswerFormat, asked: &StreamableMembers) -> bool {
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     fn asked(kind: AnswerFormat, body: &str) -> Option<String> {
-        let pieces: Vec<Bytes> = streamed(kind, &Bytes::copy_from_slice(body.as_bytes()))?.into();
+        let pieces: Vec<Bytes> = streaming_body(kind, &Bytes::copy_from_slice(body.as_bytes()))?.into();
         Some(String::from_utf8(pieces.concat()).unwrap())
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{AssemblyError, append, index, no_stream, ordered};
+use super::{AssemblyError, answer_index, append_text, clear_stream_setting, order_fields};
 
 #[derive(Debug, Default)]
 pub(super) struct ChatAssembly {
@@ -34,22 +34,22 @@ struct ChatToolCall {
 }
 
 impl ChatAssembly {
-    pub(super) fn event(
+    pub(super) fn add_event(
         &mut self,
         mut chunk: Map<String, Value>,
         size: usize,
     ) -> Result<usize, AssemblyError> {
         let Some(Value::Array(choices)) = chunk.remove("choices") else {
-            return Err(AssemblyError::Strange("an event has no choices"));
+            return Err(AssemblyError::UnknownForm("an event has no choices"));
         };
         let mut grown = 0;
         let mut ends = choices.is_empty();
         for choice in choices {
             let Value::Object(mut choice) = choice else { continue };
-            let at = index(&choice);
+            let at = answer_index(&choice);
             let own = self.choices.entry(at).or_default();
             if let Some(Value::Object(delta)) = choice.remove("delta") {
-                grown += own.delta(delta);
+                grown += own.add_delta(delta);
             }
             if let Some(finish) = choice.remove("finish_reason").filter(|finish| !finish.is_null()) {
                 own.finish = Some(finish);
@@ -75,9 +75,9 @@ impl ChatAssembly {
             return None;
         }
         if let Some(Value::Object(verbose)) = self.last.get_mut("__verbose") {
-            no_stream(verbose.get_mut("generation_settings"));
+            clear_stream_setting(verbose.get_mut("generation_settings"));
         }
-        let choices = self.choices.into_iter().map(|(at, choice)| choice.whole(at)).collect();
+        let choices = self.choices.into_iter().map(|(at, choice)| choice.into_choice(at)).collect();
         let mut all = self.last;
         all.insert("choices".to_owned(), Value::Array(choices));
         all.insert("object".to_owned(), json!("chat.completion"));
@@ -92,22 +92,22 @@ impl ChatAssembly {
             "__verbose",
             "timings",
         ];
-        Some(Value::Object(ordered(all, &order)))
+        Some(Value::Object(order_fields(all, &order)))
     }
 }
 
 impl ChatChoice {
-    fn delta(&mut self, delta: Map<String, Value>) -> usize {
+    fn add_delta(&mut self, delta: Map<String, Value>) -> usize {
         let mut grown = 0;
         for (name, value) in delta {
             match name.as_str() {
                 "role" => self.role = Some(value),
-                "content" => grown += append(&mut self.content, &value),
-                "reasoning_content" => grown += append(&mut self.reasoning, &value),
+                "content" => grown += append_text(&mut self.content, &value),
+                "reasoning_content" => grown += append_text(&mut self.reasoning, &value),
                 "tool_calls" => {
                     for call in value.as_array().into_iter().flatten() {
                         let Value::Object(call) = call else { continue };
-                        let tool = self.tools.entry(index(call)).or_default();
+                        let tool = self.tools.entry(answer_index(call)).or_default();
                         let function = call.get("function").unwrap_or(&Value::Null);
                         if let Some(id) = call.get("id").and_then(Value::as_str) {
                             id.clone_into(&mut tool.id);
@@ -117,11 +117,13 @@ impl ChatChoice {
                             name.clone_into(&mut tool.name);
                             grown += name.len();
                         }
-                        grown += append(&mut tool.arguments, &function["arguments"]);
+                        grown += append_text(&mut tool.arguments, &function["arguments"]);
                     }
                 }
                 _ => match (self.other.get_mut(&name), value) {
-                    (Some(Value::String(text)), value @ Value::String(_)) => grown += append(text, &value),
+                    (Some(Value::String(text)), value @ Value::String(_)) => {
+                        grown += append_text(text, &value)
+                    }
                     (_, value) => {
                         grown += name.len() + value.to_string().len();
                         self.other.insert(name, value);
@@ -132,14 +134,14 @@ impl ChatChoice {
         grown
     }
 
-    fn whole(self, at: u64) -> Value {
+    fn into_choice(self, at: u64) -> Value {
         let mut message = Map::new();
         message.insert("role".to_owned(), self.role.unwrap_or_else(|| json!("assistant")));
         message.insert("content".to_owned(), json!(self.content));
         if !self.reasoning.is_empty() {
             message.insert("reasoning_content".to_owned(), json!(self.reasoning));
         }
-        let calls: Vec<Value> = self.tools.into_values().map(ChatToolCall::whole).collect();
+        let calls: Vec<Value> = self.tools.into_values().map(ChatToolCall::into_call).collect();
         if !calls.is_empty() {
             message.insert("tool_calls".to_owned(), Value::Array(calls));
         }
@@ -149,7 +151,7 @@ impl ChatChoice {
 }
 
 impl ChatToolCall {
-    fn whole(self) -> Value {
+    fn into_call(self) -> Value {
         let mut call =
             json!({ "type": "function", "function": { "name": self.name, "arguments": self.arguments } });
         if !self.id.is_empty() {

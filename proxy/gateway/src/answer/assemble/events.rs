@@ -10,7 +10,10 @@ pub(super) struct SseEvent<'a> {
 
 /// Calls `take` for each event until it returns an error. llama-server writes the data of an event on one
 /// line.
-pub(super) fn each<E>(whole: &[u8], mut take: impl FnMut(SseEvent<'_>) -> Result<(), E>) -> Result<(), E> {
+pub(super) fn for_each_event<E>(
+    whole: &[u8],
+    mut take: impl FnMut(SseEvent<'_>) -> Result<(), E>,
+) -> Result<(), E> {
     let (text, mut name) = (String::from_utf8_lossy(whole), "");
     for line in text.lines() {
         if let Some(data) = line.strip_prefix("data:") {
@@ -36,7 +39,7 @@ mod tests {
             let mut cutter = EventSplitter::new(100);
             let mut all = Vec::new();
             for piece in stream.as_bytes().chunks(size) {
-                let taken = each(&cutter.pass(Bytes::copy_from_slice(piece)), |event| {
+                let taken = for_each_event(&cutter.push(Bytes::copy_from_slice(piece)), |event| {
                     all.push(format!("{}={}", event.name, event.data));
                     Ok::<_, ()>(())
                 });

@@ -40,11 +40,11 @@ struct StreamTally<'a> {
 impl StreamTally<'_> {
     /// Records the counters at the end of the stream and returns the meter, for the outcome.
     fn end(mut self, whole: bool) -> AnswerMeter {
-        self.count(whole);
+        self.record(whole);
         std::mem::take(&mut self.meter)
     }
 
-    fn count(&mut self, whole: bool) {
+    fn record(&mut self, whole: bool) {
         if !std::mem::replace(&mut self.counted, true) {
             let (images, audio) = self.sent.media();
             *self.work = WorkDone { images, audio, ..self.meter.work((!whole).then_some(self.events)) };
@@ -55,7 +55,7 @@ impl StreamTally<'_> {
 
 impl Drop for StreamTally<'_> {
     fn drop(&mut self) {
-        self.count(false);
+        self.record(false);
     }
 }
 
@@ -65,7 +65,7 @@ async fn next_piece(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<
 }
 
 /// Reads a stream to its end and returns status, head and body of the assembled answer.
-pub(crate) async fn gather(
+pub(crate) async fn gather_stream(
     kind: AnswerFormat,
     relayed: RelayedAnswer,
     flight: &mut InFlightRequest,
@@ -73,7 +73,15 @@ pub(crate) async fn gather(
     config: &Upstream,
 ) -> Result<(StatusCode, HeaderMap, Bytes), RequestRefusal> {
     let RelayedAnswer { response, backend, .. } = relayed;
-    let AnsweringBackend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = *backend;
+    let AnsweringBackend {
+        lease,
+        mut revoked,
+        mut conn,
+        sent,
+        deadline,
+        first_event_deadline: begins_by,
+        ..
+    } = *backend;
     let (mut parts, mut incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
     let mut tally = StreamTally {
@@ -105,7 +113,7 @@ pub(crate) async fn gather(
                 let piece = piece.map_err(|error| {
                     tracing::debug!(%error, "a backend's answer broke off");
                     if let Some(print) = sent.sent_fingerprint() {
-                        lease.broke(print);
+                        lease.report_broken(print);
                     }
                     lease.doubt();
                     RequestRefusal::Died { model: model.clone() }
@@ -117,15 +125,15 @@ pub(crate) async fn gather(
                 if tally.events == 0 && assembly.events() > 0 {
                     let now = Instant::now();
                     first = Some(now);
-                    progress.answers(now);
+                    progress.note_answer(now);
                 }
                 tally.events = assembly.events();
-                progress.generated(tally.events);
+                progress.note_generated(tally.events);
                 if let Err(fault) = fed {
                     return Ok(Some(fault));
                 }
             }
-            Ok(assembly.end().err())
+            Ok(assembly.end_stream().err())
         });
         tokio::select! {
             biased;
@@ -134,7 +142,7 @@ pub(crate) async fn gather(
             }),
             () = &mut revoked => {
                 if let Some(print) = sent.sent_fingerprint() {
-                    lease.lost(print);
+                    lease.report_lost(print);
                 }
                 Err(lease.revoked_refusal(&model))
             }
@@ -144,23 +152,23 @@ pub(crate) async fn gather(
     drop((incoming, conn));
     let meter = tally.end(matches!(read, Ok(None)));
     if read.is_ok() {
-        lease.answered(sent.print());
+        lease.note_whole_answer(sent.fingerprint());
     }
     if let Some(first) = first {
-        flight.speaks(first);
+        flight.note_first_token(first);
     }
     if let Some(trace) = &mut flight.record.trace {
-        meter.tell(trace, false);
+        meter.add_to_trace(trace, false);
     }
     flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
     let strange = |why: &str| RequestRefusal::Garbled { model: model.clone(), why: why.to_owned() };
     let (status, body) = read.and_then(|fault| match fault {
         None => assembly.finish().map(|body| (parts.status, body)).map_err(|fault| match fault {
-            AssemblyError::Strange(why) => strange(why),
+            AssemblyError::UnknownForm(why) => strange(why),
             _ => strange("it cannot be put together"),
         }),
-        Some(AssemblyError::Told(status, body)) => Ok((status, body)),
-        Some(AssemblyError::Strange(why)) => Err(strange(why)),
+        Some(AssemblyError::Reported(status, body)) => Ok((status, body)),
+        Some(AssemblyError::UnknownForm(why)) => Err(strange(why)),
         Some(AssemblyError::TooLarge) => Err(strange(&format!(
             "it is larger than {} bytes (`upstream.assembled_bytes`), so it can only be had as a stream",
             config.assembled_bytes.0
@@ -168,12 +176,12 @@ pub(crate) async fn gather(
     })?;
     let ended = meter.outcome(status.as_u16());
     let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
-    flight.progress.took(ms(ended.prefill), ms(ended.decode));
+    flight.progress.note_times(ms(ended.prefill), ms(ended.decode));
     lease.note_outcome(&ended);
     drop(lease);
     let version = parts.version;
     headers::prepare_for_client(&mut parts.headers, request_id, true);
-    wire::sign(&mut parts.headers, version);
+    wire::add_via(&mut parts.headers, version);
     for name in [CACHE_CONTROL, headers::ACCEL_BUFFERING] {
         parts.headers.remove(name);
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::append;
+use super::append_text;
 
 #[derive(Debug, Default)]
 pub(super) struct MessagesAssembly {
@@ -25,8 +25,8 @@ struct ToolUseBlock {
 }
 
 impl MessagesAssembly {
-    pub(super) fn event(&mut self, mut event: Map<String, Value>) -> usize {
-        let at = super::index(&event);
+    pub(super) fn add_event(&mut self, mut event: Map<String, Value>) -> usize {
+        let at = super::answer_index(&event);
         match event.get("type").and_then(Value::as_str) {
             Some("message_start") => {
                 if let Some(Value::Object(message)) = event.remove("message") {
@@ -44,10 +44,10 @@ impl MessagesAssembly {
             }
             Some("content_block_delta") => {
                 let delta = &event["delta"];
-                append(&mut self.thinking, &delta["thinking"])
-                    + append(&mut self.text, &delta["text"])
+                append_text(&mut self.thinking, &delta["thinking"])
+                    + append_text(&mut self.text, &delta["text"])
                     + match self.places.get(&at).and_then(|place| self.tools.get_mut(*place)) {
-                        Some(tool) => append(&mut tool.input, &delta["partial_json"]),
+                        Some(tool) => append_text(&mut tool.input, &delta["partial_json"]),
                         None => 0,
                     }
             }
@@ -69,7 +69,7 @@ impl MessagesAssembly {
         if !self.text.is_empty() {
             content.push(json!({ "type": "text", "text": self.text }));
         }
-        content.extend(self.tools.into_iter().map(ToolUseBlock::whole));
+        content.extend(self.tools.into_iter().map(ToolUseBlock::into_block));
         message.insert("content".to_owned(), Value::Array(content));
         if let Some(Value::Object(delta)) = end.remove("delta") {
             message.extend(delta);
@@ -84,7 +84,7 @@ impl MessagesAssembly {
 }
 
 impl ToolUseBlock {
-    fn whole(mut self) -> Value {
+    fn into_block(mut self) -> Value {
         let input = serde_json::from_str(&self.input).unwrap_or_else(|_| json!({}));
         self.block.insert("input".to_owned(), input);
         Value::Object(self.block)

@@ -29,9 +29,9 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Map, Value};
 
-pub(crate) use self::ask::ask;
-use self::events::{SseEvent, each};
-pub(crate) use self::gather::gather;
+pub(crate) use self::ask::request_stream;
+use self::events::{SseEvent, for_each_event};
+pub(crate) use self::gather::gather_stream;
 use self::numbers::NumberMask;
 pub(crate) use crate::protocol::headers::is_events;
 use crate::protocol::sse::EventSplitter;
@@ -50,7 +50,7 @@ pub(crate) enum AnswerFormat {
 
 impl AnswerFormat {
     /// Returns the dialect of a route that generates text.
-    pub(crate) fn of(shape: BodyShape) -> Option<Self> {
+    pub(crate) fn from_shape(shape: BodyShape) -> Option<Self> {
         Some(match shape {
             BodyShape::Chat => Self::Chat,
             BodyShape::Completion => Self::Text,
@@ -66,9 +66,9 @@ impl AnswerFormat {
 #[derive(Debug, PartialEq)]
 enum AssemblyError {
     /// The backend reported this error in its stream.
-    Told(StatusCode, Bytes),
+    Reported(StatusCode, Bytes),
     /// The stream has an unknown form.
-    Strange(&'static str),
+    UnknownForm(&'static str),
     /// The answer exceeds the memory limit.
     TooLarge,
 }
@@ -106,20 +106,20 @@ impl AnswerAssembly {
     }
 
     pub(crate) fn feed(&mut self, piece: Bytes) -> Result<(), AssemblyError> {
-        let whole = self.cutter.pass(piece);
-        if self.cutter.is_torn() { Err(AssemblyError::TooLarge) } else { self.take(&whole) }
+        let whole = self.cutter.push(piece);
+        if self.cutter.is_torn() { Err(AssemblyError::TooLarge) } else { self.add_events(&whole) }
     }
 
     /// Handles the end of the stream: the remaining bytes are an event without its blank line.
-    pub(crate) fn end(&mut self) -> Result<(), AssemblyError> {
+    pub(crate) fn end_stream(&mut self) -> Result<(), AssemblyError> {
         let rest = self.cutter.finish();
-        self.take(&rest)
+        self.add_events(&rest)
     }
 
-    fn take(&mut self, whole: &[u8]) -> Result<(), AssemblyError> {
-        each(whole, |event| {
+    fn add_events(&mut self, whole: &[u8]) -> Result<(), AssemblyError> {
+        for_each_event(whole, |event| {
             self.events += 1;
-            self.held = self.held.saturating_add(self.parts.event(&event, &self.veil)?);
+            self.held = self.held.saturating_add(self.parts.add_event(&event, &self.veil)?);
             if self.held > self.limit { Err(AssemblyError::TooLarge) } else { Ok(()) }
         })
     }
@@ -136,52 +136,52 @@ impl AnswerAssembly {
             FormatAssembly::Responses(responses) => responses.finish(),
             FormatAssembly::Messages(messages) => messages.finish(),
         };
-        let answer = answer.ok_or(AssemblyError::Strange("it ended before its last event"))?;
+        let answer = answer.ok_or(AssemblyError::UnknownForm("it ended before its last event"))?;
         Ok(Bytes::from(self.veil.unmask_numbers(&answer.to_string())))
     }
 }
 
 impl FormatAssembly {
     /// Adds an event; returns by how many bytes the held state has grown, roughly.
-    fn event(&mut self, event: &SseEvent<'_>, veil: &NumberMask) -> Result<usize, AssemblyError> {
+    fn add_event(&mut self, event: &SseEvent<'_>, veil: &NumberMask) -> Result<usize, AssemblyError> {
         // With several answers, all but the first begin with a `null`.
         if matches!(event.data, "[DONE]" | "null") {
             return Ok(0);
         }
         let Ok(Value::Object(mut data)) = serde_json::from_str(&veil.mask_numbers(event.data)) else {
-            return Err(AssemblyError::Strange("an event is no JSON object"));
+            return Err(AssemblyError::UnknownForm("an event is no JSON object"));
         };
         if event.name == "error" {
             // Anthropic's dialect sends the error object bare.
             let error = data.remove("error").unwrap_or(Value::Object(data));
-            return Err(told(error, veil));
+            return Err(reported_error(error, veil));
         }
         if let Some(error) = data.remove("error") {
-            return Err(told(error, veil));
+            return Err(reported_error(error, veil));
         }
         let size = event.data.len();
         match self {
-            Self::Chat(chat) => chat.event(data, size),
-            Self::Text(text) => text.event(data, size),
-            Self::Responses(responses) => Ok(responses.event(data, size)),
-            Self::Messages(messages) => Ok(messages.event(data)),
+            Self::Chat(chat) => chat.add_event(data, size),
+            Self::Text(text) => text.add_event(data, size),
+            Self::Responses(responses) => Ok(responses.add_event(data, size)),
+            Self::Messages(messages) => Ok(messages.add_event(data)),
         }
     }
 }
 
 /// Converts an error event into the response that llama-server would have sent without a stream.
-fn told(error: Value, veil: &NumberMask) -> AssemblyError {
+fn reported_error(error: Value, veil: &NumberMask) -> AssemblyError {
     let status = error["code"].as_u64().and_then(|code| StatusCode::from_u16(u16::try_from(code).ok()?).ok());
     let status = status.filter(|status| status.is_client_error() || status.is_server_error());
     let body = Map::from_iter([("error".to_owned(), error)]);
-    AssemblyError::Told(
+    AssemblyError::Reported(
         status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
         Bytes::from(veil.unmask_numbers(&Value::Object(body).to_string())),
     )
 }
 
 /// Returns the fields in this order, followed by all others.
-fn ordered(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value> {
+fn order_fields(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value> {
     let mut all = Map::new();
     for name in order {
         if let Some(value) = fields.shift_remove(*name) {
@@ -193,20 +193,20 @@ fn ordered(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value>
 }
 
 /// Appends a text value; returns its length in bytes.
-fn append(to: &mut String, value: &Value) -> usize {
+fn append_text(to: &mut String, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     to.push_str(text);
     text.len()
 }
 
 /// Returns `index`, the number of the answer within its request.
-fn index(fields: &Map<String, Value>) -> u64 {
+fn answer_index(fields: &Map<String, Value>) -> u64 {
     fields.get("index").and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// Sets `stream` to false in the settings of a verbose answer, which otherwise show the stream that was
 /// requested.
-fn no_stream(settings: Option<&mut Value>) {
+fn clear_stream_setting(settings: Option<&mut Value>) {
     if let Some(stream) = settings.and_then(|settings| settings.get_mut("stream")) {
         *stream = Value::Bool(false);
     }

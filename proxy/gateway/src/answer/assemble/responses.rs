@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ordered;
+use super::order_fields;
 
 #[derive(Debug, Default)]
 pub(super) struct ResponsesAssembly {
@@ -11,7 +11,7 @@ pub(super) struct ResponsesAssembly {
 }
 
 impl ResponsesAssembly {
-    pub(super) fn event(&mut self, mut event: Map<String, Value>, size: usize) -> usize {
+    pub(super) fn add_event(&mut self, mut event: Map<String, Value>, size: usize) -> usize {
         if event.get("type").is_some_and(|kind| kind == "response.completed") {
             self.response = event.remove("response");
             return size;
@@ -26,21 +26,21 @@ impl ResponsesAssembly {
         }
         for item in response.get_mut("output").and_then(Value::as_array_mut).into_iter().flatten() {
             if let Value::Object(fields) = item.take() {
-                *item = Value::Object(whole(fields));
+                *item = Value::Object(complete_item(fields));
             }
         }
         let order = ["completed_at", "created_at", "id", "model", "object", "output", "status", "usage"];
-        Some(Value::Object(ordered(response, &order)))
+        Some(Value::Object(order_fields(response, &order)))
     }
 }
 
-fn whole(mut item: Map<String, Value>) -> Map<String, Value> {
+fn complete_item(mut item: Map<String, Value>) -> Map<String, Value> {
     match item.get("type").and_then(Value::as_str) {
         Some("reasoning") => {
             item.entry("status").or_insert(json!("completed"));
             item
         }
-        Some("message") => ordered(item, &["content", "id", "role", "status", "type"]),
+        Some("message") => order_fields(item, &["content", "id", "role", "status", "type"]),
         _ => item,
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{AssemblyError, append, index, no_stream};
+use super::{AssemblyError, answer_index, append_text, clear_stream_setting};
 
 #[derive(Debug)]
 pub(super) struct CompletionAssembly {
@@ -25,7 +25,7 @@ impl CompletionAssembly {
         Self { openai, answers: BTreeMap::new() }
     }
 
-    pub(super) fn event(
+    pub(super) fn add_event(
         &mut self,
         mut event: Map<String, Value>,
         size: usize,
@@ -33,12 +33,12 @@ impl CompletionAssembly {
         let choice = if self.openai {
             match event.get_mut("choices").and_then(|choices| choices.get_mut(0)) {
                 Some(Value::Object(choice)) => choice,
-                _ => return Err(AssemblyError::Strange("an event has no choice")),
+                _ => return Err(AssemblyError::UnknownForm("an event has no choice")),
             }
         } else {
             &mut event
         };
-        let answer = self.answers.entry(index(choice)).or_default();
+        let answer = self.answers.entry(answer_index(choice)).or_default();
         let (field, probabilities, ends) = if self.openai {
             let of = choice.get_mut("logprobs").and_then(|logprobs| logprobs.get_mut("content"));
             let of = of.map(Value::take);
@@ -49,7 +49,7 @@ impl CompletionAssembly {
             let ends = choice.get("stop").is_some_and(|stop| *stop == Value::Bool(true));
             ("content", of, ends)
         };
-        let mut grown = choice.get(field).map_or(0, |value| append(&mut answer.text, value));
+        let mut grown = choice.get(field).map_or(0, |value| append_text(&mut answer.text, value));
         if let Some(Value::Array(all)) = probabilities {
             grown += size;
             answer.probabilities.extend(all);
@@ -65,7 +65,7 @@ impl CompletionAssembly {
         let openai = self.openai;
         let mut all = Vec::new();
         for answer in self.answers.into_values() {
-            all.push(if openai { answer.openai()? } else { answer.native()? });
+            all.push(if openai { answer.into_openai()? } else { answer.into_native()? });
         }
         if !openai {
             return if all.len() > 1 { Some(Value::Array(all)) } else { all.pop() };
@@ -79,9 +79,11 @@ impl CompletionAssembly {
 }
 
 impl CompletionAnswer {
-    fn openai(self) -> Option<Value> {
+    fn into_openai(self) -> Option<Value> {
         let mut last = Value::Object(self.last?);
-        no_stream(last.get_mut("__verbose").and_then(|verbose| verbose.get_mut("generation_settings")));
+        clear_stream_setting(
+            last.get_mut("__verbose").and_then(|verbose| verbose.get_mut("generation_settings")),
+        );
         let choice = last["choices"].get_mut(0)?;
         choice["text"] = json!(self.text);
         choice["logprobs"] = if self.probabilities.is_empty() {
@@ -92,10 +94,10 @@ impl CompletionAnswer {
         Some(last)
     }
 
-    fn native(self) -> Option<Value> {
+    fn into_native(self) -> Option<Value> {
         let mut last = self.last?;
         last.insert("content".to_owned(), json!(self.text));
-        no_stream(last.get_mut("generation_settings"));
+        clear_stream_setting(last.get_mut("generation_settings"));
         if !self.probabilities.is_empty() {
             last.insert("completion_probabilities".to_owned(), Value::Array(self.probabilities));
         }

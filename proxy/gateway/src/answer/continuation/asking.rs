@@ -22,13 +22,13 @@ use crate::backend::upstream_conn::{IncompleteAnswer, UpstreamConn};
 pub(super) type ProbedResponse = (http::Response<Incoming>, (UpstreamConn, bool), Arc<ConnectionPool>);
 
 /// Builds a request of our own with the head of the client's request.
-pub(super) fn beside(
+pub(super) fn side_request(
     message: &UpstreamRequest,
     path: Option<&'static str>,
     body: Vec<u8>,
     streams: bool,
 ) -> Result<UpstreamRequest, NoContinuationReason> {
-    let beside = message.beside(path, Bytes::from(body), streams);
+    let beside = message.side_request(path, Bytes::from(body), streams);
     beside.ok_or_else(|| "no more of requests may be held now".to_owned())
 }
 
@@ -43,48 +43,48 @@ pub(super) struct ContinuationClient<'a> {
 
 impl ContinuationClient<'_> {
     /// Runs `future` until the lease or the deadline ends. Neither of the two is a failure of the server.
-    async fn within<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ContinuationStop> {
+    async fn until_deadline<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ContinuationStop> {
         tokio::select! {
             biased;
             done = timeout_at(self.deadline, future) => done.map_err(|_| {
-                ContinuationStop::Over("the whole would take longer than `upstream.exchange_timeout`".to_owned())
+                ContinuationStop::NoWay("the whole would take longer than `upstream.exchange_timeout`".to_owned())
             }),
             () = &mut self.revoked => {
-                if let Some(print) = self.message.sent().print() {
-                    self.lease.lost(print);
+                if let Some(print) = self.message.sent().fingerprint() {
+                    self.lease.report_lost(print);
                 }
-                Err(ContinuationStop::Over("the process that followed was stopped, too".to_owned()))
+                Err(ContinuationStop::NoWay("the process that followed was stopped, too".to_owned()))
             }
         }
     }
 
     /// Reads a whole response body.
-    pub(super) async fn all(
+    pub(super) async fn read_all(
         &mut self,
         conn: &mut UpstreamConn,
         body: Incoming,
         limit: usize,
         is_sent: bool,
     ) -> Result<Vec<u8>, ContinuationStop> {
-        self.within(conn.all(body, limit)).await?.map_err(|part| match part {
-            IncompleteAnswer::Broken => self.broke(is_sent),
-            IncompleteAnswer::TooLong => {
-                ContinuationStop::Cannot("the process that follows answers with more than is held".to_owned())
-            }
+        self.until_deadline(conn.read_all(body, limit)).await?.map_err(|part| match part {
+            IncompleteAnswer::Broken => self.note_broken(is_sent),
+            IncompleteAnswer::TooLong => ContinuationStop::NotThisWay(
+                "the process that follows answers with more than is held".to_owned(),
+            ),
         })
     }
 
     /// Records a broken connection: the request may have killed the server.
-    fn broke(&self, whole: bool) -> ContinuationStop {
-        if let Some(print) = self.message.sent().print().filter(|_| whole) {
-            self.lease.broke(print);
+    fn note_broken(&self, whole: bool) -> ContinuationStop {
+        if let Some(print) = self.message.sent().fingerprint().filter(|_| whole) {
+            self.lease.report_broken(print);
         }
         self.lease.doubt();
-        ContinuationStop::Over("the process that followed ended, too".to_owned())
+        ContinuationStop::NoWay("the process that followed ended, too".to_owned())
     }
 
     /// Reads the whole response to a probe.
-    pub(super) async fn answer(
+    pub(super) async fn read_probe(
         &mut self,
         (response, (mut conn, is_sent), pool): ProbedResponse,
     ) -> Result<Vec<u8>, ContinuationStop> {
@@ -94,8 +94,8 @@ impl ContinuationClient<'_> {
         }
         let most = ANSWER_BASE_BYTES
             + self.message.json().map_or(0, |body| body.len()).saturating_mul(ANSWER_BYTES_PER_BYTE);
-        let told = self.all(&mut conn, response.into_body(), most, is_sent).await?;
-        pool.put(conn, self.lease.facts());
+        let told = self.read_all(&mut conn, response.into_body(), most, is_sent).await?;
+        pool.put_back(conn, self.lease.server_facts());
         Ok(told)
     }
 
@@ -119,36 +119,38 @@ impl ContinuationClient<'_> {
         body: Vec<u8>,
     ) -> Result<Vec<u8>, ContinuationStop> {
         let limit = ANSWER_BASE_BYTES + body.len().saturating_mul(ANSWER_BYTES_PER_BYTE);
-        let mut message = beside(&self.message, path, body, false)?;
-        self.attempts.asks_beside(&mut message);
+        let mut message = side_request(&self.message, path, body, false)?;
+        self.attempts.note_side_question(&mut message);
         let lease = self.lease.clone();
         let BackendAttempts { upstream, .. } = self.attempts;
-        let asked = self.within(BackendAttempts::once(upstream, &lease, &mut message)).await?;
+        let asked =
+            self.until_deadline(BackendAttempts::attempt_once(upstream, &lease, &mut message)).await?;
         let Ok((response, mut conn, pool)) = asked else {
-            return Err(self.broke(message.sent().is_whole()));
+            return Err(self.note_broken(message.sent().is_whole()));
         };
         if response.status() != StatusCode::OK {
             let asked = path.unwrap_or("that request");
             return Err(format!("its build answers {asked} with {}", response.status()).into());
         }
-        let answer = self.all(&mut conn, response.into_body(), limit, true).await?;
-        pool.put(conn, lease.facts());
+        let answer = self.read_all(&mut conn, response.into_body(), limit, true).await?;
+        pool.put_back(conn, lease.server_facts());
         Ok(answer)
     }
 
     /// Requests the stream that is the rest of the answer.
-    pub(super) async fn stream(
+    pub(super) async fn request_rest(
         mut self,
         path: Option<&'static str>,
         body: Vec<u8>,
     ) -> Result<RelayedAnswer, ContinuationStop> {
-        let mut message = beside(&self.message, path, body, true)?;
+        let mut message = side_request(&self.message, path, body, true)?;
         let lease = self.lease.clone();
-        self.attempts.asks(&lease, &mut message);
+        self.attempts.note_sent(&lease, &mut message);
         let BackendAttempts { upstream, .. } = self.attempts;
-        let asked = self.within(BackendAttempts::once(upstream, &lease, &mut message)).await?;
+        let asked =
+            self.until_deadline(BackendAttempts::attempt_once(upstream, &lease, &mut message)).await?;
         let Ok((response, conn, pool)) = asked else {
-            return Err(self.broke(message.sent().is_whole()));
+            return Err(self.note_broken(message.sent().is_whole()));
         };
         if response.status() != StatusCode::OK || !is_events(response.headers()) {
             let status = response.status();
@@ -156,8 +158,15 @@ impl ContinuationClient<'_> {
         }
         let Self { lease, revoked, deadline, .. } = self;
         let sent = message.sent();
-        let backend =
-            Box::new(AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
-        Ok(RelayedAnswer { response, ahead: VecDeque::new(), backend, kept: None })
+        let backend = Box::new(AnsweringBackend {
+            lease,
+            revoked,
+            conn,
+            pool,
+            sent,
+            deadline,
+            first_event_deadline: None,
+        });
+        Ok(RelayedAnswer { response, read_ahead: VecDeque::new(), backend, message: None })
     }
 }

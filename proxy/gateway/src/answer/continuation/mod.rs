@@ -38,7 +38,7 @@ use std::time::Duration;
 use warden_policies::WorkDone;
 use warden_supervisor::AnswerIdentity;
 
-use self::asking::{ContinuationClient, ProbedResponse, beside};
+use self::asking::{ContinuationClient, ProbedResponse, side_request};
 use self::prefill::PrefillContinuation;
 pub(crate) use self::repeat::RepeatTranslator;
 use self::repeat::{PromptShift, SamplingRepeat};
@@ -64,12 +64,12 @@ const ANSWER_BYTES_PER_BYTE: usize = 48;
 #[derive(Debug)]
 pub(crate) struct StreamCut {
     pub(crate) outcome: RequestOutcome,
-    pub(crate) words: String,
+    pub(crate) message: String,
 }
 
 impl From<RequestRefusal> for StreamCut {
     fn from(refusal: RequestRefusal) -> Self {
-        Self { outcome: refusal.outcome(), words: refusal.to_string() }
+        Self { outcome: refusal.outcome(), message: refusal.to_string() }
     }
 }
 
@@ -81,8 +81,8 @@ pub(crate) fn wants_usage(again: &RepeatableRequest) -> bool {
 }
 
 /// Returns whether the request has a single answer, so that its end can be recognised.
-pub(crate) fn is_one(again: &RepeatableRequest, heard: &AnswerTranscript) -> bool {
-    again.message.json().is_some_and(|body| repeat::is_one(heard.kind(), &body).is_ok())
+pub(crate) fn has_single_answer(again: &RepeatableRequest, heard: &AnswerTranscript) -> bool {
+    again.message.json().is_some_and(|body| repeat::check_single_answer(heard.kind(), &body).is_ok())
 }
 
 /// Describes the end of the server in words.
@@ -94,13 +94,13 @@ pub(crate) fn describe_server_end(outcome: RequestOutcome) -> &'static str {
 }
 
 /// Error text for the client in place of the rest.
-pub(crate) fn instead(died: &str, why: &str) -> String {
+pub(crate) fn rest_error_text(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
 
 /// Has the rest of an answer computed. `died` is the client's error text if that fails; `paid` is the work
 /// already delivered.
-pub(crate) async fn go_on(
+pub(crate) async fn continue_answer(
     again: RepeatableRequest,
     heard: Box<AnswerTranscript>,
     record: &mut RequestRecord,
@@ -112,8 +112,8 @@ pub(crate) async fn go_on(
     let words = format!("model `{}`: {}", again.search.model, describe_server_end(outcome));
     let gone_on = compute_rest(again, *heard, record, dead, died, paid).await;
     gone_on.map_err(|stop| match stop {
-        ContinuationStop::Cannot(why) | ContinuationStop::Over(why) => {
-            StreamCut { outcome, words: instead(&words, &why) }
+        ContinuationStop::NotThisWay(why) | ContinuationStop::NoWay(why) => {
+            StreamCut { outcome, message: rest_error_text(&words, &why) }
         }
         ContinuationStop::Refused(refusal) => refusal.into(),
     })
@@ -122,15 +122,15 @@ pub(crate) async fn go_on(
 /// Reasons to stop a continuation.
 enum ContinuationStop {
     /// This way is impossible; another one may work.
-    Cannot(NoContinuationReason),
+    NotThisWay(NoContinuationReason),
     /// No way works.
-    Over(NoContinuationReason),
+    NoWay(NoContinuationReason),
     Refused(RequestRefusal),
 }
 
 impl From<NoContinuationReason> for ContinuationStop {
     fn from(why: NoContinuationReason) -> Self {
-        Self::Cannot(why)
+        Self::NotThisWay(why)
     }
 }
 
@@ -146,22 +146,22 @@ async fn compute_rest(
     let BackendSearch { upstream, progress, model, kind: lease_kind, tokens, limits, deadline } = search;
     let kind = heard.kind();
     let Some(body) = message.json() else {
-        return Err(ContinuationStop::Over("its request is not kept".to_owned()));
+        return Err(ContinuationStop::NoWay("its request is not kept".to_owned()));
     };
-    repeat::is_one(kind, &body).map_err(ContinuationStop::Over)?;
+    repeat::check_single_answer(kind, &body).map_err(ContinuationStop::NoWay)?;
     let may_repeat =
-        if heard.is_blank() { Ok(SamplingRepeat::Same) } else { repeat::may_repeat(kind, &body) };
+        if heard.has_no_token() { Ok(SamplingRepeat::Same) } else { repeat::may_repeat(kind, &body) };
     let kin = dead.kin().map(|kin| FirstServer { kin, by_canary: dead.is_canary() });
     let prefill = match kin {
-        Some(_) => PrefillContinuation::of(&heard, &body),
+        Some(_) => PrefillContinuation::from_body(&heard, &body),
         None => Err("it is not known what its server was started from".to_owned()),
     };
     let all = |why: NoContinuationReason, nor: NoContinuationReason, nor_text: NoContinuationReason| {
-        ContinuationStop::Over(format!(
+        ContinuationStop::NoWay(format!(
             "{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"
         ))
     };
-    let planned = TokenContinuation::of(&heard, &body, kin, &may_repeat);
+    let planned = TokenContinuation::from_request(&heard, &body, kin, &may_repeat);
     if let (Err(why), Err(nor), Err(nor_text)) = (&planned, &may_repeat, &prefill) {
         return Err(all(why.clone(), nor.clone(), nor_text.clone()));
     }
@@ -173,7 +173,7 @@ async fn compute_rest(
         kind: lease_kind,
         tokens,
         // The request was admitted before, and its process is restarted anyway.
-        loads: true,
+        may_load: true,
         limits: &limits,
         // The death of a canary is not reported to the client.
         died: (!dead.is_canary()).then_some(died),
@@ -182,8 +182,10 @@ async fn compute_rest(
     let lease = attempts
         .lease_once_more(dead)
         .await
-        .map_err(|refusal| ContinuationStop::Refused(attempts.judged(refusal)))?;
-    let repeat = |heard| RepeatTranslator::of(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event);
+        .map_err(|refusal| ContinuationStop::Refused(attempts.choose_refusal(refusal)))?;
+    let repeat = |heard| {
+        RepeatTranslator::from_transcript(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event_stop)
+    };
     // If the server's own settings decide, ask for them, provided that there is another way.
     let asks_first = may_repeat == Ok(SamplingRepeat::Default) && prefill.is_ok();
     if planned.is_err() && may_repeat.is_ok() && !asks_first {
@@ -192,8 +194,10 @@ async fn compute_rest(
         return Ok((relayed, voice));
     }
     let probe = match &planned {
-        Ok(plan) => beside(&message, None, plan.wish.probe(), false)?,
-        Err(_) => beside(&message, Some("/completion"), PrefillContinuation::settings(), false)?,
+        Ok(plan) => side_request(&message, None, plan.wish.probe_request(), false)?,
+        Err(_) => {
+            side_request(&message, Some("/completion"), PrefillContinuation::settings_request(), false)?
+        }
     };
     // All rules for a suspect request apply: it may have to run alone there.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
@@ -202,15 +206,15 @@ async fn compute_rest(
     let mut asking = ContinuationClient { attempts, message, lease, revoked, deadline };
     let probed = (response, (conn, sent.sent_fingerprint().is_some()), pool);
     let (why, nor, settings) = match planned {
-        Ok(mut plan) => match plan.rest(&mut asking, &heard, probed).await {
+        Ok(mut plan) => match plan.rest_request(&mut asking, &heard, probed).await {
             Ok((path, rest, voice)) => {
-                return Ok((asking.stream(path, rest).await?, EventTranslator::Rest(voice)));
+                return Ok((asking.request_rest(path, rest).await?, EventTranslator::Rest(voice)));
             }
-            Err(ContinuationStop::Cannot(why)) => {
-                match may_repeat.and_then(|draw| draw.known(plan.is_greedy)) {
+            Err(ContinuationStop::NotThisWay(why)) => {
+                match may_repeat.and_then(|draw| draw.check_repeats(plan.is_greedy)) {
                     Ok(()) => {
                         let voice = repeat(heard)?;
-                        return Ok((asking.stream(None, body.to_vec()).await?, voice));
+                        return Ok((asking.request_rest(None, body.to_vec()).await?, voice));
                     }
                     Err(nor) => (why, nor, None),
                 }
@@ -218,35 +222,37 @@ async fn compute_rest(
             Err(stop) => return Err(stop),
         },
         Err(why) => {
-            let settings = match asking.answer(probed).await {
+            let settings = match asking.read_probe(probed).await {
                 // The probe's answer is unusable; continue without it.
-                Err(ContinuationStop::Cannot(_)) => Vec::new(),
+                Err(ContinuationStop::NotThisWay(_)) => Vec::new(),
                 told => told?,
             };
             let is_greedy = PrefillContinuation::is_greedy(&settings).ok();
-            match may_repeat.and_then(|draw| draw.known(is_greedy)) {
+            match may_repeat.and_then(|draw| draw.check_repeats(is_greedy)) {
                 // The comparison covers what the build does not report.
                 Ok(()) => {
                     let voice = repeat(heard)?;
-                    return Ok((asking.stream(None, body.to_vec()).await?, voice));
+                    return Ok((asking.request_rest(None, body.to_vec()).await?, voice));
                 }
                 Err(nor) => (why, nor, Some(settings)),
             }
         }
     };
     let said = match prefill {
-        Ok(_) if !kin.is_some_and(|kin| kin.may_be_continued_by(asking.lease.kin())) => Err(another().into()),
+        Ok(_) if !kin.is_some_and(|kin| kin.may_be_continued_by(asking.lease.kin())) => {
+            Err(other_server_reason().into())
+        }
         Ok(prefill) => prefill_request(&mut asking, &prefill, settings, kin.map(|kin| kin.kin)).await,
-        Err(nor_text) => Err(ContinuationStop::Cannot(nor_text)),
+        Err(nor_text) => Err(ContinuationStop::NotThisWay(nor_text)),
     };
     match said {
         Ok((rest, shift)) => {
-            let voice = RepeatTranslator::behind(heard, paid, shift)
+            let voice = RepeatTranslator::after_prefix(heard, paid, shift)
                 .map(EventTranslator::Repeat)
-                .ok_or_else(no_event)?;
-            Ok((asking.stream(None, rest).await?, voice))
+                .ok_or_else(no_event_stop)?;
+            Ok((asking.request_rest(None, rest).await?, voice))
         }
-        Err(ContinuationStop::Cannot(nor_text)) => Err(all(why, nor, nor_text)),
+        Err(ContinuationStop::NotThisWay(nor_text)) => Err(all(why, nor, nor_text)),
         Err(stop) => Err(stop),
     }
 }
@@ -262,24 +268,25 @@ async fn prefill_request(
 ) -> Result<(Vec<u8>, PromptShift), ContinuationStop> {
     let settings = match settings {
         Some(settings) => settings,
-        None => asking.ask("/completion", PrefillContinuation::settings()).await?,
+        None => asking.ask("/completion", PrefillContinuation::settings_request()).await?,
     };
     PrefillContinuation::is_greedy(&settings)?;
-    let tokens = spelling::counted(&asking.ask("/tokenize", spelling::count(&prefill.text)).await?)?;
-    let rest = prefill.rest(tokens, kin.and_then(|kin| kin.answer_tokens))?;
-    let first = prefill.counted(&asking.ask_own_route(prefill.first()).await?)?;
+    let tokens =
+        spelling::read_count(&asking.ask("/tokenize", spelling::count_request(&prefill.text)).await?)?;
+    let rest = prefill.rest_request(tokens, kin.and_then(|kin| kin.answer_tokens))?;
+    let first = prefill.read_counts(&asking.ask_own_route(prefill.first_request()).await?)?;
     let mut before = None;
-    for text in prefill.steps(first.prompt, tokens) {
+    for text in prefill.text_steps(first.prompt, tokens) {
         let spelled = if text == prefill.text {
             tokens
         } else {
-            spelling::counted(&asking.ask("/tokenize", spelling::count(text)).await?)?
+            spelling::read_count(&asking.ask("/tokenize", spelling::count_request(text)).await?)?
         };
-        let now = prefill.counted(&asking.ask_own_route(prefill.second(text)).await?)?;
-        PrefillContinuation::shows(&first, before.as_ref(), &now, (text, spelled))?;
+        let now = prefill.read_counts(&asking.ask_own_route(prefill.second_request(text)).await?)?;
+        PrefillContinuation::check_continues(&first, before.as_ref(), &now, (text, spelled))?;
         before = Some(now);
     }
-    Ok((rest, PrefillContinuation::shift(&first, tokens)))
+    Ok((rest, PrefillContinuation::prompt_shift(&first, tokens)))
 }
 
 /// Identity of the server that began an answer.
@@ -307,12 +314,12 @@ impl FirstServer {
     }
 }
 
-fn another() -> NoContinuationReason {
+fn other_server_reason() -> NoContinuationReason {
     "the process that follows was started from something else".to_owned()
 }
 
-fn no_event() -> ContinuationStop {
-    ContinuationStop::Over("it has no event".to_owned())
+fn no_event_stop() -> ContinuationStop {
+    ContinuationStop::NoWay("it has no event".to_owned())
 }
 
 /// An answer that can be continued by its tokens, as far as that is known without asking the server.
@@ -324,7 +331,7 @@ struct TokenContinuation {
 }
 
 impl TokenContinuation {
-    fn of(
+    fn from_request(
         heard: &AnswerTranscript,
         body: &[u8],
         kin: Option<FirstServer>,
@@ -332,17 +339,17 @@ impl TokenContinuation {
     ) -> Result<Self, NoContinuationReason> {
         let kind = heard.kind();
         heard.is_plain()?;
-        let mut wish = ContinuationRequest::of(kind, body)?;
+        let mut wish = ContinuationRequest::from_body(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
             // The raw answer may have blanks and fences around the text that the client does not have.
             return Err("it has a shape, and can be had to the letter".to_owned());
         }
         // Withheld tokens of a text are drawn again. In llama-server's own dialect the client has those
         // tokens, though not their text.
-        if heard.withholds() && (kind == AnswerFormat::Native || !wish.stops()) {
+        if heard.has_withheld_text() && (kind == AnswerFormat::Native || !wish.has_stop_words()) {
             return Err("its last tokens have no text, or stop words may begin there".to_owned());
         }
-        if heard.text().contains('\u{FFFD}') && heard.all_token_ids().is_none() {
+        if heard.decode_string().contains('\u{FFFD}') && heard.all_token_ids().is_none() {
             return Err("its text has bytes that are no characters".to_owned());
         }
         let Some(kin) = kin else {
@@ -355,7 +362,7 @@ impl TokenContinuation {
 
     /// Returns path and body of the request for the rest, after the server has reported its view of the
     /// client's request.
-    async fn rest(
+    async fn rest_request(
         &mut self,
         asking: &mut ContinuationClient<'_>,
         heard: &AnswerTranscript,
@@ -363,13 +370,13 @@ impl TokenContinuation {
     ) -> Result<(Option<&'static str>, Vec<u8>, RestTranslator), ContinuationStop> {
         let kind = heard.kind();
         let wish = &self.wish;
-        let frame = heard.frame.clone().ok_or_else(no_event)?;
+        let frame = heard.frame.clone().ok_or_else(no_event_stop)?;
         if !self.kin.may_be_continued_by(asking.lease.kin()) {
-            return Err(another().into());
+            return Err(other_server_reason().into());
         }
-        let told = asking.answer(probed).await?;
+        let told = asking.read_probe(probed).await?;
         self.is_greedy = request::is_greedy(kind, &told);
-        let settings = ProbedSettings::of(kind, &told)?;
+        let settings = ProbedSettings::from_probe(kind, &told)?;
         match (wish.is_shaped(), settings.has_shape()) {
             (true, true) if settings.is_greedy => return Err("it has a shape".to_owned().into()),
             (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
@@ -380,13 +387,13 @@ impl TokenContinuation {
         }
         let marks = match &settings.marks[..] {
             [] => String::new(),
-            marks => {
-                spelling::harmless(&asking.ask("/detokenize", spelling::detokenize_request(marks)).await?)?
-            }
+            marks => spelling::read_harmless_marks(
+                &asking.ask("/detokenize", spelling::detokenize_request(marks)).await?,
+            )?,
         };
         let rendered = match kind {
             AnswerFormat::Chat => {
-                Some(spelling::rendered(&asking.ask("/apply-template", wish.template()).await?)?)
+                Some(spelling::read_rendered(&asking.ask("/apply-template", wish.template_request()).await?)?)
             }
             _ => None,
         };
@@ -397,37 +404,37 @@ impl TokenContinuation {
         }
         let ids = match heard.all_token_ids() {
             Some(ids) => ids.to_vec(),
-            None if heard.text().is_empty() => Vec::new(),
-            None if spelling::has_marks(heard.text()) => {
+            None if heard.decode_string().is_empty() => Vec::new(),
+            None if spelling::has_marks(heard.decode_string()) => {
                 return Err("its text has marks of a template".to_owned().into());
             }
             None => {
-                let answer = asking.ask("/tokenize", spelling::tokenize(heard)).await?;
-                let ids = spelling::tokens(&answer, heard.text());
+                let answer = asking.ask("/tokenize", spelling::tokenize_request(heard)).await?;
+                let ids = spelling::read_tokens(&answer, heard.decode_string());
                 // If the stream counts tokens, the number must match.
                 let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
                 ids.ok_or_else(|| "its vocabulary spells that text otherwise".to_owned())?
             }
         };
-        let text = heard.text();
-        if let Some(measure) = wish.measure(&settings, rendered.clone(), &ids, text) {
+        let text = heard.decode_string();
+        if let Some(measure) = wish.grammar_test(&settings, rendered.clone(), &ids, text) {
             // A vocabulary that tokenizes the text differently leads to a refusal.
             let is_in_place = match asking.ask("/completion", measure).await {
-                Ok(answer) => request::is_in_place(&answer),
-                Err(ContinuationStop::Cannot(_)) => false,
+                Ok(answer) => request::is_grammar_in_place(&answer),
+                Err(ContinuationStop::NotThisWay(_)) => false,
                 Err(stop) => return Err(stop),
             };
             if !is_in_place {
                 return Err("its build does not put a grammar where that text is".to_owned().into());
             }
         }
-        let rest = wish.rest(&settings, rendered, &ids, text);
+        let rest = wish.rest_request(&settings, rendered, &ids, text);
         let voice = RestTranslator {
             kind,
             frame,
             delivered: ids.len() as u64,
             prompt: settings.prompt,
-            text: heard.text().to_owned(),
+            text: heard.decode_string().to_owned(),
             limit: wish.limit,
             wants_usage: wish.wants_usage,
             ended: false,

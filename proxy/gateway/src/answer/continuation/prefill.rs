@@ -17,10 +17,10 @@
 //! beginning of the rest.
 
 use serde_json::{Map, Value, json};
-use warden_policies::units::{exact, scale};
+use warden_policies::units::{as_f64, scale_bytes};
 
 use super::repeat::PromptShift;
-use super::request::{NoContinuationReason, bytes, has_no_state, is_greedy, untold};
+use super::request::{NoContinuationReason, body_bytes, check_stateless, is_greedy, settings_unknown};
 use super::spelling;
 use super::transcript::{AnswerStage, AnswerTranscript};
 use crate::answer::assemble::AnswerFormat;
@@ -71,7 +71,7 @@ pub(super) struct PrefillCounts {
 impl PrefillContinuation {
     /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
     /// continued like this.
-    pub(super) fn of(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, NoContinuationReason> {
+    pub(super) fn from_body(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let kind = heard.kind();
         let why = |why: &str| Err(why.to_owned());
         if !matches!(kind, AnswerFormat::Chat | AnswerFormat::Messages | AnswerFormat::Responses) {
@@ -80,7 +80,7 @@ impl PrefillContinuation {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return why("the request is no JSON object");
         };
-        if heard.stage() != AnswerStage::Going {
+        if heard.stage() != AnswerStage::Unfinished {
             return why("its counters are what it lacks");
         }
         let Some(text) = heard.one_text() else {
@@ -107,7 +107,7 @@ impl PrefillContinuation {
         };
         match body.get(turns) {
             Some(Value::String(_)) if kind == AnswerFormat::Responses => {}
-            Some(Value::Array(turns)) if turns.iter().all(is_of_texts) => {
+            Some(Value::Array(turns)) if turns.iter().all(has_only_texts) => {
                 if turns.last().is_none_or(|last| last["role"] == "assistant") {
                     return why("its last message is the beginning of the answer");
                 }
@@ -123,14 +123,14 @@ impl PrefillContinuation {
     }
 
     /// Builds the request for one token, without the text.
-    pub(super) fn first(&self) -> Vec<u8> {
-        bytes(self.of_one(self.body.clone()))
+    pub(super) fn first_request(&self) -> Vec<u8> {
+        body_bytes(self.limit_to_one_token(self.body.clone()))
     }
 
     /// Returns beginnings of the text, the last of which is all of it. A server with several slots picks
     /// the slot that holds a good part of the prompt. Therefore a text of `tokens` tokens after a prompt of
     /// `prompt` tokens is sent in steps small enough for that.
-    pub(super) fn steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
+    pub(super) fn text_steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
         let all = self.text.len();
         let (mut held, mut steps) = (prompt.max(1), Vec::new());
         loop {
@@ -139,7 +139,7 @@ impl PrefillContinuation {
                 break;
             }
             // In bytes; cut after a word, where no token crosses the cut.
-            let end = scale(all as u64, exact(next) / exact(tokens));
+            let end = scale_bytes(all as u64, as_f64(next) / as_f64(tokens));
             let end = usize::try_from(end).unwrap_or(all).min(all);
             let begun = steps.last().map_or(0, |step: &&str| step.len());
             let blank = self.text.as_bytes()[..end].iter().rposition(|byte| *byte == b' ');
@@ -154,14 +154,14 @@ impl PrefillContinuation {
     }
 
     /// Builds the request for one token, with a beginning of the text as the beginning of the answer.
-    pub(super) fn second(&self, text: &str) -> Vec<u8> {
-        bytes(self.of_one(self.begun(text)))
+    pub(super) fn second_request(&self, text: &str) -> Vec<u8> {
+        body_bytes(self.limit_to_one_token(self.body_with_text(text)))
     }
 
     /// Builds the request for the rest of an answer of which the client has `had` tokens. `own`: the token
     /// limit that the server applies to requests without one.
-    pub(super) fn rest(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, NoContinuationReason> {
-        let mut body = self.begun(&self.text);
+    pub(super) fn rest_request(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, NoContinuationReason> {
+        let mut body = self.body_with_text(&self.text);
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
         let full = || "it is as long as it may be".to_owned();
         let mut is_limited = false;
@@ -178,28 +178,28 @@ impl PrefillContinuation {
             body.insert(name.to_owned(), json!(left(most).ok_or_else(full)?));
         }
         body.insert("stream".to_owned(), json!(true));
-        Ok(bytes(body))
+        Ok(body_bytes(body))
     }
 
     /// Builds a request whose answer reports the server's default settings.
-    pub(super) fn settings() -> Vec<u8> {
+    pub(super) fn settings_request() -> Vec<u8> {
         json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
     }
 
     /// Returns whether the same request gets the same answer each time, read from the answer to
-    /// [`Self::settings`]. The error names a setting with a state that the next process does not have.
+    /// [`Self::settings_request`]. The error names a setting with a state that the next process does not have.
     pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, NoContinuationReason> {
         let told: Value = serde_json::from_slice(answer).unwrap_or_default();
         let settings = &told["generation_settings"];
         if !settings.is_object() {
-            return Err(untold());
+            return Err(settings_unknown());
         }
-        has_no_state(settings, &["grammar"])?;
+        check_stateless(settings, &["grammar"])?;
         Ok(is_greedy(AnswerFormat::Native, answer).unwrap_or(false))
     }
 
     /// Reads the counters from the answer to a request for one token.
-    pub(super) fn counted(&self, answer: &[u8]) -> Result<PrefillCounts, NoContinuationReason> {
+    pub(super) fn read_counts(&self, answer: &[u8]) -> Result<PrefillCounts, NoContinuationReason> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let usage = &answer["usage"];
         let (prompt, cached) = match self.kind {
@@ -216,13 +216,13 @@ impl PrefillContinuation {
             return Err("its build does not tell what it knew of a prompt".to_owned());
         };
         let text = match self.kind {
-            AnswerFormat::Chat => text_of(&answer["choices"][0]["message"]["content"]),
-            AnswerFormat::Messages => text_of(&answer["content"]),
+            AnswerFormat::Chat => content_text(&answer["choices"][0]["message"]["content"]),
+            AnswerFormat::Messages => content_text(&answer["content"]),
             _ => answer["output"]
                 .as_array()
                 .into_iter()
                 .flatten()
-                .map(|item| text_of(&item["content"]))
+                .map(|item| content_text(&item["content"]))
                 .collect(),
         };
         Ok(PrefillCounts { prompt, cached, text })
@@ -231,7 +231,7 @@ impl PrefillContinuation {
     /// Checks that an answer shows a server that continues after a beginning of the text, which has
     /// `tokens` tokens. `first`: its answer without the text; `before`: its answer with the previous,
     /// shorter beginning, if any.
-    pub(super) fn shows(
+    pub(super) fn check_continues(
         first: &PrefillCounts,
         before: Option<&PrefillCounts>,
         now: &PrefillCounts,
@@ -256,11 +256,11 @@ impl PrefillContinuation {
     }
 
     /// Returns the correction of counters for a text of `tokens` tokens that was in the prompt.
-    pub(super) fn shift(first: &PrefillCounts, tokens: u64) -> PromptShift {
+    pub(super) fn prompt_shift(first: &PrefillCounts, tokens: u64) -> PromptShift {
         PromptShift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
 
-    fn begun(&self, text: &str) -> Map<String, Value> {
+    fn body_with_text(&self, text: &str) -> Map<String, Value> {
         let mut body = self.body.clone();
         if self.kind == AnswerFormat::Responses {
             let turn = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": text }] });
@@ -277,7 +277,7 @@ impl PrefillContinuation {
         body
     }
 
-    fn of_one(&self, mut body: Map<String, Value>) -> Map<String, Value> {
+    fn limit_to_one_token(&self, mut body: Map<String, Value>) -> Map<String, Value> {
         for name in LIMIT_MEMBERS.iter().chain(&["stream_options", "return_progress", "timings_per_token"]) {
             body.shift_remove(*name);
         }
@@ -305,7 +305,7 @@ fn is_unset(value: &Value) -> bool {
 }
 
 /// Returns whether a turn consists of texts, tool calls and tool results only.
-fn is_of_texts(turn: &Value) -> bool {
+fn has_only_texts(turn: &Value) -> bool {
     let is_known = |part: &Value| match part["type"].as_str() {
         Some("text" | "input_text" | "output_text" | "tool_use" | "thinking") => true,
         Some("tool_result") => match &part["content"] {
@@ -322,7 +322,7 @@ fn is_of_texts(turn: &Value) -> bool {
 }
 
 /// Returns a text, or the concatenated texts of its parts.
-fn text_of(content: &Value) -> String {
+fn content_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),

@@ -7,9 +7,9 @@ fn named(event: &Value) -> String {
 }
 
 fn heard(kind: AnswerFormat, events: &str) -> AnswerTranscript {
-    let mut heard = AnswerTranscript::of(kind, 1 << 20);
+    let mut heard = AnswerTranscript::for_stream(kind, 1 << 20);
     heard.feed(events.as_bytes());
-    assert_eq!(heard.lost(), None, "{events}");
+    assert_eq!(heard.loss_reason(), None, "{events}");
     heard
 }
 
@@ -49,7 +49,7 @@ fn turns() -> Value {
 }
 
 fn of(heard: &AnswerTranscript, body: &Value) -> Result<PrefillContinuation, NoContinuationReason> {
-    PrefillContinuation::of(heard, body.to_string().as_bytes())
+    PrefillContinuation::from_body(heard, body.to_string().as_bytes())
 }
 
 #[test]
@@ -62,18 +62,21 @@ fn a_text_becomes_the_beginning_of_a_message_in_the_words_of_each_route() {
     let prefill = of(&message("text", text), &body).unwrap();
     let mut one = body.clone();
     (one["max_tokens"], one["stream"]) = (json!(1), json!(false));
-    assert_eq!(read(prefill.first()), one, "all that is said of drawing goes along");
+    assert_eq!(read(prefill.first_request()), one, "all that is said of drawing goes along");
     one["messages"] = begun.clone();
-    assert_eq!(read(prefill.second(text)), one);
+    assert_eq!(read(prefill.second_request(text)), one);
     let mut rest = body.clone();
     (rest["max_tokens"], rest["messages"]) = (json!(37), begun.clone());
-    assert_eq!(read(prefill.rest(3, Some(9)).unwrap()), rest);
-    assert!(prefill.rest(40, None).is_err(), "nothing is left of it");
+    assert_eq!(read(prefill.rest_request(3, Some(9)).unwrap()), rest);
+    assert!(prefill.rest_request(40, None).is_err(), "nothing is left of it");
 
     let body = json!({ "messages": turns(), "max_completion_tokens": 40, "n_predict": -1, "stream_options": { "include_usage": true } });
     let prefill = of(&chat(text), &body).unwrap();
-    assert_eq!(read(prefill.first()), json!({ "messages": turns(), "max_tokens": 1, "stream": false }));
-    let rest = read(prefill.rest(3, Some(9)).unwrap());
+    assert_eq!(
+        read(prefill.first_request()),
+        json!({ "messages": turns(), "max_tokens": 1, "stream": false })
+    );
+    let rest = read(prefill.rest_request(3, Some(9)).unwrap());
     assert_eq!(
         (&rest["max_completion_tokens"], &rest["n_predict"], &rest["messages"]),
         (&json!(37), &json!(-1), &begun)
@@ -85,7 +88,7 @@ fn a_text_becomes_the_beginning_of_a_message_in_the_words_of_each_route() {
     {
         let body =
             json!({ "input": input, "max_output_tokens": 40, "text": { "format": { "type": "text" } } });
-        let second = read(of(&response(text), &body).unwrap().second(text));
+        let second = read(of(&response(text), &body).unwrap().second_request(text));
         let turns = second["input"].as_array().unwrap();
         assert_eq!(
             (turns.len(), &turns[0]["role"], &turns[1]["content"][0]["text"]),
@@ -143,13 +146,14 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     let said = |new: u64, cached: u64, text: &str| {
         let answer = json!({ "content": [{ "type": "text", "text": text }],
             "usage": { "input_tokens": new, "cache_read_input_tokens": cached, "output_tokens": 1 } });
-        prefill.counted(answer.to_string().as_bytes()).unwrap()
+        prefill.read_counts(answer.to_string().as_bytes()).unwrap()
     };
     let first = said(50, 2, "Once");
-    let shows =
-        |second: &PrefillCounts| PrefillContinuation::shows(&first, None, second, ("Once", 3)).is_ok();
+    let shows = |second: &PrefillCounts| {
+        PrefillContinuation::check_continues(&first, None, second, ("Once", 3)).is_ok()
+    };
     assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
-    assert_eq!(PrefillContinuation::shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
+    assert_eq!(PrefillContinuation::prompt_shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
     // Another message begins, the beginning differs, its slot is gone, or the same was requested before.
     for second in [
         said(8, 52, "On"),
@@ -162,15 +166,15 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     }
     // Older builds do not repeat the text, and strip blanks after it. A single token may be equal by chance.
     assert!(!shows(&said(3, 52, " upon")));
-    assert!(PrefillContinuation::shows(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
+    assert!(PrefillContinuation::check_continues(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
     // Each step has the previous one in its cache.
     let second = said(3, 52, "Once upon");
     let next = |now: &PrefillCounts| {
-        PrefillContinuation::shows(&first, Some(&second), now, ("Once upon a time", 8)).is_ok()
+        PrefillContinuation::check_continues(&first, Some(&second), now, ("Once upon a time", 8)).is_ok()
     };
     assert!(next(&said(5, 55, "Once upon a time there")) && next(&said(7, 53, "Once upon a time there")));
     assert!(!next(&said(60, 0, "Once upon a time there")) && !next(&said(9, 51, "Once upon a time there")));
-    assert!(prefill.counted(br#"{"usage":{"input_tokens":9}}"#).is_err(), "an old build");
+    assert!(prefill.read_counts(br#"{"usage":{"input_tokens":9}}"#).is_err(), "an old build");
 }
 
 #[test]
@@ -192,8 +196,8 @@ fn the_servers_own_settings_have_a_state_or_not() {
     ] {
         assert!(of(settings.clone()).is_err(), "{settings}");
     }
-    assert_eq!(spelling::counted(br#"{"tokens":[1,2]}"#), Ok(2));
-    assert!(spelling::counted(br#"{"tokens":[]}"#).is_err());
+    assert_eq!(spelling::read_count(br#"{"tokens":[1,2]}"#), Ok(2));
+    assert!(spelling::read_count(br#"{"tokens":[]}"#).is_err());
 }
 
 #[test]
@@ -201,7 +205,7 @@ fn a_long_text_is_shown_in_steps_that_a_server_finds_again() {
     let text = (0..500).map(|word| format!("word{word}")).collect::<Vec<_>>().join(" ");
     let prefill = of(&message("text", &text), &json!({ "messages": turns() })).unwrap();
     let sizes = |prompt: u64, tokens: u64| -> Vec<usize> {
-        let steps = prefill.steps(prompt, tokens);
+        let steps = prefill.text_steps(prompt, tokens);
         assert_eq!(steps.last(), Some(&&*text));
         assert!(
             steps.windows(2).all(|two| two[1].starts_with(two[0]) && two[1][two[0].len()..].starts_with(' '))
@@ -214,5 +218,5 @@ fn a_long_text_is_shown_in_steps_that_a_server_finds_again() {
     assert!(steps[0] <= 60 && steps[1] <= 300, "{steps:?}");
     assert!(sizes(0, 1000).len() < 8);
     let one = of(&message("text", &"x".repeat(900)), &json!({ "messages": turns() })).unwrap();
-    assert_eq!(one.steps(1, 900).len(), 1, "there is no word to cut behind");
+    assert_eq!(one.text_steps(1, 900).len(), 1, "there is no word to cut behind");
 }

@@ -11,7 +11,7 @@ use crate::answer::assemble::AnswerFormat;
 /// Progress of an answer that one event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerStep {
-    On,
+    Continues,
     /// The answer has its finish reason; `counted`: its counters, too.
     Finished {
         counted: bool,
@@ -29,14 +29,14 @@ pub(super) struct EventReading {
 }
 
 impl EventReading {
-    const NOTHING: Self = Self { items: Vec::new(), step: AnswerStep::On };
+    const NOTHING: Self = Self { items: Vec::new(), step: AnswerStep::Continues };
 
     fn text(channel: TextChannel, text: &str) -> Self {
-        Self { items: vec![AnswerItem::Text(channel, text.to_owned())], step: AnswerStep::On }
+        Self { items: vec![AnswerItem::Text(channel, text.to_owned())], step: AnswerStep::Continues }
     }
 
     fn mark(mark: String, names: Vec<String>) -> Self {
-        Self { items: vec![AnswerItem::Mark(mark, names)], step: AnswerStep::On }
+        Self { items: vec![AnswerItem::Mark(mark, names)], step: AnswerStep::Continues }
     }
 
     fn done() -> Self {
@@ -48,7 +48,7 @@ impl EventReading {
 pub(super) type UnreadableReason = &'static str;
 
 /// Splits an event into its name, if any, and its data.
-pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), UnreadableReason> {
+pub(super) fn split_event(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), UnreadableReason> {
     let odd = "its events are not written as llama-server writes them";
     let (name, line) = match event.strip_prefix(b"event: ") {
         Some(rest) => {
@@ -62,13 +62,16 @@ pub(super) fn parts(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), UnreadableRe
 }
 
 /// Reads the JSON object that is the data of an event.
-pub(super) fn read(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
+pub(super) fn read_event(
+    kind: AnswerFormat,
+    event: &Map<String, Value>,
+) -> Result<EventReading, UnreadableReason> {
     if event.get("error").is_some_and(|error| !error.is_null()) {
         return Err("its server reported an error");
     }
     match kind {
         AnswerFormat::Native => read_native(event),
-        AnswerFormat::Chat | AnswerFormat::Text => choice(kind, event),
+        AnswerFormat::Chat | AnswerFormat::Text => read_choice(kind, event),
         AnswerFormat::Messages => read_messages_event(event),
         AnswerFormat::Responses => read_responses_event(event),
     }
@@ -96,7 +99,7 @@ fn read_native(event: &Map<String, Value>) -> Result<EventReading, UnreadableRea
 }
 
 /// Reads an event in `OpenAI`'s dialect.
-fn choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
+fn read_choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     if event.contains_key("__verbose") {
         return Err("it tells what debugging needs");
     }
@@ -115,7 +118,9 @@ fn choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading
         return Err("it has probabilities");
     }
     let mut reading = match kind {
-        AnswerFormat::Chat => EventReading { items: delta(choice.get("delta"))?, step: AnswerStep::On },
+        AnswerFormat::Chat => {
+            EventReading { items: delta_items(choice.get("delta"))?, step: AnswerStep::Continues }
+        }
         _ => match choice.get("text") {
             Some(Value::String(text)) => EventReading::text(TextChannel::CONTENT, text),
             _ => return Err("an event has no text"),
@@ -129,7 +134,7 @@ fn choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading
 }
 
 /// Returns the items that a chat chunk adds.
-fn delta(delta: Option<&Value>) -> Result<Vec<AnswerItem>, UnreadableReason> {
+fn delta_items(delta: Option<&Value>) -> Result<Vec<AnswerItem>, UnreadableReason> {
     let Some(Value::Object(delta)) = delta else { return Err("an event has no delta") };
     let mut items = Vec::new();
     for (name, value) in delta {
@@ -167,13 +172,13 @@ fn read_tool_call(call: &Value, items: &mut Vec<AnswerItem>) -> Result<(), Unrea
         items.push(AnswerItem::Mark(named, id.into_iter().collect()));
     }
     if let Some(arguments) = text(&function["arguments"])? {
-        items.push(AnswerItem::Text(TextChannel { what: ChannelKind::Arguments, index }, arguments));
+        items.push(AnswerItem::Text(TextChannel { kind: ChannelKind::Arguments, index }, arguments));
     }
     Ok(())
 }
 
 /// Returns the string values of these members, as far as they exist.
-fn names<const N: usize>(of: &Value, members: [&str; N]) -> Vec<String> {
+fn string_members<const N: usize>(of: &Value, members: [&str; N]) -> Vec<String> {
     members.into_iter().filter_map(|member| Some(of[member].as_str()?.to_owned())).collect()
 }
 
@@ -182,7 +187,7 @@ fn read_messages_event(event: &Map<String, Value>) -> Result<EventReading, Unrea
     let index = member("index").as_u64();
     let numbered = || index.ok_or("a block of it has no number");
     Ok(match member("type").as_str().unwrap_or_default() {
-        "message_start" => EventReading::mark("start".to_owned(), names(member("message"), ["id"])),
+        "message_start" => EventReading::mark("start".to_owned(), string_members(member("message"), ["id"])),
         "content_block_start" => {
             let block = member("content_block");
             if ["text", "thinking"]
@@ -194,7 +199,7 @@ fn read_messages_event(event: &Map<String, Value>) -> Result<EventReading, Unrea
             let (kind, name) = (block["type"].as_str(), block["name"].as_str());
             let mark =
                 format!("block {} {} {}", numbered()?, kind.unwrap_or_default(), name.unwrap_or_default());
-            EventReading::mark(mark, names(block, ["id"]))
+            EventReading::mark(mark, string_members(block, ["id"]))
         }
         "content_block_delta" => {
             let (delta, index) = (member("delta"), numbered()?);
@@ -206,7 +211,7 @@ fn read_messages_event(event: &Map<String, Value>) -> Result<EventReading, Unrea
                 _ => return Err("it has more than text, thoughts and calls of tools"),
             };
             let Some(text) = text.as_str() else { return Err("an event has no text") };
-            EventReading::text(TextChannel { what, index }, text)
+            EventReading::text(TextChannel { kind: what, index }, text)
         }
         "content_block_stop" => EventReading::mark(format!("stop {}", numbered()?), Vec::new()),
         "message_delta" => EventReading::mark(format!("end {}", member("delta")["stop_reason"]), Vec::new()),
@@ -224,7 +229,7 @@ fn read_responses_event(event: &Map<String, Value>) -> Result<EventReading, Unre
         "response.reasoning_text.delta" => ChannelKind::Reasoning,
         "response.function_call_arguments.delta" => ChannelKind::Arguments,
         "response.created" => {
-            return Ok(EventReading::mark("created".to_owned(), names(member("response"), ["id"])));
+            return Ok(EventReading::mark("created".to_owned(), string_members(member("response"), ["id"])));
         }
         "response.in_progress" | "response.queued" => return Ok(EventReading::NOTHING),
         "response.output_item.added" => {
@@ -232,7 +237,7 @@ fn read_responses_event(event: &Map<String, Value>) -> Result<EventReading, Unre
             let name = item["name"].as_str().unwrap_or_default();
             return Ok(EventReading::mark(
                 format!("item {} {name}", item["type"]),
-                names(item, ["id", "call_id"]),
+                string_members(item, ["id", "call_id"]),
             ));
         }
         "response.content_part.added" => {
@@ -248,5 +253,8 @@ fn read_responses_event(event: &Map<String, Value>) -> Result<EventReading, Unre
         _ => return Err("it has events that are not known"),
     };
     let Some(text) = member("delta").as_str() else { return Err("an event has no text") };
-    Ok(EventReading::text(TextChannel { what, index: member("output_index").as_u64().unwrap_or(0) }, text))
+    Ok(EventReading::text(
+        TextChannel { kind: what, index: member("output_index").as_u64().unwrap_or(0) },
+        text,
+    ))
 }

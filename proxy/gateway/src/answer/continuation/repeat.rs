@@ -17,10 +17,10 @@ use serde_json::{Map, Value, json};
 use warden_policies::WorkDone;
 
 use super::reading::{self, AnswerStep, EventReading, is_progress};
-use super::request::prompt;
+use super::request::check_prompt;
 use super::said::{AnswerItem, ChannelKind, ContentComparison, KnownPart};
 use super::transcript::AnswerTranscript;
-use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, put, set};
+use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, set_member, write_event};
 use crate::answer::assemble::AnswerFormat;
 
 /// Error for a second answer that differs from the first.
@@ -36,7 +36,7 @@ pub(crate) struct RepeatTranslator {
     kind: AnswerFormat,
     /// The first event of the stream.
     frame: Map<String, Value>,
-    had: ContentComparison,
+    compared: ContentComparison,
     /// Identifiers in the second answer, each with the identifier known to the client.
     names: Vec<(Box<str>, Box<str>)>,
     /// Tokens that the client has; llama-server's own dialect only.
@@ -45,7 +45,7 @@ pub(crate) struct RepeatTranslator {
     /// same count.
     with_count: u64,
     /// Count and events with that count of the second answer, so far.
-    came: (u64, u64),
+    other_count: (u64, u64),
     /// Last sequence number of an event, where events have one.
     sequence: Option<u64>,
     /// Part of the answer that was in the second server's prompt.
@@ -77,7 +77,7 @@ const RANDOM_ANSWER: &str = "another answer would be drawn, with a temperature a
 
 impl SamplingRepeat {
     /// Decides with the server's setting, if known. The error says why the answer would differ.
-    pub(super) fn known(self, is_greedy: Option<bool>) -> Result<(), String> {
+    pub(super) fn check_repeats(self, is_greedy: Option<bool>) -> Result<(), String> {
         match (self, is_greedy) {
             (Self::Default, Some(false)) => Err(RANDOM_ANSWER.to_owned()),
             _ => Ok(()),
@@ -110,7 +110,7 @@ pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepe
 /// Checks that a request has a single answer, in events that can be read to its end. The error says why
 /// not. Several answers may come one after the other, and the end of the first would look like the end of
 /// all.
-pub(super) fn is_one(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
+pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
     };
@@ -127,7 +127,7 @@ pub(super) fn is_one(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
         return Err(format!("`{name}` asks for more than the answer"));
     }
     if matches!(kind, AnswerFormat::Text | AnswerFormat::Native) && member("prompt").is_some() {
-        prompt(member("prompt"))?;
+        check_prompt(member("prompt"))?;
     }
     let tells = |name: &str| match member("response_fields") {
         Some(Value::Array(fields)) => fields.iter().any(|field| field == name),
@@ -141,17 +141,17 @@ pub(super) fn is_one(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
 
 impl RepeatTranslator {
     /// Starts from what a client has; `None` if that contains no event.
-    pub(crate) fn of(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
+    pub(crate) fn from_transcript(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
         let kind = heard.kind();
         let AnswerTranscript { said, frame, counted, with_count, sequence, .. } = heard;
         Some(Self {
             kind,
             frame: frame?,
-            had: ContentComparison::with(said),
+            compared: ContentComparison::from_content(said),
             names: Vec::new(),
             counted: counted.unwrap_or(0),
             with_count,
-            came: (0, 0),
+            other_count: (0, 0),
             sequence,
             shift: None,
             paid,
@@ -159,9 +159,9 @@ impl RepeatTranslator {
         })
     }
 
-    /// Like [`Self::of`], for an answer whose beginning was in the prompt.
-    pub(super) fn behind(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
-        let mut repeat = Self::of(heard, paid)?;
+    /// Like [`Self::from_transcript`], for an answer whose beginning was in the prompt.
+    pub(super) fn after_prefix(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
+        let mut repeat = Self::from_transcript(heard, paid)?;
         repeat.shift = Some(shift);
         Some(repeat)
     }
@@ -177,7 +177,7 @@ impl RepeatTranslator {
 
     /// Returns whether the second answer has not yet passed what the client has.
     pub(crate) fn is_catching_up(&self) -> bool {
-        !self.had.is_over()
+        !self.compared.has_passed_all()
     }
 
     /// Returns the work of the answer as the client got it.
@@ -189,7 +189,7 @@ impl RepeatTranslator {
     }
 
     /// Translates complete events of the second answer into the events missing at the client.
-    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
+    pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::new();
         let mut name = None;
         for line in whole.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end) {
@@ -199,13 +199,18 @@ impl RepeatTranslator {
             } else if let Some(own) = line.strip_prefix(b"event: ") {
                 name = Some(own);
             } else if let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.is_ended) {
-                self.event(&mut out, name.take(), data)?;
+                self.translate_event(&mut out, name.take(), data)?;
             }
         }
         Ok(out.into())
     }
 
-    fn event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, data: &[u8]) -> Result<(), MismatchReason> {
+    fn translate_event(
+        &mut self,
+        out: &mut Vec<u8>,
+        name: Option<&[u8]>,
+        data: &[u8],
+    ) -> Result<(), MismatchReason> {
         if data == b"[DONE]" {
             self.is_ended = true;
             if self.is_catching_up() {
@@ -221,13 +226,13 @@ impl RepeatTranslator {
         if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
             // An error event: passed on with the server's own words.
             self.is_ended = true;
-            self.tell(out, name, event);
+            self.write_event(out, name, event);
             return Ok(());
         }
-        let was_over = self.had.is_over();
-        let EventReading { items, step } = reading::read(self.kind, &event)?;
+        let was_over = self.compared.has_passed_all();
+        let EventReading { items, step } = reading::read_event(self.kind, &event)?;
         let has_items = !items.is_empty();
-        let is_new = self.compare(items, &mut event)?;
+        let is_new = self.remove_known(items, &mut event)?;
         let ends = step == AnswerStep::Done;
         if ends && self.is_catching_up() {
             return Err(DIFFERENT_ANSWER);
@@ -236,19 +241,19 @@ impl RepeatTranslator {
             AnswerFormat::Native => ends || self.has_new_tokens(&event, is_new, was_over)?,
             AnswerFormat::Chat if was_over && !is_new => is_news_to_chat(&mut event, step),
             // The client already has the event that begins the response.
-            AnswerFormat::Responses if step == AnswerStep::On && !has_items => false,
+            AnswerFormat::Responses if step == AnswerStep::Continues && !has_items => false,
             _ => is_new || was_over,
         };
         self.is_ended |= ends;
-        self.had.forget();
+        self.compared.forget();
         if is_said {
-            self.tell(out, name, event);
+            self.write_event(out, name, event);
         }
         Ok(())
     }
 
     /// Removes what the client has from an event. Returns whether anything else is left.
-    fn compare(
+    fn remove_known(
         &mut self,
         items: Vec<AnswerItem>,
         event: &mut Map<String, Value>,
@@ -258,20 +263,20 @@ impl RepeatTranslator {
             match item {
                 AnswerItem::Text(_, text) if text.is_empty() => {}
                 AnswerItem::Text(channel, text) => match self
-                    .had
-                    .text(channel, &text)
+                    .compared
+                    .compare_text(channel, &text)
                     .map_err(|_| DIFFERENT_ANSWER)?
                 {
                     KnownPart::Nothing => is_new = true,
-                    KnownPart::All => cut_text(self.kind, event, channel.what, ""),
+                    KnownPart::All => cut_text(self.kind, event, channel.kind, ""),
                     KnownPart::Part(_) if self.kind == AnswerFormat::Native => return Err(DIFFERENT_ANSWER),
                     KnownPart::Part(bytes) => {
-                        cut_text(self.kind, event, channel.what, text.get(bytes..).ok_or(DIFFERENT_ANSWER)?);
+                        cut_text(self.kind, event, channel.kind, text.get(bytes..).ok_or(DIFFERENT_ANSWER)?);
                         is_new = true;
                     }
                 },
                 AnswerItem::Mark(mark, names) => {
-                    match self.had.mark(&mark, &names).map_err(|_| DIFFERENT_ANSWER)? {
+                    match self.compared.compare_mark(&mark, &names).map_err(|_| DIFFERENT_ANSWER)? {
                         None => is_new = true,
                         Some(own) => {
                             let names = names.into_iter().map(String::into_boxed_str);
@@ -297,8 +302,9 @@ impl RepeatTranslator {
     ) -> Result<bool, MismatchReason> {
         let counted = event.get("tokens_predicted").and_then(Value::as_u64).filter(|_| !is_progress(event));
         let is_had = counted.is_some_and(|counted| {
-            self.came = if self.came.0 == counted { (counted, self.came.1 + 1) } else { (counted, 1) };
-            counted < self.counted || (counted == self.counted && self.came.1 <= self.with_count)
+            self.other_count =
+                if self.other_count.0 == counted { (counted, self.other_count.1 + 1) } else { (counted, 1) };
+            counted < self.counted || (counted == self.counted && self.other_count.1 <= self.with_count)
         });
         match (is_new, is_had) {
             (true, true) => Err(DIFFERENT_ANSWER),
@@ -307,11 +313,11 @@ impl RepeatTranslator {
     }
 
     /// Writes an event with the identifiers that the client knows.
-    fn tell(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
+    fn write_event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
         if matches!(self.kind, AnswerFormat::Chat | AnswerFormat::Text) && !event.contains_key("error") {
             for name in SHARED_MEMBERS {
                 if let Some(value) = self.frame.get(name) {
-                    set(&mut event, name, value.clone());
+                    set_member(&mut event, name, value.clone());
                 }
             }
             let choice = event.get_mut("choices").and_then(|choices| choices.get_mut(0));
@@ -326,30 +332,30 @@ impl RepeatTranslator {
             }
         }
         if !self.names.is_empty() {
-            event.iter_mut().for_each(|(member, value)| self.rename(member, value));
+            event.iter_mut().for_each(|(member, value)| self.rename_ids(member, value));
         }
         if let (Some(last), true) = (self.sequence, event.contains_key("sequence_number")) {
             self.sequence = Some(last + 1);
-            set(&mut event, "sequence_number", json!(last + 1));
+            set_member(&mut event, "sequence_number", json!(last + 1));
         }
         if let Some(name) = name {
             out.extend_from_slice(b"event: ");
             out.extend_from_slice(name);
             out.push(b'\n');
         }
-        put(out, &event);
+        write_event(out, &event);
     }
 
-    fn rename(&self, member: &str, value: &mut Value) {
+    fn rename_ids(&self, member: &str, value: &mut Value) {
         match value {
             Value::String(text) if ID_MEMBERS.contains(&member) => {
                 if let Some((_, own)) = self.names.iter().find(|(other, _)| **other == **text) {
                     *text = own.to_string();
                 }
             }
-            Value::Array(items) => items.iter_mut().for_each(|item| self.rename(member, item)),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.rename_ids(member, item)),
             Value::Object(members) => {
-                members.iter_mut().for_each(|(member, value)| self.rename(member, value));
+                members.iter_mut().for_each(|(member, value)| self.rename_ids(member, value));
             }
             _ => {}
         }
@@ -361,7 +367,7 @@ fn is_news_to_chat(event: &mut Map<String, Value>, step: AnswerStep) -> bool {
     let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let Some(Value::Object(delta)) = delta else { return true };
     let had_role = delta.shift_remove("role").is_some();
-    step != AnswerStep::On || !had_role || is_progress(event)
+    step != AnswerStep::Continues || !had_role || is_progress(event)
 }
 
 /// Replaces a text in an event by its remaining part.
@@ -402,10 +408,10 @@ fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
     {
         let prompt = (cached + evaluated).saturating_sub(tokens);
         let cached = cached.min(prompt);
-        set(timings, "cache_n", json!(cached));
-        set(timings, "prompt_n", json!(prompt - cached));
+        set_member(timings, "cache_n", json!(cached));
+        set_member(timings, "prompt_n", json!(prompt - cached));
         if let Some(predicted) = known(timings, "predicted_n") {
-            set(timings, "predicted_n", json!(predicted + tokens));
+            set_member(timings, "predicted_n", json!(predicted + tokens));
         }
     }
     let Some(Value::Object(usage)) = of.get_mut("usage") else { return };
@@ -415,21 +421,21 @@ fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
         let Some(counted) = known(usage, name) else { continue };
         let prompt = (counted + apart.unwrap_or(0)).saturating_sub(tokens);
         let cached = apart.map(|cached| cached.min(prompt));
-        set(usage, name, json!(prompt - cached.unwrap_or(0)));
+        set_member(usage, name, json!(prompt - cached.unwrap_or(0)));
         if let Some(cached) = cached {
-            set(usage, "cache_read_input_tokens", json!(cached));
+            set_member(usage, "cache_read_input_tokens", json!(cached));
         }
         for details in ["prompt_tokens_details", "input_tokens_details"] {
             if let Some(Value::Object(details)) = usage.get_mut(details)
                 && let Some(cached) = known(details, "cached_tokens")
             {
-                set(details, "cached_tokens", json!(cached.min(prompt)));
+                set_member(details, "cached_tokens", json!(cached.min(prompt)));
             }
         }
     }
     for name in ["completion_tokens", "output_tokens"] {
         if let Some(counted) = known(usage, name) {
-            set(usage, name, json!(counted + tokens));
+            set_member(usage, name, json!(counted + tokens));
         }
     }
 }

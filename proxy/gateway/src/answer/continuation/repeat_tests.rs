@@ -24,10 +24,10 @@ fn named(event: &Value) -> String {
 }
 
 fn repeat(kind: AnswerFormat, heard: &str) -> RepeatTranslator {
-    let mut transcript = AnswerTranscript::of(kind, LIMIT);
+    let mut transcript = AnswerTranscript::for_stream(kind, LIMIT);
     transcript.feed(heard.as_bytes());
-    assert_eq!(transcript.lost(), None, "{heard}");
-    RepeatTranslator::of(transcript, WorkDone::default()).unwrap()
+    assert_eq!(transcript.loss_reason(), None, "{heard}");
+    RepeatTranslator::from_transcript(transcript, WorkDone::default()).unwrap()
 }
 
 /// Returns what a client that has `heard` gets of the repeated answer.
@@ -36,7 +36,7 @@ fn behind(kind: AnswerFormat, heard: &str, again: &str) -> Result<String, Mismat
     let mut told = String::new();
     for event in again.split_inclusive("\n\n") {
         let catching_up = repeat.is_catching_up();
-        let said = repeat.say(event.as_bytes())?;
+        let said = repeat.translate(event.as_bytes())?;
         told.push_str(std::str::from_utf8(&said).unwrap());
         assert!(!catching_up || repeat.is_catching_up() || !said.is_empty() || told.is_empty());
     }
@@ -264,7 +264,11 @@ fn what_had_no_token_is_begun_with_its_names_and_one_role() {
     let wanted = delta("one", &json!({ "content": "a" })) + &chunk("one", &json!({}), &json!("stop"));
     assert_eq!(told, wanted + "data: [DONE]\n\n");
     assert!(
-        RepeatTranslator::of(AnswerTranscript::of(AnswerFormat::Chat, LIMIT), WorkDone::default()).is_none(),
+        RepeatTranslator::from_transcript(
+            AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT),
+            WorkDone::default()
+        )
+        .is_none(),
         "no event, no names"
     );
 }
@@ -272,12 +276,12 @@ fn what_had_no_token_is_begun_with_its_names_and_one_role() {
 #[test]
 fn what_the_client_has_is_paid_for_once() {
     let work = |output_tokens| WorkDone { output_tokens, ..WorkDone::default() };
-    let mut transcript = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
+    let mut transcript = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
     transcript.feed((role("one") + &delta("one", &json!({ "content": "ab" }))).as_bytes());
-    let mut repeat = RepeatTranslator::of(transcript, work(2)).unwrap();
-    repeat.say(delta("two", &json!({ "content": "a" })).as_bytes()).unwrap();
+    let mut repeat = RepeatTranslator::from_transcript(transcript, work(2)).unwrap();
+    repeat.translate(delta("two", &json!({ "content": "a" })).as_bytes()).unwrap();
     assert_eq!(repeat.work(work(1)), work(2), "the other server has not said more yet");
-    repeat.say(delta("two", &json!({ "content": "bc" })).as_bytes()).unwrap();
+    repeat.translate(delta("two", &json!({ "content": "bc" })).as_bytes()).unwrap();
     assert_eq!(repeat.work(work(3)), work(3));
 }
 
@@ -310,7 +314,7 @@ fn only_what_is_drawn_the_same_way_is_asked_for_again() {
 
 #[test]
 fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
-    let one = |kind, body: Value| is_one(kind, body.to_string().as_bytes()).is_ok();
+    let one = |kind, body: Value| check_single_answer(kind, body.to_string().as_bytes()).is_ok();
     for body in [
         json!({ "prompt": "a", "n": 1, "logprobs": false, "verbose": false, "n_probs": 0 }),
         json!({ "prompt": ["a", 1, 2], "n": null }),
@@ -354,12 +358,12 @@ fn what_stood_in_the_prompt_counts_as_answer() {
             )
             + &named(&json!({ "type": "message_stop" }))
     };
-    let mut transcript = AnswerTranscript::of(AnswerFormat::Messages, LIMIT);
+    let mut transcript = AnswerTranscript::for_stream(AnswerFormat::Messages, LIMIT);
     transcript.feed(message("one", "Once").as_bytes());
     let shift = PromptShift { tokens: 3, evaluated: 50 };
-    let mut repeat = RepeatTranslator::behind(transcript, WorkDone::default(), shift).unwrap();
+    let mut repeat = RepeatTranslator::after_prefix(transcript, WorkDone::default(), shift).unwrap();
     assert!(repeat.is_catching_up());
-    let told = repeat.say((message("two", "Once upon") + &end(4)).as_bytes()).unwrap();
+    let told = repeat.translate((message("two", "Once upon") + &end(4)).as_bytes()).unwrap();
     let delta = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": " upon" } });
     assert_eq!(told, named(&delta) + &end(7));
     let work = WorkDone { prompt_tokens: 1, output_tokens: 4, ..WorkDone::default() };

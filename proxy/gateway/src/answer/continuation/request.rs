@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::spelling::{THOUGHT_END, unknown_marks};
+use super::spelling::{THOUGHT_END, unknown_marks_reason};
 use crate::answer::assemble::AnswerFormat;
 
 /// Reason why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
@@ -95,7 +95,7 @@ pub(super) struct ContinuationRequest {
 
 impl ContinuationRequest {
     /// Reads the whole body as it was sent to the dead server.
-    pub(super) fn of(kind: AnswerFormat, body: &[u8]) -> Result<Self, NoContinuationReason> {
+    pub(super) fn from_body(kind: AnswerFormat, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return Err("the request is no JSON object".to_owned());
         };
@@ -105,16 +105,16 @@ impl ContinuationRequest {
             }
         }
         match kind {
-            AnswerFormat::Chat => messages(body.get("messages"))?,
-            _ => prompt(body.get("prompt"))?,
+            AnswerFormat::Chat => check_messages(body.get("messages"))?,
+            _ => check_prompt(body.get("prompt"))?,
         }
-        let limit = limit(&body)?;
+        let limit = token_limit(&body)?;
         let wants_usage = body.get("stream_options").is_some_and(|options| options["include_usage"] == true);
         Ok(Self { kind, body, limit, wants_usage })
     }
 
     /// Builds a probe: the same request for a few tokens, with all settings in the answer.
-    pub(super) fn probe(&self) -> Vec<u8> {
+    pub(super) fn probe_request(&self) -> Vec<u8> {
         let mut body = self.body.clone();
         for name in ["stream_options", "max_completion_tokens", "return_progress", "timings_per_token"] {
             body.shift_remove(name);
@@ -123,7 +123,7 @@ impl ContinuationRequest {
         body.insert("verbose".to_owned(), json!(true));
         body.insert("n_predict".to_owned(), json!(PROBE_TOKENS));
         body.insert("max_tokens".to_owned(), json!(PROBE_TOKENS));
-        bytes(body)
+        body_bytes(body)
     }
 
     /// Returns whether the request gives its answer a shape: a grammar or a schema.
@@ -132,29 +132,29 @@ impl ContinuationRequest {
     }
 
     /// Returns whether the request has stop words.
-    pub(super) fn stops(&self) -> bool {
+    pub(super) fn has_stop_words(&self) -> bool {
         self.body.get("stop").is_some_and(|stop| !stop.is_null())
     }
 
     /// Builds the request that renders the prompt of a chat.
-    pub(super) fn template(&self) -> Vec<u8> {
-        bytes(self.body.clone())
+    pub(super) fn template_request(&self) -> Vec<u8> {
+        body_bytes(self.body.clone())
     }
 
     /// Builds the request for the rest: the prompt and the delivered tokens, which spell `text`.
-    pub(super) fn rest(
+    pub(super) fn rest_request(
         &self,
         settings: &ProbedSettings,
         rendered: Option<String>,
         said: &[u32],
         text: &str,
     ) -> Vec<u8> {
-        bytes(self.rest_of(settings, rendered, said, text))
+        body_bytes(self.build_rest(settings, rendered, said, text))
     }
 
     /// Builds a test of whether the server starts a grammar after the delivered text: this grammar then
     /// allows [`TEST_LETTER`] and nothing else. `None` if the answer has no shape.
-    pub(super) fn measure(
+    pub(super) fn grammar_test(
         &self,
         settings: &ProbedSettings,
         rendered: Option<String>,
@@ -162,7 +162,7 @@ impl ContinuationRequest {
         text: &str,
     ) -> Option<Vec<u8>> {
         settings.shape.as_ref()?;
-        let mut body = self.rest_of(settings, rendered, said, text);
+        let mut body = self.build_rest(settings, rendered, said, text);
         let begun = body.get("generation_prompt").and_then(Value::as_str).unwrap_or_default();
         body.insert(
             "grammar".to_owned(),
@@ -170,10 +170,10 @@ impl ContinuationRequest {
         );
         body.insert("n_predict".to_owned(), json!(PROBE_TOKENS));
         body.insert("stream".to_owned(), json!(false));
-        Some(bytes(body))
+        Some(body_bytes(body))
     }
 
-    fn rest_of(
+    fn build_rest(
         &self,
         settings: &ProbedSettings,
         rendered: Option<String>,
@@ -182,7 +182,7 @@ impl ContinuationRequest {
     ) -> Map<String, Value> {
         let mut body = self.body.clone();
         body.retain(|name, _| is_sampling(name) || (self.kind == AnswerFormat::Text && name == "model"));
-        if let Some(stop) = self.stop(settings) {
+        if let Some(stop) = self.stop_words(settings) {
             body.insert("stop".to_owned(), stop);
         }
         if let Some(limit) = self.limit {
@@ -211,7 +211,7 @@ impl ContinuationRequest {
     }
 
     /// Returns the stop words. A chat template adds some of its own.
-    fn stop(&self, settings: &ProbedSettings) -> Option<Value> {
+    fn stop_words(&self, settings: &ProbedSettings) -> Option<Value> {
         match self.kind {
             AnswerFormat::Chat => Some(settings.stop.clone())
                 .filter(|stop| stop.as_array().is_some_and(|stop| !stop.is_empty())),
@@ -223,9 +223,9 @@ impl ContinuationRequest {
 /// The only text that the test grammar allows after the delivered text.
 const TEST_LETTER: &str = "q";
 
-/// Returns whether the answer to [`ContinuationRequest::measure`] shows a server that starts grammars after the delivered
+/// Returns whether the answer to [`ContinuationRequest::grammar_test`] shows a server that starts grammars after the delivered
 /// text.
-pub(super) fn is_in_place(answer: &[u8]) -> bool {
+pub(super) fn is_grammar_in_place(answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     answer["content"] == TEST_LETTER && answer["stop_type"] == "eos"
 }
@@ -278,18 +278,18 @@ pub(super) struct ProbedSettings {
 }
 
 impl ProbedSettings {
-    /// Reads the answer to [`ContinuationRequest::probe`].
-    pub(super) fn of(kind: AnswerFormat, answer: &[u8]) -> Result<Self, NoContinuationReason> {
+    /// Reads the answer to [`ContinuationRequest::probe_request`].
+    pub(super) fn from_probe(kind: AnswerFormat, answer: &[u8]) -> Result<Self, NoContinuationReason> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let told = told(kind, &answer);
+        let told = probe_view(kind, &answer);
         let settings = &told["generation_settings"];
         let (true, Some(prompt)) = (settings.is_object(), told["tokens_evaluated"].as_u64()) else {
-            return Err(untold());
+            return Err(settings_unknown());
         };
-        has_no_state(settings, &["grammar_lazy", "grammar_triggers"])?;
+        check_stateless(settings, &["grammar_lazy", "grammar_triggers"])?;
         let marks = settings["preserved_tokens"].as_array().into_iter().flatten();
         let marks = marks.map(|mark| u32::try_from(mark.as_u64()?).ok()).collect::<Option<Vec<_>>>();
-        let Some(marks) = marks else { return Err(unknown_marks()) };
+        let Some(marks) = marks else { return Err(unknown_marks_reason()) };
         let text = |name: &str| settings[name].as_str().unwrap_or_default().to_owned();
         let shape =
             Some((text("grammar"), text("generation_prompt"))).filter(|(grammar, _)| !grammar.is_empty());
@@ -314,7 +314,7 @@ impl ProbedSettings {
     }
 }
 
-pub(super) fn untold() -> NoContinuationReason {
+pub(super) fn settings_unknown() -> NoContinuationReason {
     "its build does not tell with which settings it computes".to_owned()
 }
 
@@ -322,7 +322,7 @@ pub(super) fn untold() -> NoContinuationReason {
 const STATEFUL_SETTINGS: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
 
 /// Checks that these settings have no such state, nor any of `more`. The error names the setting.
-pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), NoContinuationReason> {
+pub(super) fn check_stateless(settings: &Value, more: &[&str]) -> Result<(), NoContinuationReason> {
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
@@ -337,7 +337,7 @@ pub(super) fn has_no_state(settings: &Value, more: &[&str]) -> Result<(), NoCont
 }
 
 /// Returns the part of a probe's answer that describes the request.
-fn told(kind: AnswerFormat, answer: &Value) -> &Value {
+fn probe_view(kind: AnswerFormat, answer: &Value) -> &Value {
     if kind == AnswerFormat::Native { answer } else { &answer["__verbose"] }
 }
 
@@ -349,7 +349,7 @@ fn is_greedy_of(settings: &Value) -> Option<bool> {
 /// Returns whether the same request gets the same answer each time, if the answer to a probe reports that.
 pub(super) fn is_greedy(kind: AnswerFormat, answer: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
-    is_greedy_of(&told(kind, &answer)["generation_settings"])
+    is_greedy_of(&probe_view(kind, &answer)["generation_settings"])
 }
 
 /// Returns whether the client gets every byte that the model produced. Text that the build's chat parser
@@ -413,7 +413,7 @@ fn is_no_shape(name: &str, value: &Value) -> bool {
 }
 
 /// Checks that a prompt is one text, or the tokens of one.
-pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), NoContinuationReason> {
+pub(super) fn check_prompt(prompt: Option<&Value>) -> Result<(), NoContinuationReason> {
     let is_one = match prompt {
         Some(Value::String(_)) => true,
         Some(Value::Array(parts)) => {
@@ -425,7 +425,7 @@ pub(super) fn prompt(prompt: Option<&Value>) -> Result<(), NoContinuationReason>
 }
 
 /// Checks that a conversation has only texts and that the answer is its next message.
-fn messages(messages: Option<&Value>) -> Result<(), NoContinuationReason> {
+fn check_messages(messages: Option<&Value>) -> Result<(), NoContinuationReason> {
     let Some(Value::Array(messages)) = messages else { return Err("it has no messages".to_owned()) };
     for message in messages {
         let is_text = match &message["content"] {
@@ -444,7 +444,7 @@ fn messages(messages: Option<&Value>) -> Result<(), NoContinuationReason> {
 }
 
 /// Returns the token limit of the answer. Values below 0 mean no limit.
-fn limit(body: &Map<String, Value>) -> Result<Option<u64>, NoContinuationReason> {
+fn token_limit(body: &Map<String, Value>) -> Result<Option<u64>, NoContinuationReason> {
     let mut limit: Option<i64> = None;
     for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
         match body.get(name) {
@@ -461,7 +461,7 @@ fn limit(body: &Map<String, Value>) -> Result<Option<u64>, NoContinuationReason>
     Ok(limit.and_then(|limit| u64::try_from(limit).ok()))
 }
 
-pub(super) fn bytes(body: Map<String, Value>) -> Vec<u8> {
+pub(super) fn body_bytes(body: Map<String, Value>) -> Vec<u8> {
     Value::Object(body).to_string().into_bytes()
 }
 

@@ -10,7 +10,7 @@ fn wish(kind: AnswerFormat, own: &Value) -> Result<ContinuationRequest, NoContin
     for (name, value) in own.as_object().into_iter().flatten() {
         body[name] = value.clone();
     }
-    ContinuationRequest::of(kind, body.to_string().as_bytes())
+    ContinuationRequest::from_body(kind, body.to_string().as_bytes())
 }
 
 fn settings(own: &Value) -> Value {
@@ -26,11 +26,11 @@ fn settings(own: &Value) -> Value {
 }
 
 fn plain() -> ProbedSettings {
-    ProbedSettings::of(AnswerFormat::Chat, settings(&json!({})).to_string().as_bytes()).unwrap()
+    ProbedSettings::from_probe(AnswerFormat::Chat, settings(&json!({})).to_string().as_bytes()).unwrap()
 }
 
 fn rest(wish: &ContinuationRequest, rendered: Option<&str>, said: &[u32]) -> Value {
-    serde_json::from_slice(&wish.rest(&plain(), rendered.map(str::to_owned), said, "")).unwrap()
+    serde_json::from_slice(&wish.rest_request(&plain(), rendered.map(str::to_owned), said, "")).unwrap()
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn what_is_not_known_to_change_nothing_is_not_continued() {
     }
     assert!(wish(AnswerFormat::Native, &json!({ "prompt": [1, "a", 2] })).is_ok());
     assert!(
-        ContinuationRequest::of(AnswerFormat::Chat, b"[1]").is_err()
-            && ContinuationRequest::of(AnswerFormat::Chat, b"").is_err()
+        ContinuationRequest::from_body(AnswerFormat::Chat, b"[1]").is_err()
+            && ContinuationRequest::from_body(AnswerFormat::Chat, b"").is_err()
     );
 }
 
@@ -92,7 +92,7 @@ fn the_probe_asks_for_a_few_tokens_and_all_settings() {
         &json!({ "max_completion_tokens": 9, "stream_options": { "include_usage": true }, "top_k": 3 }),
     )
     .unwrap();
-    let probe: Value = serde_json::from_slice(&wish.probe()).unwrap();
+    let probe: Value = serde_json::from_slice(&wish.probe_request()).unwrap();
     assert_eq!(
         (&probe["stream"], &probe["verbose"], &probe["max_tokens"], &probe["n_predict"]),
         (&json!(false), &json!(true), &json!(PROBE_TOKENS), &json!(PROBE_TOKENS))
@@ -138,16 +138,16 @@ fn what_has_a_state_of_its_own_is_not_continued() {
         json!({ "preserved_tokens": ["<think>"] }),
     ] {
         assert!(
-            ProbedSettings::of(AnswerFormat::Chat, settings(&own).to_string().as_bytes()).is_err(),
+            ProbedSettings::from_probe(AnswerFormat::Chat, settings(&own).to_string().as_bytes()).is_err(),
             "{own}"
         );
     }
     for odd in ["", "{}", "[]", "{\"__verbose\":{}}", "{\"__verbose\":{\"generation_settings\":{}}}"] {
-        assert!(ProbedSettings::of(AnswerFormat::Chat, odd.as_bytes()).is_err(), "{odd}");
+        assert!(ProbedSettings::from_probe(AnswerFormat::Chat, odd.as_bytes()).is_err(), "{odd}");
     }
     let own = settings(&json!({ "preserved_tokens": [3, 4] }));
     let of_native =
-        ProbedSettings::of(AnswerFormat::Native, own["__verbose"].to_string().as_bytes()).unwrap();
+        ProbedSettings::from_probe(AnswerFormat::Native, own["__verbose"].to_string().as_bytes()).unwrap();
     assert_eq!((of_native.prompt, of_native.marks), (22, vec![3, 4]));
 }
 
@@ -157,7 +157,7 @@ fn a_build_that_takes_something_out_of_what_the_model_says_is_found_out() {
         let mut answer = settings(&json!({}));
         answer["__verbose"]["content"] = json!(raw);
         answer["choices"][0]["message"] = message;
-        ProbedSettings::of(AnswerFormat::Chat, answer.to_string().as_bytes())
+        ProbedSettings::from_probe(AnswerFormat::Chat, answer.to_string().as_bytes())
     };
     for whole in [
         with("a", json!({ "content": "a" })),
@@ -183,8 +183,9 @@ fn a_build_that_takes_something_out_of_what_the_model_says_is_found_out() {
 
 #[test]
 fn a_thought_that_may_have_come_before_is_not_passed_over() {
-    let with =
-        |own: Value| ProbedSettings::of(AnswerFormat::Chat, settings(&own).to_string().as_bytes()).unwrap();
+    let with = |own: Value| {
+        ProbedSettings::from_probe(AnswerFormat::Chat, settings(&own).to_string().as_bytes()).unwrap()
+    };
     let (drawn, greedy) = (with(json!({ "temperature": 0.7 })), with(json!({ "temperature": 0.0 })));
     let first = with(json!({ "temperature": 0.7, "top_k": 1 }));
     for (settings, marks, prompt, hides) in [
@@ -203,32 +204,32 @@ fn a_thought_that_may_have_come_before_is_not_passed_over() {
 #[test]
 fn a_grammar_is_put_where_the_text_is_and_that_is_measured() {
     let told = settings(&json!({ "grammar": "root ::= x", "generation_prompt": "<a>\n" })).to_string();
-    let told = ProbedSettings::of(AnswerFormat::Chat, told.as_bytes()).unwrap();
+    let told = ProbedSettings::from_probe(AnswerFormat::Chat, told.as_bytes()).unwrap();
     assert!(told.has_shape() && !plain().has_shape());
     let read = |body: Vec<u8>| serde_json::from_slice::<Value>(&body).unwrap();
     let schema =
         wish(AnswerFormat::Chat, &json!({ "response_format": { "type": "json_object" }, "max_tokens": 9 }))
             .unwrap();
     assert!(schema.is_shaped());
-    let rest = read(schema.rest(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢"));
+    let rest = read(schema.rest_request(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢"));
     assert_eq!(
         (&rest["grammar"], &rest["grammar_type"], &rest["generation_prompt"], &rest["n_predict"]),
         (&json!("root ::= x"), &json!("tool_calls"), &json!("<a>\n{\"a\\\t漢"), &json!(7))
     );
     assert!(rest.get("response_format").is_none());
-    let measure = read(schema.measure(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢").unwrap());
+    let measure = read(schema.grammar_test(&told, Some("P".to_owned()), &[5, 6], "{\"a\\\t漢").unwrap());
     assert_eq!(measure["grammar"], "root ::= \"<a>\\x0A{\\\"a\\\\\\x09漢\" \"q\"");
     assert_eq!((&measure["stream"], &measure["prompt"]), (&json!(false), &json!(["P", 5, 6])));
     assert_eq!(measure["generation_prompt"], rest["generation_prompt"]);
     // A client's own grammar does not cover the text with which the template begins the answer.
     let own = wish(AnswerFormat::Chat, &json!({ "grammar": "root ::= x" })).unwrap();
-    assert_eq!(read(own.rest(&told, Some("P".to_owned()), &[5], "t"))["generation_prompt"], "t");
+    assert_eq!(read(own.rest_request(&told, Some("P".to_owned()), &[5], "t"))["generation_prompt"], "t");
     let none = wish(AnswerFormat::Chat, &json!({})).unwrap();
-    assert!(!none.is_shaped() && none.measure(&plain(), None, &[], "t").is_none());
+    assert!(!none.is_shaped() && none.grammar_test(&plain(), None, &[], "t").is_none());
     let answer = |content: &str, end: &str| json!({ "content": content, "stop_type": end }).to_string();
-    assert!(is_in_place(answer("q", "eos").as_bytes()));
+    assert!(is_grammar_in_place(answer("q", "eos").as_bytes()));
     for (content, end) in [("<a>", "limit"), ("q", "limit"), ("", "eos")] {
-        assert!(!is_in_place(answer(content, end).as_bytes()), "{content} {end}");
+        assert!(!is_grammar_in_place(answer(content, end).as_bytes()), "{content} {end}");
     }
-    assert!(!is_in_place(b"{}") && !is_in_place(b""));
+    assert!(!is_grammar_in_place(b"{}") && !is_grammar_in_place(b""));
 }

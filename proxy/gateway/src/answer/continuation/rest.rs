@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use warden_policies::WorkDone;
 
-use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, put, set};
+use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, set_member, write_event};
 use crate::answer::assemble::AnswerFormat;
 
 /// Values that are rewritten in each event of a continuation.
@@ -42,7 +42,7 @@ impl RestTranslator {
     }
 
     /// Translates complete events of the continuation into those for the client.
-    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
+    pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
         for event in whole.split_inclusive(|byte| *byte == b'\n') {
             let line = event.trim_ascii_end();
@@ -60,14 +60,14 @@ impl RestTranslator {
             };
             if event.contains_key("error") {
                 // An error event: passed on with the server's own words.
-                put(&mut out, &event);
+                write_event(&mut out, &event);
                 self.ended = true;
                 continue;
             }
             match self.kind {
-                AnswerFormat::Native => self.native(&mut out, event)?,
-                AnswerFormat::Text => self.text(&mut out, event)?,
-                _ => self.chat(&mut out, event)?,
+                AnswerFormat::Native => self.write_native(&mut out, event)?,
+                AnswerFormat::Text => self.write_text(&mut out, event)?,
+                _ => self.write_chat(&mut out, event)?,
             }
         }
         Ok(out.into())
@@ -79,7 +79,7 @@ impl RestTranslator {
     }
 
     /// Checks the server's prompt count: it must be the prompt tokens plus the delivered ones.
-    fn check(&self, counted: Option<u64>) -> Result<(), MismatchReason> {
+    fn check_prompt_count(&self, counted: Option<u64>) -> Result<(), MismatchReason> {
         match counted {
             Some(counted) if counted != self.prompt + self.delivered => {
                 Err("its continuation would not begin where it ended")
@@ -89,30 +89,34 @@ impl RestTranslator {
     }
 
     /// Gives an event the identifiers of the stream.
-    fn rename(&self, event: &mut Map<String, Value>) {
+    fn rename_ids(&self, event: &mut Map<String, Value>) {
         for name in SHARED_MEMBERS {
             if let Some(value) = self.frame.get(name) {
-                set(event, name, value.clone());
+                set_member(event, name, value.clone());
             }
         }
     }
 
-    fn native(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
-        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
+    fn write_native(
+        &mut self,
+        out: &mut Vec<u8>,
+        mut event: Map<String, Value>,
+    ) -> Result<(), MismatchReason> {
+        self.check_prompt_count(event.get("tokens_evaluated").and_then(Value::as_u64))?;
         let stops = event.get("stop") == Some(&Value::Bool(true));
         if self.is_full() {
             if !stops {
                 return Ok(());
             }
-            set(&mut event, "content", json!(""));
-            set(&mut event, "tokens", json!([]));
-            set(&mut event, "stop_type", json!("limit"));
-            set(&mut event, "tokens_predicted", json!(0));
+            set_member(&mut event, "content", json!(""));
+            set_member(&mut event, "tokens", json!([]));
+            set_member(&mut event, "stop_type", json!("limit"));
+            set_member(&mut event, "tokens_predicted", json!(0));
         }
-        set(&mut event, "tokens_evaluated", json!(self.prompt));
+        set_member(&mut event, "tokens_evaluated", json!(self.prompt));
         self.set_timings(&mut event);
         if let Some(predicted) = event.get("tokens_predicted").and_then(Value::as_u64) {
-            set(&mut event, "tokens_predicted", json!(predicted + self.delivered));
+            set_member(&mut event, "tokens_predicted", json!(predicted + self.delivered));
         }
         if stops {
             if let Some(Value::String(prompt)) = event.get_mut("prompt")
@@ -123,17 +127,17 @@ impl RestTranslator {
             if let (Some(Value::Object(settings)), Some(limit)) =
                 (event.get_mut("generation_settings"), self.limit)
             {
-                set(settings, "max_tokens", json!(limit));
-                set(settings, "n_predict", json!(limit));
+                set_member(settings, "max_tokens", json!(limit));
+                set_member(settings, "n_predict", json!(limit));
             }
             self.ended = true;
         }
-        put(out, &event);
+        write_event(out, &event);
         Ok(())
     }
 
-    fn text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
-        self.rename(&mut event);
+    fn write_text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
+        self.rename_ids(&mut event);
         self.set_timings(&mut event);
         let Some(Value::Array(choices)) = event.get_mut("choices") else {
             return Err("its continuation has no choices");
@@ -147,22 +151,22 @@ impl RestTranslator {
             if !ends {
                 return Ok(());
             }
-            set(choice, "text", json!(""));
-            set(choice, "finish_reason", json!("length"));
+            set_member(choice, "text", json!(""));
+            set_member(choice, "finish_reason", json!("length"));
         }
         if let Some(Value::Object(usage)) = event.get_mut("usage") {
-            self.check(usage.get("prompt_tokens").and_then(Value::as_u64))?;
+            self.check_prompt_count(usage.get("prompt_tokens").and_then(Value::as_u64))?;
             let made = usage.get("completion_tokens").and_then(Value::as_u64).unwrap_or(0);
             let all = self.delivered + if is_full { 0 } else { made };
-            set(usage, "completion_tokens", json!(all));
-            set(usage, "prompt_tokens", json!(self.prompt));
-            set(usage, "total_tokens", json!(self.prompt + all));
+            set_member(usage, "completion_tokens", json!(all));
+            set_member(usage, "prompt_tokens", json!(self.prompt));
+            set_member(usage, "total_tokens", json!(self.prompt + all));
             if let Some(Value::Object(details)) = usage.get_mut("prompt_tokens_details") {
                 let cached = details.get("cached_tokens").and_then(Value::as_u64).unwrap_or(0);
-                set(details, "cached_tokens", json!(cached.min(self.prompt)));
+                set_member(details, "cached_tokens", json!(cached.min(self.prompt)));
             }
         }
-        put(out, &event);
+        write_event(out, &event);
         if ends {
             out.extend_from_slice(DONE);
             self.ended = true;
@@ -170,8 +174,8 @@ impl RestTranslator {
         Ok(())
     }
 
-    fn chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
-        self.check(event.get("tokens_evaluated").and_then(Value::as_u64))?;
+    fn write_chat(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
+        self.check_prompt_count(event.get("tokens_evaluated").and_then(Value::as_u64))?;
         let Some(Value::String(text)) = event.get_mut("content").map(Value::take) else {
             return Err("its continuation has no text");
         };
@@ -183,7 +187,7 @@ impl RestTranslator {
         if !text.is_empty() && !is_full {
             let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
             let beside = timings.clone().filter(|_| !stops).map(|timings| ("timings", timings));
-            put(out, &self.chunk(json!([choice]), beside));
+            write_event(out, &self.chunk(json!([choice]), beside));
         }
         if !stops {
             return Ok(());
@@ -195,7 +199,7 @@ impl RestTranslator {
         let made =
             if is_full { 0 } else { event.get("tokens_predicted").and_then(Value::as_u64).unwrap_or(0) };
         if !self.wants_usage {
-            put(out, &self.chunk(choices, timings.map(|timings| ("timings", timings))));
+            write_event(out, &self.chunk(choices, timings.map(|timings| ("timings", timings))));
             out.extend_from_slice(DONE);
             return Ok(());
         }
@@ -204,12 +208,12 @@ impl RestTranslator {
             "completion_tokens": all, "prompt_tokens": self.prompt, "total_tokens": self.prompt + all,
             "prompt_tokens_details": { "cached_tokens": cached.min(self.prompt) },
         });
-        put(out, &self.chunk(choices, None));
+        write_event(out, &self.chunk(choices, None));
         let mut last = self.chunk(json!([]), Some(("usage", usage)));
         if let Some(timings) = timings {
             last.insert("timings".to_owned(), timings);
         }
-        put(out, &last);
+        write_event(out, &last);
         out.extend_from_slice(DONE);
         Ok(())
     }
@@ -239,7 +243,7 @@ impl RestTranslator {
         chunk.retain(|name, _| {
             SHARED_MEMBERS.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
         });
-        set(&mut chunk, "choices", choices);
+        set_member(&mut chunk, "choices", choices);
         if let Some((name, value)) = beside {
             chunk.insert(name.to_owned(), value);
         }

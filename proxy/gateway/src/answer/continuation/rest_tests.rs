@@ -42,7 +42,7 @@ fn native(text: &str, made: u64, stop: bool) -> Value {
 fn said(voice: &mut RestTranslator, events: &[Value]) -> (Vec<Value>, bool) {
     let mut all = Vec::new();
     for event in events {
-        all.extend_from_slice(&voice.say(format!("data: {event}\n\n").as_bytes()).unwrap());
+        all.extend_from_slice(&voice.translate(format!("data: {event}\n\n").as_bytes()).unwrap());
     }
     let text = String::from_utf8(all).unwrap();
     let done = text.ends_with("data: [DONE]\n\n");
@@ -150,28 +150,28 @@ fn a_server_that_was_given_something_else_is_not_listened_to() {
         let mut event = native("d", 1, false);
         event["tokens_evaluated"] = json!(24);
         let mut voice = voice(kind);
-        assert!(voice.say(format!("data: {event}\n\n").as_bytes()).is_err());
+        assert!(voice.translate(format!("data: {event}\n\n").as_bytes()).is_err());
     }
     let end = |prompt: u64| {
         json!({ "choices": [{ "text": "", "index": 0, "finish_reason": "stop" }],
             "usage": { "completion_tokens": 1, "prompt_tokens": prompt, "total_tokens": prompt + 1 } })
     };
-    assert!(voice(AnswerFormat::Text).say(format!("data: {}\n\n", end(25)).as_bytes()).is_ok());
-    assert!(voice(AnswerFormat::Text).say(format!("data: {}\n\n", end(24)).as_bytes()).is_err());
+    assert!(voice(AnswerFormat::Text).translate(format!("data: {}\n\n", end(25)).as_bytes()).is_ok());
+    assert!(voice(AnswerFormat::Text).translate(format!("data: {}\n\n", end(24)).as_bytes()).is_err());
     for odd in ["data: [DONE]\n\n", "data: nonsense\n\n", "data: []\n\n", "data: {\"a\":1}\n\n"] {
-        assert!(voice(AnswerFormat::Chat).say(odd.as_bytes()).is_err(), "{odd:?}");
-        assert!(voice(AnswerFormat::Text).say(odd.as_bytes()).is_err(), "{odd:?}");
+        assert!(voice(AnswerFormat::Chat).translate(odd.as_bytes()).is_err(), "{odd:?}");
+        assert!(voice(AnswerFormat::Text).translate(odd.as_bytes()).is_err(), "{odd:?}");
     }
 }
 
 #[test]
 fn comments_pass_and_a_servers_own_error_is_the_end() {
     let mut voice = voice(AnswerFormat::Chat);
-    assert_eq!(voice.say(b": ping\n\n").unwrap(), ": ping\n\n");
+    assert_eq!(voice.translate(b": ping\n\n").unwrap(), ": ping\n\n");
     let (events, _) = said(&mut voice, &[json!({ "error": { "message": "full" } })]);
     assert!(voice.has_ended() && events[0]["error"]["message"] == "full");
     assert!(
-        voice.say(format!("data: {}\n\n", native("x", 1, false)).as_bytes()).unwrap().is_empty(),
+        voice.translate(format!("data: {}\n\n", native("x", 1, false)).as_bytes()).unwrap().is_empty(),
         "nothing follows"
     );
 }

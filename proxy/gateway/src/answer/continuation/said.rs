@@ -19,14 +19,14 @@ pub(super) enum ChannelKind {
 /// Identifies one of the texts that make up an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TextChannel {
-    pub(super) what: ChannelKind,
+    pub(super) kind: ChannelKind,
     /// Index of the block or call, where they are numbered.
     pub(super) index: u64,
 }
 
 impl TextChannel {
-    pub(super) const CONTENT: Self = Self { what: ChannelKind::Content, index: 0 };
-    pub(super) const REASONING: Self = Self { what: ChannelKind::Reasoning, index: 0 };
+    pub(super) const CONTENT: Self = Self { kind: ChannelKind::Content, index: 0 };
+    pub(super) const REASONING: Self = Self { kind: ChannelKind::Reasoning, index: 0 };
 }
 
 /// Content of one event, as far as two answers to one request must agree in it.
@@ -60,13 +60,13 @@ pub(super) struct AnswerContent {
     /// Identifiers in the order of their marks.
     names: Vec<Box<str>>,
     /// Bytes of marks and identifiers.
-    beside: usize,
+    mark_bytes: usize,
 }
 
 impl AnswerContent {
     /// Returns about how many bytes this holds.
-    pub(super) fn held(&self) -> usize {
-        self.text.len() + self.beside + self.entries.len() * ENTRY_OVERHEAD
+    pub(super) fn held_bytes(&self) -> usize {
+        self.text.len() + self.mark_bytes + self.entries.len() * ENTRY_OVERHEAD
     }
 
     /// Returns all texts, concatenated.
@@ -74,9 +74,9 @@ impl AnswerContent {
         &self.text
     }
 
-    /// Like [`Self::text`], if there is no reasoning and no tool call.
+    /// Like [`Self::compare_text`], if there is no reasoning and no tool call.
     pub(super) fn content(&self) -> Option<&str> {
-        let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.what != ChannelKind::Content);
+        let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.kind != ChannelKind::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
     }
 
@@ -88,12 +88,12 @@ impl AnswerContent {
             ContentEntry::Text(..) => false,
         };
         let is_content =
-            matches!(last, ContentEntry::Text(channel, _) if channel.what == ChannelKind::Content);
+            matches!(last, ContentEntry::Text(channel, _) if channel.kind == ChannelKind::Content);
         (is_content && before.iter().all(begins)).then_some(&self.text)
     }
 
     /// Returns whether there is no text yet.
-    pub(super) fn is_silent(&self) -> bool {
+    pub(super) fn has_no_text(&self) -> bool {
         self.text.is_empty()
     }
 
@@ -111,7 +111,7 @@ impl AnswerContent {
     }
 
     pub(super) fn add_mark(&mut self, mark: &str, names: Vec<String>) {
-        self.beside += mark.len() + names.iter().map(|name| name.len() + ENTRY_OVERHEAD).sum::<usize>();
+        self.mark_bytes += mark.len() + names.iter().map(|name| name.len() + ENTRY_OVERHEAD).sum::<usize>();
         self.entries.push(ContentEntry::Mark(mark.into()));
         self.names.extend(names.into_iter().map(String::into_boxed_str));
     }
@@ -130,11 +130,11 @@ pub(super) enum KnownPart {
 #[derive(Debug, Default)]
 pub(super) struct ContentComparison {
     said: AnswerContent,
-    entry: usize,
+    entry_index: usize,
     /// Offset in the concatenated texts.
-    at: usize,
+    text_offset: usize,
     /// Identifiers passed so far.
-    name: usize,
+    name_index: usize,
 }
 
 /// Error: the second answer differs from the first.
@@ -142,18 +142,18 @@ pub(super) struct ContentComparison {
 pub(super) struct ContentMismatch;
 
 impl ContentComparison {
-    pub(super) fn with(said: AnswerContent) -> Self {
+    pub(super) fn from_content(said: AnswerContent) -> Self {
         Self { said, ..Self::default() }
     }
 
     /// Returns whether the second answer has passed all of it.
-    pub(super) fn is_over(&self) -> bool {
-        self.entry >= self.said.entries.len()
+    pub(super) fn has_passed_all(&self) -> bool {
+        self.entry_index >= self.said.entries.len()
     }
 
     /// Frees the content once the second answer has passed it.
     pub(super) fn forget(&mut self) {
-        if self.is_over() && self.entry > 0 {
+        if self.has_passed_all() && self.entry_index > 0 {
             *self = Self::default();
         }
     }
@@ -162,27 +162,31 @@ impl ContentComparison {
     ///
     /// # Errors
     /// The client has another text there, or has something else after a shorter one.
-    pub(super) fn text(&mut self, channel: TextChannel, text: &str) -> Result<KnownPart, ContentMismatch> {
-        let (own, end) = match self.said.entries.get(self.entry) {
+    pub(super) fn compare_text(
+        &mut self,
+        channel: TextChannel,
+        text: &str,
+    ) -> Result<KnownPart, ContentMismatch> {
+        let (own, end) = match self.said.entries.get(self.entry_index) {
             _ if text.is_empty() => return Ok(KnownPart::All),
             None => return Ok(KnownPart::Nothing),
             Some(ContentEntry::Text(own, end)) => (*own, *end),
             Some(ContentEntry::Mark(_)) => return Err(ContentMismatch),
         };
-        let left = self.said.text.get(self.at..end).unwrap_or_default();
+        let left = self.said.text.get(self.text_offset..end).unwrap_or_default();
         if own != channel {
             return Err(ContentMismatch);
         }
         if let Some(behind) = left.strip_prefix(text) {
-            self.at += text.len();
-            self.entry += usize::from(behind.is_empty());
+            self.text_offset += text.len();
+            self.entry_index += usize::from(behind.is_empty());
             return Ok(KnownPart::All);
         }
         let had = left.len();
-        if !text.starts_with(left) || self.entry + 1 < self.said.entries.len() {
+        if !text.starts_with(left) || self.entry_index + 1 < self.said.entries.len() {
             return Err(ContentMismatch);
         }
-        (self.at, self.entry) = (end, self.entry + 1);
+        (self.text_offset, self.entry_index) = (end, self.entry_index + 1);
         Ok(KnownPart::Part(had))
     }
 
@@ -190,17 +194,21 @@ impl ContentComparison {
     ///
     /// # Errors
     /// The client has something else there.
-    pub(super) fn mark(
+    pub(super) fn compare_mark(
         &mut self,
         mark: &str,
         names: &[String],
     ) -> Result<Option<Vec<Box<str>>>, ContentMismatch> {
-        match self.said.entries.get(self.entry) {
+        match self.said.entries.get(self.entry_index) {
             None => Ok(None),
             Some(ContentEntry::Mark(own)) if **own == *mark => {
-                self.entry += 1;
-                let own = self.said.names.get(self.name..self.name + names.len()).ok_or(ContentMismatch)?;
-                self.name += names.len();
+                self.entry_index += 1;
+                let own = self
+                    .said
+                    .names
+                    .get(self.name_index..self.name_index + names.len())
+                    .ok_or(ContentMismatch)?;
+                self.name_index += names.len();
                 Ok(Some(own.to_vec()))
             }
             Some(_) => Err(ContentMismatch),
@@ -224,45 +232,45 @@ mod tests {
 
     #[test]
     fn pieces_may_be_cut_otherwise_and_what_is_behind_them_is_new() {
-        let mut other = ContentComparison::with(said());
-        assert_eq!(other.text(TextChannel::REASONING, "s"), Ok(KnownPart::All));
-        assert_eq!(other.text(TextChannel::REASONING, "o, "), Ok(KnownPart::All));
-        assert_eq!(other.text(TextChannel::CONTENT, ""), Ok(KnownPart::All));
-        assert_eq!(other.mark("block 1", &["new".to_owned()]), Ok(Some(vec!["old".into()])));
-        assert!(!other.is_over());
-        assert_eq!(other.text(TextChannel::CONTENT, "Hello you"), Ok(KnownPart::Part(5)));
-        assert!(other.is_over());
-        assert_eq!(other.text(TextChannel::CONTENT, "!"), Ok(KnownPart::Nothing));
-        assert_eq!(other.mark("end", &[]), Ok(None));
+        let mut other = ContentComparison::from_content(said());
+        assert_eq!(other.compare_text(TextChannel::REASONING, "s"), Ok(KnownPart::All));
+        assert_eq!(other.compare_text(TextChannel::REASONING, "o, "), Ok(KnownPart::All));
+        assert_eq!(other.compare_text(TextChannel::CONTENT, ""), Ok(KnownPart::All));
+        assert_eq!(other.compare_mark("block 1", &["new".to_owned()]), Ok(Some(vec!["old".into()])));
+        assert!(!other.has_passed_all());
+        assert_eq!(other.compare_text(TextChannel::CONTENT, "Hello you"), Ok(KnownPart::Part(5)));
+        assert!(other.has_passed_all());
+        assert_eq!(other.compare_text(TextChannel::CONTENT, "!"), Ok(KnownPart::Nothing));
+        assert_eq!(other.compare_mark("end", &[]), Ok(None));
     }
 
     #[test]
     fn whatever_else_comes_is_another_answer() {
         let begun = |items: &[(TextChannel, &str)]| {
-            let mut other = ContentComparison::with(said());
+            let mut other = ContentComparison::from_content(said());
             for (channel, text) in items {
-                other.text(*channel, text).unwrap();
+                other.compare_text(*channel, text).unwrap();
             }
             other
         };
-        assert_eq!(begun(&[]).text(TextChannel::REASONING, "sO"), Err(ContentMismatch));
-        assert_eq!(begun(&[]).text(TextChannel::CONTENT, "so"), Err(ContentMismatch));
-        assert_eq!(begun(&[]).mark("block 1", &[]), Err(ContentMismatch));
+        assert_eq!(begun(&[]).compare_text(TextChannel::REASONING, "sO"), Err(ContentMismatch));
+        assert_eq!(begun(&[]).compare_text(TextChannel::CONTENT, "so"), Err(ContentMismatch));
+        assert_eq!(begun(&[]).compare_mark("block 1", &[]), Err(ContentMismatch));
         assert_eq!(
-            begun(&[]).text(TextChannel::REASONING, "so, the"),
+            begun(&[]).compare_text(TextChannel::REASONING, "so, the"),
             Err(ContentMismatch),
             "more than the client has"
         );
         let thought = [(TextChannel::REASONING, "so, ")];
-        assert_eq!(begun(&thought).mark("block 2", &[]), Err(ContentMismatch));
-        assert_eq!(begun(&thought).text(TextChannel::REASONING, "x"), Err(ContentMismatch));
-        assert_eq!(begun(&thought).mark("block 1", &["a".into(), "b".into()]), Err(ContentMismatch));
+        assert_eq!(begun(&thought).compare_mark("block 2", &[]), Err(ContentMismatch));
+        assert_eq!(begun(&thought).compare_text(TextChannel::REASONING, "x"), Err(ContentMismatch));
+        assert_eq!(begun(&thought).compare_mark("block 1", &["a".into(), "b".into()]), Err(ContentMismatch));
     }
 
     #[test]
     fn what_is_held_is_counted() {
-        assert!(AnswerContent::default().held() == 0);
-        let held = said().held();
+        assert!(AnswerContent::default().held_bytes() == 0);
+        let held = said().held_bytes();
         assert!((12 + 2 * ENTRY_OVERHEAD..12 + 6 * ENTRY_OVERHEAD).contains(&held), "{held}");
         assert_eq!(said().text(), "so, Hello");
     }

@@ -17,7 +17,7 @@ const HARMLESS_MARKS: [&str; 6] =
     ["<think>", THOUGHT_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
 /// Reads the rendered prompt of a chat.
-pub(super) fn rendered(answer: &[u8]) -> Result<String, NoContinuationReason> {
+pub(super) fn read_rendered(answer: &[u8]) -> Result<String, NoContinuationReason> {
     match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
         Value::String(prompt) => Ok(prompt),
         _ => Err("its build does not render a chat".to_owned()),
@@ -30,12 +30,15 @@ pub(super) fn detokenize_request(ids: &[u32]) -> Vec<u8> {
 }
 
 /// Returns the markers, if all of them are harmless ones.
-pub(super) fn harmless(marks: &[u8]) -> Result<String, NoContinuationReason> {
+pub(super) fn read_harmless_marks(marks: &[u8]) -> Result<String, NoContinuationReason> {
     let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
-    let Value::String(marks) = told["content"].take() else { return Err(unknown_marks()) };
+    let Value::String(marks) = told["content"].take() else { return Err(unknown_marks_reason()) };
     let mut rest = marks.as_str();
     while !rest.is_empty() {
-        rest = HARMLESS_MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).ok_or_else(unknown_marks)?;
+        rest = HARMLESS_MARKS
+            .iter()
+            .find_map(|mark| rest.strip_prefix(mark))
+            .ok_or_else(unknown_marks_reason)?;
     }
     Ok(marks)
 }
@@ -46,12 +49,12 @@ pub(super) fn has_marks(text: &str) -> bool {
     text.contains("<|") || HARMLESS_MARKS.iter().any(|mark| text.contains(mark))
 }
 
-pub(super) fn unknown_marks() -> NoContinuationReason {
+pub(super) fn unknown_marks_reason() -> NoContinuationReason {
     "its template has marks in the text that are not passed on".to_owned()
 }
 
 /// Builds the question for the tokens of each piece of a text.
-pub(super) fn tokenize(heard: &AnswerTranscript) -> Vec<u8> {
+pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
     let pieces: Vec<&str> = heard.pieces().collect();
     json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
         .to_string()
@@ -59,18 +62,18 @@ pub(super) fn tokenize(heard: &AnswerTranscript) -> Vec<u8> {
 }
 
 /// Builds the question for the number of tokens in a text.
-pub(super) fn count(text: &str) -> Vec<u8> {
+pub(super) fn count_request(text: &str) -> Vec<u8> {
     json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
 }
 
-/// Reads the answer to [`count`].
-pub(super) fn counted(answer: &[u8]) -> Result<u64, NoContinuationReason> {
+/// Reads the answer to [`count_request`].
+pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
     tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())
 }
 
-/// Answer to [`tokenize`]. Parsed into this type and not into a JSON tree, because a long text has a token
+/// Answer to [`tokenize_request`]. Parsed into this type and not into a JSON tree, because a long text has a token
 /// for every few bytes.
 #[derive(Deserialize)]
 struct TokenizeAnswer<'a> {
@@ -94,7 +97,7 @@ enum TokenPiece<'a> {
 }
 
 /// Returns the tokens of a text, if they spell it byte for byte.
-pub(super) fn tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
+pub(super) fn read_tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
     let TokenizeAnswer { tokens } = serde_json::from_slice(answer).ok()?;
     let mut rest = text.as_bytes();
     for token in &tokens {

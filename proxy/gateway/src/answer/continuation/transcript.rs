@@ -30,7 +30,7 @@ static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerStage {
     /// Tokens are missing.
-    Going,
+    Unfinished,
     /// The answer has its finish reason; `counted`: its counters, too.
     Finished { counted: bool },
     /// Nothing is missing.
@@ -69,7 +69,7 @@ pub(crate) struct AnswerTranscript {
 #[derive(Debug)]
 struct EventTemplate {
     before: Box<[u8]>,
-    behind: Box<[u8]>,
+    after: Box<[u8]>,
     channel: TextChannel,
 }
 
@@ -80,7 +80,7 @@ const TOKEN_BYTES: usize = 4;
 
 impl AnswerTranscript {
     /// Starts the transcript of a stream of this kind. The transcript holds at most `limit` bytes.
-    pub(crate) fn of(kind: AnswerFormat, limit: usize) -> Self {
+    pub(crate) fn for_stream(kind: AnswerFormat, limit: usize) -> Self {
         let not_plain = match kind {
             AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native => None,
             AnswerFormat::Messages | AnswerFormat::Responses => {
@@ -99,7 +99,7 @@ impl AnswerTranscript {
             sequence: None,
             withholds: false,
             frame: None,
-            stage: AnswerStage::Going,
+            stage: AnswerStage::Unfinished,
             not_plain,
             lost: None,
             mould: None,
@@ -107,7 +107,7 @@ impl AnswerTranscript {
     }
 
     /// Marks the answer as one whose tokens cannot be given to another server.
-    pub(crate) fn not_plain(mut self, why: UnreadableReason) -> Self {
+    pub(crate) fn marked_not_plain(mut self, why: UnreadableReason) -> Self {
         self.mark_not_plain(why);
         self
     }
@@ -121,12 +121,12 @@ impl AnswerTranscript {
     }
 
     /// Returns the reason why the rest cannot be computed elsewhere, if there is one.
-    pub(crate) fn lost(&self) -> Option<UnreadableReason> {
+    pub(crate) fn loss_reason(&self) -> Option<UnreadableReason> {
         self.lost
     }
 
     /// Returns the whole answer, if it is known and has content only.
-    pub(crate) fn all(&self) -> Option<&str> {
+    pub(crate) fn whole_content(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
@@ -136,7 +136,7 @@ impl AnswerTranscript {
     }
 
     /// Gives the transcript up.
-    pub(crate) fn lose(&mut self, why: UnreadableReason) {
+    pub(crate) fn give_up(&mut self, why: UnreadableReason) {
         if self.lost.is_none() {
             self.lost = Some(why);
             (self.said, self.ends, self.ids) = (AnswerContent::default(), Vec::new(), Vec::new());
@@ -153,12 +153,12 @@ impl AnswerTranscript {
     pub(super) fn is_plain(&self) -> Result<(), UnreadableReason> {
         match (self.not_plain, self.stage) {
             (Some(why), _) => Err(why),
-            (None, AnswerStage::Going) => Ok(()),
+            (None, AnswerStage::Unfinished) => Ok(()),
             (None, _) => Err("its counters are what it lacks"),
         }
     }
 
-    pub(super) fn text(&self) -> &str {
+    pub(super) fn decode_string(&self) -> &str {
         self.said.text()
     }
 
@@ -179,13 +179,13 @@ impl AnswerTranscript {
     }
 
     /// Returns whether the client has the first event of the answer and no token.
-    pub(crate) fn is_blank(&self) -> bool {
-        let begun = self.stage == AnswerStage::Going && self.frame.is_some();
-        begun && self.said.is_silent() && !self.withholds && self.counted.unwrap_or(0) == 0
+    pub(crate) fn has_no_token(&self) -> bool {
+        let begun = self.stage == AnswerStage::Unfinished && self.frame.is_some();
+        begun && self.said.has_no_text() && !self.withholds && self.counted.unwrap_or(0) == 0
     }
 
     /// Returns whether there are tokens whose text the client does not have.
-    pub(super) fn withholds(&self) -> bool {
+    pub(super) fn has_withheld_text(&self) -> bool {
         self.withholds
     }
 
@@ -195,22 +195,22 @@ impl AnswerTranscript {
         while self.lost.is_none() && !rest.is_empty() {
             let Some(end) = BLANK_LINE.find(rest) else {
                 // Lines end differently: another server wrote this.
-                return self.lose("its stream is not written as llama-server writes one");
+                return self.give_up("its stream is not written as llama-server writes one");
             };
             let (event, behind) = rest.split_at(end);
             rest = &behind[2..];
             if event.is_empty() || event.starts_with(b":") {
                 continue;
             }
-            if let Err(why) = self.event(event) {
-                self.lose(why);
+            if let Err(why) = self.add_event(event) {
+                self.give_up(why);
             }
         }
     }
 
-    fn event(&mut self, event: &[u8]) -> Result<(), UnreadableReason> {
-        if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == AnswerStage::Going)
-            && let Some(quoted) = mould.text(event)
+    fn add_event(&mut self, event: &[u8]) -> Result<(), UnreadableReason> {
+        if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == AnswerStage::Unfinished)
+            && let Some(quoted) = mould.event_text(event)
         {
             let channel = mould.channel;
             return match text(quoted) {
@@ -218,11 +218,11 @@ impl AnswerTranscript {
                     self.withholds = self.kind == AnswerFormat::Text;
                     Ok(())
                 }
-                Some(text) => self.piece(channel, &text),
+                Some(text) => self.add_piece(channel, &text),
                 None => Err("its text cannot be read"),
             };
         }
-        let (_, data) = reading::parts(event)?;
+        let (_, data) = reading::split_event(event)?;
         if data == b"[DONE]" {
             self.stage = AnswerStage::Done;
             return Ok(());
@@ -230,15 +230,16 @@ impl AnswerTranscript {
         let Ok(Value::Object(chunk)) = serde_json::from_slice(data) else {
             return Err("an event is no JSON object");
         };
-        let reading = reading::read(self.kind, &chunk)?;
-        if self.stage == AnswerStage::Done || (self.stage != AnswerStage::Going && !reading.items.is_empty())
+        let reading = reading::read_event(self.kind, &chunk)?;
+        if self.stage == AnswerStage::Done
+            || (self.stage != AnswerStage::Unfinished && !reading.items.is_empty())
         {
             return Err("something follows its last event");
         }
         if self.kind == AnswerFormat::Native && reading.step != AnswerStep::Done && !is_progress(&chunk) {
-            self.tokens(&chunk);
+            self.add_tokens(&chunk);
         }
-        if self.kind == AnswerFormat::Text && reading.step == AnswerStep::On && !is_progress(&chunk) {
+        if self.kind == AnswerFormat::Text && reading.step == AnswerStep::Continues && !is_progress(&chunk) {
             self.withholds = true;
         }
         self.sequence = chunk.get("sequence_number").and_then(Value::as_u64).or(self.sequence);
@@ -249,12 +250,12 @@ impl AnswerTranscript {
         for item in reading.items {
             match item {
                 AnswerItem::Text(_, text) if text.is_empty() => {}
-                AnswerItem::Text(channel, text) => self.piece(channel, &text)?,
-                AnswerItem::Mark(mark, names) => self.mark(&mark, names, reading.step)?,
+                AnswerItem::Text(channel, text) => self.add_piece(channel, &text)?,
+                AnswerItem::Mark(mark, names) => self.add_mark(&mark, names, reading.step)?,
             }
         }
         match reading.step {
-            AnswerStep::On => {}
+            AnswerStep::Continues => {}
             AnswerStep::Finished { counted } => self.stage = AnswerStage::Finished { counted },
             AnswerStep::Counted => {
                 if let AnswerStage::Finished { counted } = &mut self.stage {
@@ -263,8 +264,8 @@ impl AnswerTranscript {
             }
             AnswerStep::Done => self.stage = AnswerStage::Done,
         }
-        if self.kind != AnswerFormat::Native && self.stage == AnswerStage::Going && only.is_some() {
-            self.mould = only.and_then(|(channel, text)| EventTemplate::of(event, channel, &text));
+        if self.kind != AnswerFormat::Native && self.stage == AnswerStage::Unfinished && only.is_some() {
+            self.mould = only.and_then(|(channel, text)| EventTemplate::from_event(event, channel, &text));
         }
         if self.frame.is_none() {
             self.frame = Some(chunk);
@@ -275,7 +276,7 @@ impl AnswerTranscript {
     /// Records the tokens of an event. An event without its tokens, or without all of them, leaves a gap:
     /// no list with a gap is complete again, even if later counts match. (The bytes of one character come
     /// with its last token.)
-    fn tokens(&mut self, chunk: &Map<String, Value>) {
+    fn add_tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
         let told = chunk.get("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let grown = counted.and_then(|counted| counted.checked_sub(self.counted.unwrap_or(0)));
@@ -289,10 +290,10 @@ impl AnswerTranscript {
         self.counted = counted;
     }
 
-    fn piece(&mut self, channel: TextChannel, text: &str) -> Result<(), UnreadableReason> {
+    fn add_piece(&mut self, channel: TextChannel, text: &str) -> Result<(), UnreadableReason> {
         self.withholds = false;
         if channel != TextChannel::CONTENT {
-            self.mark_not_plain(match channel.what {
+            self.mark_not_plain(match channel.kind {
                 ChannelKind::Arguments => "it calls a tool",
                 _ => "it has reasoning apart from its text",
             });
@@ -301,19 +302,19 @@ impl AnswerTranscript {
         if self.not_plain.is_none() {
             self.ends.push(u32::try_from(self.said.text().len()).unwrap_or(u32::MAX));
         }
-        self.bounded()
+        self.check_limit()
     }
 
-    fn mark(&mut self, mark: &str, names: Vec<String>, step: AnswerStep) -> Result<(), UnreadableReason> {
-        if step == AnswerStep::On {
+    fn add_mark(&mut self, mark: &str, names: Vec<String>, step: AnswerStep) -> Result<(), UnreadableReason> {
+        if step == AnswerStep::Continues {
             self.mark_not_plain("it calls a tool");
         }
         self.said.add_mark(mark, names);
-        self.bounded()
+        self.check_limit()
     }
 
-    fn bounded(&self) -> Result<(), UnreadableReason> {
-        let held = self.said.held() + self.ends.len() * PIECE_OVERHEAD + self.ids.len() * TOKEN_BYTES;
+    fn check_limit(&self) -> Result<(), UnreadableReason> {
+        let held = self.said.held_bytes() + self.ends.len() * PIECE_OVERHEAD + self.ids.len() * TOKEN_BYTES;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
@@ -334,7 +335,7 @@ const TEXT_MEMBERS: [&[u8]; 7] = [
 
 impl EventTemplate {
     /// Makes a mould from an event with this text, if the text occurs in it exactly once.
-    fn of(event: &[u8], channel: TextChannel, text: &str) -> Option<Self> {
+    fn from_event(event: &[u8], channel: TextChannel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
         let (Some(at), None) = (found.next(), found.next()) else { return None };
@@ -343,13 +344,13 @@ impl EventTemplate {
             return None;
         }
         let (from, to) = (at + 1, at + quoted.len() - 1);
-        Some(Self { before: event[..from].into(), behind: event[to..].into(), channel })
+        Some(Self { before: event[..from].into(), after: event[to..].into(), channel })
     }
 
     /// Returns the text of an event, with its quotes, if the event otherwise equals the mould.
-    fn text<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
-        let (before, behind) = (self.before.len(), self.behind.len());
-        if event.len() < before + behind || !event.starts_with(&self.before) || !event.ends_with(&self.behind)
+    fn event_text<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
+        let (before, behind) = (self.before.len(), self.after.len());
+        if event.len() < before + behind || !event.starts_with(&self.before) || !event.ends_with(&self.after)
         {
             return None;
         }

@@ -28,7 +28,7 @@ fn native(text: &str, id: u32, counted: u64) -> Value {
 }
 
 fn heard(kind: AnswerFormat, events: &[Value]) -> AnswerTranscript {
-    let mut heard = AnswerTranscript::of(kind, LIMIT);
+    let mut heard = AnswerTranscript::for_stream(kind, LIMIT);
     for one in events {
         heard.feed(event(one).as_bytes());
     }
@@ -54,11 +54,11 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
     let mut events = vec![chat(&json!({ "role": "assistant", "content": null }), &Value::Null)];
     events.extend(pieces.map(said));
     let heard = heard(AnswerFormat::Chat, &events);
-    assert_eq!(heard.lost(), None);
-    assert_eq!(heard.text(), pieces.concat());
+    assert_eq!(heard.loss_reason(), None);
+    assert_eq!(heard.decode_string(), pieces.concat());
     assert_eq!(heard.pieces().collect::<String>(), pieces.concat());
     assert_eq!(heard.frame.unwrap()["id"], "chatcmpl-1");
-    assert_eq!(heard.stage, AnswerStage::Going);
+    assert_eq!(heard.stage, AnswerStage::Unfinished);
 }
 
 #[test]
@@ -67,16 +67,16 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
     for piece in
         ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
     {
-        let mut slow = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
-        let mut fast = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
+        let mut slow = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
+        let mut fast = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
         for n in 0..20 {
             let mut one = said(piece);
             fast.feed(event(&one).as_bytes());
             one["created"] = json!(n);
             slow.feed(event(&one).as_bytes());
         }
-        assert_eq!((fast.lost(), slow.lost()), (None, None), "{piece:?}");
-        assert_eq!((fast.text(), &fast.ends), (slow.text(), &slow.ends), "{piece:?}");
+        assert_eq!((fast.loss_reason(), slow.loss_reason()), (None, None), "{piece:?}");
+        assert_eq!((fast.decode_string(), &fast.ends), (slow.decode_string(), &slow.ends), "{piece:?}");
         assert!(fast.mould.is_some());
     }
 }
@@ -87,7 +87,7 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     assert_eq!(all.all_token_ids(), Some(&[5, 6][..]));
     // Of a character with several tokens, the event has only the last one.
     let some = heard(AnswerFormat::Native, &[native("a", 5, 1), native("漢", 9, 4)]);
-    assert_eq!((some.all_token_ids(), some.text()), (None, "a漢"));
+    assert_eq!((some.all_token_ids(), some.decode_string()), (None, "a漢"));
     // Events about the prompt have a token 0; they do not make up for tokens missing later.
     let mut progress = native("", 0, 0);
     progress["prompt_progress"] = json!({ "total": 9 });
@@ -95,7 +95,7 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     assert_eq!((told.all_token_ids(), told.counted), (None, Some(3)));
     let told = heard(AnswerFormat::Native, &[progress.clone(), native("a", 5, 1)]);
     assert_eq!(told.all_token_ids(), Some(&[5][..]));
-    assert!(heard(AnswerFormat::Native, &[progress]).is_blank() && !told.is_blank());
+    assert!(heard(AnswerFormat::Native, &[progress]).has_no_token() && !told.has_no_token());
     // A list with a gap never becomes complete again.
     let gap = heard(AnswerFormat::Native, &[native("漢", 162, 3), native("b", 6, 4), native("", 7, 3)]);
     assert_eq!(gap.all_token_ids(), None);
@@ -104,22 +104,23 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
 #[test]
 fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
     let held = heard(AnswerFormat::Native, &[native("a", 5, 1), native("", 6, 2)]);
-    assert!(held.withholds() && !held.is_blank());
+    assert!(held.has_withheld_text() && !held.has_no_token());
     let come = heard(AnswerFormat::Native, &[native("a", 5, 1), native("", 6, 2), native("\nU", 7, 3)]);
-    assert!(!come.withholds());
+    assert!(!come.has_withheld_text());
     assert_eq!(come.all_token_ids(), Some(&[5, 6, 7][..]));
-    assert!(heard(AnswerFormat::Native, &[native("", 6, 1)]).withholds());
+    assert!(heard(AnswerFormat::Native, &[native("", 6, 1)]).has_withheld_text());
     // The other dialects have no token ids: there, an event without text is the only sign of a withheld
     // token.
     let one = |piece: &str| text(piece, &Value::Null);
-    assert!(heard(AnswerFormat::Text, &[one("a"), one("")]).withholds());
-    assert!(!heard(AnswerFormat::Text, &[one("a"), one(""), one("b")]).withholds());
+    assert!(heard(AnswerFormat::Text, &[one("a"), one("")]).has_withheld_text());
+    assert!(!heard(AnswerFormat::Text, &[one("a"), one(""), one("b")]).has_withheld_text());
     assert_eq!(heard(AnswerFormat::Text, &[one("a"), one(""), one("b")]).pieces().count(), 2);
     let role = chat(&json!({ "role": "assistant", "content": null }), &Value::Null);
     let blank = heard(AnswerFormat::Chat, &[role]);
-    assert!(blank.is_blank() && !blank.withholds());
+    assert!(blank.has_no_token() && !blank.has_withheld_text());
     assert!(
-        !heard(AnswerFormat::Chat, &[said("a")]).is_blank() && !heard(AnswerFormat::Chat, &[]).is_blank()
+        !heard(AnswerFormat::Chat, &[said("a")]).has_no_token()
+            && !heard(AnswerFormat::Chat, &[]).has_no_token()
     );
 }
 
@@ -146,15 +147,15 @@ fn the_end_is_known_with_and_without_counters() {
     assert_eq!(heard(AnswerFormat::Native, &[native("a", 5, 1), end]).stage(), AnswerStage::Done);
     let mut done = heard(AnswerFormat::Chat, &[said("a"), stop]);
     done.feed(b"data: [DONE]\n\n");
-    assert_eq!((done.stage(), done.lost()), (AnswerStage::Done, None));
+    assert_eq!((done.stage(), done.loss_reason()), (AnswerStage::Done, None));
 }
 
 #[test]
 fn comments_are_no_events() {
-    let mut heard = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
+    let mut heard = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
     heard.feed(b": ping\n\n");
     heard.feed(format!(":\n\n{}: x\n\n", event(&said("a"))).as_bytes());
-    assert_eq!((heard.text(), heard.lost()), ("a", None));
+    assert_eq!((heard.decode_string(), heard.loss_reason()), ("a", None));
 }
 
 #[test]
@@ -165,18 +166,21 @@ fn what_is_more_than_one_text_is_not_plain() {
     let call = chat(&json!({ "tool_calls": header }), &Value::Null);
     let calls =
         heard(AnswerFormat::Chat, &[said("a"), call, chat(&json!({ "tool_calls": more }), &Value::Null)]);
-    assert_eq!((calls.lost(), calls.is_plain(), calls.text()), (None, Err("it calls a tool"), "a{}"));
+    assert_eq!(
+        (calls.loss_reason(), calls.is_plain(), calls.decode_string()),
+        (None, Err("it calls a tool"), "a{}")
+    );
     let thinks =
         heard(AnswerFormat::Chat, &[chat(&json!({ "reasoning_content": "hm" }), &Value::Null), said("a")]);
     let why = "it has reasoning apart from its text";
-    assert_eq!((thinks.lost(), thinks.is_plain(), thinks.text()), (None, Err(why), "hma"));
+    assert_eq!((thinks.loss_reason(), thinks.is_plain(), thinks.decode_string()), (None, Err(why), "hma"));
     let plain = heard(AnswerFormat::Chat, &[said("a")]);
     assert_eq!(plain.is_plain(), Ok(()));
-    assert!(plain.not_plain("because").is_plain().is_err());
+    assert!(plain.marked_not_plain("because").is_plain().is_err());
     let ended = heard(AnswerFormat::Chat, &[said("a"), chat(&json!({}), &json!("stop"))]);
     assert!(ended.is_plain().is_err());
     for kind in [AnswerFormat::Messages, AnswerFormat::Responses] {
-        assert!(AnswerTranscript::of(kind, LIMIT).is_plain().is_err());
+        assert!(AnswerTranscript::for_stream(kind, LIMIT).is_plain().is_err());
     }
 }
 
@@ -189,23 +193,23 @@ fn other_routes_are_heard_in_their_own_words() {
             &json!({ "type": "content_block_delta", "index": 1, "delta": { "type": "text_delta", "text": text } }),
         )
     };
-    let mut heard = AnswerTranscript::of(AnswerFormat::Messages, LIMIT);
+    let mut heard = AnswerTranscript::for_stream(AnswerFormat::Messages, LIMIT);
     heard.feed(
         data("message_start", &json!({ "type": "message_start", "message": { "id": "one" } })).as_bytes(),
     );
-    assert!(heard.is_blank());
+    assert!(heard.has_no_token());
     heard.feed((delta("a") + &delta("\"b\"") + &delta("c")).as_bytes());
-    assert_eq!((heard.lost(), heard.text(), heard.is_blank()), (None, "a\"b\"c", false));
+    assert_eq!((heard.loss_reason(), heard.decode_string(), heard.has_no_token()), (None, "a\"b\"c", false));
     assert!(heard.mould.is_some());
     heard.feed(data("message_stop", &json!({ "type": "message_stop" })).as_bytes());
     assert_eq!(heard.stage(), AnswerStage::Done);
-    let mut heard = AnswerTranscript::of(AnswerFormat::Responses, LIMIT);
+    let mut heard = AnswerTranscript::for_stream(AnswerFormat::Responses, LIMIT);
     let numbered = |number: u64, text: &str| {
         let event = json!({ "type": "response.output_text.delta", "sequence_number": number, "item_id": "i", "delta": text });
         data("response.output_text.delta", &event)
     };
     heard.feed((numbered(4, "a") + &numbered(5, "b")).as_bytes());
-    assert_eq!((heard.lost(), heard.text(), heard.sequence), (None, "ab", Some(5)));
+    assert_eq!((heard.loss_reason(), heard.decode_string(), heard.sequence), (None, "ab", Some(5)));
 }
 
 #[test]
@@ -244,36 +248,40 @@ fn what_is_not_understood_is_not_continued() {
     ];
     for (kind, one, why) in cases {
         let heard = heard(kind, std::slice::from_ref(&one));
-        assert!(heard.lost().is_some_and(|lost| lost.contains(why)), "{one}: {:?}", heard.lost());
-        assert!(heard.text().is_empty() && heard.frame.is_none(), "nothing is held for nothing");
+        assert!(
+            heard.loss_reason().is_some_and(|lost| lost.contains(why)),
+            "{one}: {:?}",
+            heard.loss_reason()
+        );
+        assert!(heard.decode_string().is_empty() && heard.frame.is_none(), "nothing is held for nothing");
     }
     for odd in ["event: x\n\n", "data: {}\r\n\r\n", "data: {\ndata: }\n\n", "id: 1\n\n", "data: nonsense\n\n"]
     {
-        let mut heard = AnswerTranscript::of(AnswerFormat::Chat, LIMIT);
+        let mut heard = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
         heard.feed(odd.as_bytes());
-        assert!(heard.lost().is_some(), "{odd:?}");
+        assert!(heard.loss_reason().is_some(), "{odd:?}");
     }
     let after = heard(AnswerFormat::Chat, &[said("a"), chat(&json!({}), &json!("stop")), said("b")]);
-    assert!(after.lost().is_some());
+    assert!(after.loss_reason().is_some());
 }
 
 #[test]
 fn no_more_is_held_than_may_be() {
-    let mut heard = AnswerTranscript::of(AnswerFormat::Chat, 1000);
+    let mut heard = AnswerTranscript::for_stream(AnswerFormat::Chat, 1000);
     let mut fed = 0;
-    while heard.lost().is_none() {
+    while heard.loss_reason().is_none() {
         heard.feed(event(&said("0123456789")).as_bytes());
         fed += 1;
-        assert!(heard.said.held() + heard.ends.len() * PIECE_OVERHEAD <= 1000);
+        assert!(heard.said.held_bytes() + heard.ends.len() * PIECE_OVERHEAD <= 1000);
         assert!(fed < 200, "it must come to an end");
     }
-    assert!(heard.lost().is_some_and(|lost| lost.contains("continue_bytes")));
+    assert!(heard.loss_reason().is_some_and(|lost| lost.contains("continue_bytes")));
     // Pieces without text have an overhead, too.
-    let mut empty = AnswerTranscript::of(AnswerFormat::Text, 1000);
+    let mut empty = AnswerTranscript::for_stream(AnswerFormat::Text, 1000);
     for _ in 0..10_000 {
         empty.feed(event(&text("", &Value::Null)).as_bytes());
         empty.feed(event(&text("a", &Value::Null)).as_bytes());
-        if empty.lost().is_some() {
+        if empty.loss_reason().is_some() {
             return;
         }
     }

@@ -55,25 +55,25 @@ impl EventTranslator {
     }
 
     /// Returns the tokens of the whole answer, given those of the other server.
-    pub(crate) fn tokens(&self, continued: u64) -> u64 {
+    pub(crate) fn total_tokens(&self, continued: u64) -> u64 {
         self.work(WorkDone { output_tokens: continued, ..WorkDone::default() }).output_tokens
     }
 
     /// Translates complete events of the other server into those for the client.
-    pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
+    pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         match self {
-            Self::Rest(rest) => rest.say(whole),
-            Self::Repeat(repeat) => repeat.say(whole),
+            Self::Rest(rest) => rest.translate(whole),
+            Self::Repeat(repeat) => repeat.translate(whole),
         }
     }
 }
 
 /// Sets a member in place, which keeps the order of the members.
-pub(super) fn set(event: &mut Map<String, Value>, name: &str, value: Value) {
+pub(super) fn set_member(event: &mut Map<String, Value>, name: &str, value: Value) {
     event.insert(name.to_owned(), value);
 }
 
-pub(super) fn put(out: &mut Vec<u8>, event: &Map<String, Value>) {
+pub(super) fn write_event(out: &mut Vec<u8>, event: &Map<String, Value>) {
     out.extend_from_slice(b"data: ");
     // A value that was parsed can be serialized.
     drop(serde_json::to_writer(&mut *out, event));

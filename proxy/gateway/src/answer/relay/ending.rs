@@ -9,7 +9,7 @@ use warden_policies::WorkDone;
 
 use super::AnswerRelay;
 use crate::answer::continuation;
-use crate::answer::life_sign::life_sign;
+use crate::answer::life_sign::keep_alive;
 use crate::backend::backends::BackendLease;
 use crate::body::sent::SentBody;
 use crate::observe::RequestOutcome;
@@ -22,8 +22,8 @@ impl AnswerRelay {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
         let died = matches!(outcome, RequestOutcome::UpstreamDied | RequestOutcome::Revoked);
-        let words = match self.heard.as_ref().and_then(|heard| heard.lost()).filter(|_| died) {
-            Some(lost) => format!("model `{model}`: {}", continuation::instead(why, lost)),
+        let words = match self.transcript.as_ref().and_then(|heard| heard.loss_reason()).filter(|_| died) {
+            Some(lost) => format!("model `{model}`: {}", continuation::rest_error_text(why, lost)),
             None => format!("model `{model}`: {why}"),
         };
         let end = if outcome == RequestOutcome::Cancelled { StreamEnd::Cancelled } else { StreamEnd::Fault };
@@ -54,35 +54,36 @@ impl AnswerRelay {
         self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
         let died = continuation::describe_server_end(RequestOutcome::UpstreamDied);
-        let words = format!("model `{model}`: {}", continuation::instead(died, why));
-        self.say(&words);
+        let words = format!("model `{model}`: {}", continuation::rest_error_text(died, why));
+        self.queue_error_event(&words);
         self.close(RequestOutcome::UpstreamGarbled, RequestOutcome::UpstreamDied);
     }
 
     /// Adds the error event of a stream that cannot continue; does nothing for any other answer.
-    pub(super) fn say(&mut self, message: &str) {
+    pub(super) fn queue_error_event(&mut self, message: &str) {
         self.queue_end_event(StreamEnd::Fault, message);
     }
 
     fn queue_end_event(&mut self, end: StreamEnd, message: &str) {
         let Some(events) = &mut self.events else { return };
         let last = self.voice.as_ref().and_then(|voice| voice.sequence());
-        let end = stream_error(end, message, self.dialect, last.map_or(events.seen(), |last| last + 1));
-        let words = format!("{}{end}", events.cut());
-        self.flight.passed(words.len());
+        let end =
+            stream_error(end, message, self.dialect, last.map_or(events.event_count(), |last| last + 1));
+        let words = format!("{}{end}", events.drop_held());
+        self.flight.count_passed(words.len());
         self.last_words = Some(Bytes::from(words));
     }
 
     /// Returns an SSE comment, which clients skip.
-    pub(super) fn comment(&mut self, words: &'static str) -> Bytes {
-        self.flight.passed(words.len());
+    pub(super) fn comment_bytes(&mut self, words: &'static str) -> Bytes {
+        self.flight.count_passed(words.len());
         Bytes::from_static(words.as_bytes())
     }
 
     /// Returns a keep-alive: clients skip it, but clients and proxies reset their timeouts.
-    pub(super) fn life_sign(&mut self, comment: &'static str) -> Bytes {
-        let sign = life_sign(self.dialect, true, comment);
-        self.flight.passed(sign.len());
+    pub(super) fn keep_alive(&mut self, comment: &'static str) -> Bytes {
+        let sign = keep_alive(self.dialect, true, comment);
+        self.flight.count_passed(sign.len());
         sign
     }
 
@@ -93,7 +94,7 @@ impl AnswerRelay {
             lease.doubt();
         }
         if !words.is_empty() {
-            self.flight.passed(words.len());
+            self.flight.count_passed(words.len());
             self.last_words = Some(words);
         }
         self.end(RequestOutcome::Ok);
@@ -108,9 +109,9 @@ impl AnswerRelay {
     pub(super) fn close(&mut self, outcome: RequestOutcome, told: RequestOutcome) {
         self.ended = true;
         let Some(lease) = self.lease.take() else { return };
-        blame(&*lease, &self.sent, outcome);
+        blame_request(&*lease, &self.sent, outcome);
         if outcome == RequestOutcome::Ok {
-            lease.answered(self.sent.print());
+            lease.note_whole_answer(self.sent.fingerprint());
         }
         // Release the connection first: without the lease its generation may be stopped.
         if let Some(conn) = self.conn.take()
@@ -118,14 +119,14 @@ impl AnswerRelay {
             && self.reusable
             && self.sent.is_whole()
         {
-            self.pool.put(conn, lease.facts());
+            self.pool.put_back(conn, lease.server_facts());
         }
         self.revoked = Box::pin(std::future::pending());
         let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
         let record = &mut self.flight.record;
         record.bytes_in = bytes_in;
         if let (Some(meter), Some(trace)) = (&self.meter, &mut record.trace) {
-            meter.tell(trace, outcome == RequestOutcome::Ok && self.generates);
+            meter.add_to_trace(trace, outcome == RequestOutcome::Ok && self.generates);
         }
         if let Some(meter) = &self.meter
             && outcome == RequestOutcome::Ok
@@ -134,16 +135,16 @@ impl AnswerRelay {
             let ended = meter.outcome(record.answer_status());
             lease.note_outcome(&ended);
             let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
-            self.flight.progress.took(ms(ended.prefill), ms(ended.decode));
+            self.flight.progress.note_times(ms(ended.prefill), ms(ended.decode));
             if let Some(remember) = self.remember.take().filter(|_| record.answer_status() == 200) {
-                remember.note(&*lease, meter, &ended, self.heard.as_deref());
+                remember.note_turn(&*lease, meter, &ended, self.transcript.as_deref());
             }
         }
         if let Some(meter) = &self.meter
             && (200..300).contains(&record.answer_status())
         {
-            let counts = meter.is_told();
-            let events = self.events.as_ref().map(EventSplitter::seen);
+            let counts = meter.has_counters();
+            let events = self.events.as_ref().map(EventSplitter::event_count);
             let seen = (outcome != RequestOutcome::Ok || !counts).then_some(events.unwrap_or(0));
             let (images, audio) = self.sent.media();
             let work = WorkDone { images, audio, ..meter.work(seen) };
@@ -154,7 +155,7 @@ impl AnswerRelay {
             let prompt = std::mem::take(&mut self.flight.prompt_bytes);
             let is_paid = !meter.has_prompt_size()
                 && matches!(outcome, RequestOutcome::Ok | RequestOutcome::ClientGone);
-            self.flight.untold = output + if is_paid { prompt } else { 0 };
+            self.flight.uncounted_bytes = output + if is_paid { prompt } else { 0 };
         } else {
             // The prompt of a refused request was not evaluated.
             self.flight.prompt_bytes = 0;
@@ -172,15 +173,15 @@ impl Drop for AnswerRelay {
 }
 
 /// Records the loss of a backend against the request and against that backend.
-pub(super) fn blame(lease: &dyn BackendLease, sent: &SentBody, outcome: RequestOutcome) {
+pub(super) fn blame_request(lease: &dyn BackendLease, sent: &SentBody, outcome: RequestOutcome) {
     match (outcome, sent.sent_fingerprint()) {
         (RequestOutcome::UpstreamDied, print) => {
             if let Some(print) = print {
-                lease.broke(print);
+                lease.report_broken(print);
             }
             lease.doubt();
         }
-        (RequestOutcome::Revoked, Some(print)) => lease.lost(print),
+        (RequestOutcome::Revoked, Some(print)) => lease.report_lost(print),
         _ => {}
     }
 }

@@ -59,7 +59,7 @@ use crate::refusal::ErrorDialect;
 pub(crate) struct AnswerRelay {
     incoming: Incoming,
     /// Pieces that were read before the head was passed on.
-    ahead: VecDeque<Bytes>,
+    read_ahead: VecDeque<Bytes>,
     flight: Box<InFlightRequest>,
     lease: Option<Arc<dyn BackendLease>>,
     revoked: BoxFuture<'static, ()>,
@@ -74,17 +74,17 @@ pub(crate) struct AnswerRelay {
     /// The request, as long as it may be executed again or its answer continued elsewhere.
     again: Option<Box<RepeatableRequest>>,
     /// Parameters of a search for yet another server, while a server replaces a canary.
-    spare: Option<Box<BackendSearch>>,
+    spare_search: Option<Box<BackendSearch>>,
     /// Request and answer, kept for the next process.
     remember: Option<Box<TurnRecorder>>,
     /// The client's part of a stream that may be continued elsewhere.
-    heard: Option<Box<AnswerTranscript>>,
+    transcript: Option<Box<AnswerTranscript>>,
     /// Translation of a second backend's events.
     voice: Option<Box<EventTranslator>>,
     resuming: Option<Box<ResumeSearch>>,
     /// Start of the wait for the next piece; `None` while the client handles the last one. So a client that
     /// does not read is never mistaken for a silent backend.
-    waiting: Option<Instant>,
+    waiting_since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Time of the next keep-alive while another backend repeats what the client has.
     comment: Option<Pin<Box<Sleep>>>,
@@ -96,7 +96,7 @@ pub(crate) struct AnswerRelay {
     ended: bool,
     last_words: Option<Bytes>,
     /// Error that breaks the client's connection off once it has everything passed before.
-    breaking: Option<io::Error>,
+    pending_error: Option<io::Error>,
 }
 
 impl AnswerRelay {
@@ -108,9 +108,10 @@ impl AnswerRelay {
         remember: Option<Box<TurnRecorder>>,
         terms: &RelayTerms,
     ) -> Box<Self> {
-        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
+        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, first_event_deadline: begins_by } =
+            backend;
         let again = again.filter(|_| terms.events.is_some());
-        let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
+        let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continuation);
         let heard = continues.map(|continues| Box::new(continues.transcript()));
         // Built in place on the heap.
         let place = Box::new_uninit();
@@ -118,7 +119,7 @@ impl AnswerRelay {
             place,
             Self {
                 incoming,
-                ahead,
+                read_ahead: ahead,
                 flight,
                 revoked,
                 lease: Some(lease),
@@ -131,12 +132,12 @@ impl AnswerRelay {
                 events: terms.events.map(|terms| EventSplitter::new(terms.limit)),
                 terms: terms.events,
                 again,
-                spare: None,
+                spare_search: None,
                 remember,
-                heard,
+                transcript: heard,
                 voice: None,
                 resuming: None,
-                waiting: None,
+                waiting_since: None,
                 timer: None,
                 comment: None,
                 deadline,
@@ -145,7 +146,7 @@ impl AnswerRelay {
                 reusable: terms.reusable,
                 ended: false,
                 last_words: None,
-                breaking: None,
+                pending_error: None,
             },
         );
         relay.begin();
@@ -154,7 +155,7 @@ impl AnswerRelay {
 
     /// Starts an answer. A part of its request may still be in transit.
     fn begin(&mut self) {
-        if self.incoming.is_end_stream() && self.ahead.is_empty() {
+        if self.incoming.is_end_stream() && self.read_ahead.is_empty() {
             self.end(RequestOutcome::Ok);
         } else if !self.sent.is_whole()
             && let Some(conn) = &mut self.conn
@@ -167,7 +168,7 @@ impl AnswerRelay {
 
     /// Returns whether no more frames follow.
     pub(super) fn is_over(&self) -> bool {
-        self.ended && self.last_words.is_none() && self.breaking.is_none()
+        self.ended && self.last_words.is_none() && self.pending_error.is_none()
     }
 
     /// Gives no size for event streams: a stream that is cut gets more bytes than its backend announced.
@@ -175,7 +176,7 @@ impl AnswerRelay {
         if self.ended || self.events.is_some() {
             return SizeHint::new();
         }
-        let ahead: u64 = self.ahead.iter().map(|piece| piece.len() as u64).sum();
+        let ahead: u64 = self.read_ahead.iter().map(|piece| piece.len() as u64).sum();
         match self.incoming.size_hint().exact() {
             Some(rest) => SizeHint::with_exact(ahead + rest),
             None => SizeHint::new(),
@@ -190,7 +191,7 @@ impl AnswerRelay {
             if let Some(words) = self.last_words.take() {
                 return Poll::Ready(Some(Ok(Frame::data(words))));
             }
-            if let Some(error) = self.breaking.take() {
+            if let Some(error) = self.pending_error.take() {
                 return Poll::Ready(Some(Err(error)));
             }
             if self.ended {
@@ -201,23 +202,23 @@ impl AnswerRelay {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => {
                         return Poll::Ready(Some(Ok(Frame::data(
-                            self.life_sign("another process is awaited"),
+                            self.keep_alive("another process is awaited"),
                         ))));
                     }
                     Poll::Ready(Some((record, found))) => {
                         self.resuming = None;
-                        self.flight.record.spent(record);
+                        self.flight.record.take_over_cost(record);
                         let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
                         let found =
                             found.and_then(|(relayed, voice)| Ok((check_stream(relayed, &model)?, voice)));
                         match found {
                             Ok((relayed, voice)) => {
                                 self.resume(relayed, voice);
-                                let comment = self.comment(": continued by another process\n\n");
+                                let comment = self.comment_bytes(": continued by another process\n\n");
                                 return Poll::Ready(Some(Ok(Frame::data(comment))));
                             }
-                            Err(StreamCut { outcome, words }) => {
-                                self.say(&words);
+                            Err(StreamCut { outcome, message: words }) => {
+                                self.queue_error_event(&words);
                                 self.ended = true;
                                 self.flight.finish(outcome);
                                 continue;
@@ -227,24 +228,26 @@ impl AnswerRelay {
                 }
             }
             if self.is_comment_due(context) {
-                let comment = self.life_sign("another process is not there yet");
+                let comment = self.keep_alive("another process is not there yet");
                 return Poll::Ready(Some(Ok(Frame::data(comment))));
             }
-            if let Some(ahead) = self.ahead.pop_front()
-                && let Ok(piece) = self.piece(ahead)
+            if let Some(ahead) = self.read_ahead.pop_front()
+                && let Ok(piece) = self.handle_piece(ahead)
             {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
             // The connection is dropped only when the answer has ended.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
-                Poll::Ready(Some(Ok(piece))) => match self.piece(piece) {
+                Poll::Ready(Some(Ok(piece))) => match self.handle_piece(piece) {
                     Ok(piece) => piece,
                     Err(why) if matches!(self.voice.as_deref(), Some(EventTranslator::Repeat(_))) => {
                         self.cut_different(why);
                         continue;
                     }
-                    Err(_) if self.is_canarys() && self.goes_on(RequestOutcome::UpstreamDied) => continue,
+                    Err(_) if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) => {
+                        continue;
+                    }
                     Err(why) => {
                         if let Err(error) = self.cut(RequestOutcome::UpstreamGarbled, why) {
                             return self.defer_error(error, context);
@@ -258,7 +261,7 @@ impl AnswerRelay {
                     // backend's.
                     let cut = match self.sent.fault() {
                         Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
-                        None if self.goes_on(RequestOutcome::UpstreamDied) => Ok(()),
+                        None if self.try_continue(RequestOutcome::UpstreamDied) => Ok(()),
                         None => {
                             let outcome = RequestOutcome::UpstreamDied;
                             self.cut(outcome, continuation::describe_server_end(outcome))
@@ -277,7 +280,9 @@ impl AnswerRelay {
                     continue;
                 }
                 // A canary's stream that ends early is treated as a death.
-                Poll::Ready(None) if self.is_unfinished() && self.goes_on(RequestOutcome::UpstreamDied) => {
+                Poll::Ready(None)
+                    if self.is_unfinished() && self.try_continue(RequestOutcome::UpstreamDied) =>
+                {
                     continue;
                 }
                 Poll::Ready(None) => {
@@ -288,16 +293,16 @@ impl AnswerRelay {
                     self.end(RequestOutcome::Ok);
                     continue;
                 }
-                Poll::Pending => match self.overdue(context) {
+                Poll::Pending => match self.check_deadlines(context) {
                     None => return Poll::Pending,
                     Some((end @ (RequestOutcome::Revoked | RequestOutcome::UpstreamDied), _))
-                        if self.goes_on(end) =>
+                        if self.try_continue(end) =>
                     {
                         continue;
                     }
                     // A silent canary is replaced at once; the client does not wait for its end.
                     Some((RequestOutcome::UpstreamStalled, _))
-                        if self.is_canarys() && self.goes_on(RequestOutcome::UpstreamDied) =>
+                        if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) =>
                     {
                         continue;
                     }
@@ -318,60 +323,62 @@ impl AnswerRelay {
     /// Defers the error to the next poll. hyper discards unsent data when it sees an error, and flushes
     /// before it polls again.
     pub(super) fn defer_error<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
-        self.breaking = Some(error);
+        self.pending_error = Some(error);
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
     /// Handles a piece from the backend; returns the part that may pass now.
-    fn piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
+    fn handle_piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
         if let Some(lease) = &self.lease {
             lease.note_progress(piece.len());
         }
-        self.waiting = None;
+        self.waiting_since = None;
         if let Some(meter) = &mut self.meter {
             meter.feed(&piece);
         }
-        let is_canarys = self.is_canarys();
+        let is_canarys = self.is_from_canary();
         let piece = if let Some(events) = &mut self.events {
-            let before = events.seen();
-            let piece = events.pass(piece);
+            let before = events.event_count();
+            let piece = events.push(piece);
             if let Some(lease) = &self.lease {
-                lease.note_events(events.seen() - before);
+                lease.note_events(events.event_count() - before);
             }
-            let begins = before == 0 && events.seen() > 0;
+            let begins = before == 0 && events.event_count() > 0;
             if begins {
-                self.flight.begins(self.generates);
+                self.flight.note_first_event(self.generates);
             }
             if self.generates {
-                let seen = events.seen();
-                self.flight.progress.generated(self.voice.as_ref().map_or(seen, |voice| voice.tokens(seen)));
+                let seen = events.event_count();
+                self.flight
+                    .progress
+                    .note_generated(self.voice.as_ref().map_or(seen, |voice| voice.total_tokens(seen)));
             }
             let is_torn = events.is_torn();
-            if is_canarys && (before == 0 || self.heard.is_some()) && has_error(&piece) {
+            if is_canarys && (before == 0 || self.transcript.is_some()) && has_error(&piece) {
                 // Neither the client nor the transcript has that piece.
                 events.reset_count(before);
                 return Err("it ended with an error");
             }
             match &mut self.voice {
-                Some(voice) if !piece.is_empty() => voice.say(&piece)?,
+                Some(voice) if !piece.is_empty() => voice.translate(&piece)?,
                 Some(_) => piece,
                 None => {
-                    self.hear(&piece, begins, is_torn);
+                    self.record_events(&piece, begins, is_torn);
                     piece
                 }
             }
         } else {
             if let Some(remember) = &mut self.remember {
-                remember.hear(&piece);
+                remember.add_piece(&piece);
             }
             piece
         };
         if !piece.is_empty() {
-            self.flight.passed(piece.len());
+            self.flight.count_passed(piece.len());
         }
         // A body of known length ends with its last byte: the client's side may never poll again.
-        if self.events.is_none() && self.incoming.is_end_stream() && self.ahead.is_empty() {
+        if self.events.is_none() && self.incoming.is_end_stream() && self.read_ahead.is_empty() {
             self.end(RequestOutcome::Ok);
         }
         Ok(piece)
@@ -379,49 +386,50 @@ impl AnswerRelay {
 
     /// Returns whether a canary is answering and a stream that ended now would be incomplete.
     fn is_unfinished(&self) -> bool {
-        let is_empty = || self.events.as_ref().is_some_and(|events| events.seen() == 0);
-        let is_going = || self.heard.as_ref().is_some_and(|heard| heard.stage() == AnswerStage::Going);
-        self.is_canarys() && (is_empty() || is_going())
+        let is_empty = || self.events.as_ref().is_some_and(|events| events.event_count() == 0);
+        let is_going =
+            || self.transcript.as_ref().is_some_and(|heard| heard.stage() == AnswerStage::Unfinished);
+        self.is_from_canary() && (is_empty() || is_going())
     }
 
     /// Returns whether a canary is answering.
-    fn is_canarys(&self) -> bool {
+    fn is_from_canary(&self) -> bool {
         self.lease.as_ref().is_some_and(|lease| lease.is_canary())
     }
 
     /// Records events of a stream that may have to continue elsewhere. Drops the records once it cannot.
-    fn hear(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
+    fn record_events(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
         let Some(again) = &self.again else { return };
-        let Some(heard) = &mut self.heard else {
+        let Some(heard) = &mut self.transcript else {
             if begins || is_torn {
                 self.again = None;
             }
             return;
         };
         if is_torn {
-            heard.lose("an event of it is larger than is held");
+            heard.give_up("an event of it is larger than is held");
         } else {
             heard.feed(whole);
         }
-        if begins && !again.message.may_stay() {
-            heard.lose("its request could not be kept");
+        if begins && !again.message.may_be_held() {
+            heard.give_up("its request could not be kept");
         }
-        if heard.lost().is_some() {
+        if heard.loss_reason().is_some() {
             self.again = None;
         }
     }
 
     /// Checks the time limits of an answer that is silent. Returns its outcome and the reason, if one has
     /// passed.
-    fn overdue(&mut self, context: &mut Context<'_>) -> Option<(RequestOutcome, &'static str)> {
+    fn check_deadlines(&mut self, context: &mut Context<'_>) -> Option<(RequestOutcome, &'static str)> {
         if self.revoked.as_mut().poll(context).is_ready() {
             let stopped = self.lease.as_ref().is_none_or(|lease| lease.was_stopped());
             let outcome = if stopped { RequestOutcome::Revoked } else { RequestOutcome::UpstreamDied };
             return Some((outcome, continuation::describe_server_end(outcome)));
         }
         let due = match self.terms {
-            Some(EventTerms { silence, .. }) => {
-                let since = *self.waiting.get_or_insert_with(Instant::now);
+            Some(EventTerms { max_silence: silence, .. }) => {
+                let since = *self.waiting_since.get_or_insert_with(Instant::now);
                 if let Some(lease) = &self.lease {
                     lease.note_waiting(since);
                 }
@@ -429,8 +437,8 @@ impl AnswerRelay {
                 // The supervisor's health checks limit that time by the times of other prompts.
                 let told = self.events.as_ref().is_some_and(EventSplitter::has_passed_any);
                 // A canary gets no longer than is usual.
-                let begun =
-                    self.begins_by.is_none() || self.events.as_ref().is_some_and(|events| events.seen() > 0);
+                let begun = self.begins_by.is_none()
+                    || self.events.as_ref().is_some_and(|events| events.event_count() > 0);
                 let due = if told { (since + silence).min(self.deadline) } else { self.deadline };
                 self.begins_by.filter(|_| !begun).map_or(due, |by| due.min(by))
             }
@@ -463,7 +471,7 @@ impl AnswerRelay {
 
     /// Returns whether a keep-alive is due for the client of a stream that is computed once more.
     fn is_comment_due(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(EventTerms { comment, .. }) = self.terms else { return false };
+        let Some(EventTerms { comment_interval: comment, .. }) = self.terms else { return false };
         if !self.voice.as_ref().is_some_and(|voice| voice.is_catching_up()) {
             self.comment = None;
             return false;

@@ -5,7 +5,7 @@ use http::StatusCode;
 use warden_policies::{ModelName, WorkDone};
 
 use super::AnswerRelay;
-use super::ending::blame;
+use super::ending::blame_request;
 use crate::answer::assemble::is_events;
 use crate::answer::continuation::{self, AnswerStage, DONE, EventTranslator, RepeatTranslator, StreamCut};
 use crate::answer::meter::AnswerMeter;
@@ -19,14 +19,14 @@ use crate::refusal::RequestRefusal;
 
 impl AnswerRelay {
     /// Handles the loss of the backend. Returns whether the stream continues, or already has everything.
-    pub(super) fn goes_on(&mut self, outcome: RequestOutcome) -> bool {
+    pub(super) fn try_continue(&mut self, outcome: RequestOutcome) -> bool {
         if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
             self.finish_complete(Bytes::new());
             return true;
         }
-        let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
+        let begun = self.events.as_ref().is_some_and(|events| events.event_count() > 0);
         let heard = if begun {
-            match self.heard.take_if(|heard| heard.lost().is_none() && self.again.is_some()) {
+            match self.transcript.take_if(|heard| heard.loss_reason().is_none() && self.again.is_some()) {
                 Some(heard) => Some(heard),
                 None => return false,
             }
@@ -34,13 +34,13 @@ impl AnswerRelay {
             None
         };
         let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
-        let is_one = heard.as_ref().is_some_and(|heard| continuation::is_one(&again, heard));
+        let is_one = heard.as_ref().is_some_and(|heard| continuation::has_single_answer(&again, heard));
         if let Some(heard) = heard.as_ref().filter(|_| is_one) {
             let wants = || continuation::wants_usage(&again);
             let ends = match heard.stage() {
                 AnswerStage::Done => Some(Bytes::new()),
                 AnswerStage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
-                AnswerStage::Going | AnswerStage::Finished { .. } => None,
+                AnswerStage::Unfinished | AnswerStage::Finished { .. } => None,
             };
             if let Some(words) = ends {
                 self.finish_complete(words);
@@ -48,21 +48,21 @@ impl AnswerRelay {
             }
         }
         let Some(lease) = self.lease.take() else { return false };
-        blame(&*lease, &self.sent, outcome);
+        blame_request(&*lease, &self.sent, outcome);
         // This work counts, whether or not the rest arrives.
         if begun && let Some(meter) = &self.meter {
             let (images, audio) = self.sent.media();
-            let seen = self.events.as_ref().map(EventSplitter::seen);
+            let seen = self.events.as_ref().map(EventSplitter::event_count);
             self.flight.record.work = WorkDone { images, audio, ..meter.work(seen) };
         }
         self.conn = None;
         self.revoked = Box::pin(std::future::pending());
         self.flight.record.continued = true;
         if let Some(trace) = &mut self.flight.record.trace {
-            trace.goes_on(outcome.as_str());
+            trace.start_continuation(outcome.as_str());
         }
-        self.flight.progress.continues();
-        self.spare = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
+        self.flight.progress.note_continuing();
+        self.spare_search = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
         let model = again.search.model.clone();
         let died = match outcome {
             RequestOutcome::Revoked => RequestRefusal::Revoked { model },
@@ -77,26 +77,28 @@ impl AnswerRelay {
                     found.map(|relayed| (relayed, None)).map_err(StreamCut::from)
                 }
                 // The client has no content yet, so any answer will do: begin again under the same ids.
-                Some(heard) if heard.is_blank() && is_one => {
-                    let voice = RepeatTranslator::of(*heard, paid).map(EventTranslator::Repeat);
+                Some(heard) if heard.has_no_token() && is_one => {
+                    let voice = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::Repeat);
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, voice)).map_err(StreamCut::from)
                 }
                 Some(heard) => {
-                    let found = continuation::go_on(*again, heard, &mut record, lease, died, paid).await;
+                    let found =
+                        continuation::continue_answer(*again, heard, &mut record, lease, died, paid).await;
                     found.map(|(relayed, voice)| (relayed, Some(voice)))
                 }
             };
             (record, found)
         };
-        self.resuming = Some(Box::new(ResumeSearch::new(Box::pin(looking), terms.comment)));
+        self.resuming = Some(Box::new(ResumeSearch::new(Box::pin(looking), terms.comment_interval)));
         true
     }
 
     /// Starts relaying another backend's answer to the same request, or its rest of the first answer.
     pub(super) fn resume(&mut self, relayed: RelayedAnswer, voice: Option<EventTranslator>) {
-        let RelayedAnswer { response, backend, kept, .. } = relayed;
-        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, begins_by } = *backend;
+        let RelayedAnswer { response, backend, message: kept, .. } = relayed;
+        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, first_event_deadline: begins_by } =
+            *backend;
         lease.note_progress(0);
         lease.note_answered(true, true);
         self.incoming = response.into_body();
@@ -106,13 +108,13 @@ impl AnswerRelay {
         self.events = self.terms.map(|terms| EventSplitter::new(terms.limit));
         self.meter = self.tail_bytes.map(AnswerMeter::new);
         self.voice = voice.map(Box::new);
-        (self.waiting, self.timer, self.begins_by) = (None, None, begins_by);
+        (self.waiting_since, self.timer, self.begins_by) = (None, None, begins_by);
         // If this backend dies, too, the request may be moved again: the first one was only a canary.
-        if let Some((search, message)) = self.spare.take().zip(kept) {
+        if let Some((search, message)) = self.spare_search.take().zip(kept) {
             self.again = Some(Box::new(RepeatableRequest { search: *search, message }));
-            self.heard = self
+            self.transcript = self
                 .terms
-                .and_then(|terms| terms.continues)
+                .and_then(|terms| terms.continuation)
                 .map(|continues| Box::new(continues.transcript()));
         }
         self.begin();

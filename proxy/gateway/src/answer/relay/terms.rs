@@ -25,11 +25,11 @@ pub(crate) struct EventTerms {
     /// Bytes held of an incomplete event.
     pub(crate) limit: usize,
     /// Longest time without data from the backend.
-    pub(crate) silence: Duration,
+    pub(crate) max_silence: Duration,
     /// Interval of keep-alives while another backend is looked for.
-    pub(crate) comment: Duration,
+    pub(crate) comment_interval: Duration,
     /// Terms of a continuation by another backend; `None` if there is none.
-    pub(crate) continues: Option<ContinuationTerms>,
+    pub(crate) continuation: Option<ContinuationTerms>,
 }
 
 /// Terms under which another backend can continue a generated stream.
@@ -37,14 +37,14 @@ pub(crate) struct EventTerms {
 pub(crate) struct ContinuationTerms {
     pub(crate) kind: AnswerFormat,
     /// Bytes of the stream that are kept, at most.
-    pub(crate) most: usize,
+    pub(crate) max_bytes: usize,
     /// The generated text is inserted into the middle of another text.
     pub(crate) fills_in: bool,
 }
 
 impl ContinuationTerms {
     pub(super) fn transcript(self) -> AnswerTranscript {
-        let heard = AnswerTranscript::of(self.kind, self.most);
-        if self.fills_in { heard.not_plain("what it fills in has text behind it") } else { heard }
+        let heard = AnswerTranscript::for_stream(self.kind, self.max_bytes);
+        if self.fills_in { heard.marked_not_plain("what it fills in has text behind it") } else { heard }
     }
 }

@@ -88,7 +88,7 @@ pub(crate) struct JsonIndex {
 
 impl JsonIndex {
     /// Indexes a body.
-    pub(crate) fn of<'a>(
+    pub(crate) fn from_pieces<'a>(
         pieces: impl IntoIterator<Item = &'a Bytes>,
         wanted: &[&str],
     ) -> Result<Self, UnreadableBody> {

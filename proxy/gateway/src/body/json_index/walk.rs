@@ -19,7 +19,7 @@ enum WalkState {
     Text,
     Word,
     /// After the end.
-    Over,
+    Ended,
 }
 
 pub(super) struct JsonWalk<'w> {
@@ -92,7 +92,7 @@ impl<'w> JsonWalk<'w> {
                     at
                 }
                 WalkState::Word => self.word(piece, at),
-                WalkState::Over => piece.len(),
+                WalkState::Ended => piece.len(),
             };
         }
         self.before += piece.len() as u64;
@@ -110,7 +110,7 @@ impl<'w> JsonWalk<'w> {
             matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | b',' | b']' | b'}' | b':' | b'"' | b'[' | b'{')
         };
         let end = rest.iter().position(ends).unwrap_or(rest.len());
-        self.raw.keep(&rest[..end]);
+        self.raw.append(&rest[..end]);
         if end < rest.len() {
             self.lex = WalkState::Between;
             self.end_word(self.before + (at + end) as u64);
@@ -140,7 +140,7 @@ impl<'w> JsonWalk<'w> {
         if self.closed {
             if byte == 0 {
                 // llama-server's parser takes it for the end of the input.
-                self.lex = WalkState::Over;
+                self.lex = WalkState::Ended;
             } else {
                 self.fault = Some(UnreadableBody::NotObject);
             }

@@ -97,7 +97,7 @@ fn a_driver_without_the_function_says_so_and_totals_are_there_all_the_same() {
 #[test]
 fn whoever_looks_again_gets_the_library_that_is_open() {
     let machine = Machine::new().nvml(H200, &[]);
-    let open = || std::ptr::from_ref(nvidia::opened(&machine.libraries[0]).unwrap());
+    let open = || std::ptr::from_ref(nvidia::open_library(&machine.libraries[0]).unwrap());
     assert_eq!((open(), machine.open().devices().len(), machine.open().devices().len()), (open(), 1, 1));
 }
 

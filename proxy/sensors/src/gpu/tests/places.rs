@@ -15,7 +15,7 @@ fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> GroupVra
     let gpus = machine.open();
     let baseline = gpus.read().baseline();
     machine.script(after);
-    gpus.read().of_child(100, &[], Some((&baseline, alone)))
+    gpus.read().child_vram(100, &[], Some((&baseline, alone)))
 }
 
 fn doubt(found: &GroupVram) -> EstimateDoubt {

@@ -27,7 +27,7 @@ enum QueueAnswer {
 enum LeaseTurn {
     First,
     /// The generation of its first lease died with its work.
-    Again,
+    Repeated,
 }
 
 /// Time limit for waiting.
@@ -36,13 +36,13 @@ struct WaitLimit {
     since: Instant,
     wait: Duration,
     /// Total paused time of the clock when the request came.
-    stood: Duration,
+    paused: Duration,
 }
 
 impl WaitLimit {
     /// End of the time limit, if the clock is not paused any longer; `None` if it has passed.
-    fn ends(self, stood: Duration, now: Instant) -> Option<Instant> {
-        let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.stood)));
+    fn ends_at(self, stood: Duration, now: Instant) -> Option<Instant> {
+        let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.paused)));
         (end > now).then_some(end)
     }
 }
@@ -74,7 +74,7 @@ impl QueuePlace<'_> {
             drop(channel);
             return PlaceState::InQueue;
         }
-        let Some(short) = state.admit.leave(self.ticket) else { return PlaceState::Gone };
+        let Some(short) = state.admit.remove_waiting(self.ticket) else { return PlaceState::Gone };
         // Release slots that were held for it.
         let mut outbox = QueueOutbox::default();
         self.leases.settle(&mut state, Vec::new(), &mut outbox);
@@ -98,7 +98,7 @@ impl LeaseQueue {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, LeaseDenied> {
-        self.wait_for(kind, tokens, LeaseTurn::First).await
+        self.wait_for_lease(kind, tokens, LeaseTurn::First).await
     }
 
     /// Waits for another lease after a generation has died. A full queue does not refuse it.
@@ -107,7 +107,7 @@ impl LeaseQueue {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, LeaseDenied> {
-        self.wait_for(kind, tokens, LeaseTurn::Again).await
+        self.wait_for_lease(kind, tokens, LeaseTurn::Repeated).await
     }
 
     /// Lease that is available at once, or `None`. A failure is not counted as a request.
@@ -124,9 +124,9 @@ impl LeaseQueue {
             }
             LeaseAnswer::Full { .. } => return None,
         };
-        let tokens = tokens.filter(|_| self.asks.load(Ordering::Relaxed));
+        let tokens = tokens.filter(|_| self.checks_prompts.load(Ordering::Relaxed));
         let fits = tokens.is_none_or(|tokens| {
-            let judged = state.admit.judge(&state.dispatch, generation, tokens, true);
+            let judged = state.admit.judge_prompt(&state.dispatch, generation, tokens, true);
             judged.action().is_none() || !state.admit.holds_prompts()
         });
         if !fits {
@@ -161,14 +161,14 @@ impl LeaseQueue {
         }
     }
 
-    async fn wait_for(
+    async fn wait_for_lease(
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
         turn: LeaseTurn,
     ) -> Result<Lease, LeaseDenied> {
         let asked = Instant::now();
-        let (ticket, mut answer, limit) = match self.ask(kind, tokens, turn, asked)? {
+        let (ticket, mut answer, limit) = match self.request_lease(kind, tokens, turn, asked)? {
             QueueAnswer::Granted(lease) => return Ok(lease),
             QueueAnswer::Queued { ticket, answer, limit } => (ticket, answer, limit),
         };
@@ -179,8 +179,8 @@ impl LeaseQueue {
                 return answer.unwrap_or(Err(LeaseDenied::ShuttingDown));
             }
             let now = Instant::now();
-            let stood = lock(&self.state).stood();
-            match limit.ends(stood, now) {
+            let stood = lock(&self.state).paused_total();
+            match limit.ends_at(stood, now) {
                 Some(end) => until = end.max(clock::after(now, PAUSED_POLL_INTERVAL)),
                 None => break,
             }
@@ -193,7 +193,7 @@ impl LeaseQueue {
         }
     }
 
-    fn ask(
+    fn request_lease(
         self: &Arc<Self>,
         kind: LeaseKind,
         tokens: Option<u64>,
@@ -216,7 +216,7 @@ impl LeaseQueue {
         }
         let answer = match turn {
             LeaseTurn::First => state.dispatch.request(kind),
-            LeaseTurn::Again => state.dispatch.request_again(kind),
+            LeaseTurn::Repeated => state.dispatch.request_again(kind),
         };
         let answer = match answer {
             // Requests that wait for room keep their places: a new request does not push them out.
@@ -228,7 +228,7 @@ impl LeaseQueue {
         };
         match answer {
             LeaseAnswer::Granted(generation) => {
-                if let Some(tokens) = tokens.filter(|_| self.asks.load(Ordering::Relaxed)) {
+                if let Some(tokens) = tokens.filter(|_| self.checks_prompts.load(Ordering::Relaxed)) {
                     return self.admit_granted(state, generation, kind, tokens, now);
                 }
                 let cell = state.occupy_slot(generation, kind);
@@ -243,7 +243,7 @@ impl LeaseQueue {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens });
                 state.queued += 1;
-                let limit = WaitLimit { since: now, wait: state.wait, stood: state.stood() };
+                let limit = WaitLimit { since: now, wait: state.wait, paused: state.paused_total() };
                 drop(state);
                 if !open {
                     self.wake.notify_one();
@@ -255,7 +255,7 @@ impl LeaseQueue {
                 let first = !std::mem::replace(&mut state.full_told, true);
                 drop(state);
                 if first {
-                    self.journal.tell(Some(&self.name), None, EventKind::QueueFull { waiting });
+                    self.journal.record(Some(&self.name), None, EventKind::QueueFull { waiting });
                 }
                 Err(LeaseDenied::QueueFull { waiting, depth })
             }
@@ -274,7 +274,7 @@ impl LeaseQueue {
         let (sender, mut answer) = oneshot::channel();
         let ticket = state.dispatch.issue_ticket();
         state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens: Some(tokens) });
-        let limit = WaitLimit { since: now, wait: state.wait, stood: state.stood() };
+        let limit = WaitLimit { since: now, wait: state.wait, paused: state.paused_total() };
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, vec![LeaseGrant { ticket, generation, kind }], &mut outbox);
         drop(state);
@@ -287,11 +287,11 @@ impl LeaseQueue {
     }
 
     /// Checks if a prompt of this size would fit now. Costs one load if admission is off.
-    pub(crate) fn weigh(&self, size: PromptSize) -> PromptFit {
-        if !self.asks.load(Ordering::Relaxed) {
-            return PromptFit::Unasked;
+    pub(crate) fn weigh_prompt(&self, size: PromptSize) -> PromptFit {
+        if !self.checks_prompts.load(Ordering::Relaxed) {
+            return PromptFit::NotChecked;
         }
         let state = lock(&self.state);
-        state.admit.weigh(&state.dispatch, size)
+        state.admit.weigh_prompt(&state.dispatch, size)
     }
 }

@@ -26,16 +26,16 @@ pub struct NextProcess {
 
 impl NextProcess {
     /// Remaining time, if the start takes as long as the last one.
-    pub fn left(&self, now: Instant) -> Option<Duration> {
-        self.took.map(|took| self.rest(took, now))
+    pub fn time_left(&self, now: Instant) -> Option<Duration> {
+        self.took.map(|took| self.remaining(took, now))
     }
 
     /// Remaining time, if the start takes as long as the fastest one.
-    fn at_least(&self, now: Instant) -> Duration {
-        self.fastest.map_or(Duration::ZERO, |took| self.rest(took, now))
+    fn least_time_left(&self, now: Instant) -> Duration {
+        self.fastest.map_or(Duration::ZERO, |took| self.remaining(took, now))
     }
 
-    fn rest(&self, took: Duration, now: Instant) -> Duration {
+    fn remaining(&self, took: Duration, now: Instant) -> Duration {
         took.saturating_sub(self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)))
     }
 }
@@ -44,42 +44,43 @@ impl QueueState {
     /// Refuses a request that would wait in vain, because not even the fastest start would end in time. The
     /// client gets a time to retry at, and the model is loaded as if the request waited.
     pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
-        let least = self.coming.at_least(now);
+        let least = self.next_process.least_time_left(now);
         if least <= self.wait {
             return None;
         }
-        let left = self.coming.left(now).unwrap_or(least).max(least);
-        self.expects = Some(clock::after(now, left.saturating_add(self.wait)));
+        let left = self.next_process.time_left(now).unwrap_or(least).max(least);
+        self.retry_expected = Some(clock::after(now, left.saturating_add(self.wait)));
         Some(LeaseDenied::TooSlow { left, wait: self.wait })
     }
 
     /// True if a refused request got a time to retry at, and has not come back.
     pub(super) fn expects(&self) -> bool {
-        self.expects.is_some_and(|until| until > Instant::now())
+        self.retry_expected.is_some_and(|until| until > Instant::now())
     }
 }
 
 impl LeaseQueue {
     /// Sets the expectation.
     pub(crate) fn set_next_process(&self, coming: NextProcess) {
-        lock(&self.state).coming = coming;
+        lock(&self.state).next_process = coming;
     }
 
     /// Expects no retries any more, because an operator has drained the model.
     pub(crate) fn expect_no_retries(&self) {
-        lock(&self.state).expects = None;
+        lock(&self.state).retry_expected = None;
     }
 
     /// True if a new request would be refused at once.
-    pub(crate) fn refuses(&self) -> bool {
+    pub(crate) fn refuses_requests(&self) -> bool {
         let state = lock(&self.state);
-        let is_shut = state.refusal.is_some() || state.coming.at_least(Instant::now()) > state.wait;
+        let is_shut =
+            state.refusal.is_some() || state.next_process.least_time_left(Instant::now()) > state.wait;
         !state.dispatch.any_open() && is_shut
     }
 
     /// The expectation; `None` while a process serves.
-    pub(crate) fn coming(self: &Arc<Self>) -> Option<NextProcess> {
+    pub(crate) fn next_process(self: &Arc<Self>) -> Option<NextProcess> {
         let state = lock(&self.state);
-        (!state.dispatch.any_open()).then_some(state.coming)
+        (!state.dispatch.any_open()).then_some(state.next_process)
     }
 }

@@ -8,20 +8,20 @@ use warden_policies::GenerationId;
 use warden_policies::dispatch::QueueTicket;
 
 use super::refusal::QueueRefusal;
-use super::{GenerationEntry, LeaseQueue, OpenedGate, QueueOutbox, QueueState, hand_over};
+use super::{GenerationEntry, LeaseQueue, OpenedGate, QueueOutbox, QueueState, send_answers};
 use crate::error::LeaseDenied;
 use crate::lease::cell::GenerationCell;
 use crate::sync::lock;
 
 impl LeaseQueue {
     /// Opens a generation for leases.
-    pub(crate) fn open(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
+    pub(crate) fn open_gate(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
         let mut state = lock(&self.state);
         let opened = OpenedGate { waiting: state.waiting(), gap: state.gap.take() };
         state.generations.entry(cell.id).or_insert_with(|| GenerationEntry {
             cell: Arc::clone(cell),
             idle_since: Some(Instant::now()),
-            looks: false,
+            task_will_look: false,
         });
         if state.refusal.as_ref().is_some_and(|refusal| !refusal.is_final()) {
             state.refusal = None;
@@ -35,7 +35,7 @@ impl LeaseQueue {
     }
 
     /// Closes a generation. Returns the number of leases that it holds.
-    pub(crate) fn close(self: &Arc<Self>, generation: GenerationId) -> u32 {
+    pub(crate) fn close_gate(self: &Arc<Self>, generation: GenerationId) -> u32 {
         let mut state = lock(&self.state);
         state.close(generation);
         let in_flight = state.dispatch.in_flight(generation);
@@ -55,7 +55,7 @@ impl LeaseQueue {
     }
 
     /// Closes a generation that refused a connection, and lets the task probe it.
-    pub(crate) fn doubt(self: &Arc<Self>, generation: GenerationId) {
+    pub(crate) fn doubt_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         if state.generations.contains_key(&generation) {
             state.close(generation);
@@ -71,21 +71,21 @@ impl LeaseQueue {
     }
 
     /// Removes a generation whose process is gone.
-    pub(crate) fn forget(self: &Arc<Self>, generation: GenerationId) {
+    pub(crate) fn remove_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.close(generation);
         state.dispatch.forget(generation);
         let entry = state.generations.remove(&generation);
         let rested = entry.as_ref().map(|entry| entry.idle_since.unwrap_or_else(Instant::now));
-        state.rested = rested.into_iter().chain(state.rested).max();
+        state.last_idle = rested.into_iter().chain(state.last_idle).max();
         self.judge_waiting(state);
-        self.moved.notify_waiters();
+        self.changes.notify_waiters();
         drop(entry);
     }
 
     /// Starts or stops refusing requests. Waiting requests that cannot be served are refused too; after a
     /// final refusal those with an open generation keep waiting.
-    pub(crate) fn refuse(&self, refusal: Option<QueueRefusal>) {
+    pub(crate) fn set_refusal(&self, refusal: Option<QueueRefusal>) {
         let mut state = lock(&self.state);
         if state.refusal.as_ref().is_some_and(QueueRefusal::is_final)
             && refusal.as_ref().is_none_or(|refusal| !refusal.is_final())
@@ -99,13 +99,13 @@ impl LeaseQueue {
             _ => Vec::new(),
         };
         drop(state);
-        hand_over(dismissed);
+        send_answers(dismissed);
     }
 
     /// Refuses all waiting requests.
-    pub(crate) fn dismiss(&self, denied: &LeaseDenied) {
+    pub(crate) fn refuse_waiting(&self, denied: &LeaseDenied) {
         let dismissed = lock(&self.state).dismiss(denied);
-        hand_over(dismissed);
+        send_answers(dismissed);
     }
 
     /// Refuses requests that have waited since `moment` or longer, unless a generation is open.
@@ -118,20 +118,20 @@ impl LeaseQueue {
         let meant: Vec<QueueTicket> = meant.map(|(ticket, _)| *ticket).collect();
         let mut dismissed = Vec::new();
         for ticket in meant {
-            let waits = state.dispatch.cancel(ticket) || state.admit.leave(ticket).is_some();
+            let waits = state.dispatch.cancel(ticket) || state.admit.remove_waiting(ticket).is_some();
             let waiter = state.waiters.remove(&ticket).filter(|_| waits);
             dismissed.extend(waiter.map(|waiter| (waiter.answer, Err(denied.clone()))));
         }
         state.full_told &= state.waiting() >= state.depth;
         drop(state);
-        hand_over(dismissed);
+        send_answers(dismissed);
     }
 
     /// Pauses or resumes the time limits of waiting requests, which exclude the drain and stop of a process.
-    pub(crate) fn stand(&self, stands: bool) {
+    pub(crate) fn pause_clock(&self, stands: bool) {
         let mut state = lock(&self.state);
-        state.stood = state.stood();
-        state.stands_since = stands.then(Instant::now);
+        state.paused = state.paused_total();
+        state.paused_since = stands.then(Instant::now);
     }
 
     /// Sets new limits of the queue.

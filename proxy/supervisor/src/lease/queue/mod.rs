@@ -56,16 +56,16 @@ pub(crate) struct LeaseQueue {
     /// Wakes the model's task: a request waits without an open generation, or a generation has become idle.
     pub(crate) wake: Notify,
     /// Prompts are checked; avoids the lock where admission is off.
-    asks: AtomicBool,
+    checks_prompts: AtomicBool,
     /// Settings that clients made in its processes.
     pub(crate) settings: ClientSettings,
     pub(crate) turns: ConversationStore,
     /// The model is a canary, a build that is tried next to a model's own.
     is_canary: AtomicBool,
     /// The quarantine knows some request; avoids the lock while it knows none.
-    knows: AtomicBool,
+    has_suspects: AtomicBool,
     /// Wakes requests that wait to be alone, or for the state of a generation.
-    moved: Notify,
+    changes: Notify,
     born: Instant,
     state: Mutex<QueueState>,
 }
@@ -76,7 +76,7 @@ pub(crate) struct PredecessorQueue {
     /// Requests waiting there, which get their leases there and have no place in our queue.
     waiting: usize,
     /// Total requests that had to wait there so far.
-    came: u64,
+    queued: u64,
     /// Generations that can still grant leases there.
     open: BTreeSet<GenerationId>,
     /// Waiting requests there that no process can help.
@@ -84,12 +84,12 @@ pub(crate) struct PredecessorQueue {
 }
 
 impl PredecessorQueue {
-    pub(crate) fn new(waiting: usize, came: u64, open: BTreeSet<GenerationId>) -> Self {
-        Self { waiting, came, open, hopeless: 0 }
+    pub(crate) fn new(waiting: usize, queued: u64, open: BTreeSet<GenerationId>) -> Self {
+        Self { waiting, queued, open, hopeless: 0 }
     }
 
     /// Requests that need a process.
-    fn needy(&self) -> usize {
+    fn needing_process(&self) -> usize {
         self.waiting.saturating_sub(self.hopeless)
     }
 }
@@ -113,7 +113,7 @@ struct QueueState {
     depth: usize,
     wait: Duration,
     waiters: QuickMap<QueueTicket, QueueWaiter>,
-    elsewhere: PredecessorQueue,
+    predecessor: PredecessorQueue,
     generations: QuickMap<GenerationId, GenerationEntry>,
     refusal: Option<QueueRefusal>,
     /// Requests so far.
@@ -121,17 +121,17 @@ struct QueueState {
     /// Requests that had to wait.
     queued: u64,
     /// When the last lease of a removed generation ended.
-    rested: Option<Instant>,
+    last_idle: Option<Instant>,
     /// Since when no generation has been open, after one was.
     gap: Option<Instant>,
     full_told: bool,
     /// Total paused time of the waiting requests' clock, and since when it is paused.
-    stood: Duration,
-    stands_since: Option<Instant>,
+    paused: Duration,
+    paused_since: Option<Instant>,
     /// Expectation for the next process, while none serves.
-    coming: NextProcess,
+    next_process: NextProcess,
     /// Time until which the retry of a refused request is expected.
-    expects: Option<Instant>,
+    retry_expected: Option<Instant>,
     /// Generations that refused a connection, closed until the task has probed them.
     doubted: Vec<GenerationId>,
 }
@@ -149,7 +149,7 @@ struct GenerationEntry {
     cell: Arc<GenerationCell>,
     idle_since: Option<Instant>,
     /// The task knows of an idle edge and will look again, so further edges need not wake it.
-    looks: bool,
+    task_will_look: bool,
 }
 
 /// State found when a generation was opened.
@@ -181,34 +181,34 @@ impl LeaseQueue {
             depth,
             wait,
             waiters: QuickMap::default(),
-            elsewhere: PredecessorQueue::default(),
+            predecessor: PredecessorQueue::default(),
             generations: QuickMap::default(),
             refusal: None,
             asked: 0,
             queued: 0,
-            rested: None,
+            last_idle: None,
             gap: None,
             full_told: false,
-            stood: Duration::ZERO,
-            stands_since: None,
-            coming: NextProcess::default(),
-            expects: None,
+            paused: Duration::ZERO,
+            paused_since: None,
+            next_process: NextProcess::default(),
+            retry_expected: None,
             doubted: Vec::new(),
         };
-        let (asks, knows, is_canary) =
+        let (checks_prompts, has_suspects, is_canary) =
             (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let (wake, moved, born) = (Notify::new(), Notify::new(), Instant::now());
+        let (wake, changes, born) = (Notify::new(), Notify::new(), Instant::now());
         let (settings, turns) = (ClientSettings::default(), ConversationStore::default());
         Self {
             name,
             journal,
             wake,
-            asks,
+            checks_prompts,
             settings,
             turns,
             is_canary,
-            knows,
-            moved,
+            has_suspects,
+            changes,
             born,
             state: Mutex::new(state),
         }
@@ -228,7 +228,7 @@ impl LeaseQueue {
 
     /// Sets mode and policy of admission.
     pub(crate) fn set_admission(self: &Arc<Self>, mode: AdmissionMode, policy: AdmissionPolicy) {
-        self.change_admission(|admit| admit.set(mode, policy));
+        self.change_admission(|admit| admit.set_policy(mode, policy));
     }
 
     /// Publishes memory figures: after each reading, and when a process becomes ready or ends.
@@ -239,7 +239,7 @@ impl LeaseQueue {
     fn change_admission(self: &Arc<Self>, change: impl FnOnce(&mut PromptAdmission)) {
         let mut state = lock(&self.state);
         change(&mut state.admit);
-        self.asks.store(state.admit.asks(), Ordering::Relaxed);
+        self.checks_prompts.store(state.admit.checks_prompts(), Ordering::Relaxed);
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
@@ -258,7 +258,7 @@ impl LeaseQueue {
 
     /// Records a setting made in another instance that was too large to be kept there.
     pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
-        self.settings.lose(generation, path);
+        self.settings.note_too_large(generation, path);
         self.log_lost_setting(generation, path);
     }
 
@@ -267,12 +267,12 @@ impl LeaseQueue {
             "what was set by `POST {path}` is larger than {} and is set in no other process, nor again in the next one",
             ByteSize(settings::MAX_SETTING_BYTES)
         );
-        self.journal.tell(Some(&self.name), Some(generation), EventKind::SettingLost { message });
+        self.journal.record(Some(&self.name), Some(generation), EventKind::SettingLost { message });
     }
 
     /// Memory for which a waiting prompt needs a fresh process in place of this one.
     pub(crate) fn admission_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
-        lock(&self.state).admit.wish(generation)
+        lock(&self.state).admit.recycle_wish(generation)
     }
 
     fn make_lease(
@@ -291,20 +291,20 @@ impl LeaseQueue {
         self.settle(&mut state, grants, &mut outbox);
         outbox.wake |= kind != LeaseKind::Watch
             && state.dispatch.in_flight(generation) == 0
-            && state.idle(generation, kind);
+            && state.note_idle(generation, kind);
         let sought = state.dispatch.has_seekers(generation);
         drop(state);
         if sought {
-            self.moved.notify_waiters();
+            self.changes.notify_waiters();
         }
         self.deliver(outbox);
     }
 
     /// Marks an auxiliary lease as an endless event stream, for which nothing waits.
-    pub(crate) fn watches(self: &Arc<Self>, generation: GenerationId) {
+    pub(crate) fn mark_endless(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
-        state.dispatch.watches(generation);
-        let wake = state.dispatch.in_flight(generation) == 0 && state.idle(generation, LeaseKind::Aux);
+        state.dispatch.convert_to_watch(generation);
+        let wake = state.dispatch.in_flight(generation) == 0 && state.note_idle(generation, LeaseKind::Aux);
         drop(state);
         self.deliver(QueueOutbox { wake, ..QueueOutbox::default() });
     }
@@ -314,7 +314,7 @@ impl LeaseQueue {
     pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
         let mut state = lock(&self.state);
         let Some(entry) = state.generations.get_mut(&generation) else { return seen.is_none() };
-        entry.looks = returns;
+        entry.task_will_look = returns;
         entry.idle_since == seen
     }
 
@@ -326,9 +326,9 @@ impl LeaseQueue {
             while let Some(grant) = grants.pop_front() {
                 grants.extend(self.hand_out(state, &grant, outbox));
             }
-            let looked = state.admit.look(&mut state.dispatch);
-            outbox.wake |= looked.wished;
-            for (generation, action, short) in looked.told {
+            let looked = state.admit.judge_waiting(&mut state.dispatch);
+            outbox.wake |= looked.wants_recycle;
+            for (generation, action, short) in looked.changed_actions {
                 let action = action.to_owned();
                 outbox.events.push((generation, EventKind::PromptTooLarge { action, short }));
             }
@@ -365,9 +365,9 @@ impl LeaseQueue {
     ) -> Vec<LeaseGrant> {
         let LeaseGrant { ticket, generation, kind } = *grant;
         let Some(waiter) = state.waiters.get(&ticket) else { return Vec::new() };
-        let tokens = waiter.tokens.filter(|_| self.asks.load(Ordering::Relaxed));
+        let tokens = waiter.tokens.filter(|_| self.checks_prompts.load(Ordering::Relaxed));
         let judged = tokens.map_or(AdmissionDecision::Fits, |tokens| {
-            state.admit.judge(&state.dispatch, generation, tokens, true)
+            state.admit.judge_prompt(&state.dispatch, generation, tokens, true)
         });
         if let Some((action, short)) = judged.action() {
             let enforced = state.admit.holds_prompts();
@@ -381,7 +381,7 @@ impl LeaseQueue {
                     let waiter = state.waiters.remove(&ticket);
                     outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(full))));
                 } else {
-                    state.admit.wait(ticket, kind, action, *short);
+                    state.admit.add_waiting(ticket, kind, action, *short);
                 }
                 return state.dispatch.release(generation, kind);
             }
@@ -400,36 +400,36 @@ impl LeaseQueue {
             self.wake.notify_one();
         }
         for (generation, kind) in outbox.events {
-            self.journal.tell(Some(&self.name), Some(generation), kind);
+            self.journal.record(Some(&self.name), Some(generation), kind);
         }
-        hand_over(outbox.answers);
+        send_answers(outbox.answers);
     }
 
     /// All waiting requests: for a slot, for room, or in the previous instance.
     pub(crate) fn waiting(&self) -> usize {
         let state = lock(&self.state);
-        state.waiting() + state.elsewhere.waiting
+        state.waiting() + state.predecessor.waiting
     }
 
     /// All requests that had to wait so far, here or in the previous instance.
-    pub(crate) fn came(&self) -> u64 {
+    pub(crate) fn queued_total(&self) -> u64 {
         let state = lock(&self.state);
-        state.queued + state.elsewhere.came
+        state.queued + state.predecessor.queued
     }
 
     /// Records the queue of the previous instance. That instance starts no process, and reports with a
     /// delay of some milliseconds.
     pub(crate) fn set_predecessor(&self, elsewhere: PredecessorQueue) {
         let mut state = lock(&self.state);
-        let known = &state.elsewhere;
+        let known = &state.predecessor;
         // A request that comes at the moment when another one leaves is new, too.
-        let instead = elsewhere.waiting > 0 && elsewhere.came > known.came;
+        let instead = elsewhere.waiting > 0 && elsewhere.queued > known.queued;
         let comes = elsewhere.waiting > known.waiting || instead;
         let closed = !known.open.is_subset(&elsewhere.open);
         // A new request is a reason to try again.
         let hopeless = if comes { 0 } else { known.hopeless.min(elsewhere.waiting) };
-        let came = elsewhere.came.max(known.came);
-        state.elsewhere = PredecessorQueue { came, hopeless, ..elsewhere };
+        let came = elsewhere.queued.max(known.queued);
+        state.predecessor = PredecessorQueue { queued: came, hopeless, ..elsewhere };
         drop(state);
         if comes || closed {
             self.wake.notify_one();
@@ -439,19 +439,19 @@ impl LeaseQueue {
     /// Marks the requests waiting there now as hopeless, so that they cause no start.
     pub(crate) fn give_up_predecessor(&self) {
         let mut state = lock(&self.state);
-        state.elsewhere.hopeless = state.elsewhere.waiting;
+        state.predecessor.hopeless = state.predecessor.waiting;
     }
 
     /// True if a generation holds no lease, and the previous instance can grant none.
     pub(crate) fn is_unused(&self, generation: GenerationId) -> bool {
         let state = lock(&self.state);
-        state.dispatch.in_flight(generation) == 0 && !state.elsewhere.open.contains(&generation)
+        state.dispatch.in_flight(generation) == 0 && !state.predecessor.open.contains(&generation)
     }
 
     /// Reason to refuse requests that wait in the previous instance: the same as for our own.
     pub(crate) fn predecessor_refusal(&self) -> Option<LeaseDenied> {
         let state = lock(&self.state);
-        let refused = state.elsewhere.waiting > 0 && !state.dispatch.any_open();
+        let refused = state.predecessor.waiting > 0 && !state.dispatch.any_open();
         let refusal = state.refusal.as_ref().filter(|refusal| refused && !refusal.is_final());
         refusal.map(QueueRefusal::denied)
     }
@@ -468,7 +468,8 @@ impl LeaseQueue {
     /// True if a request waits, or is expected back, and no generation is open.
     pub(crate) fn needs_process(&self) -> bool {
         let state = lock(&self.state);
-        (state.waiting() + state.elsewhere.needy() > 0 || state.expects()) && !state.dispatch.any_open()
+        (state.waiting() + state.predecessor.needing_process() > 0 || state.expects())
+            && !state.dispatch.any_open()
     }
 
     /// True if no request waits and no lease is held.
@@ -482,18 +483,18 @@ impl LeaseQueue {
     }
 
     /// State of the model for the loader.
-    pub(crate) fn seen(&self) -> ModelActivity {
+    pub(crate) fn loader_view(&self) -> ModelActivity {
         let state = lock(&self.state);
-        let waiting = state.waiting() + state.elsewhere.needy();
+        let waiting = state.waiting() + state.predecessor.needing_process();
         let in_flight = state.dispatch.in_flight_total();
         let rests = waiting == 0 && in_flight == 0;
         let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
-        let since = since.into_iter().chain(state.rested).max().unwrap_or(self.born);
+        let since = since.into_iter().chain(state.last_idle).max().unwrap_or(self.born);
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
         // An expected retry counts like a waiting request.
         let waiting = waiting.max(usize::from(state.expects()));
-        let conversations = self.turns.cost();
-        ModelActivity { asked: state.asked, waiting, in_flight, idle_for, conversations }
+        let conversations = self.turns.evaluation_cost();
+        ModelActivity { requests: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
     /// Since when the generation holds no lease; `None` while it holds one, or if it was never opened.
@@ -502,19 +503,19 @@ impl LeaseQueue {
     }
 
     /// Requests and work of each living generation that was opened.
-    pub(crate) fn counts(&self) -> Vec<GenerationCounts> {
+    pub(crate) fn generation_counts(&self) -> Vec<GenerationCounts> {
         let state = lock(&self.state);
         let count = |(id, entry): (&GenerationId, &GenerationEntry)| GenerationCounts {
             generation: *id,
             in_flight: state.dispatch.in_flight(*id),
             work: entry.cell.work(),
-            open: state.dispatch.is_open(*id) || state.elsewhere.open.contains(id),
+            open: state.dispatch.is_open(*id) || state.predecessor.open.contains(id),
         };
         state.generations.iter().map(count).collect()
     }
 
     /// Number of slots of a generation.
-    pub(crate) fn limit(&self, generation: GenerationId) -> Option<u32> {
+    pub(crate) fn slot_limit(&self, generation: GenerationId) -> Option<u32> {
         lock(&self.state).dispatch.limit(generation)
     }
 
@@ -541,7 +542,7 @@ impl QueueState {
         let entry = self.generations.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
             // The expected request has come back, or another one was served.
-            self.expects = None;
+            self.retry_expected = None;
         }
         if !matches!(kind, LeaseKind::Read | LeaseKind::Watch) {
             entry.idle_since = None;
@@ -550,20 +551,20 @@ impl QueueState {
     }
 
     /// Total paused time of the waiting requests' clock.
-    fn stood(&self) -> Duration {
-        self.stood + self.stands_since.map(|since| since.elapsed()).unwrap_or_default()
+    fn paused_total(&self) -> Duration {
+        self.paused + self.paused_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
     /// Handles a generation that has become idle with the end of this lease. Returns true if the task has
     /// to be woken, because it waits for this or would not look by itself.
-    fn idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
+    fn note_idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
         let Some(entry) = self.generations.get_mut(&generation) else { return true };
         if last == LeaseKind::Read && entry.idle_since.is_some() {
             return awaited;
         }
         entry.idle_since = Some(Instant::now());
-        awaited || !std::mem::replace(&mut entry.looks, true)
+        awaited || !std::mem::replace(&mut entry.task_will_look, true)
     }
 
     fn close(&mut self, generation: GenerationId) {
@@ -576,8 +577,8 @@ impl QueueState {
 
     fn dismiss(&mut self, denied: &LeaseDenied) -> LeaseAnswers {
         let mut tickets = self.dispatch.dismiss();
-        tickets.extend(self.admit.dismiss());
-        self.expects = None;
+        tickets.extend(self.admit.remove_all());
+        self.retry_expected = None;
         self.full_told = false;
         let waiters = tickets.iter().filter_map(|ticket| self.waiters.remove(ticket));
         waiters.map(|waiter| (waiter.answer, Err(denied.clone()))).collect()
@@ -585,7 +586,7 @@ impl QueueState {
 }
 
 /// Sends the answers. A request that has left gives its lease back by the drop.
-fn hand_over(answers: LeaseAnswers) {
+fn send_answers(answers: LeaseAnswers) {
     for (sender, answer) in answers {
         drop(sender.send(answer));
     }

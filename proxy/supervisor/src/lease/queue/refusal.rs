@@ -14,7 +14,7 @@ pub(crate) enum QueueRefusal {
     /// The start needs a change; without one the next attempt is at this time.
     Failed(BackendFailure, Instant),
     /// The remote endpoint does not answer; the next probe is at this time.
-    Silent(BackendFailure, Instant),
+    EndpointSilent(BackendFailure, Instant),
     /// No new requests, even if a generation is open.
     ShuttingDown,
     /// No new requests, even if a generation is open.
@@ -35,7 +35,7 @@ impl QueueRefusal {
         match self {
             Self::StartFailed(failure, at) => LeaseDenied::StartFailed(failure.clone(), Some(left(at))),
             Self::Failed(failure, at) => LeaseDenied::Failed(failure.clone(), left(at)),
-            Self::Silent(failure, at) => LeaseDenied::Silent(failure.clone(), left(at)),
+            Self::EndpointSilent(failure, at) => LeaseDenied::Silent(failure.clone(), left(at)),
             Self::ShuttingDown => LeaseDenied::ShuttingDown,
             Self::Removed => LeaseDenied::Removed,
         }

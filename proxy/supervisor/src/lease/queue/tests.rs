@@ -53,7 +53,7 @@ async fn waits(
 async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
     let leases = leases(4);
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
     assert_eq!((lease.generation(), leases.in_flight(cell.id)), (GenerationId(1), 1));
     assert_eq!(leases.idle_since(cell.id), None);
@@ -67,7 +67,7 @@ async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
 async fn a_look_is_no_use_but_a_drain_waits_for_it() {
     let leases = leases(4);
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     drop(leases.lease(LeaseKind::Slot, None).await.unwrap());
     let rested = leases.idle_since(cell.id).unwrap();
     let look = || leases.lease_now(LeaseKind::Read, None).unwrap();
@@ -75,7 +75,7 @@ async fn a_look_is_no_use_but_a_drain_waits_for_it() {
     let looks = look();
     assert_eq!((leases.in_flight(cell.id), leases.idle_since(cell.id)), (1, Some(rested)));
     drop(looks);
-    assert_eq!((leases.idle_since(cell.id), leases.seen().idle_for), (Some(rested), WAIT));
+    assert_eq!((leases.idle_since(cell.id), leases.loader_view().idle_for), (Some(rested), WAIT));
     // A request that ends meanwhile counts as use.
     let (looks, runs) = (look(), leases.lease(LeaseKind::Slot, None).await.unwrap());
     drop(runs);
@@ -84,7 +84,7 @@ async fn a_look_is_no_use_but_a_drain_waits_for_it() {
     assert_eq!(leases.idle_since(cell.id), Some(Instant::now()));
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     let looks = look();
-    leases.close(cell.id);
+    leases.close_gate(cell.id);
     assert!(leases.lease_now(LeaseKind::Read, None).is_none(), "nothing is open, and nobody waits");
     assert_eq!(leases.waiting(), 0);
     drop(looks);
@@ -95,7 +95,7 @@ async fn a_look_is_no_use_but_a_drain_waits_for_it() {
 async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_looked() {
     let leases = leases(4);
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     let cycle = || async { drop(leases.lease(LeaseKind::Slot, None).await.unwrap()) };
     let woken =
         || async { tokio::time::timeout(Duration::from_millis(20), leases.wake.notified()).await.is_ok() };
@@ -114,7 +114,7 @@ async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_loo
     assert!(woken().await, "it does not come back by itself");
     // A waiter for the last request is woken at once.
     let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
-    leases.close(cell.id);
+    leases.close_gate(cell.id);
     drop(lease);
     assert!(woken().await);
 }
@@ -125,7 +125,7 @@ async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
     let waiting = queued(&leases, LeaseKind::Slot).await;
     assert!(leases.needs_process());
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
-    let opened = leases.open(&cell(1), 1);
+    let opened = leases.open_gate(&cell(1), 1);
     assert_eq!((opened.waiting, opened.gap), (1, None));
     assert!(waiting.await.unwrap().is_ok());
 }
@@ -147,23 +147,23 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, LeaseDenied::TooSlow { left: 3 * wait, wait });
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
-    assert!(leases.needs_process() && leases.seen().waiting == 1 && leases.waiting() == 0);
+    assert!(leases.needs_process() && leases.loader_view().waiting == 1 && leases.waiting() == 0);
     // During the start less time remains, so the fastest start would be in time.
     leases.set_next_process(NextProcess { since: now.checked_sub(wait), ..slow });
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     drop(waiting.await.unwrap().unwrap());
-    assert_eq!(leases.seen().waiting, 0, "whoever was expected has been served");
+    assert_eq!(leases.loader_view().waiting, 0, "whoever was expected has been served");
     // A repeated request is not refused for that.
-    leases.close(cell.id);
+    leases.close_gate(cell.id);
     leases.set_next_process(slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
     assert!(matches!(again, LeaseDenied::Deadline { .. }), "{again:?}");
     let _told = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-    assert!(leases.needs_process() && leases.refuses());
+    assert!(leases.needs_process() && leases.refuses_requests());
     tokio::time::sleep(4 * wait).await;
-    assert!(!leases.needs_process() && leases.seen().waiting == 0, "nobody is expected for ever");
+    assert!(!leases.needs_process() && leases.loader_view().waiting == 0, "nobody is expected for ever");
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
         assert_eq!(denied, LeaseDenied::QueueFull { waiting: 1, depth: 1 });
     }
     assert_eq!(leases.journal.tail().events.len(), 1);
-    leases.dismiss(&LeaseDenied::Removed);
+    leases.refuse_waiting(&LeaseDenied::Removed);
     assert_eq!(waiting.await.unwrap().unwrap_err(), LeaseDenied::Removed);
 }
 
@@ -188,7 +188,7 @@ async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arriva
     let again = waits(&leases, async move { ours.lease_again(LeaseKind::Slot, None).await }).await;
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, LeaseDenied::QueueFull { waiting: 2, depth: 1 });
-    leases.open(&cell(1), 1);
+    leases.open_gate(&cell(1), 1);
     let first = first.await.unwrap().unwrap();
     assert!(!again.is_finished(), "it overtakes nobody");
     drop(first);
@@ -213,7 +213,7 @@ async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
     let next = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     // Granted, but not received yet.
     assert_eq!(leases.in_flight(cell.id), 1);
     drop(leaving);
@@ -227,7 +227,7 @@ async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
 async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
     let leases = leases(4);
     let cell = cell(1);
-    leases.open(&cell, 2);
+    leases.open_gate(&cell, 2);
     let (one, two) = (
         leases.lease(LeaseKind::Slot, None).await.unwrap(),
         leases.lease(LeaseKind::Slot, None).await.unwrap(),
@@ -241,7 +241,7 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
         ..ExchangeOutcome::default()
     };
     one.note_outcome(&failed);
-    assert_eq!((cell.pulses.moves(), cell.compute_errors(), cell.largest_prompt()), (5, 1, 40));
+    assert_eq!((cell.pulses.progress_count(), cell.compute_errors(), cell.largest_prompt()), (5, 1, 40));
     two.note_outcome(&ExchangeOutcome {
         status: Some(200),
         decode: Some((8, 16.0)),
@@ -256,14 +256,14 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
 async fn a_lease_that_outlives_its_process_is_harmless() {
     let leases = leases(4);
     let (old, new) = (cell(1), cell(2));
-    leases.open(&old, 1);
+    leases.open_gate(&old, 1);
     let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
     assert_eq!(*lease.attachment(|| 7_u32), 7);
     assert_eq!(*lease.attachment(|| 8_u32), 7, "one per generation");
-    leases.forget(old.id);
+    leases.remove_generation(old.id);
     old.revoke();
-    lease.revoked().await;
-    leases.open(&new, 1);
+    lease.until_revoked().await;
+    leases.open_gate(&new, 1);
     drop(lease);
     assert_eq!(leases.in_flight(new.id), 0);
     assert!(leases.lease(LeaseKind::Slot, None).await.is_ok());
@@ -273,14 +273,14 @@ async fn a_lease_that_outlives_its_process_is_harmless() {
 async fn the_gap_runs_from_the_last_close_to_the_next_open() {
     let leases = leases(4);
     let (one, two) = (cell(1), cell(2));
-    assert!(leases.open(&one, 1).gap.is_none());
-    assert!(leases.open(&two, 1).gap.is_none());
-    leases.close(one.id);
-    assert!(leases.open(&one, 1).gap.is_none(), "the other one was open");
-    leases.close(one.id);
-    leases.close(two.id);
+    assert!(leases.open_gate(&one, 1).gap.is_none());
+    assert!(leases.open_gate(&two, 1).gap.is_none());
+    leases.close_gate(one.id);
+    assert!(leases.open_gate(&one, 1).gap.is_none(), "the other one was open");
+    leases.close_gate(one.id);
+    leases.close_gate(two.id);
     tokio::time::advance(Duration::from_secs(3)).await;
-    let gap = leases.open(&two, 1).gap.unwrap();
+    let gap = leases.open_gate(&two, 1).gap.unwrap();
     assert_eq!(gap.elapsed(), Duration::from_secs(3));
 }
 
@@ -289,22 +289,22 @@ async fn a_failed_start_is_told_at_once_with_the_time_to_the_next_attempt() {
     let leases = leases(4);
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let again = Instant::now() + Duration::from_millis(1500);
-    leases.refuse(Some(QueueRefusal::StartFailed(failure(), again)));
+    leases.set_refusal(Some(QueueRefusal::StartFailed(failure(), again)));
     let expected = LeaseDenied::StartFailed(failure(), Some(Duration::from_secs(2)));
     assert_eq!(waiting.await.unwrap().unwrap_err(), expected);
     assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), expected);
-    leases.open(&cell(1), 1);
+    leases.open_gate(&cell(1), 1);
     assert!(leases.lease(LeaseKind::Slot, None).await.is_ok(), "what serves is not refused");
 }
 
 #[tokio::test]
 async fn the_end_lets_those_wait_on_who_can_still_be_served() {
     let leases = leases(4);
-    leases.open(&cell(1), 1);
+    leases.open_gate(&cell(1), 1);
     let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
     let waiting = queued(&leases, LeaseKind::Slot).await;
-    leases.refuse(Some(QueueRefusal::ShuttingDown));
-    leases.refuse(None);
+    leases.set_refusal(Some(QueueRefusal::ShuttingDown));
+    leases.set_refusal(None);
     assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), LeaseDenied::ShuttingDown);
     drop(lease);
     assert!(waiting.await.unwrap().is_ok());
@@ -334,17 +334,17 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
     while !callers.is_empty() {
         id += 1;
         let cell = cell(id);
-        leases.open(&cell, 3);
+        leases.open_gate(&cell, 3);
         tokio::task::yield_now().await;
-        leases.close(cell.id);
+        leases.close_gate(cell.id);
         if id % 7 == 0 {
             // The process died.
-            leases.forget(cell.id);
+            leases.remove_generation(cell.id);
         } else {
             while leases.in_flight(cell.id) > 0 {
                 tokio::task::yield_now().await;
             }
-            leases.forget(cell.id);
+            leases.remove_generation(cell.id);
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
@@ -359,13 +359,13 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
     assert!(!leases.needs_process());
     elsewhere(2, 2);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("somebody came");
-    assert!(leases.needs_process() && leases.waiting() == 2 && leases.seen().waiting == 2);
+    assert!(leases.needs_process() && leases.waiting() == 2 && leases.loader_view().waiting == 2);
     let _own = queued(&leases, LeaseKind::Slot).await;
     assert_eq!(leases.waiting(), 3, "the queue of one had room");
     // Hopeless requests cause no start until another one comes.
-    leases.dismiss(&LeaseDenied::NeverLoaded("too large".to_owned()));
+    leases.refuse_waiting(&LeaseDenied::NeverLoaded("too large".to_owned()));
     leases.give_up_predecessor();
-    assert!(!leases.needs_process() && leases.seen().waiting == 0);
+    assert!(!leases.needs_process() && leases.loader_view().waiting == 0);
     elsewhere(1, 2);
     assert!(!leases.needs_process(), "one of them has left");
     elsewhere(2, 3);
@@ -375,14 +375,14 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
     assert!(!leases.needs_process(), "they are the same");
     elsewhere(2, 4);
     assert!(
-        leases.needs_process() && leases.came() == 5,
+        leases.needs_process() && leases.queued_total() == 5,
         "one has come while another one left, and one of ours had to wait"
     );
     leases.give_up_predecessor();
     elsewhere(1, 0);
     assert!(!leases.needs_process(), "it does not say how many came");
     elsewhere(0, 0);
-    assert!(!leases.needs_process() && leases.seen().idle_for < WAIT);
+    assert!(!leases.needs_process() && leases.loader_view().idle_for < WAIT);
 }
 
 #[tokio::test]
@@ -398,7 +398,7 @@ async fn whoever_came_after_a_refusal_was_made_waits_on_and_so_do_all_where_some
     assert_eq!(early.await.unwrap().unwrap_err(), LeaseDenied::Removed);
     assert_eq!(leases.waiting(), 1);
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     let _served = late.await.unwrap().unwrap();
     let waits = queued(&leases, LeaseKind::Slot).await;
     leases.refuse_waiting_since(&LeaseDenied::Removed, Instant::now());
@@ -409,20 +409,20 @@ async fn whoever_came_after_a_refusal_was_made_waits_on_and_so_do_all_where_some
 async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_runs_there_counts() {
     let leases = leases(1);
     let cell = cell(1);
-    leases.open(&cell, 1);
+    leases.open_gate(&cell, 1);
     let elsewhere = |open: &[u64]| {
         leases.set_predecessor(PredecessorQueue::new(0, 0, open.iter().copied().map(GenerationId).collect()));
     };
     elsewhere(&[1, 2]);
     assert!(!leases.is_unused(cell.id), "it may be given to somebody there");
-    leases.close(cell.id);
-    let tally = leases.counts().remove(0);
+    leases.close_gate(cell.id);
+    let tally = leases.generation_counts().remove(0);
     assert!(tally.open && tally.in_flight == 0, "more may come: {tally:?}");
     let lease = leases.take_for_another(cell.id).expect("it counts, although nobody is let in here");
     assert_eq!(leases.in_flight(cell.id), 1);
     elsewhere(&[2]);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("whoever drains is woken");
-    assert!(!leases.is_unused(cell.id) && !leases.counts().remove(0).open, "its lease is held");
+    assert!(!leases.is_unused(cell.id) && !leases.generation_counts().remove(0).open, "its lease is held");
     drop(lease);
     assert_eq!(leases.in_flight(cell.id), 0);
     assert!(leases.is_unused(cell.id));

@@ -1,5 +1,5 @@
 //! Requests that may have killed their server: suspected, tried alone, or refused.
-//! [`warden_policies::quarantine`] decides; this module applies the decisions to leases and processes,
+//! [`warden_policies::quarantine_view`] decides; this module applies the decisions to leases and processes,
 //! under their lock.
 //!
 //! ```text
@@ -31,7 +31,7 @@ pub enum SolitudeResult {
     /// No other request runs in a slot of the generation, until the solitude ends.
     Granted,
     /// Other requests still ran when the time was over, so the request may run next to them.
-    InCompany,
+    Shared,
     /// The generation has ended or is being ended. Nothing was sent.
     Gone,
     /// The request is refused by now, for this long.
@@ -41,14 +41,14 @@ pub enum SolitudeResult {
 enum SolitudeStep {
     /// Wait for a change, or for this long.
     Wait(Option<Duration>),
-    Is(SolitudeResult),
+    Decided(SolitudeResult),
 }
 
 /// End of a process, as far as it concerns requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
     /// By itself, or by us after it had hung.
-    OfItself,
+    ByItself,
     /// Killed by the kernel for lack of memory.
     OutOfMemory,
     /// Stopped by us or another program.
@@ -61,43 +61,43 @@ impl LeaseQueue {
     }
 
     /// Updates the flag for known requests, and wakes those that wait for a result.
-    fn settled(&self, state: &QueueState) {
-        self.knows.store(!state.quarantine.is_empty(), Ordering::Relaxed);
-        self.moved.notify_waiters();
+    fn note_change(&self, state: &QueueState) {
+        self.has_suspects.store(!state.quarantine.is_empty(), Ordering::Relaxed);
+        self.changes.notify_waiters();
     }
 
     pub(crate) fn set_quarantine(&self, policy: QuarantinePolicy) {
         let mut state = lock(&self.state);
-        state.quarantine.set(policy);
-        self.settled(&state);
+        state.quarantine.set_policy(policy);
+        self.note_change(&state);
     }
 
     /// Standing of a request. Costs one load while no request is known.
-    pub(crate) fn standing(&self, request: RequestFingerprint) -> RequestStanding {
-        if !self.knows.load(Ordering::Relaxed) {
+    pub(crate) fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
+        if !self.has_suspects.load(Ordering::Relaxed) {
             return RequestStanding::Clear;
         }
         let mut state = lock(&self.state);
         let standing = state.quarantine.standing(request, self.now());
-        self.knows.store(!state.quarantine.is_empty(), Ordering::Relaxed);
+        self.has_suspects.store(!state.quarantine.is_empty(), Ordering::Relaxed);
         standing
     }
 
     /// Records that a request was refused by the quarantine.
     pub(crate) fn note_refusal(&self, request: RequestFingerprint) {
-        lock(&self.state).quarantine.note_refusal(request);
+        lock(&self.state).quarantine.count_refusal(request);
     }
 
     /// Records that a connection broke after the request was sent whole and before its answer was complete.
-    pub(crate) fn broke(&self, generation: GenerationId, request: RequestFingerprint) {
+    pub(crate) fn note_broken(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
-        let suspect = state.quarantine.broke(generation, request, self.now());
+        let suspect = state.quarantine.record_break(generation, request, self.now());
         if state.generations.contains_key(&generation) {
             // In the same step, so that an earlier answer to a probe is no sign of life after it.
             state.close(generation);
             state.doubted.push(generation);
         }
-        self.settled(&state);
+        self.note_change(&state);
         drop(state);
         self.wake.notify_one();
         if suspect {
@@ -106,36 +106,40 @@ impl LeaseQueue {
     }
 
     /// Same as [`Self::broke`] after the end of a generation, which may have been stopped.
-    pub(crate) fn lost(&self, generation: GenerationId, request: RequestFingerprint) {
+    pub(crate) fn note_lost(&self, generation: GenerationId, request: RequestFingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {
-            self.broke(generation, request);
+            self.note_broken(generation, request);
         }
     }
 
     /// Records that a client left after its request was sent whole and before the answer was complete.
-    pub(crate) fn left(&self, generation: GenerationId, request: RequestFingerprint) {
+    pub(crate) fn note_left(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
-        let suspect = state.quarantine.left(generation, request, self.now());
+        let suspect = state.quarantine.record_abandoned(generation, request, self.now());
         if suspect {
-            self.settled(&state);
+            self.note_change(&state);
             drop(state);
             self.log_suspects(generation, vec![request]);
         }
     }
 
     /// Records that a read-only lease begins or ends.
-    pub(crate) fn reads(&self, generation: GenerationId, begins: bool) {
-        lock(&self.state).dispatch.reads(generation, begins);
+    pub(crate) fn note_read_only(&self, generation: GenerationId, begins: bool) {
+        lock(&self.state).dispatch.count_reader(generation, begins);
     }
 
     fn log_suspects(&self, generation: GenerationId, fingerprints: Vec<RequestFingerprint>) {
-        self.journal.tell(Some(&self.name), Some(generation), EventKind::RequestsSuspected { fingerprints });
+        self.journal.record(
+            Some(&self.name),
+            Some(generation),
+            EventKind::RequestsSuspected { fingerprints },
+        );
     }
 
     /// Records that the generation answered a probe.
-    pub(crate) fn lives(&self, generation: GenerationId) {
-        if !self.knows.load(Ordering::Relaxed) {
+    pub(crate) fn note_alive(&self, generation: GenerationId) {
+        if !self.has_suspects.load(Ordering::Relaxed) {
             return;
         }
         let mut state = lock(&self.state);
@@ -143,12 +147,12 @@ impl LeaseQueue {
             // The probe may have been answered before the connection broke.
             return;
         }
-        state.quarantine.lives(generation);
-        self.settled(&state);
+        state.quarantine.record_alive(generation);
+        self.note_change(&state);
     }
 
     /// Records the end of the generation's process.
-    pub(crate) fn ended(&self, cell: &GenerationCell, ending: ProcessEnd) {
+    pub(crate) fn note_ended(&self, cell: &GenerationCell, ending: ProcessEnd) {
         let mut state = lock(&self.state);
         if !state.generations.contains_key(&cell.id) {
             return;
@@ -157,36 +161,36 @@ impl LeaseQueue {
         state.close(cell.id);
         let state = &mut *state;
         if ending == ProcessEnd::Stopped {
-            state.quarantine.stopped(cell.id);
-            return self.settled(state);
+            state.quarantine.record_stop(cell.id);
+            return self.note_change(state);
         }
         let death = ServerDeath {
-            others: state.dispatch.company(cell.id),
-            hung: cell.hung().unwrap_or_default(),
-            proves: ending == ProcessEnd::OfItself,
+            others: state.dispatch.other_leases(cell.id),
+            hung: cell.hung_for().unwrap_or_default(),
+            proves: ending == ProcessEnd::ByItself,
         };
-        let found = state.quarantine.died(cell.id, death, self.now());
+        let found = state.quarantine.record_death(cell.id, death, self.now());
         let refuse_for = state.quarantine.policy().refuse_for;
-        self.settled(state);
+        self.note_change(state);
         if !found.suspects.is_empty() {
             self.log_suspects(cell.id, found.suspects);
         }
         if let Some(fingerprint) = found.refused {
             let seconds = refuse_for.as_secs();
             let kind = EventKind::RequestQuarantined { fingerprint, seconds };
-            self.journal.tell(Some(&self.name), Some(cell.id), kind);
+            self.journal.record(Some(&self.name), Some(cell.id), kind);
         }
     }
 
     /// True if the generation died of a request that is refused from now on.
-    pub(crate) fn was_felled(&self, generation: GenerationId) -> bool {
-        lock(&self.state).quarantine.was_felled(generation)
+    pub(crate) fn was_killed_by_request(&self, generation: GenerationId) -> bool {
+        lock(&self.state).quarantine.was_killed_by_request(generation)
     }
 
     /// Resolves when the state of a generation with a broken connection is known.
     pub(crate) async fn until_settled(&self, generation: GenerationId) {
         loop {
-            let mut moved = std::pin::pin!(self.moved.notified());
+            let mut moved = std::pin::pin!(self.changes.notified());
             moved.as_mut().enable();
             if lock(&self.state).quarantine.is_settled(generation) {
                 return;
@@ -196,38 +200,38 @@ impl LeaseQueue {
     }
 
     /// Starts to seek solitude for a lease.
-    pub(crate) fn seek(&self, generation: GenerationId, kind: LeaseKind) {
-        lock(&self.state).dispatch.seek(generation, kind);
+    pub(crate) fn seek_solitude(&self, generation: GenerationId, kind: LeaseKind) {
+        lock(&self.state).dispatch.seek_alone(generation, kind);
     }
 
     /// Stops seeking solitude.
-    pub(crate) fn unseek(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
+    pub(crate) fn stop_seeking(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
-        let grants = state.dispatch.unseek(generation, kind);
+        let grants = state.dispatch.stop_seeking(generation, kind);
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         drop(state);
-        self.moved.notify_waiters();
+        self.changes.notify_waiters();
         self.deliver(outbox);
     }
 
     /// Ends the solitude of a lease.
-    pub(crate) fn join(self: &Arc<Self>, generation: GenerationId) {
+    pub(crate) fn end_solitude(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.quarantine.end_trial(generation);
-        let grants = state.dispatch.join(generation);
+        let grants = state.dispatch.end_alone(generation);
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         drop(state);
-        self.moved.notify_waiters();
+        self.changes.notify_waiters();
         self.deliver(outbox);
     }
 
     /// Clears a suspected request that was answered.
-    pub(crate) fn survived(&self, generation: GenerationId, request: RequestFingerprint) {
+    pub(crate) fn note_survival(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
-        state.quarantine.survived(generation, request);
-        self.settled(&state);
+        state.quarantine.record_survival(generation, request);
+        self.note_change(&state);
     }
 
     /// Waits until a lease that seeks solitude is alone.
@@ -239,26 +243,26 @@ impl LeaseQueue {
         since: Instant,
     ) -> SolitudeResult {
         loop {
-            let mut moved = std::pin::pin!(self.moved.notified());
+            let mut moved = std::pin::pin!(self.changes.notified());
             moved.as_mut().enable();
             let (tried, wait) = {
                 let mut state = lock(&self.state);
-                let wait = state.quarantine.patience(request);
-                (self.try_alone(&mut state, generation, kind, request), wait)
+                let wait = state.quarantine.alone_wait(request);
+                (self.try_solitude(&mut state, generation, kind, request), wait)
             };
             let look = match tried {
-                SolitudeStep::Is(alone) => return alone,
+                SolitudeStep::Decided(alone) => return alone,
                 SolitudeStep::Wait(look) => look,
             };
             let end = clock::after(since, wait);
             let until = look.map_or(end, |look| clock::after(Instant::now(), look).min(end));
             if tokio::time::timeout_at(until, moved).await.is_err() && Instant::now() >= end {
-                return SolitudeResult::InCompany;
+                return SolitudeResult::Shared;
             }
         }
     }
 
-    fn try_alone(
+    fn try_solitude(
         &self,
         state: &mut QueueState,
         generation: GenerationId,
@@ -266,7 +270,7 @@ impl LeaseQueue {
         request: RequestFingerprint,
     ) -> SolitudeStep {
         if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
-            return SolitudeStep::Is(SolitudeResult::Gone);
+            return SolitudeStep::Decided(SolitudeResult::Gone);
         }
         // A generation with broken connections is probably dead, and a request sent there would be blamed
         // wrongly.
@@ -274,27 +278,27 @@ impl LeaseQueue {
             return SolitudeStep::Wait(None);
         }
         // A request whose client left a moment ago may still run, and could kill the process too.
-        let lingers = state.quarantine.lingers(generation, request, self.now());
+        let lingers = state.quarantine.lingering_time(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
-            RequestStanding::Refused { left } => SolitudeStep::Is(SolitudeResult::Refused(left)),
+            RequestStanding::Refused { left } => SolitudeStep::Decided(SolitudeResult::Refused(left)),
             // Released meanwhile, so it may run like other requests.
-            RequestStanding::Clear => SolitudeStep::Is(SolitudeResult::InCompany),
+            RequestStanding::Clear => SolitudeStep::Decided(SolitudeResult::Shared),
             RequestStanding::Suspect if lingers.is_some() => SolitudeStep::Wait(lingers),
             RequestStanding::Suspect if state.dispatch.try_alone(generation, kind) => {
                 state.quarantine.begin_trial(generation, request);
-                SolitudeStep::Is(SolitudeResult::Granted)
+                SolitudeStep::Decided(SolitudeResult::Granted)
             }
             RequestStanding::Suspect => SolitudeStep::Wait(None),
         }
     }
 
     /// Time for which the request may be alone.
-    pub(crate) fn alone_for(&self, request: RequestFingerprint) -> Duration {
+    pub(crate) fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
         lock(&self.state).quarantine.alone_time(request)
     }
 
     /// View of the quarantine.
-    pub(crate) fn quarantine(&self) -> QuarantineView {
+    pub(crate) fn quarantine_view(&self) -> QuarantineView {
         let state = lock(&self.state);
         let (quarantined, refusals) = state.quarantine.counts();
         QuarantineView { requests: state.quarantine.list(self.now()), quarantined, refusals }
@@ -304,10 +308,10 @@ impl LeaseQueue {
     pub(crate) fn release_requests(&self, which: Option<&str>) -> usize {
         let mut state = lock(&self.state);
         let released = state.quarantine.release(which);
-        self.settled(&state);
+        self.note_change(&state);
         drop(state);
         if released > 0 {
-            self.journal.tell(Some(&self.name), None, EventKind::RequestsReleased { count: released });
+            self.journal.record(Some(&self.name), None, EventKind::RequestsReleased { count: released });
         }
         released
     }

@@ -24,10 +24,10 @@ impl SentRequest for Whole {
     fn bytes(&self) -> u64 {
         1
     }
-    fn media(&self) -> u64 {
+    fn media_count(&self) -> u64 {
         0
     }
-    fn print(&self) -> Option<RequestFingerprint> {
+    fn fingerprint(&self) -> Option<RequestFingerprint> {
         Some(self.0)
     }
 }
@@ -48,48 +48,48 @@ impl Ward {
         let endpoint = ListenAddress::Unix(PathBuf::from("/x.sock"));
         let cell =
             Arc::new(GenerationCell::new(GenerationId(self.generations), endpoint, ServerFacts::default()));
-        self.leases.open(&cell, 4);
+        self.leases.open_gate(&cell, 4);
         cell
     }
 
     async fn sent(&self, request: RequestFingerprint) -> Lease {
         let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
-        lease.note_asked(Arc::new(Whole(request)), true);
+        lease.note_sent(Arc::new(Whole(request)), true);
         lease
     }
 
     async fn reads(&self) -> Lease {
         let lease = self.leases.lease(LeaseKind::Aux, None).await.unwrap();
-        lease.reads();
+        lease.mark_read_only();
         lease
     }
 
     fn die(&self, cell: &GenerationCell) {
-        self.leases.ended(cell, ProcessEnd::OfItself);
-        self.leases.forget(cell.id);
+        self.leases.note_ended(cell, ProcessEnd::ByItself);
+        self.leases.remove_generation(cell.id);
     }
 
     /// Lets a process die with this request in flight.
     async fn suspecting(&mut self, request: RequestFingerprint) -> Arc<GenerationCell> {
         let cell = self.open();
         let lease = self.sent(request).await;
-        lease.broke(request);
+        lease.report_broken(request);
         drop(lease);
         self.die(&cell);
-        assert_eq!(self.leases.standing(request), RequestStanding::Suspect);
+        assert_eq!(self.leases.request_standing(request), RequestStanding::Suspect);
         self.open()
     }
 
     /// Waits to be alone, sends, and is then on trial.
     async fn tried(&self, request: RequestFingerprint) -> Lease {
         let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
-        assert_eq!(lease.alone(request).await, SolitudeResult::Granted);
-        lease.note_asked(Arc::new(Whole(request)), true);
+        assert_eq!(lease.wait_alone(request).await, SolitudeResult::Granted);
+        lease.note_sent(Arc::new(Whole(request)), true);
         lease
     }
 
     fn is_refused(&self, request: RequestFingerprint) -> bool {
-        matches!(self.leases.standing(request), RequestStanding::Refused { .. })
+        matches!(self.leases.request_standing(request), RequestStanding::Refused { .. })
     }
 }
 
@@ -106,7 +106,7 @@ async fn a_client_that_leaves_before_its_request_kills_the_server_hides_nothing(
     tokio::time::advance(Duration::from_secs(2)).await;
     ward.die(&cell);
     assert_eq!(
-        (ward.leases.standing(A), ward.leases.standing(B)),
+        (ward.leases.request_standing(A), ward.leases.request_standing(B)),
         (RequestStanding::Suspect, RequestStanding::Clear)
     );
     let cell = ward.open();
@@ -122,14 +122,14 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     let cell = ward.suspecting(A).await;
     let leaving = ward.sent(B).await;
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
-    let mut alone = Box::pin(lease.alone(A));
+    let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     drop(leaving);
     assert!(futures_util::poll!(alone.as_mut()).is_pending(), "the server may still be at work on it");
     let begun = Instant::now();
     assert_eq!(alone.await, SolitudeResult::Granted);
     assert_eq!(begun.elapsed(), warden_policies::defaults().quarantine.lingers_for);
-    lease.note_asked(Arc::new(Whole(A)), true);
+    lease.note_sent(Arc::new(Whole(A)), true);
     ward.die(&cell);
     assert!(ward.is_refused(A), "by then it was alone");
     // The server dies first.
@@ -137,12 +137,12 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     let cell = ward.suspecting(A).await;
     drop(ward.sent(B).await);
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
-    let mut alone = Box::pin(lease.alone(A));
+    let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     ward.die(&cell);
     assert_eq!(alone.await, SolitudeResult::Gone);
     assert_eq!(
-        (ward.leases.standing(A), ward.leases.standing(B)),
+        (ward.leases.request_standing(A), ward.leases.request_standing(B)),
         (RequestStanding::Suspect, RequestStanding::Suspect)
     );
 }
@@ -156,12 +156,12 @@ async fn those_who_run_for_long_do_not_save_a_suspect_from_its_trial_for_ever() 
         let long = ward.sent(B).await;
         let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
         let begun = Instant::now();
-        assert_eq!(lease.alone(A).await, SolitudeResult::InCompany);
+        assert_eq!(lease.wait_alone(A).await, SolitudeResult::Shared);
         assert_eq!(begun.elapsed(), alone_wait * times);
-        lease.note_asked(Arc::new(Whole(A)), true);
+        lease.note_sent(Arc::new(Whole(A)), true);
         ward.die(&cell);
         drop((lease, long));
-        assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
+        assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
         cell = ward.open();
     }
 }
@@ -172,7 +172,7 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     let cell = ward.suspecting(A).await;
     let (_dashboard, _scrape) = (ward.reads().await, ward.reads().await);
     let lease = ward.tried(A).await;
-    lease.broke(A);
+    lease.report_broken(A);
     ward.die(&cell);
     assert!(ward.is_refused(A));
     // Other requests without a slot may compute.
@@ -180,10 +180,10 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     let cell = ward.suspecting(A).await;
     let _tokenizes = ward.leases.lease(LeaseKind::Aux, None).await.unwrap();
     let watches = ward.reads().await;
-    watches.watches();
+    watches.mark_endless();
     let _lease = ward.tried(A).await;
     ward.die(&cell);
-    assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
+    assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,13 +191,13 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     let mut ward = Ward::new();
     let cell = ward.suspecting(A).await;
     let lease = ward.tried(A).await;
-    lease.broke(A);
+    lease.report_broken(A);
     drop(lease);
     assert!(ward.leases.take_doubts().contains(&cell.id));
-    ward.leases.lives(cell.id);
+    ward.leases.note_alive(cell.id);
     // Much later, with nothing in flight.
     ward.die(&cell);
-    assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
+    assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,18 +209,22 @@ async fn of_a_server_that_was_stopped_nobody_is_suspected_and_of_one_short_of_me
         let cell = ward.open();
         let lease = ward.sent(A).await;
         drop(ward.sent(B).await);
-        lease.broke(A);
-        ward.leases.ended(&cell, ending);
-        ward.leases.forget(cell.id);
+        lease.report_broken(A);
+        ward.leases.note_ended(&cell, ending);
+        ward.leases.remove_generation(cell.id);
         drop(lease);
-        assert_eq!((ward.leases.standing(A), ward.leases.standing(B)), (standing, standing), "{ending:?}");
+        assert_eq!(
+            (ward.leases.request_standing(A), ward.leases.request_standing(B)),
+            (standing, standing),
+            "{ending:?}"
+        );
     }
     let cell = ward.open();
     let lease = ward.tried(A).await;
-    lease.broke(A);
+    lease.report_broken(A);
     drop(lease);
-    ward.leases.ended(&cell, ProcessEnd::OutOfMemory);
-    assert_eq!(ward.leases.standing(A), RequestStanding::Suspect);
+    ward.leases.note_ended(&cell, ProcessEnd::OutOfMemory);
+    assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,7 +233,7 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     let cell = ward.suspecting(A).await;
     let running = ward.sent(B).await;
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
-    let mut alone = Box::pin(lease.alone(A));
+    let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     let mut other = Box::pin(ward.leases.lease(LeaseKind::Slot, None));
     assert!(futures_util::poll!(other.as_mut()).is_pending(), "nobody comes between");
@@ -239,9 +243,9 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     let other = other.await.unwrap();
     // A drain begins: the request still runs alone, and the drain waits for it.
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
-    let mut alone = Box::pin(lease.alone(A));
+    let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
-    ward.leases.close(cell.id);
+    ward.leases.close_gate(cell.id);
     for running in [running, other] {
         running.note_done();
         drop(running);
@@ -250,10 +254,10 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     assert_eq!(ward.leases.in_flight(cell.id), 1);
     // The process is asked to end: waiting requests go elsewhere.
     drop(lease);
-    ward.leases.open(&cell, 4);
+    ward.leases.open_gate(&cell, 4);
     let running = ward.sent(B).await;
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
-    let mut alone = Box::pin(lease.alone(A));
+    let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     cell.revoke();
     assert_eq!(alone.await, SolitudeResult::Gone);

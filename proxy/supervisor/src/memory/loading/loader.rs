@@ -30,8 +30,8 @@ struct LoaderMember {
     leases: Arc<LeaseQueue>,
     listener: LoadingListener,
     /// Number of its last wish for room, and of its last question whether it may stay.
-    asked: u64,
-    question: u64,
+    wish_number: u64,
+    question_number: u64,
 }
 
 /// State of the loader's task.
@@ -44,11 +44,11 @@ pub(crate) struct ModelLoader {
     members: BTreeMap<ModelId, LoaderMember>,
     loading: LoadingState,
     /// Models whose waiting is logged already.
-    waits_told: BTreeSet<ModelId>,
+    logged_waiting: BTreeSet<ModelId>,
     /// Models that know that they can never be loaded as configured.
-    never_told: BTreeSet<ModelId>,
+    informed_never: BTreeSet<ModelId>,
     /// Models for which that is logged.
-    never_said: BTreeSet<ModelId>,
+    logged_never: BTreeSet<ModelId>,
     /// Free memory at the last reading.
     free: Option<MemoryAmounts>,
     /// The published room is out of date since the last event, and when it was published.
@@ -80,9 +80,9 @@ impl ModelLoader {
             inbox,
             members: BTreeMap::new(),
             loading,
-            waits_told: BTreeSet::new(),
-            never_told: BTreeSet::new(),
-            never_said: BTreeSet::new(),
+            logged_waiting: BTreeSet::new(),
+            informed_never: BTreeSet::new(),
+            logged_never: BTreeSet::new(),
             free: None,
             stale: true,
             shown: epoch,
@@ -95,7 +95,7 @@ impl ModelLoader {
     /// Runs until shutdown. After a panic the loop continues with all its state, because no model could be
     /// loaded without it.
     pub(crate) async fn run(mut self, end: CancellationToken) {
-        while AssertUnwindSafe(self.turn(&end)).catch_unwind().await.is_err() {
+        while AssertUnwindSafe(self.run_loop(&end)).catch_unwind().await.is_err() {
             tracing::error!(
                 "the task that decides which models are loaded ended in an internal error: it begins again"
             );
@@ -103,10 +103,10 @@ impl ModelLoader {
         }
     }
 
-    async fn turn(&mut self, end: &CancellationToken) {
+    async fn run_loop(&mut self, end: &CancellationToken) {
         loop {
             let numbers = lock(&self.common).loading.clone();
-            let pause = if self.loading.is_hurried(seen(&self.members)) {
+            let pause = if self.loading.expects_orders_soon(model_states(&self.members)) {
                 if self.loading.awaits_memory() { numbers.look_closely } else { numbers.look }
             } else if self.loading.has_waiters() {
                 IDLE_LOOK_INTERVAL
@@ -114,17 +114,17 @@ impl ModelLoader {
                 numbers.noted
             };
             self.loading.set_numbers(numbers);
-            let due = clock::again(Instant::now(), pause);
+            let due = clock::after_pause(Instant::now(), pause);
             loop {
                 tokio::select! {
                     () = end.cancelled() => return,
-                    Some(question) = self.inbox.asked.recv() => {
+                    Some(question) = self.inbox.beats.recv() => {
                         // The caller may have stopped waiting. Nothing has changed, and the pause continues.
                         let _left = question.send(());
                         continue;
                     }
-                    told = self.inbox.told.recv() => match told {
-                        Some((who, told)) => self.take(who, told),
+                    told = self.inbox.reports.recv() => match told {
+                        Some((who, told)) => self.take_report(who, told),
                         // Unreachable: we hold the desk, too.
                         None => return,
                     },
@@ -132,79 +132,80 @@ impl ModelLoader {
                 }
                 break;
             }
-            while let Ok((who, told)) = self.inbox.told.try_recv() {
-                self.take(who, told);
+            while let Ok((who, told)) = self.inbox.reports.try_recv() {
+                self.take_report(who, told);
             }
             self.decide().await;
             *lock(&self.desk.promised) = self.loading.owed();
             *lock(&self.desk.company) =
-                self.loading.held_companions(seen(&self.members)).into_iter().collect();
-            self.show_room().await;
+                self.loading.held_companions(model_states(&self.members)).into_iter().collect();
+            self.publish_room().await;
         }
     }
 
     /// Publishes which models have room, for names that mean several models: after each event, and once in
     /// a while.
-    async fn show_room(&mut self) {
+    async fn publish_room(&mut self) {
         if !self.stale && self.shown.elapsed() < IDLE_LOOK_INTERVAL {
             return;
         }
         if !self.loading.has_waiters() {
             let capacity = capacity(&self.total, &lock(&self.common));
-            self.free = Some(amounts(&self.world.free(self.limit).await, &capacity));
+            self.free = Some(free_amounts(&self.world.free_memory(self.limit).await, &capacity));
         }
         // Before the first load the machine's memory is unknown, and all models count as having room.
         let free = self.free.as_ref().filter(|_| self.total != MachineMemory::default());
-        *lock(&self.desk.roomy) = self.loading.roomy(free);
-        *lock(&self.desk.refused) = self.loading.refused();
+        *lock(&self.desk.roomy) = self.loading.models_with_room(free);
+        *lock(&self.desk.refused) = self.loading.refused_models();
         (self.stale, self.shown) = (false, Instant::now());
     }
 
-    fn take(&mut self, who: ModelId, told: LoadingReport) {
+    fn take_report(&mut self, who: ModelId, told: LoadingReport) {
         // Readings are frequent; their effect is published within a second.
-        self.stale |= !matches!(told, LoadingReport::Read(_));
+        self.stale |= !matches!(told, LoadingReport::Measured(_));
         let (loading, now) = (&mut self.loading, self.epoch.elapsed());
         tracing::trace!(model = %who.name, ?told, "loading");
         match told {
-            LoadingReport::Joins { leases, listener } => {
-                self.members.insert(who, LoaderMember { leases, listener, asked: 0, question: 0 });
+            LoadingReport::Joined { leases, listener } => {
+                self.members
+                    .insert(who, LoaderMember { leases, listener, wish_number: 0, question_number: 0 });
             }
-            LoadingReport::Wants { spec, urgent, number } => {
+            LoadingReport::Wanted { spec, urgent, number } => {
                 if let Some(member) = self.members.get_mut(&who) {
-                    member.asked = number;
+                    member.wish_number = number;
                 }
-                loading.set(&who, *spec);
-                loading.wants(&who, urgent);
-                self.never_told.remove(&who);
+                loading.set_spec(&who, *spec);
+                loading.enqueue(&who, urgent);
+                self.informed_never.remove(&who);
             }
-            LoadingReport::Is(spec) => {
-                loading.set(&who, *spec);
-                self.never_told.remove(&who);
-                self.never_said.remove(&who);
+            LoadingReport::SettingsChanged(spec) => {
+                loading.set_spec(&who, *spec);
+                self.informed_never.remove(&who);
+                self.logged_never.remove(&who);
             }
-            LoadingReport::Remade(number) => {
+            LoadingReport::ReplacementPlanned(number) => {
                 if let Some(member) = self.members.get_mut(&who) {
-                    member.question = number;
+                    member.question_number = number;
                 }
-                loading.remade(&who, now);
+                loading.request_renewal(&who, now);
             }
-            LoadingReport::Kept => loading.kept(&who),
-            LoadingReport::Inherited(places) => loading.inherited(&who, places, now),
-            LoadingReport::Loaded => loading.loaded(&who, now),
-            LoadingReport::Read(reading) => loading.read(&who, reading),
-            LoadingReport::Leaves => loading.leaves(&who),
-            LoadingReport::GaveBack => loading.reclaim_ended(&who),
-            LoadingReport::Short => loading.short(&who, now),
-            LoadingReport::Gone => {
-                loading.gone(&who);
-                self.waits_told.remove(&who);
+            LoadingReport::ReplacementDropped => loading.renewal_failed(&who),
+            LoadingReport::Inherited(places) => loading.record_inherited(&who, places, now),
+            LoadingReport::Loaded => loading.record_loaded(&who, now),
+            LoadingReport::Measured(reading) => loading.record_reading(&who, reading),
+            LoadingReport::Leaving => loading.record_leaving(&who),
+            LoadingReport::Reclaimed => loading.reclaim_ended(&who),
+            LoadingReport::StartShort => loading.raise_needs(&who, now),
+            LoadingReport::Unloaded => {
+                loading.record_gone(&who);
+                self.logged_waiting.remove(&who);
             }
             LoadingReport::Removed => {
                 loading.forget(&who);
                 self.members.remove(&who);
-                self.waits_told.remove(&who);
-                self.never_told.remove(&who);
-                self.never_said.remove(&who);
+                self.logged_waiting.remove(&who);
+                self.informed_never.remove(&who);
+                self.logged_never.remove(&who);
             }
         }
     }
@@ -212,84 +213,84 @@ impl ModelLoader {
     async fn decide(&mut self) {
         let now = self.epoch.elapsed();
         let members = &self.members;
-        let seen = seen(members);
+        let seen = model_states(members);
         if !self.loading.has_waiters() {
-            self.loading.note(now, |who| seen(who).asked);
+            self.loading.record_requests(now, |who| seen(who).requests);
             return;
         }
-        let now_there = self.world.total(self.limit).await;
+        let now_there = self.world.total_memory(self.limit).await;
         // A driver that does not answer for a moment has lost no GPU.
         if now_there.gpus.len() >= self.total.gpus.len() {
             self.total = now_there;
         }
-        let free = self.world.free(self.limit).await;
+        let free = self.world.free_memory(self.limit).await;
         let capacity = capacity(&self.total, &lock(&self.common));
-        let free = amounts(&free, &capacity);
+        let free = free_amounts(&free, &capacity);
         tracing::trace!(?free, "looked for room");
         self.loading.set_capacity(capacity);
-        let orders = self.loading.next(now, Some(&free), seen);
+        let orders = self.loading.next_orders(now, Some(&free), seen);
         self.free = Some(free);
         self.stale |= !orders.is_empty();
-        let question = |model: &ModelId| members.get(model).map_or(0, |member| member.question);
+        let question = |model: &ModelId| members.get(model).map_or(0, |member| member.question_number);
         for order in orders {
             let (who, word) = match order {
                 LoaderOrder::Load { model, places } => {
-                    self.waits_told.remove(&model);
-                    self.never_said.remove(&model);
-                    let asked = members.get(&model).map_or(0, |member| member.asked);
+                    self.logged_waiting.remove(&model);
+                    self.logged_never.remove(&model);
+                    let asked = members.get(&model).map_or(0, |member| member.wish_number);
                     (model, LoadingOrder::Load(places, asked))
                 }
-                LoaderOrder::Unload { model, makes_room_for } => {
+                LoaderOrder::Unload { model, replaced_by: makes_room_for } => {
                     (model, LoadingOrder::Unload(makes_room_for))
                 }
-                LoaderOrder::GiveBack { model } => (model, LoadingOrder::GiveBack),
-                LoaderOrder::Stay { model, places, beside } => {
+                LoaderOrder::Reclaim { model } => (model, LoadingOrder::ReclaimMemory),
+                LoaderOrder::Renew { model, places, beside } => {
                     let question = question(&model);
                     (model, LoadingOrder::Stay { places, beside, question })
                 }
-                LoaderOrder::Anew { model, lacks } => {
-                    let (why, question) = (words(&lacks), question(&model));
-                    (model, LoadingOrder::Anew { why, question })
+                LoaderOrder::Restart { model, lacks } => {
+                    let (why, question) = (shortage_words(&lacks), question(&model));
+                    (model, LoadingOrder::Reload { why, question })
                 }
-                LoaderOrder::Call { model } => (model, LoadingOrder::Come),
+                LoaderOrder::CallCompanion { model } => (model, LoadingOrder::LoadAlong),
             };
             if let Some(member) = members.get(&who) {
                 (member.listener)(word);
             }
         }
-        let hopeless = self.loading.hopeless();
+        let hopeless = self.loading.hopeless_models();
         for (who, never) in &hopeless {
             let Some(member) = members.get(who) else { continue };
-            if self.never_said.insert(who.clone()) {
+            if self.logged_never.insert(who.clone()) {
                 let message = never_words(never);
-                self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });
+                self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
             }
             // Send it once, and again whenever requests wait.
-            if self.never_told.insert(who.clone()) || seen(who).waiting > 0 {
+            if self.informed_never.insert(who.clone()) || seen(who).waiting > 0 {
                 let by_room = matches!(never, LoadRefusal::Room { .. });
-                (member.listener)(LoadingOrder::Never { why: never_words(never), by_room });
+                (member.listener)(LoadingOrder::NeverLoad { why: never_words(never), by_room });
             }
         }
         for (who, lacks) in self.loading.waiting(self.free.as_ref()) {
             if hopeless.iter().any(|(other, _)| *other == who) {
                 continue;
             }
-            if self.waits_told.insert(who.clone()) {
+            if self.logged_waiting.insert(who.clone()) {
                 if lacks.needed.as_ref().is_some_and(|needed| needed.host > lacks.left.host) {
                     for member in members.values() {
-                        (member.listener)(LoadingOrder::ClearAway);
+                        (member.listener)(LoadingOrder::DropKeptState);
                     }
                 }
-                let message = words(&lacks);
-                self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });
+                let message = shortage_words(&lacks);
+                self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
             }
         }
     }
 }
 
 /// State of each model now.
-fn seen(members: &BTreeMap<ModelId, LoaderMember>) -> impl Fn(&ModelId) -> ModelActivity + Copy + '_ {
-    move |who| members.get(who).map_or_else(ModelActivity::default, |member| member.leases.seen())
+fn model_states(members: &BTreeMap<ModelId, LoaderMember>) -> impl Fn(&ModelId) -> ModelActivity + Copy + '_ {
+    move |who| members.get(who).map_or_else(ModelActivity::default, |member| member.leases.loader_view())
 }
 
 /// Memory that models may use. A GPU without memory of its own has none.
@@ -307,7 +308,7 @@ fn capacity(total: &MachineMemory, common: &CommonConfig) -> MemoryAmounts {
 }
 
 /// Free memory; unknown values count as all.
-fn amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
+fn free_amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
     let mut all = MemoryAmounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
     for (index, most) in (0..).zip(&capacity.gpus) {
         let known = free.gpus.iter().find(|(gpu, _)| gpu.0 == index).map(|(_, bytes)| *bytes);
@@ -317,8 +318,8 @@ fn amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
 }
 
 /// Needs of a waiting model, and what is left, for people.
-fn words(lacks: &MissingRoom) -> String {
-    let MissingRoom { needed, left, company } = lacks;
+fn shortage_words(lacks: &MissingRoom) -> String {
+    let MissingRoom { needed, left, excluded: company } = lacks;
     let is_short = |needed: &&MemoryAmounts| needed.exceeds(left) != (false, false);
     if let Some(needed) = needed.as_ref().filter(is_short) {
         format!(
@@ -394,7 +395,7 @@ mod tests {
         let less = capacity(&total, &rules);
         assert_eq!(less, MemoryAmounts { host: 8 * GIB, gpus: vec![0, 16 * GIB] });
         let free = MachineMemory { host: None, gpus: vec![(GpuIndex(1), 3 * GIB)] };
-        assert_eq!(amounts(&free, &less), MemoryAmounts { host: u64::MAX, gpus: vec![0, 3 * GIB] });
+        assert_eq!(free_amounts(&free, &less), MemoryAmounts { host: u64::MAX, gpus: vec![0, 3 * GIB] });
         assert_eq!(capacity(&MachineMemory::default(), &rules).host, 8 * GIB);
     }
 
@@ -405,17 +406,17 @@ mod tests {
         let lacks = |needed: Option<&MemoryAmounts>, company| MissingRoom {
             needed: needed.cloned(),
             left: left.clone(),
-            company,
+            excluded: company,
         };
         assert_eq!(
-            words(&lacks(Some(&needed), true)),
+            shortage_words(&lacks(Some(&needed), true)),
             "it needs 0 B of the host and 20.0 GiB of GPU memory; of what models may have, 1.0 GiB of the host and 2.0 GiB \
              and 0 B of GPU memory are left"
         );
         let excluded = "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)";
-        assert_eq!(words(&lacks(None, true)), excluded);
+        assert_eq!(shortage_words(&lacks(None, true)), excluded);
         let little = MemoryAmounts { host: 0, gpus: vec![GIB] };
-        assert_eq!(words(&lacks(Some(&little), true)), excluded, "memory is not what it waits for");
-        assert!(words(&lacks(Some(&little), false)).starts_with("what is left"));
+        assert_eq!(shortage_words(&lacks(Some(&little), true)), excluded, "memory is not what it waits for");
+        assert!(shortage_words(&lacks(Some(&little), false)).starts_with("what is left"));
     }
 }

@@ -23,30 +23,30 @@ use crate::sync::lock;
 /// Report of a model's task to the loader.
 pub(crate) enum LoadingReport {
     /// The model exists from now on. The loader answers through the listener.
-    Joins { leases: Arc<LeaseQueue>, listener: LoadingListener },
+    Joined { leases: Arc<LeaseQueue>, listener: LoadingListener },
     /// The model wants to be loaded. `urgent`: evict others even if no request waits. `number`: of the wish.
-    Wants { spec: Box<LoadSpec>, urgent: bool, number: u64 },
+    Wanted { spec: Box<LoadSpec>, urgent: bool, number: u64 },
     /// New settings.
-    Is(Box<LoadSpec>),
+    SettingsChanged(Box<LoadSpec>),
     /// The model's processes will be replaced for the settings, and it waits for permission to stay. The
     /// number is that of the question.
-    Remade(u64),
+    ReplacementPlanned(u64),
     /// No process with the settings comes; the previous ones stay.
-    Kept,
+    ReplacementDropped,
     /// The previous instance has loaded it, with these GPUs per process.
     Inherited(Vec<Vec<usize>>),
     /// All its processes serve.
     Loaded,
     /// Memory of its processes.
-    Read(ModelReading),
+    Measured(ModelReading),
     /// The model unloads by itself.
-    Leaves,
+    Leaving,
     /// The model has finished a reclaim, whose effect is in its last reading.
-    GaveBack,
+    Reclaimed,
     /// A start lacked memory.
-    Short,
+    StartShort,
     /// The model has no process and wants none.
-    Gone,
+    Unloaded,
     /// The model has no process and is no longer configured.
     Removed,
 }
@@ -59,18 +59,18 @@ pub(crate) enum LoadingOrder {
     /// Unload for this model.
     Unload(ModelId),
     /// Another model needs memory that the model hoards.
-    GiveBack,
+    ReclaimMemory,
     /// The model may stay with its new settings: GPUs per process, and room next to its old processes.
     /// Answers this question.
     Stay { places: Vec<Vec<usize>>, beside: bool, question: u64 },
     /// The model may not stay, for this reason: it has to unload, and may ask again.
-    Anew { why: String, question: u64 },
+    Reload { why: String, question: u64 },
     /// Load together with another model.
-    Come,
+    LoadAlong,
     /// Host memory is short: remove the state kept since the model was unloaded.
-    ClearAway,
+    DropKeptState,
     /// The model can never be loaded, for this reason. `by_room`: less memory would suffice.
-    Never { why: String, by_room: bool },
+    NeverLoad { why: String, by_room: bool },
 }
 
 /// Delivers orders to a model.
@@ -78,8 +78,8 @@ pub(crate) type LoadingListener = Box<dyn Fn(LoadingOrder) + Send + Sync>;
 
 /// Receives the models' reports and the watchdog's checks.
 pub(crate) struct LoaderInbox {
-    told: mpsc::UnboundedReceiver<(ModelId, LoadingReport)>,
-    asked: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
+    reports: mpsc::UnboundedReceiver<(ModelId, LoadingReport)>,
+    beats: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
 
 /// Channel from the models to the loader, and its published state.
@@ -108,12 +108,12 @@ impl LoadingDesk {
                 refused: Mutex::default(),
                 company: Mutex::default(),
             }),
-            LoaderInbox { told, asked },
+            LoaderInbox { reports: told, beats: asked },
         )
     }
 
     /// Checks that the loader is responsive. Fails if its task has ended.
-    pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
+    pub(crate) fn check_loader(&self) -> oneshot::Receiver<()> {
         let (question, answer) = oneshot::channel();
         // A task that has ended drops the question, which is the answer.
         drop(self.beats.send(question));
@@ -125,7 +125,7 @@ impl LoadingDesk {
         self.lives.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn tell(&self, who: &ModelId, told: LoadingReport) {
+    pub(crate) fn send_report(&self, who: &ModelId, told: LoadingReport) {
         // Fails only at shutdown, when no model is loaded any more.
         drop(self.sender.send((who.clone(), told)));
     }
@@ -149,26 +149,26 @@ impl LoadingDesk {
     pub(crate) fn promised_to_others(&self, besides: &ModelId, memory: MemoryKind) -> u64 {
         let promised = lock(&self.promised);
         let others = promised.iter().filter(|(who, _)| *who != besides);
-        others.map(|(_, amounts)| amounts.of(memory)).fold(0, u64::saturating_add)
+        others.map(|(_, amounts)| amounts.bytes_of(memory)).fold(0, u64::saturating_add)
     }
 }
 
 impl Debug for LoadingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Joins { .. } => "Joins",
-            Self::Wants { urgent: false, .. } => "Wants",
-            Self::Wants { urgent: true, .. } => "Wants now",
-            Self::Is(_) => "Is",
-            Self::Remade(_) => "Remade",
-            Self::Kept => "Kept",
+            Self::Joined { .. } => "Joins",
+            Self::Wanted { urgent: false, .. } => "Wants",
+            Self::Wanted { urgent: true, .. } => "Wants now",
+            Self::SettingsChanged(_) => "Is",
+            Self::ReplacementPlanned(_) => "Remade",
+            Self::ReplacementDropped => "Kept",
             Self::Inherited(_) => "Inherited",
             Self::Loaded => "Loaded",
-            Self::Read(_) => "Read",
-            Self::Leaves => "Leaves",
-            Self::GaveBack => "GaveBack",
-            Self::Short => "Short",
-            Self::Gone => "Gone",
+            Self::Measured(_) => "Read",
+            Self::Leaving => "Leaves",
+            Self::Reclaimed => "GaveBack",
+            Self::StartShort => "Short",
+            Self::Unloaded => "Gone",
             Self::Removed => "Removed",
         })
     }

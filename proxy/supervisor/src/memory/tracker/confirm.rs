@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::sample::MemoryKind;
-use warden_policies::units::scale;
+use warden_policies::units::scale_bytes;
 
 use super::{MemoryTracker, ReadingContext};
 use crate::process;
 
 impl MemoryTracker {
     /// Records if the exact figure shows the growth, if it was read.
-    pub(super) fn confirm(
+    pub(super) fn note_confirmation(
         &mut self,
         taken: &ReadingContext,
         reading: &process::ProcessSample,
@@ -44,5 +44,5 @@ impl MemoryTracker {
 
 /// True if the exact figure shows this share of the growth, too.
 fn shows_growth(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
-    exact.saturating_sub(baseline) >= scale(growth, share.min(1.0))
+    exact.saturating_sub(baseline) >= scale_bytes(growth, share.min(1.0))
 }

@@ -46,10 +46,10 @@ struct ReadMemory {
 
 impl MemoryTracker {
     /// Serializes the tracker for the next instance.
-    pub(crate) fn bequeath(&self) -> serde_json::Value {
+    pub(crate) fn to_record(&self) -> serde_json::Value {
         let written = WrittenMemory {
-            begun: self.begun,
-            taken: self.taken,
+            begun: self.readings_begun,
+            taken: self.last_reading,
             host: self.host,
             host_at_ready: self.host_at_ready,
             vram: &self.vram,
@@ -67,17 +67,17 @@ impl MemoryTracker {
 
     /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
     /// judges differently; the history then starts here.
-    pub(crate) fn inherit(&mut self, written: &serde_json::Value) -> bool {
+    pub(crate) fn restore(&mut self, written: &serde_json::Value) -> bool {
         let Ok(read) = ReadMemory::deserialize(written) else { return false };
         let resumed = self.monitor.resume(&read.monitor);
-        self.begun = read.begun.max(read.taken);
-        self.taken = read.taken;
+        self.readings_begun = read.begun.max(read.taken);
+        self.last_reading = read.taken;
         (self.host, self.host_at_ready) = (read.host, read.host_at_ready);
         (self.vram, self.vram_at_ready) = (read.vram, read.vram_at_ready);
         (self.largest_prompt, self.tokens) = (read.largest_prompt, read.tokens);
         (self.offload, self.held, self.declared) = (read.offload, read.held, read.declared);
         self.reclaims = read.reclaims;
-        self.allow();
+        self.update_allowance();
         resumed
     }
 }

@@ -63,9 +63,9 @@ pub(crate) struct ReadingResult {
 #[derive(Debug)]
 pub(crate) struct MemoryTracker {
     /// Readings begun.
-    begun: u64,
+    readings_begun: u64,
     /// Number of the last reading recorded; 0 before the first.
-    taken: u64,
+    last_reading: u64,
     /// Last known figure.
     pub(crate) host: Option<HostMemory>,
     pub(crate) host_at_ready: Option<HostMemory>,
@@ -86,7 +86,7 @@ pub(crate) struct MemoryTracker {
     pub(crate) offload: GpuOffload,
     pub(crate) no_vram: Option<NoVram>,
     /// Last reason that was logged.
-    no_vram_told: Option<NoVram>,
+    no_vram_logged: Option<NoVram>,
     /// Highest token counts from any source: prompt and output.
     tokens: (u64, u64),
     /// Why its server is not measured, if it is not.
@@ -109,7 +109,7 @@ pub(crate) struct MemoryTracker {
     /// Reclaim requests that it has answered.
     pub(crate) reclaims: u64,
     /// Previous readings.
-    before: Vec<(MemoryKind, u64)>,
+    previous: Vec<(MemoryKind, u64)>,
     last: Option<Instant>,
 }
 
@@ -121,8 +121,8 @@ impl MemoryTracker {
         command: &ServerCommand,
     ) -> Self {
         let mut memory = Self {
-            begun: 0,
-            taken: 0,
+            readings_begun: 0,
+            last_reading: 0,
             host: None,
             host_at_ready: None,
             report: None,
@@ -136,7 +136,7 @@ impl MemoryTracker {
             vram_at_ready: Vec::new(),
             offload: GpuOffload::default(),
             no_vram: None,
-            no_vram_told: None,
+            no_vram_logged: None,
             unmeasured: None,
             tokens: (0, 0),
             devices: None,
@@ -147,36 +147,36 @@ impl MemoryTracker {
             facts: None,
             confirmed: None,
             confirm_next: false,
-            declared: declared_memory::of(command, None),
+            declared: declared_memory::from_command(command, None),
             parts: None,
             reclaims: 0,
-            before: Vec::new(),
+            previous: Vec::new(),
             last: None,
         };
-        memory.allow();
+        memory.update_allowance();
         memory
     }
 
     /// Sets the measurements of an experiment with such a process: prompt prices, and memory of the largest
     /// prompts.
-    pub(crate) fn told(&mut self, measured: ExperimentNeeds) {
+    pub(crate) fn set_measurements(&mut self, measured: ExperimentNeeds) {
         for price in &measured.prices {
-            self.cost.told(*price);
+            self.cost.set_price(*price);
         }
         self.measured = measured;
     }
 
     /// Updates the allowance: measured memory is subtracted from the readings, the rest is allowed.
-    fn allow(&mut self) {
-        self.monitor.allow(MemoryKind::Host, self.allowed());
+    fn update_allowance(&mut self) {
+        self.monitor.set_allowance(MemoryKind::Host, self.allowed_bytes());
     }
 
-    fn allowed(&self) -> u64 {
-        declared_memory::allowed(&self.declared)
+    fn allowed_bytes(&self) -> u64 {
+        declared_memory::allowed_bytes(&self.declared)
     }
 
     /// Records that it is ready, with slots and build from `/props`. `lines` is its output so far.
-    pub(crate) fn ready(
+    pub(crate) fn note_ready(
         &mut self,
         command: &ServerCommand,
         props: &ServerProps,
@@ -186,46 +186,46 @@ impl MemoryTracker {
         let (slots, build) = (props.slots, props.build);
         if build.is_some() {
             // Defaults depend on the build.
-            self.declared = declared_memory::of(command, build);
+            self.declared = declared_memory::from_command(command, build);
             for line in lines {
-                self.declared.learn(line);
+                self.declared.apply_log_line(line);
             }
         }
         if let Some(bytes) = available {
-            self.declared.available(bytes);
+            self.declared.set_available(bytes);
         }
         if let Some(slots) = slots {
-            self.declared.slots(slots);
+            self.declared.set_slots(slots);
         }
-        self.allow();
+        self.update_allowance();
     }
 
     /// Parses a line of its output.
-    pub(crate) fn said(&mut self, line: &str) {
-        if !self.offload.learn(line) && self.declared.learn(line).is_some() {
-            self.allow();
+    pub(crate) fn parse_line(&mut self, line: &str) {
+        if !self.offload.apply_log_line(line) && self.declared.apply_log_line(line).is_some() {
+            self.update_allowance();
         }
     }
 
     /// Numbers the next reading. Returns true if host memory has to be read page by page, too.
-    pub(crate) fn begin(&mut self) -> (u64, bool) {
-        self.begun += 1;
-        (self.begun, std::mem::take(&mut self.confirm_next))
+    pub(crate) fn begin_reading(&mut self) -> (u64, bool) {
+        self.readings_begun += 1;
+        (self.readings_begun, std::mem::take(&mut self.confirm_next))
     }
 
     /// Records a reclaim. Returns the number of the last reading begun before.
     pub(crate) fn note_reclaim(&mut self) -> u64 {
         self.reclaims += 1;
-        self.begun
+        self.readings_begun
     }
 
     /// True after the first reading.
-    pub(crate) fn is_known(&self) -> bool {
-        self.taken > 0
+    pub(crate) fn has_reading(&self) -> bool {
+        self.last_reading > 0
     }
 
     /// Records a reading; returns `None` if a later one came before it.
-    pub(crate) fn observe(
+    pub(crate) fn note_reading(
         &mut self,
         taken: &ReadingContext,
         reading: &process::ProcessSample,
@@ -233,13 +233,13 @@ impl MemoryTracker {
         cell: &GenerationCell,
     ) -> Option<ReadingResult> {
         // Readings may overtake each other: one that began earlier is older, however late it comes.
-        if taken.number < self.taken {
+        if taken.number < self.last_reading {
             return None;
         }
-        let first = std::mem::replace(&mut self.taken, taken.number) == 0;
+        let first = std::mem::replace(&mut self.last_reading, taken.number) == 0;
         // Keep the last known figure: an unreadable file does not mean less memory.
         self.host = reading.host.or(self.host);
-        let changes = self.follow(taken, reading, spawned, cell);
+        let changes = self.follow_growth(taken, reading, spawned, cell);
         if first {
             self.host_at_ready = reading.host;
             self.vram_at_ready.clone_from(&reading.vram);
@@ -254,7 +254,7 @@ impl MemoryTracker {
     }
 
     /// Changed verdicts; `None` if this reading began after the last one and was complete before it.
-    fn follow(
+    fn follow_growth(
         &mut self,
         taken: &ReadingContext,
         reading: &process::ProcessSample,
@@ -275,7 +275,7 @@ impl MemoryTracker {
             edge: taken.edge,
             host: reading.host,
             vram: reading.vram.clone(),
-            pools: declared_memory::pools(&self.declared, reading.report.as_ref(), &reading.vram),
+            pools: declared_memory::measured_pools(&self.declared, reading.report.as_ref(), &reading.vram),
             in_flight: taken.in_flight,
             work: self.work(taken.work, reading),
             largest_prompt: cell.largest_prompt(),
@@ -294,16 +294,16 @@ impl MemoryTracker {
         };
         for (series, bytes) in now.iter().filter(|(series, _)| read(*series)) {
             let sound = self.is_sound(*series);
-            held::note(&mut self.held, *series, *bytes, sound);
+            held::record_held(&mut self.held, *series, *bytes, sound);
         }
         self.cost.observe(&sample);
         (self.largest_prompt, self.busy) = (sample.largest_prompt, sample.in_flight > 0);
         if let Some(facts) = &mut self.facts {
-            self.before =
+            self.previous =
                 facts.series.iter().filter_map(|facts| Some((facts.series, facts.charged?))).collect();
             facts.series.clear();
         }
-        self.confirm(taken, reading, &now);
+        self.note_confirmation(taken, reading, &now);
         self.vram.clone_from(&reading.vram);
         self.no_vram.clone_from(&reading.no_vram);
         self.unmeasured.clone_from(&reading.unmeasured);
@@ -327,8 +327,8 @@ impl MemoryTracker {
     /// Why VRAM is unknown, if that is worth logging and was not logged yet.
     pub(crate) fn vram_news(&mut self) -> Option<String> {
         let news = self.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
-        let news = news.filter(|no_vram| self.no_vram_told.as_ref() != Some(no_vram))?;
-        self.no_vram_told = Some(news.clone());
+        let news = news.filter(|no_vram| self.no_vram_logged.as_ref() != Some(no_vram))?;
+        self.no_vram_logged = Some(news.clone());
         Some(news.why)
     }
 
@@ -342,16 +342,16 @@ impl MemoryTracker {
     }
 
     /// Facts about all memories.
-    pub(crate) fn series(&self, policy: &RecyclePolicy) -> Vec<SeriesFacts> {
+    pub(crate) fn series_facts(&self, policy: &RecyclePolicy) -> Vec<SeriesFacts> {
         let of_host = SeriesReading {
             series: MemoryKind::Host,
-            charged: self.charged(MemoryKind::Host),
-            before: self.was(MemoryKind::Host),
+            charged: self.charged_bytes(MemoryKind::Host),
+            before: self.previous_bytes(MemoryKind::Host),
             at_ready: self.host_at_ready.map(HostMemory::charged),
             estimated: false,
             total: self.totals.map(|totals| totals.total),
             free: self.totals.map(|totals| totals.available),
-            allowance: self.allowed(),
+            allowance: self.allowed_bytes(),
             worst: self.measured.worst(MemoryKind::Host),
         };
         let of_gpu = |vram: &VramReading| {
@@ -360,7 +360,7 @@ impl MemoryTracker {
             SeriesReading {
                 series: MemoryKind::Vram(vram.gpu),
                 charged: Some(vram.bytes),
-                before: self.was(MemoryKind::Vram(vram.gpu)),
+                before: self.previous_bytes(MemoryKind::Vram(vram.gpu)),
                 at_ready: at_ready.map(|vram| vram.bytes),
                 estimated: vram.source == VramSource::Estimate,
                 total: device.and_then(|device| device.total),
@@ -374,7 +374,7 @@ impl MemoryTracker {
     }
 
     /// Bytes of one memory that it holds.
-    pub(crate) fn charged(&self, kind: MemoryKind) -> Option<u64> {
+    pub(crate) fn charged_bytes(&self, kind: MemoryKind) -> Option<u64> {
         match kind {
             MemoryKind::Host => self.host.map(HostMemory::charged),
             MemoryKind::Vram(gpu) => self.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
@@ -398,7 +398,7 @@ impl MemoryTracker {
     }
 
     /// Memory that it held. A leaking one counts as it was when ready, because its real need is unknown.
-    pub(crate) fn held(&self) -> Vec<HeldMemory> {
+    pub(crate) fn held_memory(&self) -> Vec<HeldMemory> {
         let mut all = self.held.clone();
         for held in &mut all {
             if !self.is_sound(held.series) {
@@ -408,17 +408,17 @@ impl MemoryTracker {
         all
     }
 
-    fn was(&self, series: MemoryKind) -> Option<u64> {
-        self.before.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
+    fn previous_bytes(&self, series: MemoryKind) -> Option<u64> {
+        self.previous.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
     }
 
     /// True if it has memory on a GPU. A lost GPU reports no figures, so figures at ready count too.
-    pub(crate) fn uses(&self, gpu: GpuIndex) -> bool {
+    pub(crate) fn uses_gpu(&self, gpu: GpuIndex) -> bool {
         self.vram.iter().chain(&self.vram_at_ready).any(|vram| vram.gpu == gpu)
     }
 
     /// GPUs that it uses; all of them if unknown.
-    pub(crate) fn gpus(&self) -> Vec<GpuIndex> {
+    pub(crate) fn used_gpus(&self) -> Vec<GpuIndex> {
         match (&self.no_vram, &self.devices) {
             (Some(no_vram), Some(devices)) if !no_vram.is_normal => devices.with_vram().collect(),
             _ => self.vram.iter().map(|vram| vram.gpu).collect(),

@@ -27,7 +27,7 @@ impl MemoryTracker {
         MemoryView {
             budgets: budgets.collect(),
             declared: self.declared.pools(),
-            reading: self.taken,
+            reading: self.last_reading,
             vram: self.vram.clone(),
             vram_unknown: self.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
             unmeasured: self.unmeasured.clone(),
@@ -35,7 +35,7 @@ impl MemoryTracker {
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),
             request_rate: self.monitor.rate(),
-            allowance: self.declared.words(),
+            allowance: self.declared.source_sentences(),
             one_pool: self.declared.is_one_pool(),
         }
     }

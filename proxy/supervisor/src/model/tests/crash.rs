@@ -118,7 +118,7 @@ async fn nobody_waits_for_a_drain_of_what_has_crashed() {
         if !before {
             old.say(LINE);
         }
-        held.revoked().await;
+        held.until_revoked().await;
         assert!(logged.elapsed() < secs(11), "{:?}", logged.elapsed());
         assert_eq!(old.terms.load(Ordering::SeqCst), 1);
         drop(held);
@@ -141,7 +141,7 @@ async fn whose_process_died_is_not_told_that_it_was_stopped() {
         } else {
             rig.script.last().dies_after(Duration::ZERO, ProcessExit::Signal(11));
         }
-        held.revoked().await;
+        held.until_revoked().await;
         assert_eq!(held.was_stopped(), stopped);
         drop(held);
         rig.end().await;
@@ -173,7 +173,7 @@ async fn what_answers_no_probe_and_moves_no_token_gets_the_short_drain_of_a_cras
         pass(secs(1)).await;
         let stopped = Instant::now();
         old.set_deaf(true);
-        held.revoked().await;
+        held.until_revoked().await;
         // Three probes of ten seconds, the minute for a swapping process, and the ten seconds of a crash.
         assert!(stopped.elapsed() < secs(125), "{:?}, in a drain: {drains}", stopped.elapsed());
         drop(held);
@@ -198,7 +198,7 @@ async fn a_silent_process_that_answers_again_has_all_the_time_of_a_drain() {
     let well = Instant::now();
     pass(secs(250)).await;
     assert_eq!(old.terms.load(Ordering::SeqCst), 0, "it answers probes");
-    held.revoked().await;
+    held.until_revoked().await;
     assert!(well.elapsed() > secs(290), "{:?}", well.elapsed());
     drop(held);
     rig.end().await;

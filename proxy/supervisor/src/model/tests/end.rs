@@ -49,7 +49,7 @@ async fn what_runs_at_the_deadline_is_cut_and_a_process_that_ignores_term_is_kil
     let took = ending.await.unwrap();
     assert!((secs(40)..secs(41)).contains(&took), "{took:?}");
     assert_eq!(queued.await.unwrap().unwrap_err(), LeaseDenied::ShuttingDown);
-    held[0].revoked().await;
+    held[0].until_revoked().await;
     rig.script.assert_all_reaped();
 }
 

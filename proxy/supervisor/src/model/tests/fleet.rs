@@ -74,9 +74,9 @@ async fn whoever_waits_for_its_turn_far_over_its_budget_is_not_ended_but_drained
     pass(secs(60)).await;
     assert_eq!(rig.count("draining"), 1, "one at a time: {:?}", rig.kinds());
     drop(of_a);
-    let cut = tokio::time::timeout(secs(8), of_b.revoked()).await;
+    let cut = tokio::time::timeout(secs(8), of_b.until_revoked()).await;
     assert!(cut.is_err() && rig.count("draining") == 2, "its answers get their time: {:?}", rig.kinds());
-    let cut = tokio::time::timeout(secs(200), of_b.revoked()).await;
+    let cut = tokio::time::timeout(secs(200), of_b.until_revoked()).await;
     assert!(cut.is_err(), "the device has 58 GiB left: {:?}", rig.kinds());
     drop(of_b);
     rig.end().await;
@@ -101,7 +101,7 @@ async fn a_drain_is_not_cut_short_over_memory_that_no_restart_brings_back() {
     pass(secs(30)).await;
     let fleet = rig.fleet.clone();
     let drained = begun(async move { fleet.drain("m").await }).await;
-    let cut = tokio::time::timeout(secs(200), busy.revoked()).await;
+    let cut = tokio::time::timeout(secs(200), busy.until_revoked()).await;
     assert!(cut.is_err(), "it has until the drain's deadline: {:?}", rig.kinds());
     drop(busy);
     drained.await.unwrap().unwrap();

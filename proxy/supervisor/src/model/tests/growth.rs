@@ -298,7 +298,7 @@ async fn when_a_gpu_is_almost_full_the_process_that_fills_it_is_ended_without_dr
     pass(secs(6)).await;
     assert_eq!(rig.count("recycle_began"), 0);
     rig.script.last().set_vram(10 * GIB - 100 * MIB);
-    let cut = tokio::time::timeout(secs(10), busy.revoked()).await;
+    let cut = tokio::time::timeout(secs(10), busy.until_revoked()).await;
     assert!(cut.is_ok(), "its request is cut: {:?}", rig.kinds());
     drop(busy);
     pass(secs(10)).await;
@@ -321,7 +321,7 @@ async fn a_process_that_is_ended_in_a_hurry_gets_two_seconds_and_not_ten() {
     let busy = rig.lease().await.unwrap();
     pass(secs(6)).await;
     rig.script.last().set_vram(10 * GIB - 100 * MIB);
-    busy.revoked().await;
+    busy.until_revoked().await;
     drop(busy);
     pass(Duration::from_millis(1900)).await;
     assert_eq!(rig.script.children().len(), 1);
@@ -343,7 +343,7 @@ async fn a_drain_is_cut_short_when_memory_runs_out_meanwhile() {
     pass(secs(6)).await;
     assert_eq!(rig.state(), ModelState::Draining);
     rig.script.last().set_vram(10 * GIB - 50 * MIB);
-    let cut = tokio::time::timeout(secs(10), busy.revoked()).await;
+    let cut = tokio::time::timeout(secs(10), busy.until_revoked()).await;
     assert!(cut.is_ok(), "{:?}", rig.kinds());
     drop(busy);
     pass(secs(5)).await;
@@ -376,9 +376,10 @@ async fn a_recording_replays_to_the_same_verdicts() {
     );
     assert!(rig.fleet.state_writer().flush(secs(30)));
     let path = rig.config.state_dir.join("traces/m-g1.jsonl");
-    let samples = trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let samples = trace::parse_recording(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut monitor = warden_policies::growth::GrowthMonitor::new(&rig.config.growth);
-    monitor.allow(MemoryKind::Host, warden_policies::declared_memory::DeclaredMemory::default().bytes());
+    monitor
+        .set_allowance(MemoryKind::Host, warden_policies::declared_memory::DeclaredMemory::default().bytes());
     let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
     let replayed: Vec<_> =
         turns.map(|turn| (turn.growth.series, turn.growth.verdict, turn.request)).collect();

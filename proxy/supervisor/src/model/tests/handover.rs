@@ -16,10 +16,10 @@ use crate::{ProcessExit, RemainingWork};
 /// An instance that has let its processes go.
 async fn let_go(change: impl FnOnce(&mut FleetConfig)) -> Rig {
     let rig = Rig::new(|config, _| change(config)).await;
-    let (will, frozen) = rig.fleet.bequeath(Instant::now()).await.unwrap();
-    frozen.stay();
-    assert_eq!(will.processes(), 0);
-    rig.fleet.let_go().await;
+    let (will, frozen) = rig.fleet.prepare_handover(Instant::now()).await.unwrap();
+    frozen.complete_handover();
+    assert_eq!(will.process_count(), 0);
+    rig.fleet.release_processes().await;
     rig
 }
 
@@ -43,11 +43,11 @@ async fn what_the_next_instances_process_was_started_from_is_known_here_and_told
     rig.fleet.follow_gates(&[OpenGate { kin: Some(KIN), ..gate(7) }], &[]);
     let lease = rig.lease().await.unwrap();
     assert_eq!((lease.generation(), lease.kin()), (GenerationId(7), Some(KIN)));
-    assert_eq!(rig.fleet.gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
+    assert_eq!(rig.fleet.open_gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
     // A setting was made in it by the next instance.
     rig.fleet.follow_gates(&[OpenGate { kin: Some(KIN), touched: true, ..gate(7) }], &[]);
     pass(secs(1)).await;
-    assert!(lease.kin().is_none() && rig.fleet.gates()[0].touched);
+    assert!(lease.kin().is_none() && rig.fleet.open_gates()[0].touched);
     drop(lease);
     rig.fleet.disband().await;
 }
@@ -80,7 +80,7 @@ async fn who_waits_here_is_turned_away_with_the_next_instances_reason_which_is_t
     assert!(!waiting.is_finished(), "it has its turn when the only slot is free");
     rig.fleet.follow_gates(&[], std::slice::from_ref(&refused));
     assert_eq!(waiting.await.unwrap().unwrap_err(), why);
-    assert!(rig.fleet.refusals().contains(&refused), "whoever is before us hears it, too");
+    assert!(rig.fleet.recent_refusals().contains(&refused), "whoever is before us hears it, too");
     drop(lease);
     rig.fleet.disband().await;
 }
@@ -91,7 +91,7 @@ async fn told(rig: &Rig, shares: &mut crate::SlotShares, remains: serde_json::Va
     for _ in 0..60 {
         shares.update(&remains);
         pass(secs(1)).await;
-        if let [refused] = rig.fleet.refusals().as_slice() {
+        if let [refused] = rig.fleet.recent_refusals().as_slice() {
             return refused.denied();
         }
     }
@@ -105,7 +105,7 @@ async fn the_instance_before_us_is_told_why_nobody_can_be_helped_who_waits_there
         script.set_usual(Role::failing(ProcessExit::Code(1), "error: invalid argument: --nonsense"));
     })
     .await;
-    let mut shares = rig.fleet.shares();
+    let mut shares = rig.fleet.share_slots();
     assert_eq!(told(&rig, &mut shares, serde_json::json!({ "counts": [] })).await, None);
     let denied = told(&rig, &mut shares, remains(1)).await;
     let own = rig.lease().await.unwrap_err();
@@ -113,7 +113,7 @@ async fn the_instance_before_us_is_told_why_nobody_can_be_helped_who_waits_there
     assert_eq!(denied.map(|denied| denied.to_string()), Some(own.to_string()), "as our own callers");
     // The model is removed while a request still waits there.
     rig.apply(|config| config.models = vec![spec("n")]).await;
-    let refused = rig.fleet.refusals();
+    let refused = rig.fleet.recent_refusals();
     assert!(matches!(refused.as_slice(), [one] if one.denied() == Some(LeaseDenied::Removed)), "{refused:?}");
     drop(shares);
     rig.end().await;

@@ -52,10 +52,10 @@ impl SentRequest for Text {
     fn bytes(&self) -> u64 {
         self.0
     }
-    fn media(&self) -> u64 {
+    fn media_count(&self) -> u64 {
         0
     }
-    fn print(&self) -> Option<RequestFingerprint> {
+    fn fingerprint(&self) -> Option<RequestFingerprint> {
         Some(RequestFingerprint(u128::from(self.0)))
     }
 }
@@ -63,7 +63,7 @@ impl SentRequest for Text {
 /// A stream that has received some tokens, one every 50 ms, and waits for the next.
 async fn streaming(rig: &Rig) -> Lease {
     let lease = rig.lease().await.unwrap();
-    lease.note_asked(Arc::new(Text(300)), true);
+    lease.note_sent(Arc::new(Text(300)), true);
     lease.note_answered(true, true);
     for _ in 0..20 {
         lease.note_waiting(Instant::now());
@@ -87,17 +87,17 @@ async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_s
     let wedged = streaming(&rig).await;
     let stalled = Instant::now();
     rig.script.last().set_work(None);
-    let cut = tokio::time::timeout(secs(400), wedged.revoked()).await;
+    let cut = tokio::time::timeout(secs(400), wedged.until_revoked()).await;
     assert!(cut.is_ok(), "{:?}", rig.kinds());
     let took = stalled.elapsed();
     assert!(took < secs(70), "the drain was waited for: {took:?}");
     // As the gateway does with a revoked request.
-    wedged.lost(RequestFingerprint(300));
+    wedged.report_lost(RequestFingerprint(300));
     drop(wedged);
     pass(secs(10)).await;
     let model = ModelName::new("m");
     assert_eq!(
-        rig.fleet.standing(&model, RequestFingerprint(300)),
+        rig.fleet.request_standing(&model, RequestFingerprint(300)),
         quarantine::RequestStanding::Suspect,
         "it may hang in this request"
     );
@@ -117,12 +117,12 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
         for time in 0..2 {
             let stuck = streaming(&rig).await;
             if time == 1 {
-                assert_eq!(stuck.alone(print).await, SolitudeResult::Granted);
+                assert_eq!(stuck.wait_alone(print).await, SolitudeResult::Granted);
             }
             rig.script.last().set_work(None);
             if patient {
-                stuck.revoked().await;
-                stuck.lost(print);
+                stuck.until_revoked().await;
+                stuck.report_lost(print);
                 drop(stuck);
             } else {
                 // The process was found wedged and drains: the request leaves now.
@@ -135,7 +135,7 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
                 drop(stuck);
             }
             pass(secs(60)).await;
-            let standing = rig.fleet.standing(&model, print);
+            let standing = rig.fleet.request_standing(&model, print);
             let right = match time {
                 0 => standing == quarantine::RequestStanding::Suspect,
                 _ => matches!(standing, quarantine::RequestStanding::Refused { .. }),
@@ -145,7 +145,7 @@ async fn a_request_in_which_its_server_hangs_twice_is_refused_also_if_its_client
         // Another start with the same command changes nothing; other arguments may help.
         rig.apply(|config| config.models[0].command.args.push("--no-mmap".to_owned())).await;
         pass(secs(60)).await;
-        let released = (rig.count("requests_released"), rig.fleet.standing(&model, print));
+        let released = (rig.count("requests_released"), rig.fleet.request_standing(&model, print));
         assert_eq!(released, (1, quarantine::RequestStanding::Clear), "{:?}", rig.kinds());
         rig.end().await;
     }

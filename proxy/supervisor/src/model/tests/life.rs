@@ -289,13 +289,13 @@ async fn bytes_on_a_lease_prove_life_when_probes_are_lost() {
 async fn a_refused_connection_closes_the_backend_until_it_has_answered() {
     let rig = Rig::new(|_, _| {}).await;
     let lease = rig.lease().await.unwrap();
-    lease.refused();
+    lease.report_refused();
     drop(lease);
     let again = rig.lease().await.unwrap();
     assert_eq!(rig.kinds(), ["starting", "ready", "suspect", "recovered"]);
     // The process is dead now, and nothing has noticed it yet.
     rig.script.last().crash();
-    again.refused();
+    again.report_refused();
     drop(again);
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
     rig.end().await;

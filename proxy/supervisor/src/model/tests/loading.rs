@@ -415,7 +415,7 @@ async fn storm(ops: Vec<Op>) {
                 if let Ok(lease) = fleet.lease(&ModelName::new(NAMES[of]), LeaseKind::Slot).await {
                     tokio::select! {
                         () = pass(Duration::from_millis(ms)) => {}
-                        () = lease.revoked() => {}
+                        () = lease.until_revoked() => {}
                     }
                 }
             })),
@@ -436,7 +436,7 @@ async fn storm(ops: Vec<Op>) {
             Op::Most(most) => drop(rig.apply(|config| config.loading.max_loaded = most).await),
             Op::With(of, other) => {
                 let with = if of == other { Vec::new() } else { vec![ModelName::new(NAMES[other])] };
-                rig.apply(|config| config.models[of].loading.with = with).await;
+                rig.apply(|config| config.models[of].loading.companions = with).await;
             }
             Op::Command(of, n) => {
                 rig.apply(|config| config.models[of].command.args[1] = n.to_string()).await;
@@ -470,7 +470,7 @@ async fn storm(ops: Vec<Op>) {
     rig.apply(|config| {
         config.loading.max_loaded = 0;
         for (model, gib) in config.models.iter_mut().zip([14, 14, 20, 4]) {
-            (model.loading.pin, model.loading.with) = (false, Vec::new());
+            (model.loading.pin, model.loading.companions) = (false, Vec::new());
             needs_whole(model, gib);
             model.run.replicas = 1;
             // Another command: failed models get a new chance.
@@ -591,7 +591,9 @@ async fn a_model_with_a_fallback_is_loaded_at_the_start_and_a_restart_in_vain_is
     assert!(is_reduced(&rig) && rig.states() == [Loaded, Unloaded], "nobody has asked for it");
     let refused = rig.fleet.restart("b").await.unwrap_err().to_string();
     assert!(refused.contains("never leave (`pin`: `a`) leave"), "{refused}");
-    assert!(rig.fleet.refuses(&ModelName::new("b")) && !rig.fleet.refuses(&ModelName::new("a")));
+    assert!(
+        rig.fleet.refuses_requests(&ModelName::new("b")) && !rig.fleet.refuses_requests(&ModelName::new("a"))
+    );
     assert!(rig.fleet.has_room(&ModelName::new("a")) && !rig.fleet.has_room(&ModelName::new("b")));
     // After it is unloaded there is room for the other model.
     rig.fleet.drain("a").await.unwrap();
@@ -677,7 +679,7 @@ async fn a_model_comes_with_another_one_and_stays_while_that_is_there() {
                 spec
             })
             .into();
-        config.models[0].loading.with = vec![ModelName::new("b")];
+        config.models[0].loading.companions = vec![ModelName::new("b")];
         config.models[1].ttl = Some(secs(20));
     })
     .await;

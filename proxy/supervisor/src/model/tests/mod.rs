@@ -120,7 +120,7 @@ impl Rig {
     /// Ends the fleet, writes its state, and checks that nothing is left of it.
     async fn end(self) {
         self.fleet.shutdown(Duration::from_secs(30)).await;
-        assert!(self.fleet.state_writer().written(secs(30)).await);
+        assert!(self.fleet.state_writer().wait_written(secs(30)).await);
         self.script.assert_all_reaped();
     }
 }
@@ -150,7 +150,7 @@ fn spec(name: &str) -> SharedSpec {
         aliases: Vec::new(),
         command: ServerCommand {
             args: vec!["-m".to_owned(), format!("{name}.gguf")],
-            ..ServerCommand::bare("/opt/llama-server".into())
+            ..ServerCommand::from_binary("/opt/llama-server".into())
         },
         run: defaults::Model { replace: ReplaceMode::Sequential, ..defaults.model },
         queue: defaults.queue,

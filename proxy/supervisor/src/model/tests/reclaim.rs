@@ -284,7 +284,7 @@ async fn growth_that_was_given_back_rests_and_is_still_called_a_leak() {
     }
     let verdict = rig.fleet.view().models[0].backends[0].memory.growth[0].clone();
     assert!(verdict.verdict.leaks(), "{verdict:?} {asked_at:?}");
-    let slope = verdict.slope.unwrap().value / warden_policies::units::exact(MIB);
+    let slope = verdict.slope.unwrap().value / warden_policies::units::as_f64(MIB);
     assert!((3.0..6.5).contains(&slope), "{slope}");
     assert!(rested && asked_at.len() >= 2, "{asked_at:?}");
     assert_eq!((rig.count("recycle_began"), rig.script.children().len()), (0, 1));

@@ -171,26 +171,26 @@ async fn what_is_wrong_with_a_configuration_is_named_and_nothing_is_taken_over()
 async fn what_becomes_known_of_a_binary_reaches_leases_that_are_held_and_replaces_nothing() {
     let mut rig = Rig::new(|_, _| {}).await;
     let held = rig.lease().await.unwrap();
-    assert_eq!(held.facts(), ServerFacts::default());
+    assert_eq!(held.server_facts(), ServerFacts::default());
     let facts = ServerFacts { stream_head: StreamHeadTime::BeforeFirstToken, ..ServerFacts::default() };
     rig.fleet
-        .learn(
+        .learn_facts(
             &ModelName::new("m"),
             "/opt/another".as_ref(),
             ServerFacts { unix_sockets: Some(false), ..facts },
         )
         .await;
-    rig.fleet.learn(&ModelName::new("m"), "/opt/llama-server".as_ref(), facts).await;
-    rig.fleet.learn(&ModelName::new("n"), "/opt/llama-server".as_ref(), ServerFacts::default()).await;
+    rig.fleet.learn_facts(&ModelName::new("m"), "/opt/llama-server".as_ref(), facts).await;
+    rig.fleet.learn_facts(&ModelName::new("n"), "/opt/llama-server".as_ref(), ServerFacts::default()).await;
     // The next view comes after the message.
     pass(secs(1)).await;
-    assert_eq!(held.facts(), facts);
+    assert_eq!(held.server_facts(), facts);
     let report = rig.apply(|config| config.models[0].facts = facts).await;
     assert_eq!(report.unchanged, names(&["m"]), "a reload finds what was learned");
     let more = ServerFacts { http_threads: Some(4), ..facts };
     let report = rig.apply(|config| config.models[0].facts = more).await;
     assert_eq!(report.updated, names(&["m"]));
-    assert_eq!((held.facts(), rig.script.children().len()), (more, 1));
+    assert_eq!((held.server_facts(), rig.script.children().len()), (more, 1));
     drop(held);
     rig.end().await;
 }

@@ -49,8 +49,8 @@ async fn leases_beyond_the_drain_deadline_are_cut_and_told() {
     .await;
     let held = rig.lease().await.unwrap();
     let restart = rig.restart_later().await;
-    tokio::time::timeout(secs(19), held.revoked()).await.expect_err("too early");
-    tokio::time::timeout(secs(2), held.revoked()).await.expect("the deadline has passed");
+    tokio::time::timeout(secs(19), held.until_revoked()).await.expect_err("too early");
+    tokio::time::timeout(secs(2), held.until_revoked()).await.expect("the deadline has passed");
     let entry = restart.await.unwrap().unwrap().remove(0);
     assert_eq!((entry.cut, entry.drained, entry.drain_ms), (1, 0, 20_000));
     let old = &rig.script.children()[0];
@@ -357,7 +357,7 @@ async fn a_watcher_holds_no_drain_and_ends_with_the_process() {
     assert_eq!(rig.fleet.view().models[0].backends[0].in_flight, 0, "nobody is busy");
     let entries = rig.fleet.restart("m").await.unwrap();
     assert_eq!((entries[0].cut, entries[0].drain_ms), (0, 0));
-    watcher.revoked().await;
+    watcher.until_revoked().await;
     drop(watcher);
     assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
     rig.end().await;
@@ -406,7 +406,7 @@ async fn a_budget_cuts_requests_when_the_machine_itself_is_short() {
     let (rig, long) = over_budget(1500 * MIB).await;
     rig.until(ModelState::Draining).await;
     pass(secs(30)).await;
-    long.revoked().await;
+    long.until_revoked().await;
     assert_eq!(rig.script.children().len(), 2, "{:?}", rig.kinds());
     drop(long);
     rig.end().await;

@@ -43,7 +43,7 @@ async fn each_generation_has_a_file_of_its_own_that_goes_with_it() {
     let rig = Rig::new(|_, _| {}).await;
     drop(rig.lease().await.unwrap());
     let first = told(&rig).unwrap();
-    assert_eq!(first, report_file::beside(&rig.script.last().socket));
+    assert_eq!(first, report_file::report_path(&rig.script.last().socket));
     std::fs::write(&first, "whatever the process wrote").unwrap();
     rig.fleet.restart("m").await.unwrap();
     let second = told(&rig).unwrap();
@@ -65,10 +65,10 @@ async fn what_an_earlier_process_of_the_same_name_left_is_not_taken_for_a_report
     let rig = Rig::new(|_, _| {}).await;
     // As in a container, where each run of the supervisor has the same PID.
     let name = ModelName::new("m");
-    let socket = crate::process::socket_name::socket(&rig.config.runtime_dir, &name, GenerationId(1));
-    std::fs::write(report_file::beside(&socket), "stale").unwrap();
+    let socket = crate::process::socket_name::socket_path(&rig.config.runtime_dir, &name, GenerationId(1));
+    std::fs::write(report_file::report_path(&socket), "stale").unwrap();
     drop(rig.lease().await.unwrap());
-    assert_eq!(told(&rig), Some(report_file::beside(&socket)));
+    assert_eq!(told(&rig), Some(report_file::report_path(&socket)));
     assert_eq!(reports_in(&rig.config.runtime_dir), 0);
     rig.end().await;
 }

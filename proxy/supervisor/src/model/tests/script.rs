@@ -255,16 +255,16 @@ impl ProcessWorld for Script {
         Box::pin(async {})
     }
 
-    fn look(&self, _command: ServerCommand, _running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
+    fn check_needs(&self, _command: ServerCommand, _running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         let sight = lock(&self.inner.sight).clone();
         Box::pin(async { sight })
     }
 
-    fn available(&self) -> Option<u64> {
+    fn available_memory(&self) -> Option<u64> {
         Some(self.inner.available.load(Ordering::SeqCst))
     }
 
-    fn free(&self, _limit: Duration) -> BoxFuture<'_, MachineMemory> {
+    fn free_memory(&self, _limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async {
             let devices = self.inner.devices();
             let free = devices.readings.iter().map(|reading| (reading.index, reading.free.unwrap()));
@@ -272,7 +272,7 @@ impl ProcessWorld for Script {
         })
     }
 
-    fn total(&self, _limit: Duration) -> BoxFuture<'_, MachineMemory> {
+    fn total_memory(&self, _limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async {
             let devices = self.inner.devices();
             let total = devices.readings.iter().map(|reading| (reading.index, reading.total.unwrap()));
@@ -280,7 +280,11 @@ impl ProcessWorld for Script {
         })
     }
 
-    fn only(&self, gpus: Vec<GpuIndex>, _limit: Duration) -> BoxFuture<'_, Option<(String, String)>> {
+    fn gpu_restriction(
+        &self,
+        gpus: Vec<GpuIndex>,
+        _limit: Duration,
+    ) -> BoxFuture<'_, Option<(String, String)>> {
         let names: Vec<String> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
         Box::pin(async move { Some(("GPUS".to_owned(), names.join(","))) })
     }
@@ -289,7 +293,7 @@ impl ProcessWorld for Script {
         self.inner.gpu.load(Ordering::SeqCst)
     }
 
-    fn minute(&self) -> Option<u16> {
+    fn minute_of_day(&self) -> Option<u16> {
         u16::try_from(self.inner.minute.load(Ordering::SeqCst)).ok()
     }
 }
@@ -559,7 +563,7 @@ impl BackendProcess for Actor {
         })
     }
 
-    fn props(&self, _timeout: Duration) -> BoxFuture<'_, ServerProps> {
+    fn read_props(&self, _timeout: Duration) -> BoxFuture<'_, ServerProps> {
         Box::pin(async {
             let tells_slots = self.tells_slots.load(Ordering::Relaxed);
             ServerProps {
@@ -567,24 +571,28 @@ impl BackendProcess for Actor {
                 n_ctx: Some(4096),
                 modalities: None,
                 build: None,
-                tells_slots,
+                reports_slots: tells_slots,
             }
         })
     }
 
-    fn set(&self, setting: ClientSetting, _timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
+    fn apply_setting(&self, setting: ClientSetting, _timeout: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move {
             lock(&self.set).push(setting.path);
             if self.role.refuses { Err("it answered 400".to_owned()) } else { Ok(()) }
         })
     }
 
-    fn ask(&self, question: BackendRequest, _timeout: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+    fn send_request(
+        &self,
+        question: BackendRequest,
+        _timeout: Duration,
+    ) -> BoxFuture<'_, Option<(u16, Bytes)>> {
         drop(question);
         Box::pin(async { None })
     }
 
-    fn out_of_memory(&self) -> BoxFuture<'_, OomEvidence> {
+    fn oom_evidence(&self) -> BoxFuture<'_, OomEvidence> {
         Box::pin(async { OomEvidence::Unknown })
     }
 
@@ -594,7 +602,7 @@ impl BackendProcess for Actor {
                 return ProcessSample::default();
             }
             let anon = self.anon.load(Ordering::SeqCst);
-            if ask.confirm {
+            if ask.by_page {
                 self.confirms.fetch_add(1, Ordering::SeqCst);
             }
             let unknown = lock(&self.world.vram_unknown).clone();
@@ -610,7 +618,7 @@ impl BackendProcess for Actor {
             self.readings.fetch_add(1, Ordering::SeqCst);
             let sample = ProcessSample {
                 host: Some(HostMemory { anon, swap: 0, rss: anon }),
-                confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
+                confirmed: ask.by_page.then(|| lock(&self.exact).unwrap_or(anon)),
                 vram: if uses { vec![vram] } else { Vec::new() },
                 no_vram: unknown.map(|why| NoVram { why, is_normal: false }),
                 unmeasured: None,
@@ -634,9 +642,9 @@ impl BackendProcess for Actor {
         })
     }
 
-    fn effort(&self) -> BoxFuture<'_, Option<ProcessActivity>> {
+    fn read_effort(&self) -> BoxFuture<'_, Option<ProcessActivity>> {
         let moved = self.born.elapsed().min(self.role.moves_for).as_secs();
-        Box::pin(async move { Some(ProcessActivity { said: moved, ..ProcessActivity::default() }) })
+        Box::pin(async move { Some(ProcessActivity { output: moved, ..ProcessActivity::default() }) })
     }
 
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult> {

@@ -143,7 +143,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
                         assert!(!actor.was_to_end(granted), "a lease on a process told to end");
                         tokio::select! {
                             () = pass(Duration::from_millis(ms)) => lease.note_progress(),
-                            () = lease.revoked() => {}
+                            () = lease.until_revoked() => {}
                         }
                     }
                 }));
@@ -158,7 +158,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
             Op::Refused => {
                 drop(tasks.spawn(async move {
                     if let Ok(lease) = fleet.lease(&ModelName::new("m"), LeaseKind::Aux).await {
-                        lease.refused();
+                        lease.report_refused();
                     }
                 }));
             }

@@ -28,7 +28,7 @@ pub(in crate::model) struct KeptState {
     replica: u32,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    pub(in crate::model) luggage: SharedWarmState,
+    pub(in crate::model) warm_state: SharedWarmState,
     /// Why there are no slot files.
     pub(in crate::model) no_file: Option<NoFileReason>,
     until: Instant,
@@ -36,7 +36,7 @@ pub(in crate::model) struct KeptState {
 
 impl UnloadedState {
     /// Stores the state of a process that ends without a successor.
-    pub(super) fn leave(
+    pub(super) fn store(
         &mut self,
         replica: u32,
         left: (GenerationId, WarmState, Option<NoFileReason>),
@@ -45,17 +45,17 @@ impl UnloadedState {
         let (from, bag, no_file) = left;
         self.0.retain(|left| left.replica != replica);
         let until = clock::after(Instant::now(), time);
-        self.0.push(KeptState { replica, from, luggage: Arc::new(Mutex::new(Some(bag))), no_file, until });
+        self.0.push(KeptState { replica, from, warm_state: Arc::new(Mutex::new(Some(bag))), no_file, until });
     }
 
     /// Adds the saved slots. Returns false if the generation left nothing.
-    pub(super) fn put(&self, from: GenerationId, bag: WarmState) -> bool {
+    pub(super) fn add_slots(&self, from: GenerationId, bag: WarmState) -> bool {
         let left = self.0.iter().find(|left| left.from == from);
-        left.map(|left| *lock(&left.luggage) = Some(bag)).is_some()
+        left.map(|left| *lock(&left.warm_state) = Some(bag)).is_some()
     }
 
     /// State for the next process of a replica.
-    pub(super) fn of(&self, replica: u32) -> Option<&KeptState> {
+    pub(super) fn state_for(&self, replica: u32) -> Option<&KeptState> {
         self.0.iter().find(|left| left.replica == replica)
     }
 
@@ -69,30 +69,30 @@ impl UnloadedState {
     /// Removes slot files that are in memory.
     pub(super) fn clear_files(&self) {
         for left in &self.0 {
-            let mut bag = lock(&left.luggage);
-            if matches!(&*bag, Some(WarmState::Parcel(Some(parcel))) if parcel.files.are_in_memory()) {
-                *bag = Some(WarmState::Parcel(None));
+            let mut bag = lock(&left.warm_state);
+            if matches!(&*bag, Some(WarmState::Saved(Some(parcel))) if parcel.files.are_in_memory()) {
+                *bag = Some(WarmState::Saved(None));
             }
         }
     }
 
     /// Removes unused state of a replica whose process is ready.
-    pub(super) fn arrived(&mut self, replica: u32) {
+    pub(super) fn drop_replica(&mut self, replica: u32) {
         self.0.retain(|left| left.replica != replica);
     }
 
     /// Drops the state of surplus replicas and returns their generations.
-    pub(super) fn keep(&mut self, replicas: u32) -> Vec<GenerationId> {
+    pub(super) fn retain_replicas(&mut self, replicas: u32) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.replica >= replicas).map(|left| left.from).collect()
     }
 
     /// Drops expired state and returns its generations.
-    pub(super) fn sweep(&mut self, now: Instant) -> Vec<GenerationId> {
+    pub(super) fn drop_expired(&mut self, now: Instant) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.until <= now).map(|left| left.from).collect()
     }
 
     /// Next expiry.
-    pub(in crate::model) fn next(&self) -> Option<Instant> {
+    pub(in crate::model) fn next_expiry(&self) -> Option<Instant> {
         self.0.iter().map(|left| left.until).min()
     }
 }

@@ -29,11 +29,11 @@ pub(in crate::model) struct GateWarmer {
     /// Generation to warm.
     pub(in crate::model) to: GenerationId,
     /// Slots with restored contents.
-    pub(in crate::model) used: Vec<u32>,
+    pub(in crate::model) used_slots: Vec<u32>,
     /// Restored conversations whose reuse is not proven yet.
     pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
     /// Slots with an unfinished prompt; free until a request uses them.
-    pub(in crate::model) begun: Vec<u32>,
+    pub(in crate::model) begun_slots: Vec<u32>,
     pub(in crate::model) timeout: Duration,
 }
 
@@ -57,7 +57,7 @@ impl GateWarmer {
             tokio::time::sleep(QUIET_POLL_INTERVAL).await;
         }
         loop {
-            let Some(kept) = self.next(&tried) else {
+            let Some(kept) = self.next_conversation(&tried) else {
                 // Requests still running in the old process will leave conversations to warm.
                 if self.leases.in_flight(self.from) > 0
                     && self.leases.is_open(self.to)
@@ -68,13 +68,13 @@ impl GateWarmer {
                 }
                 break;
             };
-            let done = match tokio::time::timeout_at(until, self.one(&kept)).await {
+            let done = match tokio::time::timeout_at(until, self.warm_one(&kept)).await {
                 Ok(done) => done,
                 Err(_) => WarmResult::Cold(ColdReason::Time),
             };
             match done {
                 WarmResult::Evaluated => {
-                    self.leases.turns.moved(&kept, self.to);
+                    self.leases.turns.move_conversation(&kept, self.to);
                     warmth.evaluated += 1;
                 }
                 WarmResult::Cold(why) => warmth.count_cold(why, 1),
@@ -88,35 +88,35 @@ impl GateWarmer {
     }
 
     /// Latest conversation of the old process that this one lacks and can evaluate.
-    fn next(&self, tried: &[Arc<KeptConversation>]) -> Option<Arc<KeptConversation>> {
-        let all = self.leases.turns.of(self.from);
+    fn next_conversation(&self, tried: &[Arc<KeptConversation>]) -> Option<Arc<KeptConversation>> {
+        let all = self.leases.turns.conversations_of(self.from);
         all.into_iter()
             .filter(|kept| kept.turn.body.is_some())
             .find(|kept| !tried.iter().chain(&self.restored).any(|known| Arc::ptr_eq(known, kept)))
     }
 
     /// True if the conversation has not come back by itself.
-    fn waits(&self, kept: &Arc<KeptConversation>) -> bool {
-        self.leases.turns.of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
+    fn is_waiting(&self, kept: &Arc<KeptConversation>) -> bool {
+        self.leases.turns.conversations_of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
     }
 
-    async fn one(&mut self, kept: &Arc<KeptConversation>) -> WarmResult {
-        if !self.quiet(kept).await {
+    async fn warm_one(&mut self, kept: &Arc<KeptConversation>) -> WarmResult {
+        if !self.wait_quiet(kept).await {
             return WarmResult::Gone;
         }
-        let Some(tokens) = self.tokens(kept).await else { return WarmResult::Cold(ColdReason::Refused) };
+        let Some(tokens) = self.tokenize(kept).await else { return WarmResult::Cold(ColdReason::Refused) };
         let Some(slot) = self.empty_slot().await else { return WarmResult::Cold(ColdReason::Slots) };
-        self.used.push(slot);
+        self.used_slots.push(slot);
         let mut pieces = PromptPieces::new(warden_policies::defaults().warmth.piece);
         let mut done = 0;
-        let mut requests = self.requests();
+        let mut requests = self.answered_requests();
         while done < tokens.len() {
-            if !self.quiet(kept).await {
+            if !self.wait_quiet(kept).await {
                 return WarmResult::Gone;
             }
-            if requests != self.requests() {
-                requests = self.requests();
-                if !self.has(slot, done).await {
+            if requests != self.answered_requests() {
+                requests = self.answered_requests();
+                if !self.slot_holds(slot, done).await {
                     // A request uses the slot now.
                     return WarmResult::Cold(ColdReason::Slots);
                 }
@@ -129,7 +129,7 @@ impl GateWarmer {
             let begun = Instant::now();
             let body = body.to_string().into_bytes();
             match slot_talk::touch(self.process.as_ref(), "/completion", body, self.timeout).await {
-                TouchResult::Counted(_, evaluated) => pieces.took(evaluated.max(1), begun.elapsed()),
+                TouchResult::Counted(_, evaluated) => pieces.record_time(evaluated.max(1), begun.elapsed()),
                 TouchResult::Refused => return WarmResult::Cold(ColdReason::Refused),
                 TouchResult::Silent => return WarmResult::Gone,
             }
@@ -139,10 +139,10 @@ impl GateWarmer {
     }
 
     /// Waits until nothing has run for a while. Returns false if the conversation needs no warming any more.
-    async fn quiet(&self, kept: &Arc<KeptConversation>) -> bool {
+    async fn wait_quiet(&self, kept: &Arc<KeptConversation>) -> bool {
         let least = warden_policies::defaults().warmth.quiet_for;
         loop {
-            if !self.process.is_running() || !self.leases.is_open(self.to) || !self.waits(kept) {
+            if !self.process.is_running() || !self.leases.is_open(self.to) || !self.is_waiting(kept) {
                 return false;
             }
             let idle = self.leases.idle_since(self.to).is_some_and(|since| since.elapsed() >= least);
@@ -154,17 +154,17 @@ impl GateWarmer {
     }
 
     /// Tokens of the prompt with its answer, from the process's tokenizer.
-    async fn tokens(&self, kept: &KeptConversation) -> Option<Vec<Value>> {
+    async fn tokenize(&self, kept: &KeptConversation) -> Option<Vec<Value>> {
         let request = kept.turn.body.as_ref()?;
         let mut said = &kept.turn.said;
         let prompt = loop {
-            let body = touch::body(request, said, None)?;
+            let body = touch::touch_body(request, said, None)?;
             let asked: Value = serde_json::from_slice(&body).ok()?;
             if let Some(prompt) = asked.get("prompt") {
                 break prompt.clone();
             }
             if let Some(mut answer) =
-                slot_talk::post(self.process.as_ref(), "/apply-template", body, self.timeout).await
+                slot_talk::post_json(self.process.as_ref(), "/apply-template", body, self.timeout).await
             {
                 break answer["prompt"].take();
             }
@@ -179,7 +179,7 @@ impl GateWarmer {
                 let body = json!({ "content": text, "add_special": true, "parse_special": true });
                 let body = body.to_string().into_bytes();
                 let mut answer =
-                    slot_talk::post(self.process.as_ref(), "/tokenize", body, self.timeout).await?;
+                    slot_talk::post_json(self.process.as_ref(), "/tokenize", body, self.timeout).await?;
                 match answer["tokens"].take() {
                     Value::Array(tokens) if !tokens.is_empty() => Some(tokens),
                     _ => None,
@@ -190,25 +190,27 @@ impl GateWarmer {
     }
 
     /// Number of requests that the process has answered.
-    fn requests(&self) -> u64 {
+    fn answered_requests(&self) -> u64 {
         self.leases.work(self.to).unwrap_or_default().requests
     }
 
     /// True if the slot still holds the evaluated prompt.
-    async fn has(&self, slot: u32, tokens: usize) -> bool {
-        let Some(told) = slot_talk::slots(self.process.as_ref(), self.timeout).await else { return false };
+    async fn slot_holds(&self, slot: u32, tokens: usize) -> bool {
+        let Some(told) = slot_talk::list_slots(self.process.as_ref(), self.timeout).await else {
+            return false;
+        };
         let found = told.iter().find(|told| told.facts.id == slot);
         found.is_some_and(|told| !told.facts.busy && told.facts.tokens == Some(tokens as u64))
     }
 
     /// A slot without any contents.
     async fn empty_slot(&self) -> Option<u32> {
-        let told = slot_talk::slots(self.process.as_ref(), self.timeout).await?;
-        let nobody_came = self.requests() == 0;
+        let told = slot_talk::list_slots(self.process.as_ref(), self.timeout).await?;
+        let nobody_came = self.answered_requests() == 0;
         let is_free = |slot: &slot_talk::ReportedSlot| {
-            slot.is_empty || (nobody_came && !slot.facts.busy && self.begun.contains(&slot.facts.id))
+            slot.is_empty || (nobody_came && !slot.facts.busy && self.begun_slots.contains(&slot.facts.id))
         };
-        let empty = told.iter().find(|slot| is_free(slot) && !self.used.contains(&slot.facts.id));
+        let empty = told.iter().find(|slot| is_free(slot) && !self.used_slots.contains(&slot.facts.id));
         empty.map(|slot| slot.facts.id)
     }
 }

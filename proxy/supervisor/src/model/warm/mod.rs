@@ -33,7 +33,7 @@ pub(super) use self::away::UnloadedState;
 use self::behind::GateWarmer;
 use self::pack::{SavedSlots, SlotPacking};
 use self::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
-use super::recipe::recipe;
+use super::recipe::process_recipe;
 use super::replacement::Replacement;
 use super::unit::{LiveGeneration, UnitId, UnitRole};
 use super::{HelperReport, ModelTask};
@@ -79,34 +79,34 @@ impl ModelTask {
     /// Starts or stops keeping conversations, by the configuration.
     pub(super) fn enable_conversations(&self) {
         let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
-        self.leases.turns.set(keeps);
+        self.leases.turns.set_enabled(keeps);
     }
 
     /// Slot directory of a new process; `None` if it saves no slots.
     pub(super) fn slot_files(&self, socket: &std::path::Path) -> Option<Arc<SlotFiles>> {
         let command = &self.spec.command;
-        self.no_file(command).is_none().then(|| Arc::new(SlotFiles::of(command, socket)))
+        self.command_no_file(command).is_none().then(|| Arc::new(SlotFiles::from_command(command, socket)))
     }
 
     /// True if a process did not start because of the slot directory, as a wrapper may start its server
     /// where the directory does not exist. From then on no process gets one.
     pub(super) fn refuses_slot_files(&mut self, lines: &[String]) -> bool {
         let news = !self.experience.refuses_slot_files
-            && self.no_file(&self.spec.command).is_none()
-            && !slot_files::is_given(&self.spec.command)
+            && self.command_no_file(&self.spec.command).is_none()
+            && !slot_files::has_given_directory(&self.spec.command)
             && lines.iter().any(|line| line.contains(slot_files::SLOT_PATH_FLAG));
         self.experience.refuses_slot_files |= news;
         news
     }
 
     /// Why processes with this command save no slots, if known before the start.
-    fn no_file(&self, command: &ServerCommand) -> Option<NoFileReason> {
+    fn command_no_file(&self, command: &ServerCommand) -> Option<NoFileReason> {
         let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
         match () {
             () if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 => {
                 Some(NoFileReason::Off)
             }
-            () if !can && !slot_files::is_given(command) => Some(NoFileReason::Build),
+            () if !can && !slot_files::has_given_directory(command) => Some(NoFileReason::Build),
             () => hints::no_slot_files(command),
         }
     }
@@ -114,11 +114,11 @@ impl ModelTask {
     /// Why a running process saves no slots for its successor.
     fn process_no_file(&self, live: &LiveGeneration) -> Option<NoFileReason> {
         let Some(kin) = live.cell.kin.get() else { return Some(NoFileReason::Other) };
-        if recipe(&self.spec).command() != live.made_of.command() {
+        if process_recipe(&self.spec).command() != live.recipe.command() {
             // The next process has another command.
             return Some(NoFileReason::Other);
         }
-        self.no_file(live.made_of.command())
+        self.command_no_file(live.recipe.command())
             .or_else(|| live.slot_files.is_none().then_some(NoFileReason::Build))
             .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFileReason::Adapters))
             .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFileReason::NotReused))
@@ -130,7 +130,7 @@ impl ModelTask {
     }
 
     /// Inputs for saving the slots of a process, or why they are not saved.
-    fn packing(&self, live: &LiveGeneration, alone: bool) -> Result<SlotPacking, NoFileReason> {
+    fn make_packing(&self, live: &LiveGeneration, alone: bool) -> Result<SlotPacking, NoFileReason> {
         if let Some(why) = self.process_no_file(live) {
             return Err(why);
         }
@@ -142,11 +142,11 @@ impl ModelTask {
             process: Arc::clone(process),
             files: Arc::clone(files),
             kin: *kin,
-            conversations: self.leases.turns.of(live.id),
+            conversations: self.leases.turns.conversations_of(live.id),
             slots: live.slots.unwrap_or(1),
             bytes: self.spec.run.warm_bytes.0,
-            available: self.context.world.available(),
-            pace: self.leases.turns.pace(),
+            available: self.context.world.available_memory(),
+            pace: self.leases.turns.prompt_pace(),
             shows_within: self.spec.lifecycle.slot_shows_within,
             alone,
             until: clock::after(Instant::now(), warden_policies::defaults().warmth.before_gate / 2),
@@ -157,16 +157,16 @@ impl ModelTask {
     pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return true };
         let Some(live) = &unit.live else { return true };
-        let reason = self.replacements.of(live.id).map(Replacement::reason);
-        let goes = unit.machine.then() == Some(AfterStop::Idle)
+        let reason = self.replacements.replacement_of(live.id).map(Replacement::reason);
+        let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
             && reason.is_none()
             && unit.replica < self.spec.run.replicas
             && self.spec.run.warm != WarmMode::Off
             && live.is_well()
             && !self.spec.run.warm_away.is_zero();
-        let follows = unit.machine.then() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
+        let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
         let planned = unit.role == UnitRole::Current && (follows || goes);
-        if !planned || live.hurried || live.crashed.is_some() || self.end.is_some() {
+        if !planned || live.short_grace || live.crashed_at.is_some() || self.end.is_some() {
             return true;
         }
         match live.packed {
@@ -175,24 +175,24 @@ impl ModelTask {
             PackProgress::NotYet => {}
         }
         let (generation, replica) = (live.id, unit.replica);
-        if let Some(from) = live.came_from.filter(|_| goes) {
+        if let Some(from) = live.warmed_from.filter(|_| goes) {
             // Conversations of an earlier process that were not evaluated here are passed on too.
-            self.leases.turns.inherit(from, generation);
+            self.leases.turns.move_all(from, generation);
         }
-        if self.leases.turns.of(generation).is_empty() {
+        if self.leases.turns.conversations_of(generation).is_empty() {
             return true;
         }
-        let mut packing = self.packing(live, true);
-        let bag = WarmState::Parcel(None);
+        let mut packing = self.make_packing(live, true);
+        let bag = WarmState::Saved(None);
         if goes {
             let no_file = packing.as_ref().err().copied();
-            self.away.leave(replica, (generation, bag, no_file), self.spec.run.warm_away);
+            self.kept_state.store(replica, (generation, bag, no_file), self.spec.run.warm_away);
             if let Ok(packing) = &mut packing {
                 packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
                 packing.until = packing.until.min(clock::after(Instant::now(), away::SLOT_SAVE_TIMEOUT));
             }
         } else {
-            self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
+            self.replacements.set_warm_state(generation, Arc::new(Mutex::new(Some(bag))));
         }
         let Some(unit) = self.unit_mut(id) else { return true };
         let Some(live) = &mut unit.live else { return true };
@@ -212,42 +212,44 @@ impl ModelTask {
         {
             *at = (*at).max(until);
         }
-        self.help(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
+        self.spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
         false
     }
 
     /// Handles the saved slots of a drained process.
-    pub(super) fn packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
+    pub(super) fn note_packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
         let Some(unit) = self.unit_mut(id) else { return };
         let drains = unit.phase() == BackendPhase::Draining;
         let Some(live) = &mut unit.live else { return };
         // A process that serves again is packed again at its next drain.
         live.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
         if drains {
-            let bag = WarmState::Parcel(Some(Box::new(parcel)));
-            if self.replacements.of(generation).is_some() {
-                self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
+            let bag = WarmState::Saved(Some(Box::new(parcel)));
+            if self.replacements.replacement_of(generation).is_some() {
+                self.replacements.set_warm_state(generation, Arc::new(Mutex::new(Some(bag))));
             } else {
-                self.away.put(generation, bag);
+                self.kept_state.add_slots(generation, bag);
             }
         }
-        self.changed();
+        self.note_action();
     }
 
     /// Inputs for warming a process that replaces another one.
-    pub(super) fn unpacking(&mut self, id: UnitId) -> Option<ProcessWarming> {
+    pub(super) fn replacement_unpacking(&mut self, id: UnitId) -> Option<ProcessWarming> {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
         let (replica, role) = (unit.replica, unit.role);
-        let Some(replacement) = self.replacements.of_replica(replica) else { return self.returning(id) };
+        let Some(replacement) = self.replacements.of_replica(replica) else {
+            return self.unloaded_unpacking(id);
+        };
         if !is_planned(replacement.reason()) {
             return None;
         }
-        let Some(from) = replacement.from() else { return self.returning(id) };
+        let Some(from) = replacement.from() else { return self.unloaded_unpacking(id) };
         if from == live.id {
             return None;
         }
-        if self.spec.run.warm == WarmMode::Off || self.leases.turns.of(from).is_empty() {
+        if self.spec.run.warm == WarmMode::Off || self.leases.turns.conversations_of(from).is_empty() {
             return None;
         }
         let mut no_file = replacement.no_file;
@@ -255,27 +257,27 @@ impl ModelTask {
             replacement.reason(),
             Reason::HostHard | Reason::VramHard | Reason::SharedHost | Reason::SharedVram
         );
-        if role == UnitRole::Successor && replacement.luggage.is_none() {
-            let old = self.current(replica)?.live.as_ref().filter(|old| old.id == from)?;
-            let packing = self.packing(old, false);
+        if role == UnitRole::Successor && replacement.warm_state.is_none() {
+            let old = self.current_unit(replica)?.live.as_ref().filter(|old| old.id == from)?;
+            let packing = self.make_packing(old, false);
             no_file = packing.as_ref().err().copied();
-            let bag = WarmState::Old(packing.ok().map(Box::new));
-            self.replacements.bring(from, Arc::new(Mutex::new(Some(bag))));
+            let bag = WarmState::Serving(packing.ok().map(Box::new));
+            self.replacements.set_warm_state(from, Arc::new(Mutex::new(Some(bag))));
             if let Some(why) = no_file {
                 self.replacements.set_no_file(from, why);
             }
         }
-        let luggage = self.replacements.of_replica(replica)?.luggage.as_ref()?;
+        let luggage = self.replacements.of_replica(replica)?.warm_state.as_ref()?;
         self.make_unpacking(id, from, (luggage, no_file), urgent)
     }
 
     /// Inputs for warming a process after its model was unloaded.
-    fn returning(&self, id: UnitId) -> Option<ProcessWarming> {
-        let left = self.away.of(self.unit(id)?.replica)?;
-        if self.spec.run.warm == WarmMode::Off || self.leases.turns.of(left.from).is_empty() {
+    fn unloaded_unpacking(&self, id: UnitId) -> Option<ProcessWarming> {
+        let left = self.kept_state.state_for(self.unit(id)?.replica)?;
+        if self.spec.run.warm == WarmMode::Off || self.leases.turns.conversations_of(left.from).is_empty() {
             return None;
         }
-        self.make_unpacking(id, left.from, (&left.luggage, left.no_file), false)
+        self.make_unpacking(id, left.from, (&left.warm_state, left.no_file), false)
     }
 
     /// Inputs for warming a process with the conversations of another one.
@@ -289,7 +291,7 @@ impl ModelTask {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
         Some(ProcessWarming {
-            luggage: Arc::clone(luggage),
+            warm_state: Arc::clone(luggage),
             leases: Arc::clone(&self.leases),
             from,
             cell: Arc::clone(&live.cell),
@@ -303,11 +305,11 @@ impl ModelTask {
     }
 
     /// Drops the state kept for a replica whose process is ready.
-    pub(super) fn arrived(&mut self, id: UnitId) {
+    pub(super) fn drop_used_state(&mut self, id: UnitId) {
         if let Some(replica) =
             self.unit(id).filter(|unit| unit.role == UnitRole::Current).map(|unit| unit.replica)
         {
-            self.away.arrived(replica);
+            self.kept_state.drop_replica(replica);
         }
     }
 
@@ -315,46 +317,46 @@ impl ModelTask {
     pub(super) fn drop_disallowed_state(&mut self) {
         let run = &self.spec.run;
         let allowed = run.warm != WarmMode::Off && !run.warm_away.is_zero();
-        for from in self.away.keep(if allowed { run.replicas } else { 0 }) {
-            self.leases.turns.forget(from);
+        for from in self.kept_state.retain_replicas(if allowed { run.replicas } else { 0 }) {
+            self.leases.turns.forget_generation(from);
         }
     }
 
     /// Removes slot files that are in memory, because memory is needed. The prompts stay and are evaluated
     /// again.
     pub(super) fn clear_kept_files(&self) {
-        self.away.clear_files();
+        self.kept_state.clear_files();
     }
 
     /// Drops expired state.
     pub(super) fn drop_expired_state(&mut self, now: Instant) {
-        for from in self.away.sweep(now) {
-            self.leases.turns.forget(from);
+        for from in self.kept_state.drop_expired(now) {
+            self.leases.turns.forget_generation(from);
         }
     }
 
     /// Handles a process that ended before it was ready. If it was being warmed, a conversation may be the
     /// cause, so the next process gets none of them.
     pub(super) fn note_warming_death(&mut self, replica: u32) {
-        let returns = self.away.of(replica).filter(|left| lock(&left.luggage).is_none());
+        let returns = self.kept_state.state_for(replica).filter(|left| lock(&left.warm_state).is_none());
         if let Some(from) = returns.map(|left| left.from) {
-            self.away.take(from);
-            self.leases.turns.forget(from);
+            self.kept_state.take(from);
+            self.leases.turns.forget_generation(from);
         }
         let Some(replacement) = self.replacements.of_replica(replica) else { return };
-        let is_taken = replacement.luggage.as_ref().is_some_and(|bag| lock(bag).is_none());
+        let is_taken = replacement.warm_state.as_ref().is_some_and(|bag| lock(bag).is_none());
         if is_taken && let Some(from) = replacement.from() {
-            self.leases.turns.forget(from);
+            self.leases.turns.forget_generation(from);
         }
     }
 
     /// Records the result of warming a process that is ready.
-    pub(super) fn warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
+    pub(super) fn note_warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
         let Some(live) = self.live(id) else { return };
         let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
         let WarmingResult { from, warmth, warm, restored, used, begun, .. } = unpacked;
         for kept in warm {
-            self.leases.turns.moved(&kept, to);
+            self.leases.turns.move_conversation(&kept, to);
         }
         if warmth.no_file == Some(NoFileReason::NotReused)
             && let Some(kin) = kin
@@ -366,25 +368,26 @@ impl ModelTask {
         }
         self.replacements.note_warm(from, &warmth);
         if let Some(live) = self.live_mut(id) {
-            live.came_from = Some(from);
+            live.warmed_from = Some(from);
         }
-        if self.away.take(from) {
-            self.tell(Some(to), EventKind::CameBack { warmth });
+        if self.kept_state.take(from) {
+            self.log_event(Some(to), EventKind::CameBack { warmth });
         }
         let Some(process) = process else { return };
         let leases = Arc::clone(&self.leases);
         let timeout = self.spec.lifecycle.probe_timeout;
-        let behind = GateWarmer { process, leases, from, to, used, restored, begun, timeout };
-        self.help(to, async move { HelperReport::Warmed(Box::new(behind.run().await)) });
+        let behind =
+            GateWarmer { process, leases, from, to, used_slots: used, restored, begun_slots: begun, timeout };
+        self.spawn_helper(to, async move { HelperReport::Warmed(Box::new(behind.run().await)) });
     }
 
     /// Records the result of warming after the gate had opened.
     pub(super) fn note_gate_warmed(&mut self, generation: GenerationId, warmth: WarmthReport) {
         if warmth.conversations > 0 {
             if let Some(last) = &mut self.replacements.warm {
-                last.settle(&warmth);
+                last.add_later(&warmth);
             }
-            self.tell(Some(generation), EventKind::Warmed { warmth });
+            self.log_event(Some(generation), EventKind::Warmed { warmth });
         }
     }
 }

@@ -57,15 +57,15 @@ pub(in crate::model) struct SavedSlot {
     pub(in crate::model) slot: u32,
     pub(in crate::model) tokens: u64,
     /// Conversation in the slot, if known.
-    pub(in crate::model) of: Option<Arc<KeptConversation>>,
+    pub(in crate::model) conversation: Option<Arc<KeptConversation>>,
 }
 
 /// Result for one slot.
 enum SaveResult {
     Packed,
     /// The slot holds too few tokens.
-    Little,
-    Not(NoFileReason),
+    TooSmall,
+    Failed(NoFileReason),
 }
 
 impl SlotPacking {
@@ -80,9 +80,9 @@ impl SlotPacking {
             bytes: 0,
             took: Duration::ZERO,
         };
-        let mut room = FileRoom::new(self.bytes, self.files.free(self.available), numbers.room);
+        let mut room = FileRoom::new(self.bytes, self.files.free_bytes(self.available), numbers.room);
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
-        let told = slot_talk::slots(self.process.as_ref(), self.left()).await;
+        let told = slot_talk::list_slots(self.process.as_ref(), self.time_left()).await;
         let facts: Vec<SlotFacts> = match told {
             Some(told) => told.iter().map(|slot| slot.facts).collect(),
             // The server does not report slots; without requests none is busy.
@@ -93,11 +93,11 @@ impl SlotPacking {
         };
         let mut empty = Vec::new();
         let tokens_of = |id: u32| facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
-        let mut order = warmth::order(&facts, &sizes, 0);
+        let mut order = warmth::slots_to_save(&facts, &sizes, 0);
         // If the latest slot might be too large, a small one shows the size of a token.
         let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= numbers.least_tokens);
         if let Some(first) = order.first()
-            && !room.has(self.expected(tokens_of(*first)))
+            && !room.has(self.expected_tokens(tokens_of(*first)))
             && let Some(small) = order.iter().copied().filter(|id| worth(id).is_some()).min_by_key(worth)
         {
             order.retain(|id| *id != small);
@@ -109,10 +109,10 @@ impl SlotPacking {
                 empty.push(id);
                 continue;
             }
-            match self.save(id, id, tokens, None, &mut room, &mut parcel).await {
+            match self.save_slot(id, id, tokens, None, &mut room, &mut parcel).await {
                 SaveResult::Packed => {}
-                SaveResult::Little => empty.push(id),
-                SaveResult::Not(why) => {
+                SaveResult::TooSmall => empty.push(id),
+                SaveResult::Failed(why) => {
                     parcel.no_file = parcel.no_file.or(Some(why));
                     if matches!(why, NoFileReason::Time | NoFileReason::Failed | NoFileReason::Dearer) {
                         break;
@@ -124,7 +124,7 @@ impl SlotPacking {
             self.recall_cached(&empty, &mut room, &mut parcel).await;
         }
         let packed = |kept: &Arc<KeptConversation>| {
-            parcel.slots.iter().any(|slot| slot.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
+            parcel.slots.iter().any(|slot| slot.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
         };
         if parcel.no_file.is_none() && !empty.is_empty() && !self.conversations.iter().all(packed) {
             parcel.no_file = Some(NoFileReason::Empty);
@@ -133,22 +133,22 @@ impl SlotPacking {
             let of = of.as_ref()?;
             self.conversations.iter().position(|kept| Arc::ptr_eq(kept, of))
         };
-        parcel.slots.sort_by_key(|slot| place(&slot.of).unwrap_or(usize::MAX));
+        parcel.slots.sort_by_key(|slot| place(&slot.conversation).unwrap_or(usize::MAX));
         parcel.took = begun.elapsed();
         parcel
     }
 
-    fn left(&self) -> Duration {
+    fn time_left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
 
     /// Tokens of a slot, or those of the largest conversation if the server does not report them.
-    fn expected(&self, tokens: Option<u64>) -> Option<u64> {
+    fn expected_tokens(&self, tokens: Option<u64>) -> Option<u64> {
         tokens.or_else(|| self.conversations.iter().map(|kept| kept.tokens()).max())
     }
 
     /// Saves a slot, to be restored in slot `place`. `of`: its conversation, if known.
-    async fn save(
+    async fn save_slot(
         &self,
         slot: u32,
         place: u32,
@@ -157,53 +157,58 @@ impl SlotPacking {
         room: &mut FileRoom,
         parcel: &mut SavedSlots,
     ) -> SaveResult {
-        if self.left().is_zero() {
-            return SaveResult::Not(NoFileReason::Time);
+        if self.time_left().is_zero() {
+            return SaveResult::Failed(NoFileReason::Time);
         }
-        if !room.has(self.expected(tokens)) {
-            return SaveResult::Not(NoFileReason::Room);
+        if !room.has(self.expected_tokens(tokens)) {
+            return SaveResult::Failed(NoFileReason::Room);
         }
-        let name = self.files.name(parcel.slots.len());
-        if let Err(error) = self.files.make(&name) {
+        let name = self.files.file_name(parcel.slots.len());
+        if let Err(error) = self.files.create_file(&name) {
             tracing::warn!(%error, "cannot make a file for a slot");
-            return SaveResult::Not(NoFileReason::Failed);
+            return SaveResult::Failed(NoFileReason::Failed);
         }
         let begun = Instant::now();
-        let saved = slot_talk::save(self.process.as_ref(), slot, &name, self.left()).await;
+        let saved = slot_talk::save_slot(self.process.as_ref(), slot, &name, self.time_left()).await;
         let took = begun.elapsed();
-        let sealed = self.files.seal(&name);
+        let sealed = self.files.seal_file(&name);
         let outcome = match (saved, sealed) {
             // A slot that is busy by now is saved when it becomes free, and then the file is useless.
-            (Err(SlotFailure::Silent), _) => SaveResult::Not(NoFileReason::Time),
-            (Err(SlotFailure::Said), _) | (_, Err(_)) => SaveResult::Not(NoFileReason::Failed),
+            (Err(SlotFailure::Silent), _) => SaveResult::Failed(NoFileReason::Time),
+            (Err(SlotFailure::Rejected), _) | (_, Err(_)) => SaveResult::Failed(NoFileReason::Failed),
             (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => {
-                SaveResult::Little
+                SaveResult::TooSmall
             }
             // A full disk shows only here, because the server reports success.
             (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => {
-                SaveResult::Not(NoFileReason::Room)
+                SaveResult::Failed(NoFileReason::Room)
             }
             (Ok((tokens, bytes)), Ok(_)) => {
-                if !room.take(tokens, bytes) {
-                    SaveResult::Not(NoFileReason::Room)
-                } else if warmth::pays(tokens, took.as_secs_f64() * 1000.0, self.pace) {
-                    let of = of.cloned().or_else(|| self.whose(tokens, parcel));
+                if !room.record_file(tokens, bytes) {
+                    SaveResult::Failed(NoFileReason::Room)
+                } else if warmth::is_worthwhile(tokens, took.as_secs_f64() * 1000.0, self.pace) {
+                    let of = of.cloned().or_else(|| self.find_conversation(tokens, parcel));
                     parcel.bytes += bytes;
-                    parcel.slots.push(SavedSlot { name: name.clone(), slot: place, tokens, of });
+                    parcel.slots.push(SavedSlot {
+                        name: name.clone(),
+                        slot: place,
+                        tokens,
+                        conversation: of,
+                    });
                     return SaveResult::Packed;
                 } else {
-                    SaveResult::Not(NoFileReason::Dearer)
+                    SaveResult::Failed(NoFileReason::Dearer)
                 }
             }
         };
-        self.files.remove(&name);
+        self.files.remove_file(&name);
         outcome
     }
 
     /// Conversation held by a slot with this many tokens.
-    fn whose(&self, tokens: u64, parcel: &SavedSlots) -> Option<Arc<KeptConversation>> {
+    fn find_conversation(&self, tokens: u64, parcel: &SavedSlots) -> Option<Arc<KeptConversation>> {
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
-        let of = parcel.slots.iter().filter_map(|slot| slot.of.as_ref());
+        let of = parcel.slots.iter().filter_map(|slot| slot.conversation.as_ref());
         let taken: Vec<usize> =
             of.filter_map(|of| self.conversations.iter().position(|kept| Arc::ptr_eq(kept, of))).collect();
         let index = warmth::conversation_of(tokens, &sizes, &taken)?;
@@ -214,26 +219,28 @@ impl SlotPacking {
     /// one that is not cached.
     async fn recall_cached(&self, empty: &[u32], room: &mut FileRoom, parcel: &mut SavedSlots) {
         let packed: Vec<Arc<KeptConversation>> =
-            parcel.slots.iter().filter_map(|slot| slot.of.clone()).collect();
+            parcel.slots.iter().filter_map(|slot| slot.conversation.clone()).collect();
         let is_packed = |kept: &&Arc<KeptConversation>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
         let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
         for (kept, place) in missing.zip(empty) {
             // Name no slot: the server does not search the prompt cache for a named one.
             let request = kept.turn.body.as_ref();
-            let Some(body) = request.and_then(|body| touch::body(body, &kept.turn.said, None)) else {
+            let Some(body) = request.and_then(|body| touch::touch_body(body, &kept.turn.said, None)) else {
                 continue;
             };
             // A cached prompt answers within a fraction of its evaluation time.
-            let patience =
-                warmth::patience(kept.turn.tokens, self.pace, false, self.shows_within).min(self.left());
+            let patience = warmth::proof_timeout(kept.turn.tokens, self.pace, false, self.shows_within)
+                .min(self.time_left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
             let TouchResult::Counted(cached, evaluated) = touched else { return };
-            if warmth::proof(cached, evaluated) != CacheProof::Reused {
+            if warmth::classify_proof(cached, evaluated) != CacheProof::Reused {
                 return;
             }
-            let Some(slot) = self.holder(cached + evaluated).await else { return };
+            let Some(slot) = self.find_slot(cached + evaluated).await else { return };
             let tokens = Some(kept.tokens());
-            if let SaveResult::Not(why) = self.save(slot, *place, tokens, Some(kept), room, parcel).await {
+            if let SaveResult::Failed(why) =
+                self.save_slot(slot, *place, tokens, Some(kept), room, parcel).await
+            {
                 parcel.no_file = parcel.no_file.or(Some(why));
                 return;
             }
@@ -241,8 +248,8 @@ impl SlotPacking {
     }
 
     /// Idle slot with this many tokens.
-    async fn holder(&self, tokens: u64) -> Option<u32> {
-        let told = slot_talk::slots(self.process.as_ref(), self.left()).await?;
+    async fn find_slot(&self, tokens: u64) -> Option<u32> {
+        let told = slot_talk::list_slots(self.process.as_ref(), self.time_left()).await?;
         let found = told.iter().find(|slot| slot.facts.tokens == Some(tokens) && !slot.facts.busy);
         found.map(|slot| slot.facts.id)
     }

@@ -26,15 +26,15 @@ pub(in crate::model) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
 #[derive(Debug)]
 pub(in crate::model) enum WarmState {
     /// Saved slots of a process that has ended, or none.
-    Parcel(Option<Box<SavedSlots>>),
+    Saved(Option<Box<SavedSlots>>),
     /// Inputs for saving the slots of the old process, which still serves.
-    Old(Option<Box<SlotPacking>>),
+    Serving(Option<Box<SlotPacking>>),
 }
 
 /// Inputs for warming a process.
 #[derive(Debug)]
 pub(in crate::model) struct ProcessWarming {
-    pub(in crate::model) luggage: SharedWarmState,
+    pub(in crate::model) warm_state: SharedWarmState,
     pub(in crate::model) leases: Arc<LeaseQueue>,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
@@ -77,10 +77,10 @@ impl ProcessWarming {
         process: &dyn BackendProcess,
         slots: Option<u32>,
     ) -> Option<WarmingResult> {
-        let bag = lock(&self.luggage).take()?;
+        let bag = lock(&self.warm_state).take()?;
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
-        let beside = matches!(bag, WarmState::Old(_));
+        let beside = matches!(bag, WarmState::Serving(_));
         let patient = beside && !self.urgent;
         let until = clock::after(begun, if patient { numbers.beside } else { numbers.before_gate });
         let until = match self.start {
@@ -88,17 +88,17 @@ impl ProcessWarming {
             None => until,
         };
         let parcel = match bag {
-            WarmState::Parcel(parcel) => parcel,
-            WarmState::Old(Some(mut packing)) => {
+            WarmState::Saved(parcel) => parcel,
+            WarmState::Serving(Some(mut packing)) => {
                 // The deadline was set when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
-                packing.conversations = self.leases.turns.of(self.from);
+                packing.conversations = self.leases.turns.conversations_of(self.from);
                 Some(Box::new(packing.run().await))
             }
-            WarmState::Old(None) => None,
+            WarmState::Serving(None) => None,
         };
         // Use the present conversations, because some have continued meanwhile.
-        let conversations = self.leases.turns.of(self.from);
+        let conversations = self.leases.turns.conversations_of(self.from);
         if conversations.is_empty() {
             return None;
         }
@@ -112,11 +112,11 @@ impl ProcessWarming {
             took: Duration::ZERO,
         };
         if let Some(why) = self.no_file {
-            done.warmth.without(why);
+            done.warmth.record_no_file(why);
         }
         let unpacking = Instant::now();
         if let Some(parcel) = parcel {
-            self.restore(process, *parcel, &conversations, (until, beside), &mut done).await;
+            self.restore_slots(process, *parcel, &conversations, (until, beside), &mut done).await;
         }
         done.warmth.restore_ms = clock::millis(unpacking.elapsed());
         let evaluating = Instant::now();
@@ -139,12 +139,12 @@ impl ProcessWarming {
                 done.warmth.later += 1;
                 continue;
             }
-            let left = self.left(until, beside);
+            let left = self.time_left(until, beside);
             if left.is_zero() {
                 done.warmth.later += 1;
                 continue;
             }
-            match evaluated(process, kept, request, Some(slot), left).await {
+            match evaluate_prompt(process, kept, request, Some(slot), left).await {
                 TouchResult::Counted(..) => {
                     done.warmth.evaluated += 1;
                     done.warm.push(Arc::clone(kept));
@@ -163,7 +163,7 @@ impl ProcessWarming {
     }
 
     /// Time left. Zero when the old process serves no more, because requests then wait for this process.
-    fn left(&self, until: Instant, beside: bool) -> Duration {
+    fn time_left(&self, until: Instant, beside: bool) -> Duration {
         if beside && !self.leases.is_open(self.from) {
             return Duration::ZERO;
         }
@@ -171,7 +171,7 @@ impl ProcessWarming {
     }
 
     /// Restores slots from files, the latest conversation last, and checks that they are used.
-    async fn restore(
+    async fn restore_slots(
         &self,
         process: &dyn BackendProcess,
         mut parcel: SavedSlots,
@@ -181,37 +181,37 @@ impl ProcessWarming {
     ) {
         (done.warmth.bytes, done.warmth.save_ms) = (parcel.bytes, clock::millis(parcel.took));
         if let Some(why) = parcel.no_file {
-            done.warmth.without(why);
+            done.warmth.record_no_file(why);
         }
         let Some(files) = &self.files else {
-            done.warmth.without(NoFileReason::Build);
+            done.warmth.record_no_file(NoFileReason::Build);
             return;
         };
         if self.cell.kin.get() != Some(&parcel.kin) {
-            done.warmth.without(NoFileReason::Other);
+            done.warmth.record_no_file(NoFileReason::Other);
             return;
         }
         let mut restored = Vec::new();
         for packed in std::mem::take(&mut parcel.slots).into_iter().rev() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                done.warmth.without(NoFileReason::Time);
+                done.warmth.record_no_file(NoFileReason::Time);
                 break;
             }
-            let tokens = match files.adopt(&parcel.files, &packed.name) {
-                Ok(()) => slot_talk::restore(process, packed.slot, &packed.name, left).await.ok(),
+            let tokens = match files.adopt_file(&parcel.files, &packed.name) {
+                Ok(()) => slot_talk::restore_slot(process, packed.slot, &packed.name, left).await.ok(),
                 Err(error) => {
                     tracing::warn!(%error, "a slot's file is gone");
                     None
                 }
             };
             // The file is not needed any more.
-            files.remove(&packed.name);
+            files.remove_file(&packed.name);
             if tokens == Some(packed.tokens) {
                 done.used.push(packed.slot);
                 restored.push(packed);
             } else {
-                done.warmth.without(NoFileReason::Failed);
+                done.warmth.record_no_file(NoFileReason::Failed);
             }
         }
         // After all restores: only sizes tell which slot holds which conversation.
@@ -220,22 +220,22 @@ impl ProcessWarming {
         while use_of == RestoreUse::Shown
             && let Some(packed) = unseen.next()
         {
-            let left = self.left(until, beside);
+            let left = self.time_left(until, beside);
             use_of = if left.is_zero() {
-                done.unseen(packed, conversations);
+                done.note_unchecked(packed, conversations);
                 RestoreUse::Unknown
             } else {
-                self.prove(process, packed, conversations, (left, beside), done).await
+                self.prove_use(process, packed, conversations, (left, beside), done).await
             };
         }
         if use_of == RestoreUse::Unknown {
             // The slots are restored, and their first request will show if they are used.
-            unseen.for_each(|packed| done.unseen(packed, conversations));
+            unseen.for_each(|packed| done.note_unchecked(packed, conversations));
         }
     }
 
     /// Proves that a restored slot is used.
-    async fn prove(
+    async fn prove_use(
         &self,
         process: &dyn BackendProcess,
         packed: SavedSlot,
@@ -243,22 +243,23 @@ impl ProcessWarming {
         (left, beside): (Duration, bool),
         done: &mut WarmingResult,
     ) -> RestoreUse {
-        let Some(kept) = packed.of.clone().filter(|kept| is_known(conversations, kept)) else {
-            done.unseen(packed, conversations);
+        let Some(kept) = packed.conversation.clone().filter(|kept| is_known(conversations, kept)) else {
+            done.note_unchecked(packed, conversations);
             return RestoreUse::Shown;
         };
         let Some(request) = kept.turn.body.clone() else {
-            done.unproven(Some(kept));
+            done.note_unproven(Some(kept));
             return RestoreUse::Shown;
         };
         let nobody_waits = beside && !self.urgent;
-        let pace = self.leases.turns.pace();
-        let patience = warmth::patience(kept.turn.tokens, pace, nobody_waits, self.shows_within).min(left);
-        let touched = evaluated(process, &kept, &request, None, patience).await;
+        let pace = self.leases.turns.prompt_pace();
+        let patience =
+            warmth::proof_timeout(kept.turn.tokens, pace, nobody_waits, self.shows_within).min(left);
+        let touched = evaluate_prompt(process, &kept, &request, None, patience).await;
         let none_before = done.warmth.carried == 0;
         match touched {
             TouchResult::Counted(cached, evaluated)
-                if warmth::proof(cached, evaluated) == CacheProof::Reused =>
+                if warmth::classify_proof(cached, evaluated) == CacheProof::Reused =>
             {
                 done.warmth.carried += 1;
                 done.warm.push(kept);
@@ -268,7 +269,7 @@ impl ProcessWarming {
                 // The proof itself has evaluated the prompt.
                 done.warmth.evaluated += 1;
                 done.warm.push(kept);
-                let told = slot_talk::slots(process, left).await.unwrap_or_default();
+                let told = slot_talk::list_slots(process, left).await.unwrap_or_default();
                 let all = cached + evaluated;
                 let holder =
                     told.iter().find(|slot| slot.facts.tokens == Some(all)).map(|slot| slot.facts.id);
@@ -277,11 +278,11 @@ impl ProcessWarming {
             }
             // No time for a proof; the contents may still be useful.
             TouchResult::Silent => {
-                done.unproven(Some(kept));
+                done.note_unproven(Some(kept));
                 RestoreUse::Unknown
             }
             TouchResult::Refused => {
-                done.unproven(Some(kept));
+                done.note_unproven(Some(kept));
                 RestoreUse::Shown
             }
         }
@@ -306,19 +307,19 @@ fn is_known(conversations: &[Arc<KeptConversation>], kept: &Arc<KeptConversation
 impl WarmingResult {
     /// Records a restored slot without a proof. An unknown one counts as a conversation; one that has
     /// continued meanwhile is counted as that conversation.
-    fn unseen(&mut self, packed: SavedSlot, conversations: &[Arc<KeptConversation>]) {
-        match packed.of {
+    fn note_unchecked(&mut self, packed: SavedSlot, conversations: &[Arc<KeptConversation>]) {
+        match packed.conversation {
             None => {
                 self.warmth.conversations += 1;
-                self.unproven(None);
+                self.note_unproven(None);
             }
-            Some(kept) if is_known(conversations, &kept) => self.unproven(Some(kept)),
+            Some(kept) if is_known(conversations, &kept) => self.note_unproven(Some(kept)),
             Some(_) => {}
         }
     }
 
     /// Records a restored conversation whose use is not proven.
-    fn unproven(&mut self, kept: Option<Arc<KeptConversation>>) {
+    fn note_unproven(&mut self, kept: Option<Arc<KeptConversation>>) {
         self.warmth.unproven += 1;
         self.restored.extend(kept);
     }
@@ -327,10 +328,10 @@ impl WarmingResult {
     /// hold something anyway.
     fn note_unused(&mut self, is_way: bool, holds: &[u32]) {
         if is_way {
-            self.warmth.without(NoFileReason::NotReused);
+            self.warmth.record_no_file(NoFileReason::NotReused);
             self.used = holds.to_vec();
         } else {
-            self.warmth.without(NoFileReason::Failed);
+            self.warmth.record_no_file(NoFileReason::Failed);
             // The slots may hold a conversation that was evaluated just now.
             self.used.extend_from_slice(holds);
         }
@@ -338,7 +339,7 @@ impl WarmingResult {
 }
 
 /// Evaluates a prompt with its answer, or without the answer if that is refused.
-async fn evaluated(
+async fn evaluate_prompt(
     process: &dyn BackendProcess,
     kept: &KeptConversation,
     request: &[u8],
@@ -348,7 +349,7 @@ async fn evaluated(
     let until = clock::after(Instant::now(), left);
     let mut said = &kept.turn.said;
     loop {
-        let Some(body) = touch::body(request, said, slot) else { return TouchResult::Refused };
+        let Some(body) = touch::touch_body(request, said, slot) else { return TouchResult::Refused };
         let left = until.saturating_duration_since(Instant::now());
         let touched = slot_talk::touch(process, &kept.turn.path, body, left).await;
         if touched != TouchResult::Refused || *said == touch::AnswerText::Nothing {

@@ -22,7 +22,7 @@ pub(crate) struct ElfFile {
     /// Names of needed libraries.
     pub(crate) needed: Vec<String>,
     /// Additional search paths (runpath), as written in the file.
-    pub(crate) places: Vec<String>,
+    pub(crate) search_paths: Vec<String>,
 }
 
 /// A file that is read in small pieces only.
@@ -44,7 +44,7 @@ impl<'a> ReadRef<'a> for ElfPieces<'a> {
 }
 
 /// Reads a file. `None` if it is no understandable 64-bit ELF file.
-pub(crate) fn read(path: &Path) -> Option<ElfFile> {
+pub(crate) fn read_elf(path: &Path) -> Option<ElfFile> {
     // Opening a pipe could block.
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let cache = ReadCache::new(File::open(path).ok()?);
@@ -84,7 +84,7 @@ pub(crate) fn read(path: &Path) -> Option<ElfFile> {
         if tag == u64::from(DT_NEEDED) {
             elf.needed.push(text(at)?);
         } else if tag == u64::from(DT_RUNPATH) || tag == u64::from(DT_RPATH) {
-            elf.places.extend(text(at)?.split(':').filter(|part| !part.is_empty()).map(str::to_owned));
+            elf.search_paths.extend(text(at)?.split(':').filter(|part| !part.is_empty()).map(str::to_owned));
         }
     }
     Some(elf)
@@ -143,7 +143,7 @@ pub(crate) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
         fs::write(&path, bytes).unwrap();
-        read(&path)
+        read_elf(&path)
     }
 
     #[test]
@@ -151,8 +151,8 @@ pub(crate) mod tests {
         let elf = of(&made("/lib64/ld-linux.so.2", &["libc.so.6", "libx.so"], "$ORIGIN/lib:/opt/x")).unwrap();
         assert_eq!(elf.interpreter.as_deref(), Some(Path::new("/lib64/ld-linux.so.2")));
         assert_eq!(elf.needed, ["libc.so.6", "libx.so"]);
-        assert_eq!(elf.places, ["$ORIGIN/lib", "/opt/x"]);
-        let own = read(&std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(elf.search_paths, ["$ORIGIN/lib", "/opt/x"]);
+        let own = read_elf(&std::env::current_exe().unwrap()).unwrap();
         assert!(own.needed.iter().any(|name| name.starts_with("libc.so")), "{own:?}");
     }
 

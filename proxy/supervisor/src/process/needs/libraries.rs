@@ -23,20 +23,20 @@ const MAX_LIBRARIES: usize = 256;
 
 /// First library that the binary of a command, or one of its libraries, names and that does not exist.
 /// Existing ones are added to `used`.
-pub(crate) fn missing(command: &ServerCommand, used: &mut Vec<PathBuf>) -> Option<MissingNeed> {
+pub(crate) fn missing_library(command: &ServerCommand, used: &mut Vec<PathBuf>) -> Option<MissingNeed> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
     let cache = fs::metadata(LD_CACHE).ok().filter(|data| data.len() <= MAX_CACHE_BYTES);
     let cache = cache.and_then(|_| fs::read(LD_CACHE).ok());
-    look(binary, &listed(command), cache.as_deref(), used)
+    find_missing(binary, &library_path(command), cache.as_deref(), used)
 }
 
-fn look(
+fn find_missing(
     binary: &Path,
     listed: &[PathBuf],
     cache: Option<&[u8]>,
     used: &mut Vec<PathBuf>,
 ) -> Option<MissingNeed> {
-    let program = elf::read(binary)?;
+    let program = elf::read_elf(binary)?;
     let interpreter = program.interpreter.as_ref()?;
     if !interpreter.exists() {
         let message = format!(
@@ -53,14 +53,14 @@ fn look(
     let mut seen = BTreeSet::new();
     let mut next = vec![(binary.to_owned(), program)];
     while let Some((path, elf)) = next.pop() {
-        for place in &elf.places {
-            places.push(expanded(place, &path)?);
+        for place in &elf.search_paths {
+            places.push(expand_origin(place, &path)?);
         }
         for name in elf.needed {
             if seen.len() >= MAX_LIBRARIES || !seen.insert(name.clone()) {
                 continue;
             }
-            let Some(found) = find(&name, &places, cache) else {
+            let Some(found) = find_library(&name, &places, cache) else {
                 let message = format!(
                     "the shared library {name}, which {} needs, is in none of the places where it is looked for: install \
                      it or put it back, or name its directory in `env.LD_LIBRARY_PATH`",
@@ -70,14 +70,14 @@ fn look(
             };
             used.push(found.clone());
             // Unreadable files are skipped.
-            next.extend(elf::read(&found).map(|elf| (found, elf)));
+            next.extend(elf::read_elf(&found).map(|elf| (found, elf)));
         }
     }
     None
 }
 
 /// Path of a library.
-fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
+fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|path| path.exists());
     }
@@ -93,7 +93,7 @@ fn find(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
 }
 
 /// Directories in the `LD_LIBRARY_PATH` of the process.
-fn listed(command: &ServerCommand) -> Vec<PathBuf> {
+fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
     let own =
         command.env.iter().rfind(|(name, _)| name == LIBRARY_PATH_VARIABLE).map(|(_, value)| value.into());
@@ -106,7 +106,7 @@ fn listed(command: &ServerCommand) -> Vec<PathBuf> {
 }
 
 /// Search path with `$ORIGIN` expanded; `None` for other variables of the loader.
-fn expanded(place: &str, of: &Path) -> Option<PathBuf> {
+fn expand_origin(place: &str, of: &Path) -> Option<PathBuf> {
     let real = fs::canonicalize(of).ok()?;
     let folder = real.parent()?.to_str()?;
     let text = place.replace("${ORIGIN}", folder).replace("$ORIGIN", folder);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn message(binary: &Path, listed: &[PathBuf], cache: &[u8]) -> Option<String> {
-        look(binary, listed, Some(cache), &mut Vec::new()).map(|missing| missing.message)
+        find_missing(binary, listed, Some(cache), &mut Vec::new()).map(|missing| missing.message)
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(message(&binary, &[], b""), None, "another loader");
         let home = Home::new("ld-linux-x86-64.so.2");
         let binary = home.file("server", &["libnowhere.so"], "");
-        assert_eq!(look(&binary, &[], None, &mut Vec::new()), None, "no list");
+        assert_eq!(find_missing(&binary, &[], None, &mut Vec::new()), None, "no list");
         let binary = home.file("server", &["libnowhere.so"], "/opt/$LIB");
         assert_eq!(message(&binary, &[], b""), None, "a place that nobody knows here");
         fs::write(home.at("script"), "#!/bin/sh\n").unwrap();
@@ -185,7 +185,7 @@ mod tests {
         let home = Home::new("ld-linux-x86-64.so.2");
         let binary = home.file("server", &[], "");
         fs::remove_file(&home.loader).unwrap();
-        let missing = look(&binary, &[], None, &mut Vec::new()).unwrap();
+        let missing = find_missing(&binary, &[], None, &mut Vec::new()).unwrap();
         assert_eq!(missing.kind, FailureKind::NotExecutable);
         assert!(missing.message.contains(&home.loader), "{}", missing.message);
     }

@@ -89,49 +89,54 @@ pub(crate) struct FileStamp {
 
 /// Checks the files. File system calls may hang with a network disk: not for a runtime thread. `running` is
 /// a process with the same binary, whose libraries the next one needs, too.
-pub(crate) fn look(command: &ServerCommand, running: Option<u32>) -> NeedsCheck {
-    let files = files(command);
-    let directories = directories(command);
+pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> NeedsCheck {
+    let files = needed_files(command);
+    let directories = library_directories(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
-    paths.extend(binary(command));
+    paths.extend(absolute_binary(command));
     paths.extend(directories);
     // Installing a library updates the cache.
     paths.push(libraries::LD_CACHE.into());
     let stamps =
-        paths.into_iter().map(|path| (stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
+        paths.into_iter().map(|path| (file_stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
     let mut libraries = Vec::new();
     let missing = missing_binary(command)
-        .or_else(|| libraries::missing(command, &mut libraries))
+        .or_else(|| libraries::missing_library(command, &mut libraries))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
     // A download may be another file the next time.
-    let kin = files.iter().any(|need| need.model).then(|| kin(command, &files, libraries)).flatten();
+    let kin =
+        files.iter().any(|need| need.model).then(|| answer_identity(command, &files, libraries)).flatten();
     NeedsCheck { stamps, missing, kin }
 }
 
 /// Computes the [`AnswerIdentity`]. `None` if some of the files it depends on cannot be found.
-fn kin(command: &ServerCommand, files: &[NeededFile], libraries: Vec<PathBuf>) -> Option<AnswerIdentity> {
+fn answer_identity(
+    command: &ServerCommand,
+    files: &[NeededFile],
+    libraries: Vec<PathBuf>,
+) -> Option<AnswerIdentity> {
     let mut hasher = DefaultHasher::new();
     let ServerCommand { wrapper, binary: program, args, env, env_remove, directory } = command;
     (wrapper, program, args, env, env_remove, directory).hash(&mut hasher);
     let mut paths: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(libraries);
-    paths.insert(binary(command)?);
-    paths.extend(named(command));
-    for folder in directories(command) {
+    paths.insert(absolute_binary(command)?);
+    paths.extend(named_files(command));
+    for folder in library_directories(command) {
         paths.extend(libraries_in(&folder)?);
     }
     for path in paths {
-        stamp(&path)
+        file_stamp(&path)
             .map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified))
             .hash(&mut hasher);
     }
     let mut hasher_of_rest = DefaultHasher::new();
     (wrapper, args, env, env_remove, directory).hash(&mut hasher_of_rest);
     let mut rest: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
-    rest.extend(named(command));
+    rest.extend(named_files(command));
     for path in rest {
-        stamp(&path)
+        file_stamp(&path)
             .map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified))
             .hash(&mut hasher_of_rest);
     }
@@ -139,7 +144,7 @@ fn kin(command: &ServerCommand, files: &[NeededFile], libraries: Vec<PathBuf>) -
     Some(AnswerIdentity {
         made_of: hasher.finish(),
         but_for_binary,
-        answer_tokens: hints::answer_tokens(command),
+        answer_tokens: hints::max_answer_tokens(command),
     })
 }
 
@@ -147,7 +152,7 @@ fn kin(command: &ServerCommand, files: &[NeededFile], libraries: Vec<PathBuf>) -
 /// scale (`a.gguf:0.5`). This covers unknown flags and variables of llama.cpp; words that name no file do
 /// no harm. Logs are excluded because they change all the time. Of other variables only models and
 /// libraries count.
-fn named(command: &ServerCommand) -> BTreeSet<PathBuf> {
+fn named_files(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
     let mut values = Vec::new();
     let mut behind_log = false;
@@ -217,7 +222,7 @@ fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     Some(found)
 }
 
-fn stamp(path: &Path) -> Option<FileStamp> {
+fn file_stamp(path: &Path) -> Option<FileStamp> {
     let data = fs::metadata(path).ok()?;
     Some(FileStamp {
         inode: data.ino(),
@@ -234,7 +239,7 @@ struct NeededFile {
     model: bool,
 }
 
-fn files(command: &ServerCommand) -> Vec<NeededFile> {
+fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
     let place = |value: &str| match &command.directory {
         Some(directory) => directory.join(value),
         None => PathBuf::from(value),
@@ -258,7 +263,9 @@ fn files(command: &ServerCommand) -> Vec<NeededFile> {
         if matches!(arg.as_str(), "--lora" | "--control-vector") && value.contains([',', ':']) {
             continue;
         }
-        needs.extend(parts(value).iter().map(|value| NeededFile { path: place(value), model: is_model }));
+        needs.extend(
+            model_parts(value).iter().map(|value| NeededFile { path: place(value), model: is_model }),
+        );
     }
     for name in MODEL_VARIABLES {
         let given = command.env.iter().rfind(|(key, _)| key == name).map(|(_, value)| value);
@@ -271,7 +278,7 @@ fn files(command: &ServerCommand) -> Vec<NeededFile> {
 }
 
 /// All files of a split model (`x-00001-of-00003.gguf`), else the single one.
-fn parts(value: &str) -> Vec<String> {
+fn model_parts(value: &str) -> Vec<String> {
     let split = || {
         let stem = value.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -285,13 +292,13 @@ fn parts(value: &str) -> Vec<String> {
 }
 
 /// Path of the binary, if it is absolute.
-fn binary(command: &ServerCommand) -> Option<PathBuf> {
+fn absolute_binary(command: &ServerCommand) -> Option<PathBuf> {
     command.binary.is_absolute().then(|| command.binary.clone())
 }
 
 /// Directories of libraries: a new file there may be the missing one.
-fn directories(command: &ServerCommand) -> BTreeSet<PathBuf> {
-    let of_binary = binary(command).and_then(|path| path.parent().map(Path::to_owned));
+fn library_directories(command: &ServerCommand) -> BTreeSet<PathBuf> {
+    let of_binary = absolute_binary(command).and_then(|path| path.parent().map(Path::to_owned));
     let listed =
         command.env.iter().rfind(|(name, _)| name == "LD_LIBRARY_PATH").map(|(_, value)| value.as_str());
     let listed = listed.unwrap_or_default().split(':').filter(|part| !part.is_empty()).map(PathBuf::from);
@@ -299,7 +306,7 @@ fn directories(command: &ServerCommand) -> BTreeSet<PathBuf> {
 }
 
 fn missing_binary(command: &ServerCommand) -> Option<MissingNeed> {
-    let path = binary(command)?;
+    let path = absolute_binary(command)?;
     let wrong = match fs::metadata(&path) {
         Err(error) => format!("{error}: check the path of the binary, or build it again"),
         Ok(data) if data.is_dir() => "it is a directory: check the path of the binary".to_owned(),
@@ -382,11 +389,11 @@ mod tests {
         fs::write(&binary, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        ServerCommand { args, directory: Some(directory.to_owned()), ..ServerCommand::bare(binary) }
+        ServerCommand { args, directory: Some(directory.to_owned()), ..ServerCommand::from_binary(binary) }
     }
 
     fn missing(command: &ServerCommand) -> Option<(FailureKind, String)> {
-        look(command, None).missing.map(|missing| (missing.kind, missing.message))
+        check_needs(command, None).missing.map(|missing| (missing.kind, missing.message))
     }
 
     #[test]
@@ -453,7 +460,7 @@ mod tests {
         command.env = [("LLAMA_ARG_NEW", "of_env"), ("FORK_ADAPTER", "of_fork"), ("MALLOC_TRACE", "written")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
-        let kin = |command: &ServerCommand| look(command, None).kin.unwrap();
+        let kin = |command: &ServerCommand| check_needs(command, None).kin.unwrap();
         let first = kin(&command);
         for name in ["server.log", "notes", "written", "written"] {
             write(name, &format!("and more {:?}", fs::read_to_string(home.path().join(name)).ok()));
@@ -474,11 +481,11 @@ mod tests {
         assert_ne!(kin(&command), before);
         // A download may be another file the next time, and a name without a path another program.
         command.args.extend(["-hf".to_owned(), "a/b".to_owned()]);
-        assert_eq!(look(&command, None).kin, None);
+        assert_eq!(check_needs(&command, None).kin, None);
         command.args.truncate(2);
-        assert!(look(&command, None).kin.is_some());
+        assert!(check_needs(&command, None).kin.is_some());
         command.binary = "llama-server".into();
-        assert_eq!(look(&command, None).kin, None);
+        assert_eq!(check_needs(&command, None).kin, None);
     }
 
     #[test]
@@ -513,13 +520,13 @@ mod tests {
     fn a_change_of_a_file_or_beside_the_binary_shows() {
         let home = tempfile::tempdir().unwrap();
         let command = command(home.path(), &["-m", "m.gguf"]);
-        let before = look(&command, None);
-        assert_eq!(before, look(&command, None), "nothing changed");
+        let before = check_needs(&command, None);
+        assert_eq!(before, check_needs(&command, None), "nothing changed");
         fs::write(home.path().join("m.gguf"), "GGUF").unwrap();
-        let with_model = look(&command, None);
+        let with_model = check_needs(&command, None);
         assert!(with_model.stamps != before.stamps && with_model.missing.is_none());
         fs::write(home.path().join("libggml.so"), "").unwrap();
-        assert_ne!(look(&command, None).stamps, with_model.stamps);
+        assert_ne!(check_needs(&command, None).stamps, with_model.stamps);
     }
 
     #[test]

@@ -32,8 +32,8 @@ pub(crate) fn read_ahead(
     limit: Duration,
 ) -> ReadAheadResult {
     let until = Instant::now() + limit;
-    let models = super::files(command).into_iter().filter(|need| need.model);
-    let files: Vec<(File, u64)> = models.filter_map(|need| opened(&need.path)).collect();
+    let models = super::needed_files(command).into_iter().filter(|need| need.model);
+    let files: Vec<(File, u64)> = models.filter_map(|need| open_regular(&need.path)).collect();
     let all: u64 = files.iter().map(|(_, bytes)| bytes).sum();
     let mut ahead = ReadAheadResult { read: 0, whole: false };
     if available.is_none_or(|available| all > available) {
@@ -60,7 +60,7 @@ pub(crate) fn read_ahead(
 }
 
 /// Opens a regular file and returns its length. Reading other kinds has side effects.
-fn opened(path: &Path) -> Option<(File, u64)> {
+fn open_regular(path: &Path) -> Option<(File, u64)> {
     let data = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((File::open(path).ok()?, data.len()))
 }
@@ -88,7 +88,7 @@ mod tests {
         let command = ServerCommand {
             args: vec!["-m".to_owned(), "m.gguf".to_owned()],
             directory: Some(home.to_owned()),
-            ..ServerCommand::bare("/bin/true".into())
+            ..ServerCommand::from_binary("/bin/true".into())
         };
         (command, file)
     }

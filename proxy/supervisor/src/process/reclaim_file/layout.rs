@@ -32,7 +32,7 @@ pub(crate) enum ReclaimPart {
 }
 
 impl ReclaimPart {
-    pub(super) const fn asks(self) -> u32 {
+    pub(super) const fn request_bits(self) -> u32 {
         match self {
             Self::Heap => HEAP,
             Self::Cuda => GRAPHS | POOLS | CUBLAS,
@@ -40,7 +40,7 @@ impl ReclaimPart {
     }
 
     /// Offset of the part's blocks.
-    pub(super) const fn start(self) -> usize {
+    pub(super) const fn block_offset(self) -> usize {
         match self {
             Self::Heap => BLOCK_BYTES * 2,
             Self::Cuda => BLOCK_BYTES * (2 + BLOCKS_PER_PART),
@@ -60,7 +60,7 @@ pub(super) struct ReclaimAnswer {
 }
 
 /// A file without a request.
-pub(super) fn empty() -> Vec<u8> {
+pub(super) fn empty_file() -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_ne_bytes());
     bytes.extend(u32::try_from(BLOCKS_PER_PART).unwrap_or_default().to_ne_bytes());
@@ -68,22 +68,22 @@ pub(super) fn empty() -> Vec<u8> {
     bytes
 }
 
-pub(super) fn request(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
+pub(super) fn request_block(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
     let mut block = seq.to_ne_bytes().to_vec();
     block.extend(what.to_ne_bytes());
     block.extend(deadline_ms.to_ne_bytes());
     block.resize(CHECKED_BYTES, 0);
-    block.extend(check(&block).to_ne_bytes());
+    block.extend(block_checksum(&block).to_ne_bytes());
     block
 }
 
 /// Number of the request in a block; `None` without one.
-pub(super) fn asked(block: &[u8]) -> Option<u64> {
+pub(super) fn request_number(block: &[u8]) -> Option<u64> {
     is_whole(block).then(|| u64_at(block, 0)).flatten()
 }
 
 /// Answer in a block; `None` if it is empty or torn.
-pub(super) fn answer(block: &[u8], part: ReclaimPart) -> Option<ReclaimAnswer> {
+pub(super) fn read_answer(block: &[u8], part: ReclaimPart) -> Option<ReclaimAnswer> {
     if !is_whole(block) {
         return None;
     }
@@ -116,11 +116,11 @@ fn u64_at(block: &[u8], at: usize) -> Option<u64> {
 
 fn is_whole(block: &[u8]) -> bool {
     let told = u64_at(block, CHECKED_BYTES);
-    block.get(..CHECKED_BYTES).is_some_and(|bytes| told == Some(check(bytes)))
+    block.get(..CHECKED_BYTES).is_some_and(|bytes| told == Some(block_checksum(bytes)))
 }
 
 /// FNV-1a.
-fn check(bytes: &[u8]) -> u64 {
+fn block_checksum(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }

@@ -65,25 +65,25 @@ impl ReclaimResult {
 }
 
 /// File of the generation with this socket; as unique as the socket.
-pub(crate) fn beside(socket: &Path) -> PathBuf {
+pub(crate) fn reclaim_path(socket: &Path) -> PathBuf {
     socket.with_extension("reclaim")
 }
 
 /// Sets the variable, or removes it if not `wanted`, unless the model's environment sets it.
-pub(crate) fn announce(command: &mut ServerCommand, socket: &Path, wanted: bool) {
+pub(crate) fn announce_reclaim(command: &mut ServerCommand, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == VARIABLE) {
         return;
     }
     if wanted {
-        command.env.push((VARIABLE.to_owned(), beside(socket).to_string_lossy().into_owned()));
+        command.env.push((VARIABLE.to_owned(), reclaim_path(socket).to_string_lossy().into_owned()));
     } else {
         // An inherited value would belong to another program.
         command.env_remove.push(VARIABLE.to_owned());
     }
 }
 
-pub(crate) fn remove(socket: &Path) {
-    drop(std::fs::remove_file(beside(socket)));
+pub(crate) fn remove_reclaim_file(socket: &Path) {
+    drop(std::fs::remove_file(reclaim_path(socket)));
 }
 
 /// Open reclaim file of a process.
@@ -96,7 +96,7 @@ impl ReclaimChannel {
     /// Creates the announced file before the process starts. `None` if our file was not announced. Blocks
     /// for a small write.
     pub(crate) fn make(command: &ServerCommand, socket: &Path) -> Option<Self> {
-        let path = beside(socket);
+        let path = reclaim_path(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
         if told.is_none_or(|(_, told)| Path::new(told) != path) {
             return None;
@@ -105,7 +105,7 @@ impl ReclaimChannel {
         drop(std::fs::remove_file(&path));
         let made = || -> io::Result<Self> {
             let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-            file.write_all_at(&layout::empty(), 0)?;
+            file.write_all_at(&layout::empty_file(), 0)?;
             Ok(Self { file })
         };
         match made() {
@@ -114,7 +114,7 @@ impl ReclaimChannel {
                 // The process runs without it.
                 let path = path.display();
                 tracing::warn!(%path, %error, "the process cannot be asked to give memory back");
-                drop(std::fs::remove_file(beside(socket)));
+                drop(std::fs::remove_file(reclaim_path(socket)));
                 None
             }
         }
@@ -122,7 +122,7 @@ impl ReclaimChannel {
 
     /// Opens the announced file of a running process. Blocks for a small call.
     pub(crate) fn reopen(command: &ServerCommand, socket: &Path) -> Option<Self> {
-        let path = beside(socket);
+        let path = reclaim_path(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
         let told = told.is_some_and(|(_, told)| Path::new(told) == path);
         let file = told.then(|| OpenOptions::new().read(true).write(true).open(&path).ok())?;
@@ -132,8 +132,8 @@ impl ReclaimChannel {
     /// Parts that can be asked now. Blocks for some small calls.
     pub(crate) fn parts(&self) -> ReclaimParts {
         ReclaimParts {
-            heap: !self.answers(ReclaimPart::Heap).is_empty(),
-            cuda: !self.answers(ReclaimPart::Cuda).is_empty(),
+            heap: !self.present_answers(ReclaimPart::Heap).is_empty(),
+            cuda: !self.present_answers(ReclaimPart::Cuda).is_empty(),
         }
     }
 
@@ -141,27 +141,27 @@ impl ReclaimChannel {
     /// stays in the heap. `wait`: how long a process may look for a good moment, each time.
     pub(crate) async fn reclaim(&self, wait: Duration) -> ReclaimResult {
         let asked = self.parts();
-        let cuda = if asked.cuda { Some(self.ask(ReclaimPart::Cuda, wait).await) } else { None };
-        let heap = if asked.heap { Some(self.ask(ReclaimPart::Heap, wait).await) } else { None };
+        let cuda = if asked.cuda { Some(self.ask_part(ReclaimPart::Cuda, wait).await) } else { None };
+        let heap = if asked.heap { Some(self.ask_part(ReclaimPart::Heap, wait).await) } else { None };
         let both = [cuda, heap].into_iter().flatten();
-        let outcome = both.clone().map(|(outcome, ..)| outcome).reduce(ReclaimOutcome::and);
+        let outcome = both.clone().map(|(outcome, ..)| outcome).reduce(ReclaimOutcome::combine);
         ReclaimResult {
             outcome: outcome.unwrap_or(ReclaimOutcome::Nobody),
             heap: heap.map(|(outcome, ..)| outcome),
             cuda: cuda.map(|(outcome, ..)| outcome),
-            given: both.clone().fold(ReclaimedBytes::default(), |sum, (_, given, _)| sum.with(given)),
+            given: both.clone().fold(ReclaimedBytes::default(), |sum, (_, given, _)| sum.plus(given)),
             ms: both.map(|(.., ms)| ms).fold(0, u64::saturating_add),
         }
     }
 
     /// Sends one request to one part of each process present.
-    async fn ask(&self, part: ReclaimPart, wait: Duration) -> (ReclaimOutcome, ReclaimedBytes, u64) {
+    async fn ask_part(&self, part: ReclaimPart, wait: Duration) -> (ReclaimOutcome, ReclaimedBytes, u64) {
         let nothing = (ReclaimOutcome::NoAnswer, ReclaimedBytes::default(), 0);
-        let Some(seq) = self.put(part, wait) else { return nothing };
+        let Some(seq) = self.write_request(part, wait) else { return nothing };
         let until = clock::after(Instant::now(), wait.saturating_add(ANSWER_GRACE));
         loop {
             tokio::time::sleep(ANSWER_POLL_INTERVAL).await;
-            let there = self.answers(part);
+            let there = self.present_answers(part);
             // A process that came after the request does not answer, and one that has ended cannot.
             let mut open = there.iter().filter(|answer| answer.seq < seq);
             let last = Instant::now() >= until;
@@ -175,19 +175,20 @@ impl ReclaimChannel {
             let late = there.iter().any(|answer| answer.seq < seq).then_some(nothing);
             let sum = given
                 .chain(late)
-                .reduce(|one, other| (one.0.and(other.0), one.1.with(other.1), one.2.max(other.2)));
+                .reduce(|one, other| (one.0.combine(other.0), one.1.plus(other.1), one.2.max(other.2)));
             return sum.unwrap_or(nothing);
         }
     }
 
     /// Writes the request in one call. `None` if it fails.
-    fn put(&self, part: ReclaimPart, wait: Duration) -> Option<u64> {
+    fn write_request(&self, part: ReclaimPart, wait: Duration) -> Option<u64> {
         let mut block = [0; BLOCK_BYTES];
         self.file.read_exact_at(&mut block, BLOCK_BYTES as u64).ok()?;
-        let seq = layout::asked(&block).unwrap_or(0) + 1;
+        let seq = layout::request_number(&block).unwrap_or(0) + 1;
         let deadline = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let written =
-            self.file.write_all_at(&layout::request(seq, part.asks(), deadline), BLOCK_BYTES as u64);
+        let written = self
+            .file
+            .write_all_at(&layout::request_block(seq, part.request_bits(), deadline), BLOCK_BYTES as u64);
         written
             .inspect_err(|error| tracing::warn!(%error, "a process could not be asked to give memory back"))
             .ok()?;
@@ -195,15 +196,15 @@ impl ReclaimChannel {
     }
 
     /// Last answers of the present processes: those that hold a lock on their block.
-    fn answers(&self, part: ReclaimPart) -> Vec<ReclaimAnswer> {
+    fn present_answers(&self, part: ReclaimPart) -> Vec<ReclaimAnswer> {
         let mut blocks = vec![0; BLOCK_BYTES * BLOCKS_PER_PART];
-        let start = part.start();
+        let start = part.block_offset();
         if self.file.read_exact_at(&mut blocks, start as u64).is_err() {
             return Vec::new();
         }
         let each = blocks.as_chunks::<BLOCK_BYTES>().0.iter().enumerate();
         let of = |(index, block): (usize, &[u8; BLOCK_BYTES])| {
-            let answer = layout::answer(block, part)?;
+            let answer = layout::read_answer(block, part)?;
             self.is_held(start + index * BLOCK_BYTES).then_some(answer)
         };
         each.filter_map(of).collect()

@@ -11,7 +11,7 @@ use super::*;
 fn command(env: &[(&str, &str)]) -> ServerCommand {
     ServerCommand {
         env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        ..ServerCommand::bare("/opt/llama-server".into())
+        ..ServerCommand::from_binary("/opt/llama-server".into())
     }
 }
 
@@ -20,7 +20,7 @@ fn desk() -> (tempfile::TempDir, PathBuf, ReclaimChannel) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("m-7-g1.sock");
     let mut command = command(&[]);
-    announce(&mut command, &socket, true);
+    announce_reclaim(&mut command, &socket, true);
     let desk = ReclaimChannel::make(&command, &socket).unwrap();
     (folder, socket, desk)
 }
@@ -39,7 +39,7 @@ fn say(desk: &ReclaimChannel, part: ReclaimPart, index: usize, seq: u64, result:
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     }
     block.extend(hash.to_ne_bytes());
-    desk.file.write_all_at(&block, (part.start() + index * BLOCK_BYTES) as u64).unwrap();
+    desk.file.write_all_at(&block, (part.block_offset() + index * BLOCK_BYTES) as u64).unwrap();
 }
 
 /// Another process that holds a lock on the whole file until its input ends.
@@ -50,7 +50,7 @@ impl Holder {
         let script = "import fcntl, sys\nf = open(sys.argv[1], 'r+')\nfcntl.lockf(f, fcntl.LOCK_EX)\nprint(1, flush=True)\nsys.stdin.read()";
         let mut child = std::process::Command::new("python3")
             .args(["-c", script])
-            .arg(beside(socket))
+            .arg(reclaim_path(socket))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -73,24 +73,24 @@ fn a_generation_is_told_a_file_of_its_own_unless_nobody_asks_or_its_owner_says_o
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("m-7-g1.sock");
     let mut wanted = command(&[]);
-    announce(&mut wanted, &socket, true);
-    assert_eq!(wanted.env, [(VARIABLE.to_owned(), beside(&socket).to_string_lossy().into_owned())]);
+    announce_reclaim(&mut wanted, &socket, true);
+    assert_eq!(wanted.env, [(VARIABLE.to_owned(), reclaim_path(&socket).to_string_lossy().into_owned())]);
     assert!(ReclaimChannel::make(&wanted, &socket).is_some());
-    assert_eq!(std::fs::read(beside(&socket)).unwrap().len(), 64 * 34);
+    assert_eq!(std::fs::read(reclaim_path(&socket)).unwrap().len(), 64 * 34);
     // A left-over file is replaced.
-    std::fs::write(beside(&socket), "stale").unwrap();
+    std::fs::write(reclaim_path(&socket), "stale").unwrap();
     assert!(ReclaimChannel::make(&wanted, &socket).is_some());
-    remove(&socket);
-    assert!(!beside(&socket).exists());
+    remove_reclaim_file(&socket);
+    assert!(!reclaim_path(&socket).exists());
     let mut off = command(&[]);
-    announce(&mut off, &socket, false);
+    announce_reclaim(&mut off, &socket, false);
     assert_eq!((off.env.len(), off.env_remove.as_slice()), (0, [VARIABLE.to_owned()].as_slice()));
     for own in ["/tmp/mine", ""] {
         let mut own = command(&[(VARIABLE, own)]);
-        announce(&mut own, &socket, true);
+        announce_reclaim(&mut own, &socket, true);
         assert!(own.env.len() == 1 && ReclaimChannel::make(&own, &socket).is_none());
     }
-    assert!(ReclaimChannel::make(&off, &socket).is_none() && !beside(&socket).exists());
+    assert!(ReclaimChannel::make(&off, &socket).is_none() && !reclaim_path(&socket).exists());
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn only_who_has_written_and_holds_its_block_is_there() {
     assert_eq!(desk.parts(), ReclaimParts::default(), "it has gone");
     let holder = Holder::of(&socket);
     assert_eq!(desk.parts(), ReclaimParts { heap: true, cuda: false });
-    desk.file.write_all_at(&[0xa5; BLOCK_BYTES], ReclaimPart::Cuda.start() as u64).unwrap();
+    desk.file.write_all_at(&[0xa5; BLOCK_BYTES], ReclaimPart::Cuda.block_offset() as u64).unwrap();
     assert_eq!(desk.parts(), ReclaimParts { heap: true, cuda: false }, "garbage is nobody");
     say(&desk, ReclaimPart::Cuda, 0, 0, 0, 0);
     assert_eq!(desk.parts(), ReclaimParts { heap: true, cuda: true });
@@ -126,7 +126,7 @@ async fn the_cuda_part_is_asked_first_and_answers_of_all_processes_are_added_up(
             desk.file.read_exact_at(&mut block, BLOCK_BYTES as u64).unwrap();
             block
         };
-        while layout::asked(&block()) != Some(seq) {
+        while layout::request_number(&block()) != Some(seq) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         u32::from_ne_bytes(block()[8..12].try_into().unwrap())
@@ -157,7 +157,7 @@ async fn who_is_silent_is_waited_for_until_the_time_is_up_and_who_ends_is_not() 
     let desk = Arc::new(desk);
     let asking = Arc::clone(&desk);
     let asked = TaskTracker::new().spawn(async move { asking.reclaim(Duration::from_secs(600)).await });
-    while layout::asked(&{
+    while layout::request_number(&{
         let mut block = [0; BLOCK_BYTES];
         desk.file.read_exact_at(&mut block, BLOCK_BYTES as u64).unwrap();
         block

@@ -51,7 +51,7 @@ impl RootClient {
     }
 
     fn listen(&self) {
-        while let Ok((answer, files)) = wire::receive::<RootAnswer>(&self.stream) {
+        while let Ok((answer, files)) = wire::receive_message::<RootAnswer>(&self.stream) {
             let waiting = lock(&self.waiting).remove(&answer.number());
             // The requester has left: its child is dropped, and so killed by `Forget`.
             let lost = match waiting {
@@ -59,25 +59,25 @@ impl RootClient {
                 None => Some((answer, files)),
             };
             if let Some((RootAnswer::Created { child, .. }, _)) = lost {
-                self.tell(&RootRequest::Forget { child });
+                self.send_order(&RootRequest::Forget { child });
             }
         }
         // The root is gone, and the kernel ends us with it.
         lock(&self.waiting).clear();
     }
 
-    fn say(&self, ask: &RootRequest, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn send_message(&self, ask: &RootRequest, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let _one = lock(&self.writing);
-        wire::send(&self.stream, ask, files)
+        wire::send_message(&self.stream, ask, files)
     }
 
-    fn tell(&self, ask: &RootRequest) {
-        if let Err(error) = self.say(ask, &[]) {
+    fn send_order(&self, ask: &RootRequest) {
+        if let Err(error) = self.send_message(ask, &[]) {
             tracing::error!(%error, "the first instance does not listen");
         }
     }
 
-    async fn ask(
+    async fn send_request(
         &self,
         ask: impl FnOnce(u64) -> RootRequest,
         files: &[BorrowedFd<'_>],
@@ -85,7 +85,7 @@ impl RootClient {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let (reply, answer) = oneshot::channel();
         lock(&self.waiting).insert(number, reply);
-        if self.say(&ask(number), files).is_err() {
+        if self.send_message(&ask(number), files).is_err() {
             lock(&self.waiting).remove(&number);
             return None;
         }
@@ -94,22 +94,23 @@ impl RootClient {
 
     /// Lets the root create a process.
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
-        let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
+        let (binary, mark) = (request.command.binary.clone(), kinship::command_mark(&request.command));
         // The root may be an older version that knows no wrapper field.
-        let request = SpawnRequest { command: request.command.flat(), ..request };
-        let answer = self.ask(|number| RootRequest::Spawn { number, request: Box::new(request) }, &[]).await;
+        let request = SpawnRequest { command: request.command.without_wrapper(), ..request };
+        let answer =
+            self.send_request(|number| RootRequest::Spawn { number, request: Box::new(request) }, &[]).await;
         self.created(binary, answer, mark)
     }
 
     /// Lets the root create the next instance.
-    pub(crate) async fn succeed(
+    pub(crate) async fn spawn_successor(
         self: &Arc<Self>,
         program: SuccessorProgram,
         handover: Option<OwnedFd>,
     ) -> Result<ChildProcess, SpawnError> {
         let binary = program.binary.clone();
         let files: Vec<BorrowedFd<'_>> = handover.iter().map(|file| file.as_fd()).collect();
-        let answer = self.ask(|number| RootRequest::Succeed { number, program }, &files).await;
+        let answer = self.send_request(|number| RootRequest::Succeed { number, program }, &files).await;
         self.created(binary, answer, None)
     }
 
@@ -138,22 +139,22 @@ impl RootClient {
 
     /// Exit of a child that has ended.
     pub(crate) async fn reap(&self, child: ChildId) -> ProcessExit {
-        match self.ask(|number| RootRequest::Reap { number, child }, &[]).await {
+        match self.send_request(|number| RootRequest::Reap { number, child }, &[]).await {
             Some((RootAnswer::Reaped { exit, .. }, _)) => exit,
             _ => ProcessExit::Unknown,
         }
     }
 
     pub(crate) fn signal(&self, child: ChildId, kill: bool) {
-        self.tell(&RootRequest::Signal { child, kill });
+        self.send_order(&RootRequest::Signal { child, kill });
     }
 
     pub(crate) fn forget(&self, child: ChildId) {
-        self.tell(&RootRequest::Forget { child });
+        self.send_order(&RootRequest::Forget { child });
     }
 
     /// Reports that the child serves from now on in our place.
-    pub(crate) fn serves(&self, child: ChildId) {
-        self.tell(&RootRequest::Serves { child });
+    pub(crate) fn note_serving(&self, child: ChildId) {
+        self.send_order(&RootRequest::Serves { child });
     }
 }

@@ -19,7 +19,7 @@ use crate::process::nursery::NurseryHandle;
 use crate::sync::lock;
 
 /// Starts to answer, until the other side is gone.
-pub(crate) fn open(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
+pub(crate) fn serve_successor(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
     let desk = Arc::new(RootServer {
         stream,
         writing: Mutex::default(),
@@ -42,8 +42,8 @@ struct RootServer {
 impl RootServer {
     fn run(self: Arc<Self>) {
         loop {
-            match wire::receive::<RootRequest>(&self.stream) {
-                Ok((ask, files)) => self.take(ask, files),
+            match wire::receive_message::<RootRequest>(&self.stream) {
+                Ok((ask, files)) => self.take_request(ask, files),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return,
                 Err(error) => {
                     tracing::error!(%error, "cannot understand the instance that serves");
@@ -53,7 +53,7 @@ impl RootServer {
         }
     }
 
-    fn take(self: &Arc<Self>, ask: RootRequest, files: Vec<OwnedFd>) {
+    fn take_request(self: &Arc<Self>, ask: RootRequest, files: Vec<OwnedFd>) {
         let Some(family) = self.nursery.family() else { return };
         match ask {
             RootRequest::Signal { child, kill } => {
@@ -64,23 +64,26 @@ impl RootServer {
             RootRequest::Forget { child } => family.forget(child),
             RootRequest::Serves { child } => {
                 // The previous instance serves its last requests, and is reaped then.
-                if let Some(before) = family.serves(child) {
+                if let Some(before) = family.note_serving(child) {
                     let family = Arc::clone(family);
-                    self.begin(async move { family.see_off(before).await });
+                    self.spawn_task(async move { family.await_retired(before).await });
                 }
             }
             RootRequest::Spawn { number, request } => {
                 let desk = Arc::clone(self);
-                self.beside(number, async move { desk.nursery.spawn(*request).await });
+                self.create_process(number, async move { desk.nursery.spawn(*request).await });
             }
             RootRequest::Succeed { number, program } => {
-                family.next_begins();
+                family.note_next_instance();
                 let (desk, handover) = (Arc::clone(self), files.into_iter().next());
-                self.beside(number, async move { desk.nursery.succeed(program, handover).await });
+                self.create_process(
+                    number,
+                    async move { desk.nursery.spawn_successor(program, handover).await },
+                );
             }
             RootRequest::Reap { number, child } => {
                 let (desk, child) = (Arc::clone(self), family.child(child));
-                self.begin(async move {
+                self.spawn_task(async move {
                     let exit = match child {
                         Some(child) => child.wait().await,
                         None => ProcessExit::Unknown,
@@ -91,20 +94,20 @@ impl RootServer {
         }
     }
 
-    fn begin(&self, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.tasks.spawn_on(task, &self.runtime));
     }
 
     /// Creates a process and reports it, without delaying the next request.
-    fn beside(
+    fn create_process(
         self: &Arc<Self>,
         number: u64,
         creating: impl Future<Output = Result<ChildProcess, SpawnError>> + Send + 'static,
     ) {
         let desk = Arc::clone(self);
-        self.begin(async move {
+        self.spawn_task(async move {
             match creating.await {
-                Ok(child) => desk.created(number, child),
+                Ok(child) => desk.report_created(number, child),
                 Err(error) => {
                     let errno = std::error::Error::source(&error)
                         .and_then(|source| source.downcast_ref::<io::Error>())
@@ -115,7 +118,7 @@ impl RootServer {
         });
     }
 
-    fn created(&self, number: u64, child: ChildProcess) {
+    fn report_created(&self, number: u64, child: ChildProcess) {
         let Some(family) = self.nursery.family() else { return };
         let output = child.take_output();
         let child = Arc::new(child);
@@ -130,7 +133,7 @@ impl RootServer {
 
     fn answer(&self, answer: &RootAnswer, files: &[BorrowedFd<'_>]) {
         let _one = lock(&self.writing);
-        if let Err(error) = wire::send(&self.stream, answer, files) {
+        if let Err(error) = wire::send_message(&self.stream, answer, files) {
             // The end of the instance is handled elsewhere.
             tracing::debug!(%error, "the instance that serves takes no answer");
         }

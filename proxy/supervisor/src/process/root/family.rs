@@ -39,38 +39,38 @@ impl RootFamily {
     }
 
     /// Another instance is about to be created.
-    pub(super) fn next_begins(&self) {
-        self.instances.send_modify(InstanceOrders::next_begins);
+    pub(super) fn note_next_instance(&self) {
+        self.instances.send_modify(InstanceOrders::note_next_instance);
     }
 
     /// Records that this child serves, and passes it orders that its predecessor missed. Returns the
     /// predecessor.
-    pub(crate) fn serves(&self, id: ChildId) -> Option<ChildId> {
+    pub(crate) fn note_serving(&self, id: ChildId) -> Option<ChildId> {
         let (mut before, mut heard) = (None, Vec::new());
-        self.instances.send_modify(|instances| (before, heard) = instances.serves(id));
+        self.instances.send_modify(|instances| (before, heard) = instances.note_serving(id));
         for order in heard {
-            self.tell([id], order);
+            self.send_order([id], order);
         }
         before
     }
 
     /// Waits for the end of an instance that has handed over.
-    pub(super) async fn see_off(&self, id: ChildId) {
+    pub(super) async fn await_retired(&self, id: ChildId) {
         if let Some(child) = self.child(id) {
             child.wait().await;
         }
         self.forget(id);
-        self.instances.send_modify(|instances| instances.ended(id));
+        self.instances.send_modify(|instances| instances.note_ended(id));
     }
 
     /// Passes an order on to the instances.
     pub(crate) fn pass_on(&self, order: InstanceOrder) {
         let mut to = Vec::new();
-        self.instances.send_modify(|instances| to = instances.told(order));
-        self.tell(to, order);
+        self.instances.send_modify(|instances| to = instances.note_order(order));
+        self.send_order(to, order);
     }
 
-    fn tell(&self, to: impl IntoIterator<Item = ChildId>, order: InstanceOrder) {
+    fn send_order(&self, to: impl IntoIterator<Item = ChildId>, order: InstanceOrder) {
         for child in to.into_iter().filter_map(|id| self.child(id)) {
             child.signal(order.signal());
         }
@@ -88,7 +88,7 @@ impl RootFamily {
     }
 
     /// Waits for the end of the serving instance, if it is not this process.
-    pub(crate) async fn ended(&self) -> ProcessExit {
+    pub(crate) async fn until_serving_ends(&self) -> ProcessExit {
         let mut changes = self.instances.subscribe();
         loop {
             let now = changes.borrow_and_update().serving();

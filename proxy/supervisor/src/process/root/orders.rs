@@ -51,7 +51,7 @@ impl InstanceOrders {
     }
 
     /// Records an order. Returns its present receivers.
-    pub(super) fn told(&mut self, order: InstanceOrder) -> Vec<ChildId> {
+    pub(super) fn note_order(&mut self, order: InstanceOrder) -> Vec<ChildId> {
         let serving = self.serving.into_iter();
         match order {
             InstanceOrder::End => self.ending = true,
@@ -65,12 +65,12 @@ impl InstanceOrders {
     }
 
     /// The next instance is about to be created, and will read the present state.
-    pub(super) fn next_begins(&mut self) {
+    pub(super) fn note_next_instance(&mut self) {
         self.missed = [None, None];
     }
 
     /// Records the serving instance. Returns its predecessor and the orders to repeat.
-    pub(super) fn serves(&mut self, id: ChildId) -> (Option<ChildId>, Vec<InstanceOrder>) {
+    pub(super) fn note_serving(&mut self, id: ChildId) -> (Option<ChildId>, Vec<InstanceOrder>) {
         let before = self.serving.replace(id);
         self.retired.extend(before);
         let missed = std::mem::take(&mut self.missed).into_iter().flatten();
@@ -79,7 +79,7 @@ impl InstanceOrders {
     }
 
     /// Records the end of an instance that had handed over.
-    pub(super) fn ended(&mut self, id: ChildId) {
+    pub(super) fn note_ended(&mut self, id: ChildId) {
         self.retired.retain(|retired| *retired != id);
     }
 }
@@ -92,37 +92,37 @@ mod tests {
     #[test]
     fn what_meets_a_hand_over_is_heard_by_whoever_serves_after_it_and_once() {
         let mut orders = InstanceOrders::default();
-        assert!(orders.told(Reload).is_empty(), "nobody serves but us");
-        orders.next_begins();
-        assert_eq!(orders.serves(1), (None, Vec::<InstanceOrder>::new()));
+        assert!(orders.note_order(Reload).is_empty(), "nobody serves but us");
+        orders.note_next_instance();
+        assert_eq!(orders.note_serving(1), (None, Vec::<InstanceOrder>::new()));
         // Before the next instance is made: that one reads the present state.
-        assert_eq!(orders.told(Reload), [1]);
-        orders.next_begins();
+        assert_eq!(orders.note_order(Reload), [1]);
+        orders.note_next_instance();
         assert_eq!(
-            (orders.told(Upgrade), orders.told(Reload), orders.told(Reload)),
+            (orders.note_order(Upgrade), orders.note_order(Reload), orders.note_order(Reload)),
             (vec![1], vec![1], vec![1])
         );
-        assert_eq!(orders.serves(2), (Some(1), vec![Reload, Upgrade]));
-        orders.next_begins();
-        assert_eq!(orders.serves(3), (Some(2), Vec::<InstanceOrder>::new()), "it was heard");
-        orders.next_begins();
-        assert_eq!((orders.told(Reload), orders.told(End)), (vec![3, 1, 2], vec![3, 1, 2]));
-        assert_eq!(orders.serves(4), (Some(3), vec![End]), "nothing else matters then");
+        assert_eq!(orders.note_serving(2), (Some(1), vec![Reload, Upgrade]));
+        orders.note_next_instance();
+        assert_eq!(orders.note_serving(3), (Some(2), Vec::<InstanceOrder>::new()), "it was heard");
+        orders.note_next_instance();
+        assert_eq!((orders.note_order(Reload), orders.note_order(End)), (vec![3, 1, 2], vec![3, 1, 2]));
+        assert_eq!(orders.note_serving(4), (Some(3), vec![End]), "nothing else matters then");
     }
 
     #[test]
     fn those_that_have_handed_over_hear_of_the_end_and_of_files_until_they_have_ended() {
         let mut orders = InstanceOrders::default();
         for id in 1..=3 {
-            orders.serves(id);
+            orders.note_serving(id);
         }
-        assert_eq!(orders.told(Upgrade), [3], "they have nothing to hand over any more");
-        assert_eq!(orders.told(Reload), [3, 1, 2]);
-        orders.ended(1);
-        assert_eq!(orders.told(End), [3, 2]);
+        assert_eq!(orders.note_order(Upgrade), [3], "they have nothing to hand over any more");
+        assert_eq!(orders.note_order(Reload), [3, 1, 2]);
+        orders.note_ended(1);
+        assert_eq!(orders.note_order(End), [3, 2]);
         assert!(!orders.has_no_retired());
-        orders.ended(2);
+        orders.note_ended(2);
         assert!(orders.has_no_retired());
-        assert_eq!((orders.told(End), orders.serving()), (vec![3], Some(3)));
+        assert_eq!((orders.note_order(End), orders.serving()), (vec![3], Some(3)));
     }
 }

@@ -23,7 +23,11 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// # Errors
 ///
 /// The other side is gone, takes nothing within the socket's timeout, or the message is too large.
-pub fn send(mut to: &UnixStream, message: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send_message(
+    mut to: &UnixStream,
+    message: &impl Serialize,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     let length = u32::try_from(text.len())
         .ok()
@@ -45,7 +49,7 @@ pub fn send(mut to: &UnixStream, message: &impl Serialize, files: &[BorrowedFd<'
 /// # Errors
 ///
 /// The other side is gone, says nothing within the socket's timeout, or something that is no such message.
-pub fn receive<T: DeserializeOwned>(mut from: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
+pub fn receive_message<T: DeserializeOwned>(mut from: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let mut length = [0; 4];
     let mut files = Vec::new();
     let mut got = 0;
@@ -87,21 +91,21 @@ mod tests {
         let (one, other) = UnixStream::pair().unwrap();
         let (reader, writer) = io::pipe().unwrap();
         let long = "x".repeat(20_000);
-        send(&one, &("first", 1), &[]).unwrap();
-        send(&one, &(&long, 2), &[writer.as_fd()]).unwrap();
-        send(&one, &("third", 3), &[]).unwrap();
+        send_message(&one, &("first", 1), &[]).unwrap();
+        send_message(&one, &(&long, 2), &[writer.as_fd()]).unwrap();
+        send_message(&one, &("third", 3), &[]).unwrap();
         drop((one, writer));
-        let (first, none): ((String, u32), _) = receive(&other).unwrap();
+        let (first, none): ((String, u32), _) = receive_message(&other).unwrap();
         assert_eq!((first.0.as_str(), first.1, none.len()), ("first", 1, 0));
-        let ((text, number), files): ((String, u32), _) = receive(&other).unwrap();
+        let ((text, number), files): ((String, u32), _) = receive_message(&other).unwrap();
         assert_eq!((text == long, number, files.len()), (true, 2, 1));
         std::fs::File::from(files.into_iter().next().unwrap()).write_all(b"through it").unwrap();
         let mut read = String::new();
         io::BufReader::new(reader).read_to_string(&mut read).unwrap();
         assert_eq!(read, "through it");
-        let (third, _): ((String, u32), _) = receive(&other).unwrap();
+        let (third, _): ((String, u32), _) = receive_message(&other).unwrap();
         assert_eq!(third.0, "third");
-        let end = receive::<(String, u32)>(&other).unwrap_err();
+        let end = receive_message::<(String, u32)>(&other).unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
     }
 
@@ -109,9 +113,9 @@ mod tests {
     fn what_is_no_message_is_told_and_takes_no_memory() {
         let (mut one, other) = UnixStream::pair().unwrap();
         one.write_all(&u32::MAX.to_be_bytes()).unwrap();
-        assert_eq!(receive::<u32>(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(receive_message::<u32>(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let (mut one, other) = UnixStream::pair().unwrap();
         one.write_all(&[0, 0, 0, 2, b'}', b'{']).unwrap();
-        assert!(receive::<u32>(&other).is_err());
+        assert!(receive_message::<u32>(&other).is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::rate::{RateNanos, nanos};
+use warden_policies::rate::{RateNanos, as_nanos};
 use warden_policies::{RateLimit, client_network};
 
 use crate::sync::lock;
@@ -46,7 +46,7 @@ impl SignInAttempts {
     }
 
     /// Counts a wrong key.
-    pub(super) fn wrong(&self, from: IpAddr, now: Instant) {
+    pub(super) fn count_wrong(&self, from: IpAddr, now: Instant) {
         let (mut used, now) = (lock(&self.used), self.since(now));
         let mut place = Some(client_network(from));
         if !used.contains_key(&place) && used.len() >= MAX_ADDRESSES {
@@ -58,12 +58,12 @@ impl SignInAttempts {
         let until = used.entry(place).or_default();
         if let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) {
             // Beyond the limit the count stays as it is.
-            *until = rate.take(*until, now).unwrap_or(*until);
+            *until = rate.take_unit(*until, now).unwrap_or(*until);
         }
     }
 
     fn since(&self, now: Instant) -> RateNanos {
-        nanos(now.saturating_duration_since(self.base))
+        as_nanos(now.saturating_duration_since(self.base))
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
         let (one, other): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         for _ in 0..MAX_WRONG_KEYS {
             assert_eq!(attempts.check(one, now), Ok(()));
-            attempts.wrong(one, now);
+            attempts.count_wrong(one, now);
         }
         assert!(
             attempts.check(one, now).is_err()
@@ -88,7 +88,7 @@ mod tests {
         now += ATTEMPT_PERIOD / 2;
         assert_eq!(attempts.check(one, now), Ok(()));
         for last in 0..2 * MAX_WRONG_KEYS {
-            attempts.wrong(format!("2001:db8::{last:x}").parse().unwrap(), now);
+            attempts.count_wrong(format!("2001:db8::{last:x}").parse().unwrap(), now);
         }
         assert!(attempts.check("2001:db8::ffff".parse().unwrap(), now).is_err(), "one network");
     }
@@ -98,7 +98,7 @@ mod tests {
         let attempts = SignInAttempts::default();
         let mut now = attempts.base;
         for n in 0..u16::MAX {
-            attempts.wrong(IpAddr::from([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]]), now);
+            attempts.count_wrong(IpAddr::from([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]]), now);
         }
         assert!(lock(&attempts.used).len() <= MAX_ADDRESSES + 1);
         assert!(attempts.check("10.9.9.9".parse().unwrap(), now).is_err());

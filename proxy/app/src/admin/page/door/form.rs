@@ -2,10 +2,10 @@
 
 use warden_pages::Html;
 
-use super::super::frame::head;
+use super::super::frame::write_head;
 
 /// The sign-in page. `why`: the error of the last attempt.
-pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
+pub(super) fn sign_in_page(back: &str, why: Option<&str>) -> String {
     bare_document("Sign in", None, |main| {
         main.element("h1", &[], "llama-warden");
         if let Some(why) = why {
@@ -41,7 +41,7 @@ pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
 
 /// A page that redirects by itself. A navigation from another site carries no cookie of ours; a navigation
 /// from this page does.
-pub(super) fn onward(to: &str) -> String {
+pub(super) fn redirect_page(to: &str) -> String {
     bare_document("llama-warden", Some(to), |main| {
         main.within("p", &[], |p| {
             p.element("a", &[("href", &to)], "Go on to the page");
@@ -53,7 +53,7 @@ fn bare_document(title: &str, onward: Option<&str>, content: impl FnOnce(&mut Ht
     let mut html = Html::new();
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |all| {
-            head(all, title);
+            write_head(all, title);
             if let Some(to) = onward {
                 all.void("meta", &[("http-equiv", &"refresh"), ("content", &format_args!("0;url={to}"))]);
             }

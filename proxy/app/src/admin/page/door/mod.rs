@@ -29,12 +29,12 @@ use warden_gateway::{ApiKeys, GatewayControl, KeyHash, OperatorPage, PageAnswer,
 
 use self::attempts::SignInAttempts;
 use self::sessions::{PageSessions, SESSION_LIFETIME};
-use super::answer::{PageContent, lead, plain, refuse};
+use super::answer::{PageContent, redirect, refusal_response, uncached_response};
 use super::guard;
-use super::view::{PageRoute, is_here, way};
-use super::{PageVisitor, go, read_form};
+use super::view::{PageRoute, is_page_address, parse_path};
+use super::{PageVisitor, read_form, serve_allowed};
 use crate::admin::answer::{AdminBody, AdminState};
-use crate::admin::query::{QueryPairs, address};
+use crate::admin::query::{QueryPairs, address_with_query};
 
 /// Serves the page on the public listener.
 pub(crate) struct SignInGuard {
@@ -69,9 +69,9 @@ impl OperatorPage for SignInGuard {
     fn answer(self: Arc<Self>, request: Request<Incoming>, asker: PageClient) -> PageAnswer {
         let answered = self.runtime.clone().spawn(async move { self.answer_one(request, &asker).await });
         Box::pin(async move {
-            answered
-                .await
-                .unwrap_or_else(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, &"the page could not be made"))
+            answered.await.unwrap_or_else(|_| {
+                refusal_response(StatusCode::INTERNAL_SERVER_ERROR, &"the page could not be made")
+            })
         })
     }
 }
@@ -98,7 +98,7 @@ impl SignInGuard {
             "/page/sign-out" => Some(false),
             _ => None,
         };
-        let way = way(uri.path()).unwrap_or(PageRoute::Nothing);
+        let way = parse_path(uri.path()).unwrap_or(PageRoute::Nothing);
         let judged = guard::check_public_request(
             &method,
             request.headers(),
@@ -107,12 +107,12 @@ impl SignInGuard {
             asker.tls,
         );
         if let Err(refused) = judged {
-            return refuse(StatusCode::FORBIDDEN, &refused);
+            return refusal_response(StatusCode::FORBIDDEN, &refused);
         }
         if let (PageRoute::File(_), true) = (way, method != Method::POST) {
-            return go(&self.admin, way, request, PageVisitor::default()).await;
+            return serve_allowed(&self.admin, way, request, PageVisitor::default()).await;
         }
-        let known = self.known(request.headers(), asker);
+        let known = self.identify(request.headers(), asker);
         if signs == Some(true) {
             return self.sign_in(request, asker, known.is_ok()).await;
         }
@@ -128,18 +128,18 @@ impl SignInGuard {
         let visitor = PageVisitor {
             who: Some(format!("page, key {}, {}", known.name, asker.peer)),
             key: known.session.is_some().then(|| known.name.clone()),
-            still: Some(Arc::new(move || {
+            still_allowed: Some(Arc::new(move || {
                 // A stream opened by a key in its own header ends with its connection.
                 let Some(secret) = &session else { return true };
                 let key = sessions.upgrade().and_then(|door| door.sessions.key(secret, Instant::now()));
                 key.is_some_and(|key| key_name_with_right(&control, &key).is_ok())
             })),
         };
-        go(&self.admin, way, request, visitor).await
+        serve_allowed(&self.admin, way, request, visitor).await
     }
 
     /// Identifies the visitor by session or key.
-    fn known(&self, headers: &HeaderMap, asker: &PageClient) -> Result<SignedInVisitor, SignInError> {
+    fn identify(&self, headers: &HeaderMap, asker: &PageClient) -> Result<SignedInVisitor, SignInError> {
         let control = &self.admin.gateway;
         for secret in cookies(headers, &cookie_name(&asker.host)) {
             if let Some(key) = self.sessions.key(secret, Instant::now())
@@ -148,16 +148,16 @@ impl SignInGuard {
                 return Ok(SignedInVisitor { name, session: Some(secret.to_owned()) });
             }
         }
-        let keys = ApiKeys::presented(headers);
+        let keys = ApiKeys::presented_hashes(headers);
         if keys.is_empty() {
             Err(SignInError::NoKey)
         } else {
-            self.by_key(&keys, asker).map(|(name, _)| SignedInVisitor { name, session: None })
+            self.match_key(&keys, asker).map(|(name, _)| SignedInVisitor { name, session: None })
         }
     }
 
     /// The first of these keys that has the right.
-    fn by_key(&self, keys: &[KeyHash], asker: &PageClient) -> Result<(Arc<str>, KeyHash), SignInError> {
+    fn match_key(&self, keys: &[KeyHash], asker: &PageClient) -> Result<(Arc<str>, KeyHash), SignInError> {
         let mut why = SignInError::WrongKey;
         for key in keys {
             match key_name_with_right(&self.admin.gateway, key) {
@@ -171,7 +171,7 @@ impl SignInGuard {
         if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
             return Err(SignInError::TooMany(wait.as_secs() + 1));
         }
-        self.attempts.wrong(asker.peer, Instant::now());
+        self.attempts.count_wrong(asker.peer, Instant::now());
         tracing::warn!(target: "page", peer = %asker.peer, "nobody was let in to the page: {why}");
         Err(why)
     }
@@ -183,9 +183,13 @@ impl SignInGuard {
         is_in: bool,
     ) -> Response<AdminBody> {
         if request.method() != Method::POST {
-            let query = QueryPairs::of(request.uri().query());
-            let back = back(&query);
-            return if is_in { lead(back) } else { html_response(StatusCode::OK, form::sign_in(back, None)) };
+            let query = QueryPairs::lenient(request.uri().query());
+            let back = return_path(&query);
+            return if is_in {
+                redirect(back)
+            } else {
+                html_response(StatusCode::OK, form::sign_in_page(back, None))
+            };
         }
         let secure = asker.tls
             || request
@@ -196,26 +200,29 @@ impl SignInGuard {
             Ok(form) => form,
             Err(refused) => return *refused,
         };
-        let back = back(&form);
+        let back = return_path(&form);
         let Some(key) = form.get("key").map(str::trim).filter(|key| !key.is_empty()) else {
-            return html_response(StatusCode::UNAUTHORIZED, form::sign_in(back, Some("A key is needed.")));
+            return html_response(
+                StatusCode::UNAUTHORIZED,
+                form::sign_in_page(back, Some("A key is needed.")),
+            );
         };
-        match self.by_key(&[KeyHash::of(key.as_bytes())], asker) {
+        match self.match_key(&[KeyHash::from_key(key.as_bytes())], asker) {
             Ok((name, key)) => {
                 tracing::info!(target: "page", peer = %asker.peer, key = %name, "signed in on the page");
                 let secret = self.sessions.open(key, Instant::now());
-                with_cookie(lead(back), &asker.host, &secret, SESSION_LIFETIME.as_secs(), secure)
+                with_cookie(redirect(back), &asker.host, &secret, SESSION_LIFETIME.as_secs(), secure)
             }
             Err(why) => {
-                let text = form::sign_in(back, Some(&format!("{why}.")));
-                told(&why, html_response(status(&why), text))
+                let text = form::sign_in_page(back, Some(&format!("{why}.")));
+                with_retry_after(&why, html_response(status_code(&why), text))
             }
         }
     }
 
     async fn sign_out(&self, request: Request<Incoming>, known: SignedInVisitor) -> Response<AdminBody> {
         if request.method() != Method::POST {
-            return refuse(StatusCode::METHOD_NOT_ALLOWED, &guard::PageRefusal::Method);
+            return refusal_response(StatusCode::METHOD_NOT_ALLOWED, &guard::PageRefusal::Method);
         }
         let host = request
             .headers()
@@ -228,13 +235,13 @@ impl SignInGuard {
             Ok(form) => form,
             Err(refused) => return *refused,
         };
-        if !form.get("token").is_some_and(|token| self.admin.page.token.is(token)) {
-            return refuse(StatusCode::FORBIDDEN, &guard::PageRefusal::Token);
+        if !form.get("token").is_some_and(|token| self.admin.page.token.matches(token)) {
+            return refusal_response(StatusCode::FORBIDDEN, &guard::PageRefusal::Token);
         }
         if let Some(secret) = known.session {
             self.sessions.close(&secret);
         }
-        with_cookie(lead("/page/sign-in"), &host, "", 0, false)
+        with_cookie(redirect("/page/sign-in"), &host, "", 0, false)
     }
 }
 
@@ -242,16 +249,16 @@ impl SignInGuard {
 fn refusal(why: &SignInError, request: &Request<Incoming>, way: PageRoute<'_>) -> Response<AdminBody> {
     let headers = request.headers();
     let opens = request.method() == Method::GET && way.is_document();
-    let fragment = QueryPairs::of(request.uri().query()).get("fragment").is_some();
+    let fragment = QueryPairs::lenient(request.uri().query()).get("fragment").is_some();
     if !opens || fragment || !matches!(why, SignInError::NoKey) {
-        return told(why, refuse(status(why), why));
+        return with_retry_after(why, refusal_response(status_code(why), why));
     }
     let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
-    let here = if is_here(here) { here } else { "/page/" };
+    let here = if is_page_address(here) { here } else { "/page/" };
     if headers.get(guard::FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
-        return html_response(StatusCode::OK, form::onward(here));
+        return html_response(StatusCode::OK, form::redirect_page(here));
     }
-    lead(&address("/page/sign-in", &[("back", here)]))
+    redirect(&address_with_query("/page/sign-in", &[("back", here)]))
 }
 
 /// The name of a key, if it opens the page now.
@@ -263,7 +270,7 @@ fn key_name_with_right(control: &GatewayControl, key: &KeyHash) -> Result<Arc<st
     }
 }
 
-const fn status(why: &SignInError) -> StatusCode {
+const fn status_code(why: &SignInError) -> StatusCode {
     match why {
         SignInError::NoKey | SignInError::WrongKey => StatusCode::UNAUTHORIZED,
         SignInError::NoRight(_) => StatusCode::FORBIDDEN,
@@ -272,7 +279,7 @@ const fn status(why: &SignInError) -> StatusCode {
 }
 
 /// Adds `Retry-After`.
-fn told(why: &SignInError, mut answer: Response<AdminBody>) -> Response<AdminBody> {
+fn with_retry_after(why: &SignInError, mut answer: Response<AdminBody>) -> Response<AdminBody> {
     if let SignInError::TooMany(seconds) = why {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
     }
@@ -280,11 +287,14 @@ fn told(why: &SignInError, mut answer: Response<AdminBody>) -> Response<AdminBod
 }
 
 fn html_response(status: StatusCode, text: String) -> Response<AdminBody> {
-    plain(status, PageContent::Page, text.into(), None)
+    uncached_response(status, PageContent::Page, text.into(), None)
 }
 
-fn back(asked: &QueryPairs) -> &str {
-    asked.get("back").filter(|back| is_here(back) && !back.starts_with("/page/sign-")).unwrap_or("/page/")
+fn return_path(asked: &QueryPairs) -> &str {
+    asked
+        .get("back")
+        .filter(|back| is_page_address(back) && !back.starts_with("/page/sign-"))
+        .unwrap_or("/page/")
 }
 
 /// Browsers share cookies between ports of one host, so the name contains the port of the instance.
@@ -330,7 +340,7 @@ mod tests {
         assert_eq!(found("h:8080"), ["one", "two"]);
         assert_eq!(found("[::1]:80"), ["three"]);
         assert!(found("h").is_empty() && found("h:8080; Domain=evil").len() == 2);
-        let answer = with_cookie(lead("/page/"), "h:1;2\r\n3", "s", 9, true);
+        let answer = with_cookie(redirect("/page/"), "h:1;2\r\n3", "s", 9, true);
         let told = answer.headers()[header::SET_COOKIE].to_str().unwrap();
         assert_eq!(told, "llama-warden-123=s; Path=/page; Max-Age=9; HttpOnly; SameSite=Strict; Secure");
     }
@@ -344,10 +354,14 @@ mod tests {
             "/page/sign-out",
             "/page/sign-in?back=x",
         ] {
-            assert_eq!(back(&QueryPairs::of(Some(&address("", &[("back", to)])[1..]))), "/page/", "{to}");
+            assert_eq!(
+                return_path(&QueryPairs::lenient(Some(&address_with_query("", &[("back", to)])[1..]))),
+                "/page/",
+                "{to}"
+            );
         }
-        let far = QueryPairs::of(Some("back=/page/memory%3Fmodel%3Da"));
-        assert_eq!(back(&far), "/page/memory?model=a");
-        assert!(!form::sign_in("\"><script>", Some("<b>")).contains("<script>"));
+        let far = QueryPairs::lenient(Some("back=/page/memory%3Fmodel%3Da"));
+        assert_eq!(return_path(&far), "/page/memory?model=a");
+        assert!(!form::sign_in_page("\"><script>", Some("<b>")).contains("<script>"));
     }
 }

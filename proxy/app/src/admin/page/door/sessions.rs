@@ -41,7 +41,7 @@ impl PageSessions {
             all.pop_front();
         }
         all.push_back(PageSession {
-            hash: KeyHash::of(secret.as_bytes()),
+            hash: KeyHash::from_key(secret.as_bytes()),
             key,
             until: now + SESSION_LIFETIME,
         });
@@ -50,14 +50,14 @@ impl PageSessions {
 
     /// The key of the session with this cookie.
     pub(super) fn key(&self, secret: &str, now: Instant) -> Option<KeyHash> {
-        let hash = KeyHash::of(secret.as_bytes());
+        let hash = KeyHash::from_key(secret.as_bytes());
         let all = lock(&self.0);
         all.iter().find(|session| session.hash == hash && session.until > now).map(|session| session.key)
     }
 
     /// Ends a session.
     pub(super) fn close(&self, secret: &str) {
-        let hash = KeyHash::of(secret.as_bytes());
+        let hash = KeyHash::from_key(secret.as_bytes());
         lock(&self.0).retain(|session| session.hash != hash);
     }
 }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_session_is_known_until_it_is_closed_or_old_and_there_are_few() {
-        let (sessions, key) = (PageSessions::default(), KeyHash::of(b"key"));
+        let (sessions, key) = (PageSessions::default(), KeyHash::from_key(b"key"));
         let now = Instant::now();
         let (one, two) = (sessions.open(key, now), sessions.open(key, now));
         assert!(one != two && sessions.key(&one, now) == Some(key));

@@ -34,7 +34,7 @@ pub(crate) struct BetweenArgs {
     #[arg(long, requires = "between")]
     pub(super) offline: bool,
     /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
-    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendChoice>)]
+    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::parse_with_hint::<BackendChoice>)]
     pub(super) backend: BackendChoice,
 }
 
@@ -81,7 +81,7 @@ impl FromStr for CommitRange {
 
 impl DiagnoseArgs {
     /// Returns whether a range of commits is searched.
-    pub(in crate::cli::diagnose) const fn searches(&self) -> bool {
+    pub(in crate::cli::diagnose) const fn is_search(&self) -> bool {
         self.between.between.is_some()
     }
 
@@ -90,7 +90,7 @@ impl DiagnoseArgs {
     }
 
     /// Workloads of the search; empty for aims that need none.
-    pub(super) fn searched(&self) -> Result<Vec<Workload>, CommandError> {
+    pub(super) fn search_workloads(&self) -> Result<Vec<Workload>, CommandError> {
         if self.aim().is_growth() {
             return self.workloads();
         }

@@ -17,7 +17,7 @@ pub(super) struct SearchFile {
     path: PathBuf,
     file: File,
     /// Records, each with the offset at which its line ends.
-    known: Vec<(ProcessRecord, u64)>,
+    records: Vec<(ProcessRecord, u64)>,
 }
 
 impl SearchFile {
@@ -52,17 +52,17 @@ impl SearchFile {
             line.clear();
         }
         file.set_len(end).map_err(failed)?;
-        Ok(Self { path, file, known })
+        Ok(Self { path, file, records: known })
     }
 
-    pub(super) fn known(&self) -> Vec<ProcessRecord> {
-        self.known.iter().map(|(record, _)| record.clone()).collect()
+    pub(super) fn records(&self) -> Vec<ProcessRecord> {
+        self.records.iter().map(|(record, _)| record.clone()).collect()
     }
 
     /// Truncates the file after the first `used` records.
-    pub(super) fn keep(&mut self, used: usize) -> Result<(), CommandError> {
-        self.known.truncate(used);
-        self.file.set_len(self.end()).map_err(|error| self.failed(&error))
+    pub(super) fn truncate(&mut self, used: usize) -> Result<(), CommandError> {
+        self.records.truncate(used);
+        self.file.set_len(self.end_offset()).map_err(|error| self.write_failure(&error))
     }
 
     pub(super) fn add(&mut self, record: &ProcessRecord) -> Result<(), CommandError> {
@@ -72,22 +72,22 @@ impl SearchFile {
         });
         match written {
             Ok(length) => {
-                self.known.push((record.clone(), self.end() + length));
+                self.records.push((record.clone(), self.end_offset() + length));
                 Ok(())
             }
             Err(error) => {
                 // A partial line would hide all later lines.
-                self.file.set_len(self.end()).ok();
-                Err(self.failed(&error))
+                self.file.set_len(self.end_offset()).ok();
+                Err(self.write_failure(&error))
             }
         }
     }
 
-    fn end(&self) -> u64 {
-        self.known.last().map_or(0, |(_, end)| *end)
+    fn end_offset(&self) -> u64 {
+        self.records.last().map_or(0, |(_, end)| *end)
     }
 
-    fn failed(&self, error: &std::io::Error) -> CommandError {
+    fn write_failure(&self, error: &std::io::Error) -> CommandError {
         CommandError::failed(format!(
             "results of the search cannot be kept in {}: {error}",
             self.path.display()
@@ -118,7 +118,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let open = || SearchFile::open(state.path(), "one").unwrap();
         let mut kept = open();
-        assert!(kept.known().is_empty());
+        assert!(kept.records().is_empty());
         kept.add(&record(1)).unwrap();
         kept.add(&record(2)).unwrap();
         let path = kept.path().to_owned();
@@ -127,22 +127,22 @@ mod tests {
         drop(kept);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"ask\":{\"rev").unwrap();
         let mut kept = open();
-        assert_eq!(kept.known(), [record(1), record(2)]);
+        assert_eq!(kept.records(), [record(1), record(2)]);
         kept.add(&record(3)).unwrap();
         drop(kept);
         let mut kept = open();
-        assert_eq!(kept.known().len(), 3);
-        assert!(SearchFile::open(state.path(), "other").unwrap().known().is_empty(), "another search");
-        kept.keep(1).unwrap();
+        assert_eq!(kept.records().len(), 3);
+        assert!(SearchFile::open(state.path(), "other").unwrap().records().is_empty(), "another search");
+        kept.truncate(1).unwrap();
         kept.add(&record(7)).unwrap();
         drop(kept);
-        assert_eq!(open().known(), [record(1), record(7)]);
+        assert_eq!(open().records(), [record(1), record(7)]);
         // Even if no record is kept, a new record is read again.
         let mut kept = open();
-        kept.keep(0).unwrap();
+        kept.truncate(0).unwrap();
         kept.add(&record(8)).unwrap();
         drop(kept);
-        assert_eq!(open().known(), [record(8)]);
+        assert_eq!(open().records(), [record(8)]);
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "commands have keys in them");
     }
@@ -156,6 +156,6 @@ mod tests {
         let mut kept = open();
         kept.add(&record(1)).unwrap();
         drop(kept);
-        assert_eq!(open().known(), [record(1)]);
+        assert_eq!(open().records(), [record(1)]);
     }
 }

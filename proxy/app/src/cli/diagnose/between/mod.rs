@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{CommitRequest as Commits, GitSource, ObtainedCommit, RevisionInfo};
 use warden_builder::{BuildRequest, BuildSource, Builder};
-use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resumed};
+use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resume_search};
 use warden_diagnose::report::{BetweenReport, RevisionLabel};
 use warden_diagnose::{Experiment, Lab, RequestRecording};
 use warden_experiment::Workload;
@@ -30,11 +30,11 @@ use warden_supervisor::{SoloSpec, SoloStarter};
 
 pub(crate) use self::args::BetweenArgs;
 use self::kept::SearchFile;
-use self::servers::text_of;
+use self::servers::config_file_text;
 use self::written::SearchRequests;
 use super::display::ExperimentDisplay;
 use super::target::DiagnoseTarget;
-use super::{DiagnoseArgs, interruptible, outputs};
+use super::{DiagnoseArgs, outputs, wait_or_interrupt};
 use crate::admin::instance;
 use crate::cli::{build, builds_between};
 use crate::config::machine::HostMachine;
@@ -63,9 +63,9 @@ struct CommitSearch<'a> {
 /// Runs the search.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
-    let workloads = args.searched()?;
+    let workloads = args.search_workloads()?;
     let recording = args.replay.as_deref().map(RequestRecording::read).transpose()?.map(Arc::new);
-    outputs::prepare(args)?;
+    outputs::check_outputs(args)?;
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
     // Read the configuration first: its errors should come before anything is fetched.
@@ -74,7 +74,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let numbers = &loaded.settings.build;
     Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
         // Use a store of its own: instances must never serve with these builds.
-        builder.dirs.data = builds_between::folder(&builder.dirs.data);
+        builder.dirs.data = builds_between::search_store_dir(&builder.dirs.data);
         let named =
             GitSource::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let commits = |reference| Commits {
@@ -108,9 +108,9 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             backend: args.between.backend,
             // The server alone is needed; the web page takes longer to build.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
-            ..build::request(source, selection, numbers)
+            ..build::build_request(source, selection, numbers)
         };
-        let (machine, file) = (&machine, text_of(args));
+        let (machine, file) = (&machine, config_file_text(args));
         let between =
             CommitSearch { args, machine, builder, plain, repository, shown, line, configured, index, file };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
@@ -127,7 +127,7 @@ impl CommitSearch<'_> {
         recording: Option<Arc<RequestRecording>>,
     ) -> Result<(), CommandError> {
         let last = self.line.len() - 1;
-        let count = out::counted(last, "commit");
+        let count = out::count_noun(last, "commit");
         out::error_line(&format!(
             "between: {count} after {}, up to {}",
             self.line[0].label, self.line[last].label
@@ -139,16 +139,16 @@ impl CommitSearch<'_> {
         let steps = self.args.requests.unwrap_or(numbers.requests);
         let name = self.file_name(&workloads, steps).await?;
         let mut kept = SearchFile::open(&self.configured.dirs.state, &name)?;
-        let in_use = self.in_use()?;
+        let in_use = self.lock_in_use_file()?;
         let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
         let model = &self.configured.fleet.models[self.index];
         let starter =
             SoloStarter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
         let proof = self.configured.proof.clone();
         let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
-        let known = kept.known();
-        let (search, used) = resumed(lab.rules(), self.args.aim(), last, &known);
-        kept.keep(used)?;
+        let known = kept.records();
+        let (search, used) = resume_search(lab.rules(), self.args.aim(), last, &known);
+        kept.truncate(used)?;
         if used > 0 {
             out::error_line(&format!(
                 "between: goes on where it was, {used} {}; to begin anew remove {}",
@@ -177,10 +177,10 @@ impl CommitSearch<'_> {
         let mut display = ExperimentDisplay::new(1);
         let mut watch = |event: SearchEvent<'_>| match event {
             SearchEvent::Next(ask, left) => {
-                out::error_line(&self.next(ask, left));
+                out::error_line(&self.describe_next(ask, left));
                 display = ExperimentDisplay::new(1);
             }
-            SearchEvent::Leg(progress) => display.see(&progress),
+            SearchEvent::Leg(progress) => display.show(&progress),
             SearchEvent::OnceMore(why) => {
                 display.close();
                 out::error_line(&format!("between: once more, because {why}"));
@@ -194,7 +194,7 @@ impl CommitSearch<'_> {
             }
         };
         let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
-        let conclusion = interruptible(signals, &stop, running).await;
+        let conclusion = wait_or_interrupt(signals, &stop, running).await;
         display.close();
         let report = self.report(conclusion??);
         self.show(&report)?;
@@ -202,8 +202,8 @@ impl CommitSearch<'_> {
             (Some(path), Ended::Found { revision }) => {
                 let ill = revision - usize::from(report.conclusion.ill_is_newer == Some(false));
                 let asked = SearchRequests { lengths: lengths.get().copied(), base: &base };
-                let writing = Box::pin(self.write(path, ill, &report, asked, &lab, &stop));
-                interruptible(signals, &stop, writing).await?
+                let writing = Box::pin(self.write_report(path, ill, &report, asked, &lab, &stop));
+                wait_or_interrupt(signals, &stop, writing).await?
             }
             // The same command continues and may still find it.
             (Some(_), Ended::Interrupted) | (None, _) => Ok(()),
@@ -218,12 +218,13 @@ impl CommitSearch<'_> {
         if stop.is_cancelled() {
             return Err(CommandError::INTERRUPTED);
         }
-        end(&report.conclusion)
+        exit_for_conclusion(&report.conclusion)
     }
 
-    fn next(&self, ask: ProcessOrder, left: Option<usize>) -> String {
+    fn describe_next(&self, ask: ProcessOrder, left: Option<usize>) -> String {
         let info = &self.line[ask.revision];
-        let left = left.map_or_else(String::new, |left| format!("{} left, ", out::counted(left, "commit")));
+        let left =
+            left.map_or_else(String::new, |left| format!("{} left, ", out::count_noun(left, "commit")));
         format!("between: {left}next {} ({}): {}", info.label, info.date, info.subject)
     }
 
@@ -243,20 +244,20 @@ impl CommitSearch<'_> {
 
     fn show(&self, report: &BetweenReport) -> Result<(), CommandError> {
         if self.args.json {
-            return out::json(report);
+            return out::print_json(report);
         }
         let mut text = String::new();
         text.extend(report.sentences().iter().map(|line| format!("between: {line}\n")));
         let rows = report.rows();
         if rows.len() > 1 {
-            text.extend(["\n", &out::table(&rows)]);
+            text.extend(["\n", &out::format_table(&rows)]);
         }
-        out::write(&text)
+        out::print_text(&text)
     }
 }
 
 /// Maps the outcome to an exit code.
-fn end(conclusion: &RevisionConclusion) -> Result<(), CommandError> {
+fn exit_for_conclusion(conclusion: &RevisionConclusion) -> Result<(), CommandError> {
     let code = match conclusion.outcome {
         Ended::Found { .. } => return Ok(()),
         Ended::Interrupted => crate::exit::INTERRUPTED_CODE,
@@ -268,5 +269,5 @@ fn end(conclusion: &RevisionConclusion) -> Result<(), CommandError> {
         | Ended::Alike { .. }
         | Ended::NotAgain => crate::exit::UNDECIDED_CODE,
     };
-    Err(CommandError::Told { code })
+    Err(CommandError::Reported { code })
 }

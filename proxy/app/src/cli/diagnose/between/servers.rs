@@ -24,8 +24,8 @@ impl CommitSearch<'_> {
     /// Returns the server of a revision, and builds it if it is missing.
     pub(super) async fn target(&self, revision: usize) -> Result<DiagnoseTarget, NoServer<CommandError>> {
         let info = &self.line[revision];
-        let built = self.builder.build(&self.request(info)).await.map_err(blame)?;
-        if text_of(self.args) != self.file {
+        let built = self.builder.build(&self.request(info)).await.map_err(classify_build_error)?;
+        if config_file_text(self.args) != self.file {
             return Err(NoServer::Stop(CommandError::hinted(
                 "the configuration file changed while the search ran",
                 "run the same command again: with other settings it is another search",
@@ -33,7 +33,8 @@ impl CommitSearch<'_> {
         }
         let chosen = Some(("--between", BinaryChoice::Build(built.id.to_string())));
         let target =
-            DiagnoseTarget::with(self.args, self.machine, chosen, Some(&self.builder.dirs.data)).await;
+            DiagnoseTarget::find_with_program(self.args, self.machine, chosen, Some(&self.builder.dirs.data))
+                .await;
         target.map_err(|failure| {
             NoServer::Stop(CommandError::hinted(
                 format!("{} cannot be used as it is configured: {}", info.label, failure.lines().join("; ")),
@@ -43,9 +44,9 @@ impl CommitSearch<'_> {
     }
 
     /// Locks the file that every running search holds.
-    pub(super) fn in_use(&self) -> Result<File, CommandError> {
+    pub(super) fn lock_in_use_file(&self) -> Result<File, CommandError> {
         let folder = &self.builder.dirs.data;
-        let held = builds_between::in_use(folder, FlockOperation::LockShared);
+        let held = builds_between::lock_in_use_file(folder, FlockOperation::LockShared);
         held.map_err(|error| {
             CommandError::failed(format!("cannot hold the builds in {}: {error}", folder.display()))
         })
@@ -91,17 +92,17 @@ impl CommitSearch<'_> {
 
 /// Classifies a failed build. Errors in its source count against the revision; a full disk or a missing
 /// compiler does not.
-fn blame(error: BuilderError) -> NoServer<CommandError> {
+fn classify_build_error(error: BuilderError) -> NoServer<CommandError> {
     match error.kind() {
         ErrorClass::Cancelled => NoServer::Interrupted,
         ErrorClass::Machine => NoServer::Stop(error.into()),
-        _ if error.had_no_room() => NoServer::Stop(error.into()),
-        _ => NoServer::Cannot(error.to_string()),
+        _ if error.ran_out_of_space() => NoServer::Stop(error.into()),
+        _ => NoServer::Unavailable(error.to_string()),
     }
 }
 
 /// Reads the configuration file as it is now.
-pub(super) fn text_of(args: &DiagnoseArgs) -> Option<String> {
+pub(super) fn config_file_text(args: &DiagnoseArgs) -> Option<String> {
     args.config.config.as_ref().and_then(|path| std::fs::read_to_string(path).ok())
 }
 
@@ -136,10 +137,10 @@ mod tests {
             (build(false), "cannot"),
         ] {
             let text = error.to_string();
-            let blamed = match blame(error) {
+            let blamed = match classify_build_error(error) {
                 NoServer::Interrupted => "interrupted",
                 NoServer::Stop(_) => "stop",
-                NoServer::Cannot(_) => "cannot",
+                NoServer::Unavailable(_) => "cannot",
             };
             assert_eq!(blamed, expected, "{text}");
         }

@@ -26,7 +26,7 @@ pub(super) struct SearchRequests<'a> {
 impl CommitSearch<'_> {
     /// Writes the folder, with an experiment of the workload that shows the symptom, or with the requests
     /// that show it.
-    pub(super) async fn write(
+    pub(super) async fn write_report(
         &self,
         path: &Path,
         ill: usize,
@@ -38,7 +38,7 @@ impl CommitSearch<'_> {
         let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
         let target = self.target(ill).await.map_err(|none| match none {
             NoServer::Stop(failure) => failure,
-            NoServer::Cannot(why) => CommandError::failed(why),
+            NoServer::Unavailable(why) => CommandError::failed(why),
             NoServer::Interrupted => CommandError::INTERRUPTED,
         })?;
         let mut spec = target.spec.clone();
@@ -49,13 +49,14 @@ impl CommitSearch<'_> {
                 }
                 let experiment = Experiment { spec, workloads: vec![workload], ..asked.base.clone() };
                 let mut display = ExperimentDisplay::new(1);
-                let outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
+                let outcome = experiment.run(lab, &mut |progress| display.show(&progress), stop).await?;
                 display.close();
                 (outcome, Vec::new())
             }
-            None => {
-                (ExperimentOutcome::default(), self.requests(symptom, &spec, asked.lengths, lab, stop).await?)
-            }
+            None => (
+                ExperimentOutcome::default(),
+                self.symptom_requests(symptom, &spec, asked.lengths, lab, stop).await?,
+            ),
         };
         if outcome.interrupted {
             return Err(CommandError::INTERRUPTED);
@@ -63,13 +64,13 @@ impl CommitSearch<'_> {
         let about = target.about(crate::clock::now_text(), self.machine);
         let mut report =
             DiagnoseReport { between: Some(between.clone()), ..DiagnoseReport::new(about, &outcome) };
-        report.about.system = folder::system(&target, &outcome).await;
+        report.about.system = folder::describe_system(&target, &outcome).await;
         let replay = asked.base.replay.as_deref();
-        folder::write(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
+        folder::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
     }
 
     /// The requests that show a symptom which no workload shows.
-    async fn requests(
+    async fn symptom_requests(
         &self,
         symptom: &RevisionSymptom,
         spec: &SoloSpec,
@@ -84,7 +85,7 @@ impl CommitSearch<'_> {
         let sent = tokio::select! {
             biased;
             () = stop.cancelled() => return Err(CommandError::INTERRUPTED),
-            sent = proof::requests(lab, spec, questions, lengths) => sent?,
+            sent = proof::published_requests(lab, spec, questions, lengths) => sent?,
         };
         sent.map_err(|why| {
             CommandError::failed(format!("--report: the requests could not be written: {why}"))

@@ -1,7 +1,7 @@
 //! Describes the call sites of a leg in words.
 
 use warden_experiment::GrowthAttribution;
-use warden_policies::units::{ByteAmount, exact};
+use warden_policies::units::{ByteAmount, as_f64};
 use warden_tracer_reader::{AllocationKind, AllocationPlace, TracedMemory};
 
 use super::{HANDLE_KINDS, LegTrace, MemoryAttribution};
@@ -10,25 +10,25 @@ use super::{HANDLE_KINDS, LegTrace, MemoryAttribution};
 const SAMPLED_INTERVALS: f64 = 4.0;
 
 /// Limits of the report, justified in `defaults.toml`, section `[diagnose.trace]`.
-fn numbers() -> &'static warden_policies::defaults::Trace {
+fn trace_limits() -> &'static warden_policies::defaults::Trace {
     &warden_policies::defaults().diagnose.trace
 }
 
 impl LegTrace {
-    pub(super) fn tell(&self, lines: &mut Vec<String>) {
+    pub(super) fn append_lines(&self, lines: &mut Vec<String>) {
         for traced in self.memories.iter().filter(|traced| traced.grows) {
             let found = &traced.attribution;
             lines.push(format!(
                 "{}{}: {} grows by {} a request, {}",
                 self.workload,
                 if self.control { ", without the prompt cache" } else { "" },
-                name(traced.memory),
+                memory_name(traced.memory),
                 ByteAmount(found.measured),
                 explained_part(found)
             ));
-            for place in self.named(traced) {
+            for place in self.grown_places(traced) {
                 lines.push(self.line(place));
-                lines.extend(chain(place));
+                lines.extend(caller_chain(place));
             }
             if traced.attribution.is_explained() {
                 continue;
@@ -45,7 +45,7 @@ impl LegTrace {
                     ));
                     for place in self.handles(what.0) {
                         lines.push(self.line(place));
-                        lines.extend(chain(place));
+                        lines.extend(caller_chain(place));
                     }
                 }
                 None => lines.push(
@@ -75,20 +75,21 @@ impl LegTrace {
     }
 
     /// Call sites whose growth exceeds its measurement error.
-    fn named(&self, traced: &MemoryAttribution) -> impl Iterator<Item = &AllocationPlace> {
-        let least = (traced.attribution.measured * numbers().least_part).max(1.0);
+    fn grown_places(&self, traced: &MemoryAttribution) -> impl Iterator<Item = &AllocationPlace> {
+        let least = (traced.attribution.measured * trace_limits().least_part).max(1.0);
         let grown = self.places.iter().filter(move |place| {
-            place.memory == traced.memory && self.each(place.more_bytes) >= least.max(self.error(place))
+            place.memory == traced.memory
+                && self.per_request(place.more_bytes) >= least.max(self.growth_error(place))
         });
-        grown.take(numbers().named)
+        grown.take(trace_limits().named)
     }
 
     /// Error of a call site's growth, in bytes per request: two standard errors if its blocks are sampled.
-    fn error(&self, place: &AllocationPlace) -> f64 {
-        let (bytes, interval) = (exact(place.more_bytes.unsigned_abs()), exact(self.interval));
+    fn growth_error(&self, place: &AllocationPlace) -> f64 {
+        let (bytes, interval) = (as_f64(place.more_bytes.unsigned_abs()), as_f64(self.interval));
         let sampled = place.memory == TracedMemory::Host
             && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED_INTERVALS;
-        if sampled { 2.0 * (bytes * interval).sqrt() / exact(self.requests.max(1)) } else { 0.0 }
+        if sampled { 2.0 * (bytes * interval).sqrt() / as_f64(self.requests.max(1)) } else { 0.0 }
     }
 
     fn handles(&self, kind: AllocationKind) -> impl Iterator<Item = &AllocationPlace> {
@@ -96,24 +97,24 @@ impl LegTrace {
             AllocationKind::Cublas => place.function.starts_with("cublas"),
             _ => place.function.contains("GraphInstantiate"),
         };
-        self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(numbers().named)
+        self.places.iter().filter(makes).filter(|place| place.more_count >= 1.0).take(trace_limits().named)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    fn each(&self, bytes: i64) -> f64 {
-        bytes as f64 / exact(self.requests.max(1))
+    fn per_request(&self, bytes: i64) -> f64 {
+        bytes as f64 / as_f64(self.requests.max(1))
     }
 
     fn line(&self, place: &AllocationPlace) -> String {
         let within = place.within.as_ref().map_or_else(String::new, |outer| format!(" within {outer}"));
-        let count = place.more_count / exact(self.requests.max(1));
+        let count = place.more_count / as_f64(self.requests.max(1));
         let count = if count < 10.0 { format!("{count:.2}") } else { format!("{count:.0}") };
         let what = match place.memory {
             TracedMemory::Handles => format!("{count} × {} a request", place.function),
             TracedMemory::Host | TracedMemory::Device => {
-                let error = self.error(place);
+                let error = self.growth_error(place);
                 let error = if error > 0.0 { format!(" ± {}", ByteAmount(error)) } else { String::new() };
-                let each = ByteAmount(self.each(place.more_bytes));
+                let each = ByteAmount(self.per_request(place.more_bytes));
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
@@ -131,13 +132,13 @@ counted, only the mappings that it takes; build it without, or preload that allo
 /// the counts may exceed the growth.
 fn explained_part(found: &GrowthAttribution) -> String {
     let counted = ByteAmount(found.counted.max(0.0));
-    if found.counted > found.measured * (1.0 + numbers().untouched) {
+    if found.counted > found.measured * (1.0 + trace_limits().untouched) {
         return format!("and counted allocations by {counted}, of which not all was touched");
     }
-    format!("of which counted allocations make up {counted} ({:.0} %)", 100.0 * found.explained())
+    format!("of which counted allocations make up {counted} ({:.0} %)", 100.0 * found.explained_share())
 }
 
-fn name(memory: TracedMemory) -> &'static str {
+fn memory_name(memory: TracedMemory) -> &'static str {
     match memory {
         TracedMemory::Host => "host memory",
         TracedMemory::Device => "VRAM",
@@ -146,10 +147,10 @@ fn name(memory: TracedMemory) -> &'static str {
 }
 
 /// The callers of the function, innermost first.
-fn chain(place: &AllocationPlace) -> Option<String> {
+fn caller_chain(place: &AllocationPlace) -> Option<String> {
     let names = place.chain.iter().map(ToString::to_string);
     let names: Vec<String> =
-        names.skip_while(|name| *name != place.called_in).take(numbers().chain).collect();
+        names.skip_while(|name| *name != place.called_in).take(trace_limits().chain).collect();
     (names.len() > 1).then(|| format!("    {}", names.join(" < ")))
 }
 
@@ -233,7 +234,7 @@ mod tests {
         };
         let mut lines = Vec::new();
         for leg in [known, of_handles, unknown] {
-            leg.tell(&mut lines);
+            leg.append_lines(&mut lines);
         }
         insta::assert_snapshot!(lines.join("\n"));
     }
