@@ -1,4 +1,4 @@
-//! The error type of this crate. Each message says what was being done to which thing; [`Error::hint`] has
+//! The error type of this crate. Each message says what was being done to which thing; [`BuilderError::hint`] has
 //! the remedy, where there is one.
 
 use std::io;

@@ -1,6 +1,6 @@
 //! Classes of errors, by who has to act.
 
-/// Class of an [`Error`](crate::Error), by who has to act.
+/// Class of a [`BuilderError`](crate::BuilderError), by who has to act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
     /// The caller's arguments are wrong.

@@ -28,7 +28,7 @@
 //! | [`admission`] | prompts that fit into the remaining memory |
 //! | [`simulate`] | effect of a policy on a simulated leaking backend |
 //! | [`canary`] | comparison of another build with the serving one |
-//! | [`experiment`] | results of experiments with fresh servers |
+//! | [`experiment_needs`] | memory needs that experiments have measured |
 //! | [`server_facts`] | nothing: names known behaviour of llama-server |
 //! | [`hosts`] | accepted host names |
 //! | [`origins`] | origins of web pages that may call |

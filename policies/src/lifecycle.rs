@@ -19,7 +19,7 @@
 //! No state is final: after a failure the next start is a trial, and trials continue. A process that had
 //! served is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), because it could start a moment
 //! ago. One that never became ready is restarted after pauses that grow up to [`BackoffPolicy::cap`]. A
-//! start that needs a change first (a flag, a file) waits in [`BackendPhase::AttemptFailure`] for it, with occasional
+//! start that needs a change first (a flag, a file) waits in [`BackendPhase::Failed`] for it, with occasional
 //! trials, because the diagnosis may be wrong.
 //!
 //! A [`LifecycleMachine`] is one such life. An overlapping replacement uses two machines: the new one starts from

@@ -40,8 +40,11 @@ impl StyleCount {
         let Self { name, bound, found, places } = self;
         let slack = (bound / 20).max(2);
         if found > bound {
-            let shown = places.iter().rev().take(40).map(|place| format!("\n  {place}")).collect::<String>();
-            return Some(format!("{name}: {found}, more than the bound of {bound}; among them:{shown}"));
+            let shown: Vec<&str> = places.iter().rev().take(40).map(String::as_str).collect();
+            return Some(format!(
+                "{name}: {found}, more than the bound of {bound}; among them:\n{}",
+                shown.join("\n")
+            ));
         }
         (found + slack < *bound)
             .then(|| format!("{name}: {found}; lower the bound of {bound} in tests/it/style.rs"))
@@ -131,7 +134,9 @@ fn names_words_and_sizes_only_improve() -> Outcome {
         }
     }
     for places in names.into_values().filter(|places| places.len() > 1) {
-        places.into_iter().for_each(|place| shared.add(place));
+        for place in places {
+            shared.add(place);
+        }
     }
     let counts = [one_worded, shared, private, wide, long, large];
     for count in &counts {

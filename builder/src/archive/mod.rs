@@ -2,7 +2,7 @@
 //!
 //! Archives are untrusted input. A name that leads out of the archive ends the reading, and so do more
 //! bytes or entries than [`ArchiveLimits`] allows, counted after decompression. The visitor decides what to do
-//! with an entry; [`unpack`] writes a part of an archive to disk.
+//! with an entry; [`mod@unpack`] writes a part of an archive to disk.
 
 mod unpack;
 mod walk;

@@ -1,6 +1,6 @@
 //! Unpacks the part of an archive below one folder, and never writes outside the destination.
 //!
-//! Three rules ensure this. Names are normal (see [`super::normal_name`]). No file is written through a
+//! Three rules ensure this. Names are normal (see [`super::normalize_name`]). No file is written through a
 //! link of the archive. A link's target has `..` only at its beginning, and does not climb above the
 //! unpacked part. The link's own folder is a real folder, so those steps are exact, and the components
 //! after them stay inside by the same rule.

@@ -103,7 +103,7 @@ fn read_archive(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSourc
                 }
             }
             ArchiveEntryKind::Folder | ArchiveEntryKind::Link(_) | ArchiveEntryKind::Other => {
-                search.add(entry.name, false)
+                search.add(entry.name, false);
             }
         }
         Ok(())

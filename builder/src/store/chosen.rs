@@ -198,7 +198,7 @@ impl BuildStore {
         Ok(back)
     }
 
-    /// The build that [`Self::go_back`] from `left` would return. Changes nothing.
+    /// The build that [`Self::roll_back`] from `left` would return. Changes nothing.
     ///
     /// # Errors
     /// Fails if there is no usable build before it, or if the file of decisions cannot be read.

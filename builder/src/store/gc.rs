@@ -58,7 +58,7 @@ impl BuildStore {
         Ok(GcPlan { left: all - builds.len(), builds, leftovers: self.leftovers() })
     }
 
-    /// Removes what [`Self::superfluous`] found, in its order; calls `each` after each item. Leftovers are
+    /// Removes what [`Self::plan_gc`] found, in its order; calls `each` after each item. Leftovers are
     /// removed only if no other process writes at this moment and they are unchanged.
     ///
     /// # Errors

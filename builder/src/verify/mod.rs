@@ -344,11 +344,11 @@ impl VerifyRun<'_> {
         for (name, ask) in asks {
             match ask {
                 CheckRequest::Completion => {
-                    self.run_check(name, server, checks::check_completion(&door)).await?
+                    self.run_check(name, server, checks::check_completion(&door)).await?;
                 }
                 CheckRequest::Chat => self.run_check(name, server, checks::check_chat(&door)).await?,
                 CheckRequest::Embedding => {
-                    self.run_check(name, server, checks::check_embedding(&door)).await?
+                    self.run_check(name, server, checks::check_embedding(&door)).await?;
                 }
             }
         }

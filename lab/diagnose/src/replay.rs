@@ -40,7 +40,7 @@ impl RequestRecording {
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             match serde_json::from_str(line) {
                 Ok(value) => {
-                    asks.push(parse_request(value).map_err(|what| format!("line {}: {what}", index + 1))?)
+                    asks.push(parse_request(value).map_err(|what| format!("line {}: {what}", index + 1))?);
                 }
                 Err(error) if error.is_eof() => torn += 1,
                 Err(error) => return Err(format!("line {}: not a JSON object: {error}", index + 1)),

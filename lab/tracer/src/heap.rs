@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
 }
 
 /// # Safety
-/// See [`aligned`].
+/// See [`alloc_aligned`].
 unsafe fn alloc_paged(real: &RealFunction, bytes: usize) -> *mut c_void {
     let real = real.get();
     if real.is_null() {

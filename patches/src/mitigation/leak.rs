@@ -194,7 +194,7 @@ impl fmt::Display for LeakCure {
 }
 
 impl KnownLeak {
-    /// Range of affected builds; empty: see [`Self::format_range`].
+    /// Range of affected builds; empty: see [`Self::range`].
     pub fn builds(&self) -> String {
         format_range(&self.first, &self.last)
     }

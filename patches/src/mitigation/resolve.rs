@@ -109,7 +109,7 @@ impl MitigationCatalogue {
                     None => done.effects.push(effect),
                 },
                 Err((message, hint)) => {
-                    done.findings.push(MitigationFinding { item: at, error: true, message, hint })
+                    done.findings.push(MitigationFinding { item: at, error: true, message, hint });
                 }
             }
         }

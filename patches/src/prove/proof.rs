@@ -29,7 +29,7 @@ pub struct ProofRecords {
 pub struct SetProof {
     /// Id of the set.
     pub set: String,
-    /// Hash of the set's files: [`PatchSet::hash_parts`].
+    /// Hash of the set's files: `PatchSet::digest`.
     pub digest: String,
     /// Revision and location of the tree, for readers.
     pub tree: String,

@@ -41,7 +41,7 @@ pub(super) struct BatchSizes {
     pub(super) ubatch: u64,
     /// Number of slots.
     pub(super) slots: u64,
-    /// Bytes of the copies of one layer's cache; see [`half_copies`].
+    /// Bytes of the copies of one layer's cache; see [`half_copy_bytes`].
     pub(super) copied: u64,
 }
 

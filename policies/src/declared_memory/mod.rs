@@ -250,7 +250,7 @@ impl DeclaredMemory {
         cache.saturating_add(checkpoints)
     }
 
-    /// Returns the present bytes by the log: the host part of [`crate::sample::Sample::pools`]. Builds
+    /// Returns the present bytes by the log: the host part of a sample's pools. Builds
     /// since about b9000 log them only with `--log-verbosity 4`.
     pub fn measured(&self) -> Option<u64> {
         if self.cache_now.is_none() && self.slots_now.is_empty() {

@@ -68,7 +68,7 @@ impl TrendTest {
         (self.s - self.s.signum()) / self.var.sqrt()
     }
 
-    /// Scales the variance to allow for autocorrelation by the `factor` of [`hamed_rao`].
+    /// Scales the variance to allow for autocorrelation by the `factor` of [`hamed_rao_factor`].
     pub(super) fn widened(self, factor: f64) -> Self {
         Self { var: self.var * factor, ..self }
     }

@@ -72,7 +72,7 @@ pub struct LoadingState {
     free_before_starts: Option<MemoryAmounts>,
     /// Memory of ended processes that does not show as free yet.
     returning: ReturningMemory,
-    /// The part of it that will return, set only while [`Self::next`] decides.
+    /// The part of it that will return, set only while [`Self::next_orders`] decides.
     returning_soon: Option<MemoryAmounts>,
 }
 
@@ -156,7 +156,7 @@ impl LoadingState {
         }
     }
 
-    /// Returns true if any model waits for room, so [`Self::next`] may have orders.
+    /// Returns true if any model waits for room, so [`Self::next_orders`] may have orders.
     pub fn has_waiters(&self) -> bool {
         let moves = |model: &LoadedModel| match model.state {
             ModelLoadState::Wants { .. } | ModelLoadState::Called { .. } => true,

@@ -31,8 +31,8 @@ struct RenewalInPlace {
 }
 
 impl LoadingState {
-    /// Records that a model's settings changed ([`LoadingState::set`]) and it wants to replace its processes.
-    /// [`LoadingState::next`] decides within [`Numbers::stays_within`](super::Numbers) if the model may stay
+    /// Records that a model's settings changed ([`LoadingState::set_spec`]) and it wants to replace its processes.
+    /// [`LoadingState::next_orders`] decides within `STAY_TIMEOUT` if the model may stay
     /// loaded. No effect if it is not loaded.
     pub fn request_renewal(&mut self, model: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {

@@ -132,7 +132,7 @@ impl SeriesFacts {
 pub struct RecycleFacts {
     /// Known memories; the rules of others are disabled.
     pub series: Vec<SeriesFacts>,
-    /// Symptoms of illness ([`crate::health::Health`]).
+    /// Symptoms of illness ([`crate::health::HealthMonitor`]).
     pub symptoms: Vec<HealthSymptom>,
     /// Choice of this generation by a shared budget ([`crate::share`]).
     pub shared: Option<SharedChoice>,
@@ -147,7 +147,7 @@ pub struct RecycleFacts {
     pub idle_for: Option<Duration>,
     /// Time for which a replacement has been wanted; `None` if only now.
     pub wanted_for: Option<Duration>,
-    /// Time for which it has drained with [`super::Action::DrainNow`] or more; `None` if only now, or if it
+    /// Time for which it has drained with [`super::RecycleAction::DrainNow`] or more; `None` if only now, or if it
     /// does not drain. A draining process is judged, too: so a drain that lasts too long becomes a kill.
     pub urgent_for: Option<Duration>,
     /// Local time, in minutes of the day; `None` if unknown, which closes no window.

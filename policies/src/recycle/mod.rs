@@ -47,7 +47,7 @@ pub fn decide(policy: &RecyclePolicy, facts: &RecycleFacts) -> RecycleDecision {
     decide_without_barred(policy, facts, |_, _| false)
 }
 
-/// Judges one generation with barred reasons ([`crate::cooldown::RecycleCooldown::bars`]). A barred reason never
+/// Judges one generation with barred reasons ([`crate::cooldown::RecycleCooldown::find_bar`]). A barred reason never
 /// precedes another one, however urgent. If nothing else is wanted it is returned anyway, so that the
 /// cooldown holds it back and says why.
 pub fn decide_without_barred(

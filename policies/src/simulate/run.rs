@@ -122,9 +122,9 @@ impl<'a> StrategyRun<'a> {
                     let after = std::mem::replace(&mut self.world, before);
                     self.world.wait(quiet_at - begun);
                     if self.handle_quiet(idle_since, quiet_at) {
-                        self.world.request()
+                        self.world.request();
                     } else {
-                        self.world = after
+                        self.world = after;
                     }
                 }
                 (None, Some(mind)) => mind.lulls.record_lull(duration(idle_since)),

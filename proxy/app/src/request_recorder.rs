@@ -50,7 +50,7 @@ impl RecorderSet {
         Ok(())
     }
 
-    /// [`Self::open_lines`] while we serve: on another thread and with a limit, because a disk may hang.
+    /// [`Self::open`] while we serve: on another thread and with a limit, because a disk may hang.
     pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let (missing, captures) = (self.missing_paths(resolved), self.captures.clone());

@@ -222,10 +222,10 @@ mod tests {
         assert_eq!(given("--cache_ram -1"), Some(("--cache_ram -1".to_owned(), false)));
         assert_eq!(given("-cram 512 -cram 0"), Some(("-cram 0".to_owned(), false)), "the last one counts");
         let both = ["--mmap".to_owned(), "--no-mmap".to_owned()];
-        let opposite = super::find_given(&words("--mmap -c 1"), &both, &["--no-mmap"]);
+        let opposite = find_given(&words("--mmap -c 1"), &both, &["--no-mmap"]);
         assert_eq!(opposite, Some(("--mmap".to_owned(), false)));
         assert_eq!(
-            super::find_given(&words("--no_mmap"), &both, &["--no-mmap"]),
+            find_given(&words("--no_mmap"), &both, &["--no-mmap"]),
             Some(("--no_mmap".to_owned(), true))
         );
     }

@@ -35,7 +35,7 @@ use crate::workers::{self, WorkerThreads};
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening sockets. Clients can connect from now on, and are served once [`BoundGateway::serve_connection`]
+    /// Opens the listening sockets. Clients can connect from now on, and are served once [`BoundGateway::serve`]
     /// runs.
     ///
     /// # Errors

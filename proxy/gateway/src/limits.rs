@@ -1,5 +1,5 @@
 //! Counters of limits that end or refuse a connection, for which there is no request record. The reason for
-//! refusing a request is its outcome instead ([`crate::Outcome`]).
+//! refusing a request is its outcome instead ([`crate::RequestOutcome`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -10,7 +10,7 @@
 //!                            └─ attempt ─ …
 //! ```
 //!
-//! Without export, a request's [`crate::Record`] has no trace, and all code that would record a span checks
+//! Without export, a request's [`crate::RequestRecord`] has no trace, and all code that would record a span checks
 //! that first.
 
 use std::time::Duration;

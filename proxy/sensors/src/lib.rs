@@ -10,12 +10,12 @@
 //! | [`ending`] | whether a process has begun to end |
 //! | [`gpu`] | GPUs: VRAM in total and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
-//! | [`mod@port_listener`] | the process that listens on a port |
+//! | [`mod@listener`] | the process that listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`oom`] | whether the kernel killed a process for lack of memory |
 //! | [`mod@relatives`] | the processes that belong to a child, including those outside its group |
 //! | [`report`] | the memory report of a patched llama-server |
-//! | [`mod@process_run_state`] | whether a process can run: stopped, or waiting for its pages |
+//! | [`mod@standing`] | whether a process can run: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in total and available; less in a container |
 
 pub mod backend_metrics;

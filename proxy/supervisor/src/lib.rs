@@ -13,7 +13,7 @@
 //!
 //! * No caller checks if a backend is ready and then uses it. [`Fleet::lease`] waits for the right to send
 //!   one request to one generation; a [`Lease`] is that right.
-//! * Each model has one task. It alone owns the [`warden_policies::lifecycle::Machine`]s of its processes,
+//! * Each model has one task. It alone owns the [`warden_policies::lifecycle::LifecycleMachine`]s of its processes,
 //!   carries out their effects and arms their timers. Helper tasks only report, with the generation, so
 //!   that a late report about an old process is ignored.
 //! * The task reads all inputs of an action in the same step. Inputs that may change meanwhile are judged

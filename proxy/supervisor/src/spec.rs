@@ -141,7 +141,7 @@ pub struct ModelSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedSpec {
     settings: Arc<ModelSpec>,
-    /// Known facts about the binary. [`Fleet::learn`](crate::Fleet::learn) adds facts measured later;
+    /// Known facts about the binary. [`Fleet::learn_facts`](crate::Fleet::learn_facts) adds facts measured later;
     /// neither replaces a process.
     pub facts: ServerFacts,
 }

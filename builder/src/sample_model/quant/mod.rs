@@ -27,7 +27,9 @@ pub(crate) fn encode(kind: WeightKind, numbers: &[f32]) -> Vec<u8> {
         match kind {
             WeightKind::F32 => block.iter().for_each(|number| out.extend(number.to_le_bytes())),
             WeightKind::F16 => {
-                block.iter().for_each(|number| out.extend(half::to_bits(*number).to_le_bytes()))
+                for number in block {
+                    out.extend(half::to_bits(*number).to_le_bytes());
+                }
             }
             WeightKind::Q8_0 => blocks::encode_q8_0(block, &mut out),
             WeightKind::Q4_0 => blocks::encode_q4_0(block, &mut out),

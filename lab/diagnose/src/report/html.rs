@@ -9,7 +9,7 @@ use warden_policies::{ByteSize, phrases};
 use super::summary::{OverallResult, headline};
 use super::table::{leg_name, table_rows, verdict_cell};
 use super::{CureReport, DiagnoseReport, LegReport, UntriedSwitch};
-use super::{curves, table};
+use super::curves;
 
 pub(super) fn report_page(report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = report.legs.iter().map(|leg| &leg.finding).collect();
@@ -79,7 +79,7 @@ fn verdict_meanings(findings: &[&LegFinding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
     let found = words::ALL_VERDICTS
         .into_iter()
-        .filter(|verdict| all().any(|series| table::verdict_cell(series) == verdict.as_str()));
+        .filter(|verdict| all().any(|series| verdict_cell(series) == verdict.as_str()));
     let found: Vec<GrowthVerdict> = found.collect();
     if found.is_empty() {
         return;

@@ -110,7 +110,7 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     for finding in findings() {
         match &finding.ended {
             LegEnd::Failed { why } => {
-                lines.push(format!("the server failed under {}: {why}", leg_name(finding)))
+                lines.push(format!("the server failed under {}: {why}", leg_name(finding)));
             }
             LegEnd::Killed { why } => {
                 lines.push(format!("somebody else ended the server under {}: {why}", leg_name(finding)));

@@ -10,7 +10,7 @@ use crate::modules::ProcessModules;
 use crate::snapshot::{CallSite, TraceSnapshot};
 use crate::symbols::{CallFrame, SymbolTables};
 
-/// AllocationKind of memory.
+/// `AllocationKind` of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TracedMemory {
@@ -36,7 +36,7 @@ impl TracedMemory {
 /// A place that allocates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllocationPlace {
-    /// AllocationKind of memory.
+    /// `AllocationKind` of memory.
     pub memory: TracedMemory,
     /// Allocating function, such as `malloc`.
     pub function: String,

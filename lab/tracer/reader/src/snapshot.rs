@@ -43,7 +43,7 @@ pub struct CallSite {
     pub number: u32,
     /// Allocating function, such as `malloc`.
     pub function: &'static str,
-    /// AllocationKind of allocation.
+    /// `AllocationKind` of allocation.
     pub kind: AllocationKind,
     /// Site number of the enclosing counted call, if any.
     pub within: Option<u32>,

@@ -95,7 +95,7 @@ impl EventMetrics {
                 }
             }
             EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => {
-                self.count_warmth(&model, warmth)
+                self.count_warmth(&model, warmth);
             }
             EventKind::PromptTooLarge { action, .. } => {
                 self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();

@@ -52,7 +52,7 @@ impl InstanceDirs {
         Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: SharedPointers::default() })
     }
 
-    /// Continues with the predecessor's directories. They belong to the predecessor until [`Self::own`].
+    /// Continues with the predecessor's directories. They belong to the predecessor until [`Self::take_ownership`].
     pub(crate) fn inherit(dirs: &WardenDirs, lock: OwnedFd) -> Self {
         Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: SharedPointers::default() }
     }

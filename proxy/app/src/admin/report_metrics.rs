@@ -65,7 +65,7 @@ families! {
     }
 }
 
-/// ContextCounts taken over so far.
+/// `ContextCounts` taken over so far.
 #[derive(Default)]
 struct CountedReports {
     /// Number of the last view.

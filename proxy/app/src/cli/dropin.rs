@@ -46,7 +46,7 @@ pub(crate) fn dropin_settings(
             }
             ListeningFlag::Host => settings.push(FlagSetting::raw(flag, &["server", "host"], value)),
             ListeningFlag::Certificate => {
-                settings.push(FlagSetting::raw(flag, &["server", "tls_cert"], value))
+                settings.push(FlagSetting::raw(flag, &["server", "tls_cert"], value));
             }
             ListeningFlag::PrivateKey => settings.push(FlagSetting::raw(flag, &["server", "tls_key"], value)),
             ListeningFlag::Port => settings.push(FlagSetting::raw(flag, &["server", "port"], value)),

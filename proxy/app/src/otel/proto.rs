@@ -58,7 +58,6 @@ pub(crate) struct OtlpScope {
 }
 
 #[derive(Clone, PartialEq, Message)]
-#[expect(clippy::struct_field_names, reason = "the names are the protocol's")]
 pub(crate) struct OtlpSpan {
     #[prost(bytes = "vec", tag = "1")]
     pub(crate) trace_id: Vec<u8>,

@@ -12,7 +12,7 @@
 //! | [`store`] | the only owner of the data |
 //! | [`live`] | buckets that are not in files yet |
 //! | [`marks`] | actions and events |
-//! | [`key`], [`mod@record_fleet`], [`ring`], [`disk`], [`marks_file`] | files, from their names to their folder |
+//! | [`key`], [`mod@record`], [`ring`], [`disk`], [`marks_file`] | files, from their names to their folder |
 //! | [`ask`] | queries; pure |
 //! | [`answer`] | answers |
 //!

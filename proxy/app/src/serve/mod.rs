@@ -77,7 +77,7 @@ impl ConfigSource {
         self.resolve_with(machine, |_| Ok(())).await
     }
 
-    /// [`Self::resolve_config`], with a `change` applied before the binaries are checked.
+    /// [`Self::resolve`], with a `change` applied before the binaries are checked.
     pub(crate) async fn resolve_with(
         &self,
         machine: &HostMachine,

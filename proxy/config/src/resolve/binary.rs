@@ -546,7 +546,7 @@ mod tests {
         assert_eq!(find(None), FoundBinary::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
         let error =
-            super::find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
+            find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
                 .unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
     }

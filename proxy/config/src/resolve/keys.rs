@@ -217,7 +217,7 @@ fn convert_entry(
         let parsed = text(field)?.parse::<RateLimit>();
         parsed
             .map_err(|e| {
-                problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted_key(&name))))
+                problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted_key(&name))));
             })
             .ok()
     };

@@ -12,7 +12,7 @@ use crate::resolve::ResolvedConfig;
 /// Finds and checks the binaries of all models, including builds of the store.
 ///
 /// # Errors
-/// The errors of [`binary::fill`].
+/// The errors of [`binary::fill_binaries`].
 pub async fn fill_from_store(
     resolved: &mut ResolvedConfig,
     machine: &HostMachine,

@@ -390,7 +390,7 @@ impl BodyIntake {
         self.held.len()
     }
 
-    /// See [`crate::backend::message::Message::may_be_held`].
+    /// See [`crate::backend::message::UpstreamRequest::may_be_held`].
     pub(crate) fn may_be_held(&self) -> bool {
         let (images, audio) = self.sent.media();
         images + audio == 0 && self.held.is_ample()

@@ -5,7 +5,7 @@
 //! On every valid body the result agrees with a full parser:
 //! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
 //! - The first `model` wins. A second one cannot be understood differently elsewhere, because only the
-//! gateway reads it: a backend serves one model only.
+//!   gateway reads it: a backend serves one model only.
 //! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream"
 //!   is part of the proof that a request may be sent again.
 //! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, as in

@@ -123,7 +123,7 @@ pub(crate) fn stream_conversation_id(headers: &HeaderMap) -> Option<HeaderValue>
     headers.get(CONVERSATION_ID).cloned()
 }
 
-/// Sets the id found by [`stream_conversation_id`], after [`to_backend`].
+/// Sets the id found by [`stream_conversation_id`], after [`prepare_for_backend`].
 pub(crate) fn set_stream_conversation_id(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
     if let Some(value) = conversation {
         headers.insert(CONVERSATION_ID, value);

@@ -13,9 +13,9 @@ pub(crate) enum BodyShape {
     Responses,
     /// `system` and `messages`; generates.
     Messages,
-    /// Like [`Self::ChatAssembly`], without generating.
+    /// Like [`Self::Chat`], without generating.
     ChatCount,
-    /// Like [`Self::ResponsesAssembly`], without generating.
+    /// Like [`Self::Responses`], without generating.
     ResponsesCount,
     /// Like [`Self::Messages`], without generating.
     MessagesCount,

@@ -2,7 +2,7 @@
 
 use warden_policies::GpuIndex;
 
-/// Use of the devices, taken by [`Snapshot::baseline`](super::Snapshot::baseline) right before a spawn.
+/// Use of the devices, taken by [`GpuSnapshot::baseline`](super::GpuSnapshot::baseline) right before a spawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuBaseline {
     pub(super) devices: Vec<DeviceBaseline>,

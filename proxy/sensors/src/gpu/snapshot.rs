@@ -69,7 +69,7 @@ impl GpuSnapshot {
         self.child_vram(leader, &[], None)
     }
 
-    /// Like [`Self::of_group`], including the processes `outside` the group that belong to it.
+    /// Like [`Self::group_vram`], including the processes `outside` the group that belong to it.
     ///
     /// `before` is the use before the spawn, and whether no other backend of ours has run since then, which
     /// a hidden list of processes could not show. With it there is an estimate if the driver reports no

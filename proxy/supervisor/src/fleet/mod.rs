@@ -107,7 +107,7 @@ impl Fleet {
         Self::start_in(config, Arc::new(HostWorld::new(nursery))).await
     }
 
-    /// Starts with the processes of the previous instance. No decisions are made before [`Fleet::begin`].
+    /// Starts with the processes of the previous instance. No decisions are made before [`Fleet::begin_deciding`].
     ///
     /// # Errors
     ///

@@ -100,7 +100,7 @@ impl GenerationCell {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
-    /// Records that the process is ended because it has hung for `since`. Call before [`GenerationCell::tell_to_end`].
+    /// Records that the process is ended because it has hung for `since`. Call before [`GenerationCell::request_stop`].
     pub(crate) fn note_hung(&self, since: Duration) {
         // The first record counts.
         let _known = self.hung_for.set(since);

@@ -58,7 +58,7 @@ pub struct Lease {
     reads: AtomicBool,
     /// The server stops computing during the request.
     pauses: AtomicBool,
-    /// Special state: see [`Lease::wait_alone`] and [`Lease::watches`].
+    /// Special state: see [`Lease::wait_alone`] and [`Lease::mark_endless`].
     solitude: AtomicU8,
 }
 
@@ -176,7 +176,7 @@ impl Lease {
         }
     }
 
-    /// Records a complete answer. A lease dropped without this and without [`Lease::broke`], after its
+    /// Records a complete answer. A lease dropped without this and without [`Lease::report_broken`], after its
     /// request was sent whole, means that the client left: the backend may continue for a while.
     pub fn note_done(&self) {
         self.is_settled.store(true, Ordering::Relaxed);
@@ -253,7 +253,7 @@ impl Lease {
         self.leases.note_broken(self.cell.id, request);
     }
 
-    /// Same as [`Lease::broke`] for a lease that was revoked, because the end of the process may be known
+    /// Same as [`Lease::report_broken`] for a lease that was revoked, because the end of the process may be known
     /// sooner than that of the connection. Without effect if the process was just stopped and had not hung.
     pub fn report_lost(&self, request: RequestFingerprint) {
         self.note_done();
@@ -281,7 +281,7 @@ impl Lease {
     }
 
     /// Waits until nothing else runs in the slots of the generation; from the call on no other request gets
-    /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::join`]
+    /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::end_solitude`]
     /// or the lease.
     pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
         self.solitude.store(SEEKS_SOLITUDE, Ordering::Relaxed);

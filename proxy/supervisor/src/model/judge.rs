@@ -50,7 +50,7 @@ impl ModelTask {
         live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
             BackendPhase::Ready if role == UnitRole::Current => {
-                self.act_on_decision(id, replica, decision, now)
+                self.act_on_decision(id, replica, decision, now);
             }
             // Do not cut requests for an end that frees nothing.
             BackendPhase::Draining
@@ -89,7 +89,7 @@ impl ModelTask {
         self.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
-    /// Same as [`Self::bars`] for a decision, with the memory of the last judgement.
+    /// Same as [`Self::lasting_hold`] for a decision, with the memory of the last judgement.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
         let held = decision.series.and_then(|series| self.charged_bytes(id, series));
         self.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)

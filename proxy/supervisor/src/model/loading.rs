@@ -152,7 +152,7 @@ impl ModelTask {
             Some(needs) => needs.measured = measured,
             // The model file's needs are unknown, but processes with the same command were measured.
             None if measured.host.is_some() => {
-                spec.needs = Some(MemoryNeeds { measured, ..MemoryNeeds::default() })
+                spec.needs = Some(MemoryNeeds { measured, ..MemoryNeeds::default() });
             }
             None => {}
         }

@@ -408,7 +408,7 @@ impl ModelTask {
                 }
             }
             BackendPhase::Starting => {
-                live.timers.probe = Some(clock::after_pause(now, timing.start_probe_interval))
+                live.timers.probe = Some(clock::after_pause(now, timing.start_probe_interval));
             }
             BackendPhase::Draining => self.note_drain_probe(id, sent, health),
             BackendPhase::Ready | BackendPhase::Suspect if live.doubted_at.is_some_and(|at| sent < at) => {

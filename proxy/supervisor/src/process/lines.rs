@@ -50,7 +50,7 @@ pub(crate) async fn follow_lines(
                 said.fetch_add(count as u64, Ordering::Relaxed);
                 let now = Instant::now();
                 take_lines(&mut line, &chunk[..count], longest, &mut |text| {
-                    gate.take_line(text, now, &mut each)
+                    gate.take_line(text, now, &mut each);
                 });
                 if now.saturating_duration_since(slice) >= SLICE_TIME {
                     (slice, of_slice) = (now, 0);

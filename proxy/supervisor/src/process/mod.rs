@@ -1,5 +1,5 @@
 //! The outside world of a model's task: processes, their answers to probes, memory. Traits, so that the
-//! task can be tested with scripted processes and a paused clock; [`host::Host`] is the real one.
+//! task can be tested with scripted processes and a paused clock; [`host::HostWorld`] is the real one.
 //!
 //! | file | job |
 //! |---|---|

@@ -173,7 +173,7 @@ impl NurseryHandle {
         Ok(child)
     }
 
-    /// Records that the child made by [`Self::succeed`] serves from now on. The child lives as long as the
+    /// Records that the child made by [`Self::spawn_successor`] serves from now on. The child lives as long as the
     /// root does.
     pub fn note_serving(&self, child: ChildProcess) {
         match (&self.forks, child.root_id()) {

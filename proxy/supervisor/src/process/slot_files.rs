@@ -112,7 +112,7 @@ impl SlotFiles {
             }
             // A supervisor with the same PID may have left it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => {
-                clear_directory(path)
+                clear_directory(path);
             }
             made => made?,
         }

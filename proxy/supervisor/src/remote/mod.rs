@@ -187,7 +187,7 @@ impl RemoteTask {
             }
             ControlMessage::Drain(reply) => drop(reply.send(Err(self.no_process_error("drained")))),
             ControlMessage::Reclaim(_, reply) => {
-                drop(reply.send(Err(self.no_process_error("asked to give memory back"))))
+                drop(reply.send(Err(self.no_process_error("asked to give memory back"))));
             }
             ControlMessage::Pin(_, _, reply) => drop(reply.send(Err(self.no_process_error("pinned")))),
             ControlMessage::Remove => {

@@ -492,7 +492,7 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
         EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
         EventKind::Verdict { growth, message, .. } => match growth.verdict {
             GrowthVerdict::Suspected | GrowthVerdict::Leaking => {
-                tracing::warn!(model, generation, "{message}")
+                tracing::warn!(model, generation, "{message}");
             }
             _ => tracing::info!(model, generation, "{message}"),
         },

@@ -46,7 +46,7 @@ pub(crate) fn page_document(frame: &PageFrame, part: &str) -> String {
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |head| {
             let of = if frame.subject.is_empty() { String::new() } else { format!(" of {}", frame.subject) };
-            self::write_head(head, format_args!("{}{of} · llama-warden", view.title()));
+            write_head(head, format_args!("{}{of} · llama-warden", view.title()));
             head.element("script", &[("type", &"module"), ("src", &files.script.path)], "");
         });
         let here = frame.here;

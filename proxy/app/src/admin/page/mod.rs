@@ -18,9 +18,9 @@
 //! | [`tally`], [`pace`] | counters of requests, and their rates |
 //! | [`holds`] | memory of processes compared with their budgets; pure |
 //! | [`frame`] | frame around every view; pure |
-//! | [`overview`], [`memory`], [`requests`], [`events_view`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
 //! | [`drawn`] | plot of one recorded memory; pure |
-//! | [`refreshed_part`] | parts shared by several views; pure |
+//! | [`part`] | parts shared by several views; pure |
 //! | [`reports`] | files of `diagnose` |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |

@@ -144,7 +144,7 @@ async fn prove(
     let mut display = ExperimentDisplay::new(legs);
     let mut watch = |proving: ProofProgress<'_>| match proving {
         ProofProgress::Next(side, round) => {
-            out::error_line(&format!("round {round}: the {} build", side_label(side)))
+            out::error_line(&format!("round {round}: the {} build", side_label(side)));
         }
         ProofProgress::Searching(SearchEvent::Next(ask, _)) => {
             display.close();

@@ -362,7 +362,7 @@ fn model(
     for word in text_list(table.get("env")) {
         match word.split_once('=') {
             Some((variable, value)) if is_inherited(variable, value) => {
-                model.notes.push(inherited_note(variable))
+                model.notes.push(inherited_note(variable));
             }
             Some((variable, value)) => model.env.push((variable.to_owned(), value.to_owned())),
             None => {
@@ -446,7 +446,7 @@ fn import_parameters(
             // Skip it, as llama-swap never sets it.
             "model" => {}
             "stream" => {
-                imported.add_unsupported_of(model, format!("`{key}` of `stream`"), "that stays the client's")
+                imported.add_unsupported_of(model, format!("`{key}` of `stream`"), "that stays the client's");
             }
             _ => all.push((name.clone(), value.clone())),
         }

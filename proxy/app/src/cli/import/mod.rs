@@ -61,7 +61,6 @@ enum ImportFormat {
 
 /// A model to be written.
 #[derive(Debug, Default)]
-#[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
 struct ImportedModel {
     name: String,
     /// Notes for the operator, written as comments.

@@ -304,7 +304,7 @@ fn import_section(
                 }
             },
             "dedup-cache-models" => {
-                imported.add_unsupported_of(name, what, "models are those of this file alone")
+                imported.add_unsupported_of(name, what, "models are those of this file alone");
             }
             "host" | "port" | "reuse-port" | "ssl-key-file" | "ssl-cert-file" | "api-prefix" => {
                 imported.add_unsupported_of(

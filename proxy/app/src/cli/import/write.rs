@@ -38,7 +38,7 @@ pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
         page.section("defaults", |page| write_model(page, model));
     }
     page.section("defaults.lifecycle", |page| {
-        write_timeouts(page, "", imported.start_timeout, imported.stop_grace)
+        write_timeouts(page, "", imported.start_timeout, imported.stop_grace);
     });
     for model in &imported.models {
         page.text.push_str(&model_text(model));

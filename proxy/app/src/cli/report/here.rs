@@ -39,7 +39,7 @@ pub(super) fn gather_machine(
             }
         }
         Err(error) => {
-            contents.add_note(&format!("config.toml: it cannot be read: {}", error.lines().join(" ")))
+            contents.add_note(&format!("config.toml: it cannot be read: {}", error.lines().join(" ")));
         }
     }
 }

@@ -324,7 +324,7 @@ fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), C
         match file::remove_unit(&path, args.force)? {
             None => continue,
             Some(UnitFileChange::Kept(copy)) => {
-                out::print_line(&format!("{} is now {}", path.display(), copy.display()))?
+                out::print_line(&format!("{} is now {}", path.display(), copy.display()))?;
             }
             Some(_) => out::print_line(&format!("removed {}", path.display()))?,
         }

@@ -220,7 +220,7 @@ fn press_in_overview(state: &mut ScreenState, code: KeyCode) {
         (KeyCode::F(6), _) => state.overlay = ScreenOverlay::Sort(state.order),
         (KeyCode::Char('>' | '.'), _) => state.order = (state.order + 1) % SORT_ORDERS.len(),
         (KeyCode::Char('<' | ','), _) => {
-            state.order = (state.order + SORT_ORDERS.len() - 1) % SORT_ORDERS.len()
+            state.order = (state.order + SORT_ORDERS.len() - 1) % SORT_ORDERS.len();
         }
         (KeyCode::Char('I'), _) => state.reversed = !state.reversed,
         (KeyCode::Esc, _) => state.filter.clear(),

@@ -161,7 +161,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
     })
     .await?;
     report.show(args.json)?;
-    report.into_exit()
+    report.check_exit()
 }
 
 /// Ends the update when stdin ends: the requester keeps the pipe open as long as it wants the update. The

@@ -217,7 +217,7 @@ impl UpdateReport {
     }
 
     /// The exit code, as an error if it is not 0.
-    pub(super) fn into_exit(&self) -> Result<(), CommandError> {
+    pub(super) fn check_exit(&self) -> Result<(), CommandError> {
         let code = self.outcome.map_or(crate::exit::UNDECIDED_CODE, UpdateOutcome::exit_code);
         if code == 0 {
             return Ok(());

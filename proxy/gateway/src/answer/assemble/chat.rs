@@ -122,7 +122,7 @@ impl ChatChoice {
                 }
                 _ => match (self.other.get_mut(&name), value) {
                     (Some(Value::String(text)), value @ Value::String(_)) => {
-                        grown += append_text(text, &value)
+                        grown += append_text(text, &value);
                     }
                     (_, value) => {
                         grown += name.len() + value.to_string().len();

@@ -141,7 +141,7 @@ fn delta_items(delta: Option<&Value>) -> Result<Vec<AnswerItem>, UnreadableReaso
         match (name.as_str(), value) {
             ("role", _) | (_, Value::Null) => {}
             ("content", Value::String(text)) => {
-                items.push(AnswerItem::Text(TextChannel::CONTENT, text.clone()))
+                items.push(AnswerItem::Text(TextChannel::CONTENT, text.clone()));
             }
             ("reasoning_content", Value::String(text)) => {
                 items.push(AnswerItem::Text(TextChannel::REASONING, text.clone()));

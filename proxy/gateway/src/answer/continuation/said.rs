@@ -74,7 +74,7 @@ impl AnswerContent {
         &self.text
     }
 
-    /// Like [`Self::compare_text`], if there is no reasoning and no tool call.
+    /// Like [`Self::text`], if there is no reasoning and no tool call.
     pub(super) fn content(&self) -> Option<&str> {
         let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.kind != ChannelKind::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)

@@ -1,5 +1,5 @@
 //! Requests that may have killed their server: suspected, tried alone, or refused.
-//! [`warden_policies::quarantine_view`] decides; this module applies the decisions to leases and processes,
+//! [`warden_policies::quarantine`] decides; this module applies the decisions to leases and processes,
 //! under their lock.
 //!
 //! ```text
@@ -105,7 +105,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Same as [`Self::broke`] after the end of a generation, which may have been stopped.
+    /// Same as [`Self::note_broken`] after the end of a generation, which may have been stopped.
     pub(crate) fn note_lost(&self, generation: GenerationId, request: RequestFingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {

@@ -457,7 +457,7 @@ async fn storm(ops: Vec<Op>) {
             }
             Op::Fails => rig.script.next(Role::failing(crate::ProcessExit::Code(1), "something odd")),
             Op::Short => {
-                rig.script.next(Role::failing(crate::ProcessExit::Code(1), "cudaMalloc: out of memory"))
+                rig.script.next(Role::failing(crate::ProcessExit::Code(1), "cudaMalloc: out of memory"));
             }
             Op::DiesSoon => {
                 let dies = Some((Duration::from_millis(700), crate::ProcessExit::Signal(11)));
