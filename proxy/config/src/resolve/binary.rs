@@ -545,9 +545,8 @@ mod tests {
         assert_eq!(find(Some(built.clone())), FoundBinary::Built(built));
         assert_eq!(find(None), FoundBinary::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
-        let error =
-            find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
-                .unwrap_err();
+        let error = find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
+            .unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     fn what_a_key_is_stands_in_its_row() {
         let all = all_tables();
         for part in [
-            "| `port` | whole number | `8080` | Port. *llama-server's own default port, so that clients need no change.* |",
+            "| `port` | whole number | `8080` | Port to listen on. *llama-server's own default port, so that clients need no change.* |",
             "| `host.soft` | budget | none | ",
             "| `format` | `\"text\"`, `\"json\"` | `\"text\"` | ",
             "| `directory` | path | ours | ",
