@@ -178,7 +178,7 @@ mod tests {
             "| `port` | whole number | `8080` | Port to listen on. *llama-server's own default port, so that clients need no change.* |",
             "| `host.soft` | budget | none | ",
             "| `format` | `\"text\"`, `\"json\"` | `\"text\"` | ",
-            "| `directory` | path | ours | ",
+            "| `directory` | path | that of llama-warden | ",
             "| `jitter` | number | `0.1` | ",
             "| `set` | table | none | ",
         ] {
