@@ -66,6 +66,7 @@ pub struct PatchStop {
     /// First unverified revision after it; `None`: verified up to the end.
     pub first: Option<HistoryRow>,
     /// First revision after the stop that is verified again.
+    #[serde(rename = "again")]
     pub verified_again: Option<String>,
 }
 

@@ -158,10 +158,10 @@ struct StyleBounds {
 }
 
 const BOUNDS: StyleBounds = StyleBounds {
-    one_word: 1604,
-    shared: 1004,
-    private_voice: 3897,
-    wide: 1727,
-    long_functions: 17,
-    large_structs: 60,
+    one_word: 74,
+    shared: 53,
+    private_voice: 110,
+    wide: 298,
+    long_functions: 22,
+    large_structs: 64,
 };

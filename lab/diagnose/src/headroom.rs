@@ -77,6 +77,7 @@ pub struct PromptFailure {
     /// Tokens of each prompt.
     pub tokens: u64,
     /// Concurrent prompts.
+    #[serde(rename = "together")]
     pub concurrent: u32,
     /// The reason.
     pub why: String,
