@@ -253,9 +253,9 @@ impl BuilderError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::SourceMissing { .. } => "give the path of a folder or of a .tar.gz, .tar.xz or .zip file".into(),
-            Self::NotAnArchive { .. } => "known are .tar.gz, .tar.xz and .zip, told by content, not by name".into(),
+            Self::NotAnArchive { .. } => "supported are .tar.gz, .tar.xz and .zip, recognized by content, not by name".into(),
             Self::NoLlamaCpp { .. } => {
-                "llama.cpp is told by CMakeLists.txt, ggml/ and tools/server or examples/server side by side, \
+                "llama.cpp is recognized by CMakeLists.txt, ggml/ and tools/server or examples/server side by side, \
                  at most four folders deep"
                     .into()
             }
@@ -300,7 +300,7 @@ impl BuilderError {
             Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
             Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it".into(),
-            Self::DamagedChoices { .. } => "remove it to begin anew: then the newest build is in use".into(),
+            Self::DamagedChoices { .. } => "remove it to start over: then the newest build is in use".into(),
             Self::NoWayBack { .. } => "`llama-warden builds list` shows what there is, `builds use ID` takes one".into(),
             Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
             Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),

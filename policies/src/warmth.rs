@@ -222,7 +222,7 @@ impl NoFileReason {
             Self::Build => "the build is not known to save slots",
             Self::Adapters => "a slot does not say with which adapters it was computed",
             Self::Draft => "the state of the draft model would be missing",
-            Self::Other => "the next process is made of something else",
+            Self::Other => "the next process has another build or model",
             Self::Room => "slot files had no room within `warm_bytes` or on the disk",
             Self::Dearer => "slot files took longer than evaluating",
             Self::Time => "there was no time for slot files",

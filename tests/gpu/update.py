@@ -204,7 +204,7 @@ def phases(ran):
     """Begin and end of each part of an update, by what it said."""
     marks = [("asking and building", ran["began"])]
     for when, line in ran["said"]:
-        for name, pattern in (("canary", r"^update: .*canary"), ("bringing in", r"takes the build"),
+        for name, pattern in (("canary", r"^update: .*canary"), ("bringing in", r"switches to the build"),
                               ("proof", r"against|proof|round 1")):
             if re.search(pattern, line) and name not in [mark[0] for mark in marks]:
                 marks.append((name, when))

@@ -100,12 +100,12 @@ async fn the_commit_that_brought_a_leak_is_found_past_one_that_does_not_build_an
     kid.signal(Signal::INT);
     let code = kid.exit(SOON).await?;
     assert_eq!(code, 130, "{}", kid.output());
-    assert!(kid.output().contains("broken off; the same command goes on from here"), "{}", kid.output());
+    assert!(kid.output().contains("interrupted; the same command continues from here"), "{}", kid.output());
     let report = setup.home.path().join("report");
     let more = ["--report", report.to_str().context("a path is text")?];
     let ran = setup.home.warden(arguments(&config, &history, "b9000..b9006", &more), LONG).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
-    assert!(ran.stderr.contains("between: goes on where it was, "), "{}", ran.all());
+    assert!(ran.stderr.contains("between: continues where it was, "), "{}", ran.all());
     let found = "brought the growth of host memory under short-text: server : change number 5";
     assert!(ran.stdout.starts_with("between: b9005 (") && ran.stdout.contains(found), "{}", ran.all());
     assert!(ran.stdout.contains("b9004 ("), "{}", ran.all());

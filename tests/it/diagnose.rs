@@ -210,8 +210,8 @@ async fn a_server_that_somebody_else_ends_has_not_crashed() -> Outcome {
     let home = Home::with_fake(&json!({ "faults": [{ "at": 6, "do": "crash", "signal": 9 }] }))?;
     let ran = diagnose(&home, &["--workload", "short-text,long-text"], &[]).await?;
     assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.stdout.contains("short-text: ended: somebody else ended the server"), "{ran:?}");
-    assert!(ran.stdout.contains("long-text: ended: somebody else"), "{ran:?}");
+    assert!(ran.stdout.contains("short-text: ended: the server was killed from outside"), "{ran:?}");
+    assert!(ran.stdout.contains("long-text: ended: the server was killed from outside"), "{ran:?}");
     assert!(!ran.all().contains("crashed"), "{ran:?}");
     Ok(())
 }

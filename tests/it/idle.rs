@@ -20,7 +20,7 @@ async fn what_nobody_asks_for_ends_and_comes_back_for_the_next_request() -> Outc
     })
     .await?;
     let events = warden.cli(&["events"]).await?.stdout;
-    assert!(events.contains("nobody has asked for it for 1 s"), "{events}");
+    assert!(events.contains("no request for 1 s"), "{events}");
     assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.answer()?.is_whole());
     assert_eq!(warden.backends().len(), 2);
     Ok(())

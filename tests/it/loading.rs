@@ -57,7 +57,7 @@ async fn five_models_share_a_gpu_that_holds_two() -> Outcome {
     assert_eq!(answers.len(), all.len());
     all_whole(&answers)?;
     assert_eq!(most.load(Ordering::Relaxed), 2, "no more than fit, and not fewer");
-    assert!(events(&warden, "makes room for").await? > 3);
+    assert!(events(&warden, "to free memory for").await? > 3);
     Ok(())
 }
 
@@ -95,7 +95,7 @@ async fn where_the_environment_shows_one_gpu_of_two_that_one_is_shared() -> Outc
     };
     all_whole(&answers)?;
     assert_eq!(most, 1, "the other GPU is empty, and not theirs");
-    assert!(events(&warden, "makes room for").await? > 3);
+    assert!(events(&warden, "to free memory for").await? > 3);
     Ok(())
 }
 
@@ -197,7 +197,7 @@ async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outco
     let refused = warden.http.post(CHAT, &chat("x", "other", "hi", 2, false)).await?;
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(
-        refused.text().contains("`loading.max_loaded`), and as many never leave (`pin`): `kept`"),
+        refused.text().contains("`loading.max_loaded`), and as many are never unloaded (`pin`): `kept`"),
         "{refused:?}"
     );
     assert_eq!(refused.headers.get("retry-after"), None);

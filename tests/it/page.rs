@@ -334,12 +334,12 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
     warden.reload(&format!("{config}\n# read again\n"))?;
     warden.says("configuration").await?;
     assert!(pinned("page, 127.0.0.1").await);
-    assert!(warden.cli(&["unpin", "m"]).await?.stdout.contains("may leave for another model"));
+    assert!(warden.cli(&["unpin", "m"]).await?.stdout.contains("may be unloaded for another model"));
     let history = warden.cli(&["history", "--since", "1h"]).await?.stdout;
     assert!(
-        history
-            .contains("pinned: it leaves for no other model, against its configuration (by page, 127.0.0.1)")
-            && history.contains("may leave for another model (by uid"),
+        history.contains(
+            "pinned: never unloaded for another model, against its configuration (by page, 127.0.0.1)"
+        ) && history.contains("may be unloaded for another model (by uid"),
         "{history}"
     );
     Ok(())

@@ -229,7 +229,7 @@ async fn a_configurations_policies_are_explained_with_what_is_off_and_why() -> O
         (big, "at most one replacement every 10 min"),
         (big, "`Retry-After`"),
         (plain, "VRAM           off: neither"),
-        (plain, "observe: leaks are told"),
+        (plain, "observe: leaks are reported"),
         (plain, "at an age of 1 d"),
         (plain, "admission      off"),
         (plain, "warning"),

@@ -130,7 +130,7 @@ async fn a_plain_build_is_replaced_as_before_and_status_says_why_it_is_not_asked
     assert_eq!(known(&warden).await?, json!({"heap": false, "cuda": false}));
     let table = warden.cli(&["status"]).await?;
     assert!(
-        table.stdout.contains("reclaim: this build cannot be asked to give memory back"),
+        table.stdout.contains("reclaim: this build cannot give memory back"),
         "{}",
         table.all()
     );

@@ -165,7 +165,7 @@ async fn what_cannot_be_meant_is_told_and_an_unknown_model_is_404() -> Outcome {
         ("?model=m&range=2h", 400, "1h, 6h, 1d, 7d, 30d"),
         ("?from=5", 400, "come together"),
         ("?model=%zz", 400, "%25"),
-        ("?model=nobody", 404, "nothing is kept of a model `nobody`"),
+        ("?model=nobody", 404, "no series are kept of a model `nobody`"),
     ] {
         let answer = warden.admin().get(&format!("/series{query}")).await?;
         assert_eq!(answer.status.as_u16(), status, "{query}: {}", answer.text());
@@ -183,7 +183,7 @@ async fn a_second_instance_of_the_same_state_keeps_its_own_and_spoils_nothing() 
     let top = format!("{FAST}paths.state_dir = '{}'", state.display());
     let mut second = Setup::new()?.top(&top).fake(NAME, &json!({}), "")?.start().await?;
     second.until_ready(1).await?;
-    second.says("another llama-warden writes what memory does").await?;
+    second.says("another llama-warden writes memory readings").await?;
     until_points(&second, 2).await?;
     let place = of_model(&second, "1h").await?["place"].clone();
     assert!(place.as_str().is_some_and(|place| place.contains("in this process only")), "{place}");
@@ -226,13 +226,13 @@ async fn a_full_disk_costs_the_past_and_nothing_else() -> Outcome {
     let setup = Setup::new()?.top(FAST).fake(NAME, &json!({}), "")?;
     let mut warden = cramped(setup, 300_000).await?;
     warden.until_ready(1).await?;
-    warden.says("what memory does cannot be written").await?;
+    warden.says("memory readings cannot be written").await?;
     until_points(&warden, 4).await?;
     warden.restart(NAME, 1).await?;
     let answer = warden.http.post(CHAT, &chat("a", NAME, "hi", 2, false)).await?;
     assert!(answer.status.is_success(), "{}", answer.text());
     assert!(marks(&warden).await?.iter().any(|mark| mark["kind"] == "replaced"));
-    assert_eq!(warden.kid.output().matches("what memory does cannot be written").count(), 1, "told once");
+    assert_eq!(warden.kid.output().matches("memory readings cannot be written").count(), 1, "told once");
     assert_eq!(files(&folder(&warden))?, [], "nothing half-made stays");
     assert_eq!(warden.terminate(SOON).await?, 0);
     Ok(())
@@ -244,12 +244,12 @@ async fn somebodys_file_in_the_place_of_the_folder_stays_and_is_named() -> Outco
     let mine = setup.home.file("state/llama-warden/series", "mine")?;
     let mut warden = setup.start().await?;
     warden.until_ready(1).await?;
-    warden.says("what memory does cannot be written").await?;
+    warden.says("memory readings cannot be written").await?;
     until_points(&warden, 2).await?;
     assert_eq!(std::fs::read_to_string(&mine)?, "mine");
     // It goes on in files as soon as it can.
     std::fs::remove_file(&mine)?;
-    warden.says("is written from now on").await?;
+    warden.says("are written from now on").await?;
     wait_until("there is a file", SOON, async || files(&folder(&warden)).is_ok_and(|all| all.len() == 1))
         .await
 }

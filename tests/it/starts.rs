@@ -137,7 +137,7 @@ async fn a_server_that_loads_for_longer_than_it_may_stand_still_is_left_alone_wh
 async fn a_server_that_stands_still_while_it_starts_is_ended_and_the_key_is_named() -> Outcome {
     let body = "echo waiting for a lock >&2; [ -e \"$0.stood\" ] || { : >\"$0.stood\"; exec sleep 600; }; exec \"$fake\" \"$@\"";
     let events = events_of_start(body).await?;
-    let told = "it said, wrote, read and computed nothing for 2 s: give it more time with `start_stall`";
+    let told = "it logged, wrote, read and computed nothing for 2 s: give it more time with `start_stall`";
     assert!(events.contains(told), "{events}");
     Ok(())
 }

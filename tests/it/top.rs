@@ -106,7 +106,7 @@ async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outco
     terminal.shows(&["no llama-warden is running here"], SOON).await?;
     let warden = warden.again().await?;
     warden.until_ready(1).await?;
-    terminal.shows(&["llama-warden was started again"], SOON).await?;
+    terminal.shows(&["llama-warden was restarted"], SOON).await?;
     terminal.press("\x03")?;
     assert_eq!(terminal.exit(SOON).await?, 0);
     is_given_back(&terminal).await

@@ -115,7 +115,7 @@ async fn a_program_that_fails_hangs_or_dies_changes_nothing() -> Outcome {
         let program = double(&warden, name, does)?;
         let ran = warden.cli(&["upgrade", "--wait", "3s", "--to", &program.to_string_lossy()]).await?;
         assert_ne!(ran.code, 0, "{name}: {ran:?}");
-        assert!(ran.all().contains("everything goes on as before"), "{name}: {}", ran.all());
+        assert!(ran.all().contains("everything continues as before"), "{name}: {}", ran.all());
         assert!(ran.all().contains(told), "{name}: {}", ran.all());
     }
     wait_until("none of them is left", SOON, async || programs(&warden).is_empty()).await?;

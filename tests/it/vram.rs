@@ -168,7 +168,7 @@ async fn a_successor_that_lost_the_gpu_is_not_used_while_the_old_process_can_ser
     assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.answer()?.is_whole());
     assert_eq!(warden.backends(), [old]);
     let failed = first_entry(&warden).await?["failed"].to_string();
-    assert!(failed.contains("the present process stays"), "{failed}");
+    assert!(failed.contains("the running process stays"), "{failed}");
     let events = warden.cli(&["events"]).await?.stdout;
     assert!(events.contains("33 of 33 layers"), "{events}");
     // The device is back.

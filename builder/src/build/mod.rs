@@ -206,7 +206,7 @@ impl Builder {
                 BuildOutcome::Built(built) => return Ok(*built),
                 BuildOutcome::NoPage(why) => {
                     self.reporter.report(BuildEvent::Note(format!(
-                        "the web page cannot be made, and the build goes on without it: {why}; the next build tries again"
+                        "the web page cannot be made, and the build continues without it: {why}; the next build tries again"
                     )));
                     without.page = Some(why);
                 }

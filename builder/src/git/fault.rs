@@ -21,7 +21,7 @@ pub enum GitError {
     #[error("{url} was refused: {why}")]
     Refused { url: String, why: String },
     /// The `git` program, needed for servers, is missing.
-    #[error("git is not installed: it is what servers are asked with")]
+    #[error("git is not installed: it fetches from servers")]
     NoGit,
     /// The server sends more bytes than the limit.
     #[error("{url} sends more than {most} MiB, which is more than any llama.cpp: nothing of it was taken")]

@@ -100,7 +100,7 @@ impl RunningFetch<'_> {
 
     fn discard_damaged(&self) -> Result<()> {
         let place = &self.wanted.place;
-        let note = format!("what the cache has of {} is damaged: fetching it anew", place.shown);
+        let note = format!("what the cache has of {} is damaged: fetching it again", place.shown);
         self.reporter.report(BuildEvent::Note(note));
         place.discard()
     }

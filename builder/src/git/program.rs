@@ -274,7 +274,7 @@ impl ReceivedPacks {
     fn discard(&self) {
         for entry in self.arrived() {
             if let Err(error) = fs::remove_file(entry.path()) {
-                tracing::warn!(file = %entry.path().display(), %error, "what was fetched could not be removed");
+                tracing::warn!(file = %entry.path().display(), %error, "cannot remove a fetched file");
             }
         }
     }

@@ -91,7 +91,7 @@ pub async fn compare_builds(builder: &Builder, pair: &BuildPair<'_>) -> Result<V
     if let Some(line) =
         off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:")))
     {
-        (how, text) = (StepResult::Failed, format!("it says without being asked: {line}"));
+        (how, text) = (StepResult::Failed, format!("it logs with every fix off: {line}"));
     }
     all.push(ProofStep { what: what("with every fix off it answers as the plain server"), how, text });
     for fix in &pair.fixes {
@@ -281,8 +281,7 @@ impl BuildComparison<'_> {
         let until = Instant::now() + self.pair.patience;
         while channel.count_parts() < all {
             if Instant::now() > until {
-                let text =
-                    format!("{} of {all} parts listen to what is asked of them", channel.count_parts());
+                let text = format!("{} of {all} parts accept requests", channel.count_parts());
                 return vec![(false, text)];
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -356,7 +355,7 @@ impl BuildComparison<'_> {
         let told = fs::read_to_string(&log).unwrap_or_default();
         let line = told.lines().rev().find(|line| line.contains("ERROR SUMMARY:"));
         let text =
-            line.map_or("the tool told no summary", |line| line.trim_start_matches(['=', ' '])).to_owned()
+            line.map_or("the tool wrote no summary", |line| line.trim_start_matches(['=', ' '])).to_owned()
                 + note;
         let how = match line {
             Some(line) if line.contains("ERROR SUMMARY: 0 errors") => StepResult::Shown,

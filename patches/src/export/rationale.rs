@@ -23,11 +23,11 @@ pub fn rationale(
     };
     write_line(&mut text, format_args!("# {title}\n"));
     let status = match judgement.status {
-        PatchStatus::Verified => "somebody has read every piece of code that it leans on, in this version",
+        PatchStatus::Verified => "every piece of code that it depends on was reviewed in this version",
         PatchStatus::LocallyVerified => {
-            "a program showed on one machine that it behaves with this code; nobody has read it"
+            "a program showed on one machine that it behaves with this code; the code was not reviewed"
         }
-        _ => "nobody has looked at some of the code that it leans on, in this version",
+        _ => "some of the code that it depends on was not reviewed in this version",
     };
     write_line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
     for fix in &meant {

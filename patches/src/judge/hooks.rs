@@ -156,7 +156,7 @@ fn unreviewed_conditional(
     }
     let condition = source.conditions(spot.adjacent).last()?;
     let text = format!(
-        "the line beside it is only compiled under `{condition}`, and no seam{} says that somebody looked at that",
+        "the line beside it is only compiled under `{condition}`, and no seam{} says that this was reviewed",
         container_suffix(hook)
     );
     Some((source.line(spot.adjacent), text))

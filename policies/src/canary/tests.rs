@@ -181,7 +181,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
 
     let mut trial = ready(numbers());
     trial.record_symptom(TrialArm::Canary, "nothing moves".into());
-    assert_eq!(worse(&trial), ["it is unwell, and the other is not: nothing moves"]);
+    assert_eq!(worse(&trial), ["it has a health problem that the other has not: nothing moves"]);
     trial.record_symptom(TrialArm::Base, "nothing moves".into());
     undecided(&trial);
 

@@ -189,7 +189,7 @@ impl CanaryTrial {
         }
         let CanaryConfig { requests, time, .. } = self.numbers;
         let ended = if self.canary.report.requests >= requests {
-            Some(format!("it has answered {requests} requests, and nothing more is expected of it"))
+            Some(format!("it has answered {requests} requests, the maximum of a canary"))
         } else if elapsed >= time {
             Some(format!("{} have passed", units::format_span(time)))
         } else {
@@ -238,7 +238,7 @@ impl CanaryTrial {
         }
         for words in &canary.unwell {
             if !base.unwell.contains(words) {
-                reasons.push(format!("it is unwell, and the other is not: {words}"));
+                reasons.push(format!("it has a health problem that the other has not: {words}"));
             }
         }
         reasons.extend(self.leak_reason());

@@ -115,7 +115,7 @@ impl std::fmt::Display for HoldReason {
             ),
             Self::LongRequests { seconds_left } => write!(
                 f,
-                "requests were still running at the drain deadline, and the machine has memory, so it serves on: the next \
+                "requests were still running at the drain deadline, and the machine has memory, so it continues to serve: the next \
                  drain is in {seconds_left} s"
             ),
             Self::Futile { recycles, series } => {

@@ -290,7 +290,7 @@ impl DeclaredMemory {
             (Some(0), from) => format!("no prompt cache ({from})"),
             (Some(_), from) => format!("prompt cache: {cache} ({from})"),
             (None, from) => format!(
-                "prompt cache: without a bound ({from}), reckoned with {cache}, {}",
+                "prompt cache: without a bound ({from}), estimated as {cache}, {}",
                 if self.available.is_some() {
                     "half of the memory available"
                 } else {

@@ -238,7 +238,7 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
     let whole = FloorDifferences::from_floors(floors);
     let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
     if whole.rise.len() + 1 < policy.blame_floors {
-        return undecided("too little work yet to tell who pays");
+        return undecided("too little work yet to tell its cause");
     }
     let all: Vec<usize> = (0..whole.columns.len()).collect();
     let (table, scale) = whole.remove_held_if_better(&all);
@@ -288,7 +288,7 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
         }
     }
     if pays.share < policy.blame_share {
-        return undecided("several units of work pay together, none of them most of it");
+        return undecided("several units of work share the growth, none causes most of it");
     }
     let (unit, _, mean) = &table.columns[column];
     GrowthBlame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }

@@ -78,7 +78,12 @@ impl std::fmt::Display for OffloadLoss {
             let known: Vec<String> = layers.into_iter().chain(vram).collect();
             if known.is_empty() { "nothing".to_owned() } else { known.join(" and ") }
         };
-        write!(f, "it came up with {} on GPUs, and one like it had {}", of(&self.now), of(&self.known))
+        write!(
+            f,
+            "it started with {} on GPUs; another process like it had {}",
+            of(&self.now),
+            of(&self.known)
+        )
     }
 }
 

@@ -79,7 +79,7 @@ impl UnreadyReason {
 impl fmt::Display for UnreadyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Draining => "it was told to leave, and still serves who comes",
+            Self::Draining => "it is leaving the pool, and still serves requests that arrive",
             Self::NoModel => "no model is configured",
             Self::Refusing => "no model starts: `llama-warden status` says why",
             Self::Full => "all slots are taken, and all queues are full",

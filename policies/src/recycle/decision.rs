@@ -75,22 +75,22 @@ reasons! {
     VramSoft = "vram_soft", "VRAM passed the soft budget",
     VramHard = "vram_hard", "VRAM passed the hard budget",
     Growth = "growth", "memory leaks and would reach a limit before long",
-    MaxRequests = "max_requests", "it answered its share of requests",
-    MaxAge = "max_age", "it is old",
+    MaxRequests = "max_requests", "it answered its maximum number of requests",
+    MaxAge = "max_age", "it reached its maximum age",
     Wedged = "wedged", "work is in flight and nothing moves",
     ComputeErrors = "compute_errors", "it answers errors only",
-    SlowDecode = "slow_decode", "it has become slower than itself",
+    SlowDecode = "slow_decode", "it has become slower than it was",
     DeviceFault = "device_fault", "its GPU reported a fault",
     MemoryExhausted = "memory_exhausted", "the machine or a GPU has almost no memory left",
     Admission = "admission", "a prompt waits that fits only into a fresh process",
     SharedHost = "shared_host", "all backends together passed their budget of host memory",
     SharedVram = "shared_vram", "all backends together passed their budget on a GPU",
     Room = "room", "another model needs memory",
-    Operator = "operator", "an operator asked",
+    Operator = "operator", "an operator requested it",
     Configuration = "configuration", "its configuration changed",
     Unresponsive = "unresponsive", "it stopped answering probes",
     Crashed = "crashed", "it logged a crash, and neither ended nor answered",
-    Degraded = "degraded", "it came up with much less on GPUs than one like it had",
+    Degraded = "degraded", "it started with much less on GPUs than another process like it",
 }
 
 impl Reason {
@@ -204,7 +204,7 @@ impl std::fmt::Display for RecycleHindrance {
                 f.write_str("the exact reading of its memory (smaps_rollup) does not show the growth")
             }
             Self::InTurn => f.write_str("another replacement of this model or on this GPU goes first"),
-            Self::Reclaiming => f.write_str("it was asked to give back what it hoards; what that brings is seen first"),
+            Self::Reclaiming => f.write_str("it was asked to give memory back; the effect is measured first"),
             Self::Reclaimed { seconds, bytes } => write!(
                 f,
                 "it gave {} back {} ago, and does not hold as much again yet",

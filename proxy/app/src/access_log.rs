@@ -128,7 +128,7 @@ impl AccessLog {
         match open_file(&own.path) {
             Ok(file) => *lock(&own.file.0) = file,
             Err(error) => {
-                tracing::error!(%error, path = %own.path.display(), "cannot open the access log anew; the old file goes on");
+                tracing::error!(%error, path = %own.path.display(), "cannot reopen the access log; the old file stays in use");
             }
         }
     }

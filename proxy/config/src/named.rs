@@ -138,8 +138,9 @@ impl ConfigResolver<'_> {
         if loaded.folders.is_empty() {
             self.problems.push(problem.with_hint(format!("the models are {}", known.join(", "))));
         } else {
-            self.warnings
-                .push(problem.with_hint(format!("it comes when its file does; until then {meanwhile}")));
+            self.warnings.push(
+                problem.with_hint(format!("it is added when its file appears; until then {meanwhile}")),
+            );
         }
     }
 }

@@ -91,9 +91,8 @@ impl ConfigResolver<'_> {
             };
             if origin.has_key() && !origin.is_encrypted() && !origin.is_local() {
                 let path = ["remotes", name, "url"];
-                let message = format!(
-                    "`remotes.{name}`: its key and all requests go over the network for anybody to read"
-                );
+                let message =
+                    format!("`remotes.{name}`: its key and all requests go over the network unencrypted");
                 self.warnings
                     .push(ConfigProblem::new(self.place(&path), message).with_hint("use `https://`"));
             }

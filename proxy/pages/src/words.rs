@@ -21,14 +21,10 @@ pub const fn explain_verdict(verdict: GrowthVerdict) -> &'static str {
             "Too little work was done to say anything, or the growth of the start is not over yet."
         }
         GrowthVerdict::Steady => "It does not grow with the work that is done.",
-        GrowthVerdict::Bounded => {
-            "It grows within what the server is told to keep, such as caches, and ends when those are full."
-        }
-        GrowthVerdict::Suspected => {
-            "It grows with the work, and more of that is needed before it is called a leak."
-        }
+        GrowthVerdict::Bounded => "It grows within the declared caches, and ends when those are full.",
+        GrowthVerdict::Suspected => "It grows with the work; more work is needed before it is called a leak.",
         GrowthVerdict::Leaking => {
-            "It grows with the work beyond what the server is told to keep, again and again, without a sign of an end."
+            "It keeps growing with the work, beyond the declared caches, without a sign of an end."
         }
     }
 }
@@ -53,19 +49,16 @@ pub fn memory_name(series: MemoryKind) -> String {
 
 /// Explanations of the elements of plots, by their names in the legends.
 pub const PLOT_TERMS: [(&str, &str); 5] = [
-    (
-        "law",
-        "What the detector makes of the readings: how they grow with the work, with the range in which the growth lies.",
-    ),
+    ("law", "Growth with the work, as the detector finds it in the readings, with its range."),
     (
         "declared",
-        "What the server is told to keep, such as caches and checkpoints: growth within it is no leak.",
+        "Caches and checkpoints that the server is configured to keep: growth within them is no leak.",
     ),
     ("soft budget", "Beyond it the process is replaced in a quiet moment."),
     ("hard budget", "Beyond it the process is drained and replaced at once."),
     (
         "forecast",
-        "When a budget is reached if it goes on like this, with the earliest and the latest moment.",
+        "When a budget is reached if growth continues like this, with the earliest and the latest moment.",
     ),
 ];
 

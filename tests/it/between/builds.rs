@@ -68,7 +68,7 @@ async fn a_machine_without_room_ends_it_and_the_same_command_goes_on() -> Outcom
     assert!(ran.stderr.contains("disk or memory ran out") && ran.stdout.is_empty(), "{}", ran.all());
     let ran = setup.home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
-    assert!(ran.stderr.contains("between: goes on where it was, "), "{}", ran.all());
+    assert!(ran.stderr.contains("between: continues where it was, "), "{}", ran.all());
     assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
     assert_eq!(configured(&setup), [(0, 1), (1, 2), (2, 1)]);
     assert_eq!(builds(&setup), 2, "those that matter");

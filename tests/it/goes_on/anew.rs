@@ -314,7 +314,7 @@ async fn what_a_grammar_shapes_parses_wherever_its_server_was_killed() -> Outcom
             if let Some(error) = &heard.error {
                 // The sample's vocabulary loses the blank before some letters, which is found out.
                 assert!(
-                    error.contains("does not put a grammar where that text is"),
+                    error.contains("does not apply a grammar from that text on"),
                     "{path}, {what}: {error}"
                 );
                 ended += 1;

@@ -152,7 +152,10 @@ async fn a_crowd_that_connects_again_and_again_keeps_no_probe_out() -> Outcome {
 async fn an_operator_sends_balancers_away_and_calls_them_back_and_nobody_is_refused() -> Outcome {
     let own = Probed::start(&json!({}), "", "").await?;
     let ran = own.warden.cli(&["drain", "--all"]).await?;
-    assert!(ran.code == 0 && ran.stdout.contains("balancers are told to send nothing more"), "{ran:?}");
+    assert!(
+        ran.code == 0 && ran.stdout.contains("load balancers are told to send no more requests"),
+        "{ran:?}"
+    );
     let (status, why) = own.readyz().await?;
     assert!(status == 503 && why.starts_with("draining: "), "{status} {why}");
     assert_eq!(own.line().await?, "drain\n");
@@ -161,7 +164,7 @@ async fn an_operator_sends_balancers_away_and_calls_them_back_and_nobody_is_refu
     let answer = own.warden.http.post(CHAT, &chat("late", "m", "go", 3, false)).await?;
     assert!(answer.status.is_success(), "{}", answer.text());
     let ran = own.warden.cli(&["drain", "--all", "--undo"]).await?;
-    assert!(ran.code == 0 && ran.stdout.contains("it is back"), "{ran:?}");
+    assert!(ran.code == 0 && ran.stdout.contains("it is available again"), "{ran:?}");
     assert_eq!(own.readyz().await?.0, 200);
     assert_eq!(own.warden.http.get("/health").await?.status, 200);
     Ok(())

@@ -167,7 +167,7 @@ async fn a_death_at_any_moment_of_a_hand_over_costs_no_answer_and_no_process() -
         let (ran, ()) = tokio::join!(upgrading, dying);
         let ran = ran?;
         assert!(
-            ran.code == 0 || ran.all().contains("everything goes on as before"),
+            ran.code == 0 || ran.all().contains("everything continues as before"),
             "{after_ms} ms: {ran:?}"
         );
         let answer = rest(stream).await?;

@@ -17,7 +17,7 @@ async fn refused(warden: &Warden, program: &Path, wait: &str, why: &str) -> Outc
     let before = programs(warden);
     let ran = warden.cli(&["upgrade", "--wait", wait, "--to", &program.to_string_lossy()]).await?;
     assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.all().contains("everything goes on as before"), "{ran:?}");
+    assert!(ran.all().contains("everything continues as before"), "{ran:?}");
     assert!(ran.all().contains(why), "{why:?} in {ran:?}");
     wait_until("the next program is gone", SOON, async || programs(warden) == before).await?;
     assert!(warden.http.post(CHAT, &chat("after", "m", "hi", 2, true)).await?.answer()?.is_whole());
@@ -45,7 +45,7 @@ async fn one_that_does_not_like_its_configuration_or_would_be_elsewhere_or_answe
         format!("exec env LLAMA_WARDEN_INTERNAL__SERVER__UPGRADE_ANSWER=0s '{}' \"$@\"", real.display());
     refused(&warden, &double(&warden, "mute", &mute)?, "20s", "is not fit: it does not answer").await?;
     let silent = warden.home().program("silent", "#!/bin/sh\nexec sleep 60\n")?;
-    refused(&warden, &silent, "20s", "did not tell its version within").await?;
+    refused(&warden, &silent, "20s", "did not print its version within").await?;
     let plain = warden.home().file("plain", "#!/bin/sh\n")?;
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644))?;
     refused(&warden, &plain, "20s", "not executable").await?;
@@ -154,7 +154,7 @@ async fn whoever_is_told_to_end_while_an_upgrade_waits_ends() -> Outcome {
     let ((), ran, ended) = tokio::join!(restarting, upgrading, ending);
     ended?;
     let ran = ran?;
-    assert!(ran.code != 0 && ran.all().contains("told to end"), "{ran:?}");
+    assert!(ran.code != 0 && ran.all().contains("asked to end"), "{ran:?}");
     let (answer, end) = flow.rest().await;
     assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
     assert_eq!(warden.kid.exit(SOON).await?, 0);

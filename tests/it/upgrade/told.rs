@@ -105,7 +105,7 @@ async fn at_a_stop_a_request_on_a_connection_that_an_old_program_keeps_is_still_
     for (top, upgrades, told) in [
         (waits, 1, "stopping: no new requests"),
         (waits, 2, "stopping: no new requests"),
-        (leaves, 1, "leaving: balancers are told"),
+        (leaves, 1, "draining: load balancers are notified"),
     ] {
         let mut warden = Setup::new()?.top(top).fake("m", &json!({}), "")?.start().await?;
         let children = warden.until_ready(1).await?;

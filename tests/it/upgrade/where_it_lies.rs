@@ -36,7 +36,7 @@ async fn a_link_that_leads_to_the_next_version_is_followed_and_what_a_restart_wo
     };
 
     let ran = warden.cli(&["upgrade"]).await?;
-    let same = format!("it is the program that ran before, {}", first.display());
+    let same = format!("it is the same program as before, {}", first.display());
     assert!(ran.code == 0 && ran.stdout.contains(&same) && !ran.stdout.contains("restart"), "{ran:?}");
     assert_eq!(serves().await?, first);
 

@@ -82,7 +82,7 @@ async fn a_page_that_npm_cannot_make_leaves_the_build_that_a_machine_without_npm
         let (notes, plans) = told(&mut rig).await;
         let [with, without] = plans.as_slice() else { unreachable!("{plans:?}") };
         assert!(
-            notes.iter().any(|note| note.contains("goes on without it") && note.contains(why)),
+            notes.iter().any(|note| note.contains("continues without it") && note.contains(why)),
             "{notes:?}"
         );
         assert!(without.extras.page.contains(why), "{}", without.extras.page);

@@ -104,16 +104,14 @@ impl BetweenReport {
             }
             RevisionOutcome::Alike { sure } => small_difference_text(&found.differences)
                 .unwrap_or_else(|| no_difference_text(found.aim, *sure).to_owned()),
-            RevisionOutcome::NotAgain => {
-                "the crash did not come again, so nobody can see where it came from".to_owned()
-            }
+            RevisionOutcome::NotAgain => "the crash did not recur, so its origin cannot be found".to_owned(),
             RevisionOutcome::EndFailed { newer, why } => {
                 format!("the {} end cannot be judged: {why}", if *newer { "newer" } else { "older" })
             }
             RevisionOutcome::IllFailed { why } => {
                 format!("the end that has it could not be run any more: {why}")
             }
-            RevisionOutcome::Interrupted => "broken off; the same command goes on from here".to_owned(),
+            RevisionOutcome::Interrupted => "interrupted; the same command continues from here".to_owned(),
         }];
         match (&found.outcome, bounds) {
             (RevisionOutcome::Found { revision }, _) => {

@@ -106,10 +106,7 @@ impl SurvivalReport {
             let name = self.names(&trial.switches);
             match &trial.failed {
                 Some(why) if trial.runs.is_empty() => {
-                    rows.push(vec![
-                        name,
-                        format!("told nothing: {}", why.lines().next().unwrap_or_default()),
-                    ]);
+                    rows.push(vec![name, format!("no result: {}", why.lines().next().unwrap_or_default())]);
                 }
                 _ => rows.push(vec![
                     name,
@@ -135,10 +132,10 @@ impl SurvivalReport {
             }
             SurvivalOutcome::NotCured => lines.push(format!("nothing that was tried stops {under}")),
             SurvivalOutcome::NotAgain => {
-                lines.push(format!("{under} did not come again, so nobody can see what stops it"));
+                lines.push(format!("{under} did not recur, so what stops it cannot be found"));
             }
             SurvivalOutcome::BaselineFailed { why } => {
-                lines.push(format!("what stops {under} could not be looked for any more: {why}"));
+                lines.push(format!("the search for what stops {under} failed: {why}"));
             }
             SurvivalOutcome::Interrupted => {
                 lines.push(format!("it was interrupted before it was sure what stops {under}"));
@@ -171,7 +168,7 @@ impl SurvivalReport {
             SurvivalOutcome::Cured => {
                 format!("it was not needed: {} stops the crash", self.names(&self.conclusion.cure))
             }
-            SurvivalOutcome::NotAgain => "the crash did not come again".to_owned(),
+            SurvivalOutcome::NotAgain => "the crash did not recur".to_owned(),
             SurvivalOutcome::Interrupted => "it was interrupted before its turn".to_owned(),
             SurvivalOutcome::NotCured | SurvivalOutcome::BaselineFailed { .. } => {
                 "the search ended before its turn".to_owned()

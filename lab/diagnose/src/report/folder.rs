@@ -97,7 +97,10 @@ impl DiagnoseReport {
         };
         let is_shown = !matches!(showing, ScriptSubject::Nothing);
         if let Some(file) = foreign_file_in(path, is_shown) {
-            return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
+            return Err(io::Error::other(format!(
+                "{} exists, and llama-warden did not write it",
+                file.display()
+            )));
         }
         if is_shown {
             let inner = path.join("requests");

@@ -132,17 +132,17 @@ impl HeadroomReport {
                 String::new()
             };
             lines.push(format!(
-                "the server did not bear {times}{} tokens: {}; what is said beyond the length before it is foretold",
+                "the server failed at {times}{} tokens: {}; figures beyond the previous length are predicted",
                 grouped(broke.tokens),
                 broke.why
             ));
         }
         if self.touched.interrupted {
-            lines.push("it was interrupted: what is said beyond the longest prompt is foretold".to_owned());
+            lines.push("it was interrupted: figures beyond the longest prompt are predicted".to_owned());
         }
         for foretold in &self.foretold {
             lines.push(format!(
-                "{}: {} tokens would have been foretold from prompts of up to {} as {}; they took {}",
+                "{}: {} tokens would have been predicted from prompts of up to {} as {}; they took {}",
                 foretold.series,
                 grouped(foretold.tokens),
                 grouped(foretold.from),

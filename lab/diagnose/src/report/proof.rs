@@ -48,7 +48,7 @@ impl ProofReport {
             }
             ProofRuling::Worse => "the new build is worse than the old one".to_owned(),
             ProofRuling::Unknown if self.proof.interrupted => {
-                "broken off: nothing is known of the new build yet".to_owned()
+                "interrupted: nothing is known of the new build yet".to_owned()
             }
             ProofRuling::Unknown => {
                 "it cannot be told whether the new build is as good as the old one".to_owned()
@@ -224,7 +224,7 @@ fn growth_difference(growth: &BuildGrowth) -> String {
         }
         RevisionOutcome::BothIll => "both grow or die alike".to_owned(),
         RevisionOutcome::NeitherIll { short: false, suspected: false } => "neither".to_owned(),
-        RevisionOutcome::Interrupted => "broken off".to_owned(),
+        RevisionOutcome::Interrupted => "interrupted".to_owned(),
         _ => "cannot be told with so few readings (`--requests`)".to_owned(),
     }
 }

@@ -113,13 +113,13 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
                 lines.push(format!("the server failed under {}: {why}", leg_name(finding)));
             }
             LegEnd::Killed { why } => {
-                lines.push(format!("somebody else ended the server under {}: {why}", leg_name(finding)));
+                lines.push(format!("the server was killed from outside under {}: {why}", leg_name(finding)));
             }
             _ => {}
         }
     }
     if report.interrupted {
-        lines.push("it was interrupted: what is beneath is what was known by then".to_owned());
+        lines.push("it was interrupted: the results below are incomplete".to_owned());
     }
     let short = |headroom: &&HeadroomReport| headroom.can_run_out();
     for verdict in report.headroom.iter().filter(short).flat_map(|headroom| &headroom.verdicts) {

@@ -121,7 +121,7 @@ fn end_note(ended: &LegEnd) -> String {
         LegEnd::OutOfTime => "ended: the time for a leg was over".to_owned(),
         LegEnd::OutOfMemory { why } => format!("ended: {why}"),
         LegEnd::Interrupted => "interrupted".to_owned(),
-        LegEnd::Killed { why } => format!("ended: somebody else ended the server: {why}"),
+        LegEnd::Killed { why } => format!("ended: the server was killed from outside: {why}"),
         LegEnd::Failed { why } => format!("the server failed: {why}"),
     }
 }

@@ -285,7 +285,7 @@ impl AdminState {
                     }
                     Err(OrderError::Failed(why)) => error_response(
                         StatusCode::CONFLICT,
-                        &format!("no upgrade, everything goes on as before: {why}"),
+                        &format!("no upgrade, everything continues as before: {why}"),
                     ),
                 }
             }

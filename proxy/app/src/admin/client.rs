@@ -119,7 +119,7 @@ impl AdminClient {
             format!(
                 "{shown} is answered by user {peer}, who does not run this llama-warden: nothing was sent"
             ),
-            "look who made the socket; `admin.socket` belongs in a directory that no other user can write to",
+            "check who made the socket; `admin.socket` belongs in a directory that no other user can write to",
         ))
     }
 

@@ -37,15 +37,15 @@ families! {
             = "requests_carried_over", "Requests that waited through a replacement and went to the next generation.";
         warm: Family<OutcomeLabels, Counter>
             = "warm_conversations",
-            "Conversations of processes that were replaced as planned, by what became of them in the next one ([warm](warm.md)): `carried` \
-             (by a slot file, and counted as cached), `evaluated` (again, before anybody asked), `unproven` (restored, and nothing showed of \
-             what use), or why they begin cold: `media`, `not_kept`, `time`, `refused`, `slots`.";
+            "Conversations of processes that were replaced as planned, by their outcome in the next one ([warm](warm.md)): `carried` \
+             (by a slot file, and counted as cached), `evaluated` (again, before a client asked), `unproven` (restored, \
+             with no evidence of use), or why they start cold: `media`, `not_kept`, `time`, `refused`, `slots`.";
         slot_files: Family<ModelLabel, Counter>
-            = "slot_files" in Unit::Bytes, "Bytes of slots that went to the next process by files.";
+            = "slot_files" in Unit::Bytes, "Bytes of slots passed to the next process in files.";
         crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend.";
         crash_loops: Family<ModelLabel, Counter>
             = "crash_loops",
-            "Times that a backend was found to end again and again, while its starts go on.";
+            "Crash loops: a backend ended repeatedly and is still being restarted.";
         prompts_too_large: Family<ActionLabels, Counter>
             = "prompts_too_large",
             "Prompts that do not fit into the memory that is left, where `policy.admission` is on, by what was done: `warn` (sent all the \
@@ -53,8 +53,8 @@ families! {
              then refused counts twice.";
         canary_verdicts: Family<VerdictLabels, Counter>
             = "canary_verdicts",
-            "[Canaries](canary.md) that have ended: `undecided`, `better_or_equal`, `worse`. The processes of one that runs stand in all other \
-             metrics as the model `NAME@canary`.";
+            "[Canaries](canary.md) that have ended: `undecided`, `better_or_equal`, `worse`. The processes \
+             of a running canary are in all other metrics as the model `NAME@canary`.";
     }
 }
 

@@ -30,39 +30,40 @@ families! {
     pub(super) struct GrowthMetrics () {
         vram: Family<VramLabels, Gauge>
             = "backend_vram" in Unit::Bytes,
-            "VRAM of the replica's processes on a GPU. `source` is `process` where the driver tells it, `estimate` where it is what the GPU \
-             has in use more than before.";
+            "VRAM of the replica's processes on a GPU. `source` is `process` where the driver reports it, \
+             `estimate` where it is the increase of the GPU's memory in use.";
         vram_unknown: Family<ReplicaLabels, Gauge>
             = "backend_vram_unknown",
             "1 if VRAM is not known, so that its policy is off; `status` says why.";
         components: Family<ComponentLabels, Gauge>
             = "backend_memory_component" in Unit::Bytes,
-            "A memory of the newest process, split by what it is. `series` is `host`, `vram0`, `vram1`, …; `component` is `settled` (what it \
-             had when it had settled: weights, KV, buffers), `declared` (what it was told to keep and has filled since) and `growth` (all \
+            "A memory of the newest process, split by what it is. `series` is `host`, `vram0`, `vram1`, …; `component` is `settled` \
+             (held once it had settled: weights, KV, buffers), `declared` (declared caches filled since) \
+             and `growth` (all \
              above). Their sum is what was read.";
         verdict: Family<VerdictLabels, Gauge>
             = "backend_growth_verdict",
-            "What a memory says: 1 for one of `warming`, `steady`, `bounded`, `suspected`, `leaking`, 0 for the others.";
+            "Verdict on a memory: 1 for one of `warming`, `steady`, `bounded`, `suspected`, `leaking`, 0 for the others.";
         slope: Family<SeriesLabels, FractionGauge>
             = "backend_growth" in Unit::Other("bytes_per_request".to_owned()),
-            "Growth for each request, once it can be told.";
+            "Growth for each request, once it is known.";
         speed: Family<SeriesLabels, FractionGauge>
             = "backend_growth" in Unit::Other("bytes_per_second".to_owned()),
-            "The same in time, at the present rate of requests; times 3600 it is growth an hour.";
+            "Growth a second, at the present rate of requests; times 3600 it is growth an hour.";
         blame: Family<BlameLabels, FractionGauge>
             = "backend_growth_blame" in Unit::Other("bytes_per_unit".to_owned()),
-            "What each unit of work pays that is blamed for a leak: `request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`. None \
-             while nothing can be blamed.";
+            "Growth for each unit of work that is blamed for a leak: `request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`. No \
+             line while no unit is blamed.";
         baseline: Family<SeriesLabels, Gauge>
             = "backend_growth_baseline" in Unit::Bytes, "Memory of the process when it had settled.";
         allowed: Family<SeriesLabels, Gauge>
             = "backend_allowance" in Unit::Bytes,
-            "What the server is told to keep beyond that: growth within it is no leak.";
+            "Declared caches beyond that: growth within them is no leak.";
         allowed_used: Family<SeriesLabels, Gauge>
             = "backend_allowance_used" in Unit::Bytes, "How much of the allowance is in use.";
         limit: Family<LimitLabels, Gauge>
             = "backend_forecast_limit" in Unit::Bytes,
-            "A limit to which growth is forecast. `limit` is the reason that reaching it will be: `host_soft`, `vram_hard`, …";
+            "A limit to which growth is forecast. `limit` is the reason of a replacement at it: `host_soft`, `vram_hard`, …";
         left_requests: Family<LimitLabels, FractionGauge>
             = "backend_forecast" in Unit::Other("requests".to_owned()), "Requests until the limit is reached.";
         left_seconds: Family<LimitLabels, FractionGauge>
@@ -71,19 +72,19 @@ families! {
             = "backend_forecast_earliest" in Unit::Seconds, "The same, if growth is as fast as the readings allow.";
         latest: Family<LimitLabels, FractionGauge>
             = "backend_forecast_latest" in Unit::Seconds,
-            "The same, if it is as slow as they allow. None where they allow that it does not grow.";
+            "The same, if it is as slow as they allow. No line where they allow that it does not grow.";
         action: Family<ActionLabels, Gauge>
             = "backend_policy_next",
-            "1 for what the policy does next: `observe`, `recycle_when_quiet`, `drain_now`, `kill_now`. `observe` with a reason is what it \
-             would do if it were not told to observe.";
+            "1 for what the policy does next: `observe`, `recycle_when_quiet`, `drain_now`, `kill_now`. `observe` \
+             with a reason is what it would do if it were not configured to observe.";
         held: Family<ReplicaLabels, Gauge>
-            = "backend_policy_held", "1 if that is held back or waits; `status` says by what.";
+            = "backend_policy_held", "1 if this action is held back or waits; `status` says by what.";
         errors: Family<ReplicaLabels, Gauge>
-            = "backend_compute_errors", "Answers in a row that say that computing failed.";
+            = "backend_compute_errors", "Consecutive answers that report a compute error.";
         stalled: Family<ReplicaLabels, FractionGauge>
-            = "backend_stalled" in Unit::Seconds, "For how long work has been in flight without progress.";
+            = "backend_stalled" in Unit::Seconds, "Time that work has been in flight without progress.";
         decode: Family<ReplicaLabels, FractionGauge>
-            = "backend_decode" in Unit::Other("tokens_per_second".to_owned()), "Speed of a busy slot lately.";
+            = "backend_decode" in Unit::Other("tokens_per_second".to_owned()), "Recent speed of a busy slot.";
         decode_baseline: Family<ReplicaLabels, FractionGauge>
             = "backend_decode_baseline" in Unit::Other("tokens_per_second".to_owned()),
             "Speed of a busy slot when the process was fresh.";

@@ -87,7 +87,7 @@ impl InstanceDirs {
             Err(problem) if is_tolerable(&problem) => {
                 tracing::warn!(
                     folder = %dir.display(), %problem,
-                    "no word is left for commands: until there is room, name the admin socket to them (`--admin-socket`)"
+                    "commands cannot find this instance: until its pointer file can be written, name the admin socket to them (`--admin-socket`)"
                 );
                 again = Some(announce_later(self.pointers.clone(), dir, instance.clone()).boxed());
             }
@@ -102,7 +102,7 @@ impl InstanceDirs {
             let dir = place.join(SHARED_POINTER_DIR);
             match trusted_path::make_private_dir(&dir).and_then(|_| InstancePointer::write(&dir, instance)) {
                 Ok(pointer) => lock(&self.pointers).push(pointer),
-                Err(error) => tracing::debug!(place = %place.display(), %error, "no word is left there"),
+                Err(error) => tracing::debug!(place = %place.display(), %error, "no pointer file there"),
             }
         }
         Ok(again)
@@ -131,7 +131,7 @@ async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: Instan
         tokio::time::sleep(PAUSE).await;
         let (to, own) = (dir.clone(), instance.clone());
         if let Ok(Ok(pointer)) = run_job(WorkKind::StateFiles, move || write_state_pointer(&to, &own)).await {
-            tracing::info!(folder = %dir.display(), "the command line finds us from now on");
+            tracing::info!(folder = %dir.display(), "the command line finds this instance from now on");
             lock(&pointers).push(pointer);
             return;
         }

@@ -33,15 +33,15 @@ impl EncodeLabelSet for NoLabels {
 families! {
     pub(super) struct MachineMetrics () {
         host_total: Family<NoLabels, Gauge>
-            = "host_memory" in Unit::Bytes, "Memory of the machine, or of the container that we are in.";
+            = "host_memory" in Unit::Bytes, "Memory of the machine, or of the container of llama-warden.";
         host_available: Family<NoLabels, Gauge>
-            = "host_memory_available" in Unit::Bytes, "Memory of the machine that can be had without swapping.";
+            = "host_memory_available" in Unit::Bytes, "Memory of the machine that is available without swapping.";
         gpu_total: Family<GpuLabels, Gauge>
-            = "gpu_memory" in Unit::Bytes, "Memory of a GPU. What its driver does not tell has no line.";
+            = "gpu_memory" in Unit::Bytes, "Memory of a GPU. Values that its driver does not report have no line.";
         gpu_used: Family<GpuLabels, Gauge>
-            = "gpu_memory_used" in Unit::Bytes, "Memory of the GPU that is in use by anybody.";
+            = "gpu_memory_used" in Unit::Bytes, "Memory of the GPU in use by all processes.";
         gpu_free: Family<GpuLabels, Gauge>
-            = "gpu_memory_free" in Unit::Bytes, "Memory of the GPU that can be had.";
+            = "gpu_memory_free" in Unit::Bytes, "Memory of the GPU that is available.";
         gpu_temperature: Family<GpuLabels, Gauge>
             = "gpu_temperature" in Unit::Celsius, "Temperature of the GPU.";
         gpu_xid: Family<GpuLabels, Gauge>

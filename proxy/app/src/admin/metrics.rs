@@ -53,7 +53,7 @@ labels! {
 
 families! {
     pub(super) struct OwnMetrics () {
-        build: Family<VersionLabel, Gauge> = "build_info", "1: which llama-warden this is.";
+        build: Family<VersionLabel, Gauge> = "build_info", "1; the label is the version of llama-warden.";
         started: Gauge
             = "start_time" in Unit::Seconds, "When llama-warden started, in seconds since 1970.";
         connections: Gauge = "connections", "Client connections open.";
@@ -68,7 +68,7 @@ families! {
             = "access_log_lost_lines",
             "Lines that are missing in the file of the access log (`log.access`): the disk was full, or did not keep up.";
         lost_log_lines: Counter
-            = "log_lost_lines", "Lines that are missing in our own log, for the same reasons.";
+            = "log_lost_lines", "Lines that are missing in the log of llama-warden, for the same reasons.";
         state_lost: Family<StateLabel, Counter>
             = "state_lost_entries",
             "Entries that are missing in the state directory, by kind: its disk was full, failed, or did not answer.";
@@ -76,7 +76,7 @@ families! {
             = "state_waiting_entries", "Entries that wait to be written to the state directory.";
         state_silent: Gauge
             = "state_silent" in Unit::Seconds,
-            "For how long the disk of the state directory has not answered; 0 if it does.";
+            "Time that the disk of the state directory has not answered; 0 if it does.";
         spans: Family<OutcomeLabel, Counter>
             = "trace_spans",
             "Spans of [traces](telemetry.md): `exported`, or dropped because too many waited (`queue_full`), because the collector could not be \

@@ -50,19 +50,19 @@ families! {
             "Requests that are `refused` because their server died of them, or `suspected`.";
         quarantined: Family<ModelLabel, Counter>
             = "quarantined_requests",
-            "Requests that were put under refusal. Alert on it: each is a way to kill the server.";
+            "Requests that were put into quarantine. Alert on it: each is a way to kill the server.";
         quarantine_refusals: Family<ModelLabel, Counter>
-            = "quarantine_refusals", "Times that such a request was sent again and refused.";
+            = "quarantine_refusals", "Times that a quarantined request was sent again and refused.";
         ready: Family<ReplicaLabels, Gauge> = "backend_ready", "1 if a process of the replica takes requests.";
         degraded: Family<ReplicaLabels, Gauge>
             = "backend_degraded",
-            "1 if a process of the replica came up with much less on GPUs than one like it had, as when its device was lost or full.";
+            "1 if a process of the replica started with much less memory on GPUs than its equals, as when its device was lost or full.";
         generation: Family<ReplicaLabels, Gauge> = "backend_generation", "Newest generation of the replica.";
         anon: Family<ReplicaLabels, Gauge>
             = "backend_memory_anon" in Unit::Bytes,
             "`RssAnon` of the replica's processes: two of them while one replaces the other.";
         swap: Family<ReplicaLabels, Gauge>
-            = "backend_memory_swap" in Unit::Bytes, "`VmSwap` of the same. Budgets judge the sum of the two.";
+            = "backend_memory_swap" in Unit::Bytes, "`VmSwap` of the same processes. Budgets limit the sum of the two.";
         budget: Family<KindLabels, Gauge>
             = "backend_budget" in Unit::Bytes,
             "Budget on the sum of the two, `soft` and `hard`, where one is configured as a size or as a share of the machine's memory.";
@@ -72,15 +72,15 @@ families! {
         reclaims: Family<ResultLabels, Counter>
             = "reclaims",
             "Requests to a backend to give memory back ([operating](operating.md#a-leaking-model)): `done`, `partly`, `refused` (in use all \
-             the time), `failed` (CUDA), `too_soon`, `other_allocator`, `no_answer`, `nobody` (the build cannot be asked).";
+             the time), `failed` (CUDA), `too_soon`, `other_allocator`, `no_answer`, `nobody` (the build cannot do it).";
         reclaimed_bytes: Family<ComponentLabels, Counter>
             = "reclaimed" in Unit::Bytes,
-            "What came back of them, by the backends' own count: `graphs_host`, `graphs_device`, `pools`, `cublas`, `heap`.";
+            "Memory that these freed, as counted by the backends: `graphs_host`, `graphs_device`, `pools`, `cublas`, `heap`.";
         canary_requests: Family<ArmLabels, Gauge>
             = "canary_requests",
-            "Requests since the canary that runs began: `canary`, and `base`, the model's own build.";
+            "Requests since the running canary began: `canary`, and `base`, the model's own build.";
         canary_failures: Family<ArmLabels, Gauge>
-            = "canary_failures", "Those of them that failed by the fault of the build.";
+            = "canary_failures", "Those of them that failed because of the build.";
     }
 }
 

@@ -175,7 +175,7 @@ impl InstancePointer {
                 Err(failed) => return Err(failed.error),
             }
         }
-        Err(io::Error::other("there are too many files of our name"))
+        Err(io::Error::other("there are too many files with llama-warden's name"))
     }
 }
 
@@ -192,7 +192,7 @@ pub(super) fn instances_in_folder(path: &Path) -> Vec<LocatedInstance> {
         Ok(None) => Vec::new(),
         Err(error) => {
             if error.kind() != io::ErrorKind::NotFound {
-                tracing::debug!(folder = %path.display(), %error, "pointers to instances are not looked for there");
+                tracing::debug!(folder = %path.display(), %error, "that directory is not searched for instances");
             }
             Vec::new()
         }

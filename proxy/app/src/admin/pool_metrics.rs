@@ -45,18 +45,18 @@ families! {
             = "pool_cache_info", "1; the context of all slots in blocks of 16 tokens, as pickers count them.";
         models: Family<AdapterLabels, Gauge>
             = "pool_models_info",
-            "When this was told, in seconds since 1970; the models that are loaded and that are loading, by each of their names (but those with a comma). On the listener for probes alone. The labels are \
+            "Time of this report, in seconds since 1970; the models that are loaded and that are loading, by each of their names (but those with a comma). Only on the probe listener. The labels are \
              those of vLLM's adapters, so that a picker prefers an instance that has the model.";
         ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
         draining: Gauge
-            = "pool_draining", "1 if it was told to leave, by `llama-warden drain --all` or SIGTERM, and still serves who comes.";
-        answers: Counter = "probe_answers", "Answers to probes, and lines told to `HAProxy`.";
+            = "pool_draining", "1 while it drains, after `llama-warden drain --all` or SIGTERM, and still serves new requests.";
+        answers: Counter = "probe_answers", "Answers to probes, and lines sent to `HAProxy`.";
         late: Counter
             = "probe_late_answers",
-            "Those that took a millisecond or more by our own clock: from accepting the connection to looking at it, and from the last byte \
+            "Those that took a millisecond or more by llama-warden's clock: from accepting the connection to looking at it, and from the last byte \
              of the question to the first of the answer. Metrics that had to be made are counted from then on.";
-        longest: FloatGauge = "probe_longest_answer" in Unit::Seconds, "The longest of them since the start.";
-        weight: Gauge = "pool_weight", "Percent of its weight that `HAProxy` is told to give it; 0 if it is told to send nothing.";
+        longest: FloatGauge = "probe_longest_answer" in Unit::Seconds, "The longest time of an answer to a probe since the start.";
+        weight: Gauge = "pool_weight", "Percent of its weight, as reported to `HAProxy`; 0 to get no requests.";
     }
 }
 

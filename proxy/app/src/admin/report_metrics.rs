@@ -50,14 +50,14 @@ families! {
             "CUDA graphs that `graph-cache-cap` destroyed because there were more than its cap.";
         trimmed: DeviceCounters
             = "backend_cuda_graphs_trimmed",
-            "CUDA graphs that `graph-cache-cap` destroyed because nobody had used them for a while.";
+            "CUDA graphs that `graph-cache-cap` destroyed because they had been unused for a while.";
         invalidations: DeviceCounters
             = "backend_cuda_graph_invalidations",
-            "CUDA graphs that had to go with a purge or a reset, and were captured again if needed.";
+            "CUDA graphs dropped by a purge or a reset, and captured again if needed.";
         purges: DeviceCounters = "backend_cuda_pool_purges", "Times that `pool-purge` gave the pools back.";
         purged: DeviceCounters
             = "backend_cuda_pool_purged" in Unit::Bytes, "Device memory that `pool-purge` gave back.";
-        resets: DeviceCounters = "backend_cublas_resets", "Times that `cublas-reset` made the handles anew.";
+        resets: DeviceCounters = "backend_cublas_resets", "Times that `cublas-reset` recreated the handles.";
         skipped: DeviceCounters
             = "backend_cuda_safe_points_skipped",
             "Times that a fix was due and waited, because something was in use.";

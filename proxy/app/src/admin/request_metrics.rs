@@ -76,7 +76,7 @@ families! {
     ) {
         requests: Family<RequestLabels, Counter>
             = "requests",
-            "Requests that ended. `status` is 0 if the client left before there was one. `model` is empty for requests that address none.";
+            "Requests that ended. `status` is 0 if the client disconnected before there was one. `model` is empty for requests that address none.";
         outcomes: Family<OutcomeLabels, Counter>
             = "request_outcomes",
             "Requests by how they ended: `ok`, `client_gone`, `upstream_died`, `upstream_garbled` (its answer was not HTTP, or ambiguous), \
@@ -96,7 +96,7 @@ families! {
             = "request" in Unit::Seconds, "From the request's head to the end of its answer.";
         ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
-            = "ttfb" in Unit::Seconds, "From the request's head to the first byte of its answer, whatever that says.";
+            = "ttfb" in Unit::Seconds, "From the request's head to the first byte of its answer, whatever its status.";
         queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
             = "queue" in Unit::Seconds, "Time spent waiting for a backend.";
@@ -108,9 +108,9 @@ families! {
         token_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(token_histogram)]
             = "output_token" in Unit::Seconds,
-            "Time for each further token of such an answer, its mean: from the first event to the end, by the tokens behind the first.";
-        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated, as answers tell.";
-        output_tokens: Family<ModelLabel, Counter> = "output_tokens", "Tokens generated, as answers tell.";
+            "Time for each further token of such an answer, its mean: from the first event to the end, by the tokens after the first.";
+        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated, as reported in answers.";
+        output_tokens: Family<ModelLabel, Counter> = "output_tokens", "Tokens generated, as reported in answers.";
         images: Family<ModelLabel, Counter> = "images", "Images in requests.";
         audio: Family<ModelLabel, Counter> = "audio", "Recordings in requests.";
     }

@@ -315,7 +315,7 @@ impl AdminListeners {
 /// The process and user at the other end, as the kernel reports them.
 fn peer_name(stream: &tokio::net::UnixStream) -> String {
     stream.peer_cred().map_or_else(
-        |_| "somebody (admin socket)".to_owned(),
+        |_| "unknown user (admin socket)".to_owned(),
         |peer| format!("uid {} (admin socket)", peer.uid()),
     )
 }
@@ -361,8 +361,7 @@ where
             }
             let uri = request.uri();
             if peer.is_some() && uri.path() == UPGRADE_PATH {
-                let message =
-                    "which program runs is decided on the admin socket, which only its owner can open";
+                let message = "the program is chosen on the admin socket, which only its owner can open";
                 return Ok(error_response(StatusCode::FORBIDDEN, message));
             }
             // The same holds for a canary with a program of its own.
@@ -370,7 +369,7 @@ where
                 && uri.path().ends_with("/canary")
                 && QueryPairs::lenient(uri.query()).get("binary").is_some()
             {
-                let message = "which program runs is decided on the admin socket, which only its owner can open; over TCP \
+                let message = "the program is chosen on the admin socket, which only its owner can open; over TCP \
                                a canary is a build of the store (`build=ID`)";
                 return Ok(error_response(StatusCode::FORBIDDEN, message));
             }

@@ -53,7 +53,7 @@ impl IdleSearchStore {
                 |error| match error.kind() {
                     io::ErrorKind::WouldBlock => CommandError::hinted(
                         format!("nothing was removed: a search runs that holds {}", folder.display()),
-                        "wait for `diagnose --between`, or end it: it goes on where it was",
+                        "wait for `diagnose --between`, or end it: it continues where it was",
                     ),
                     _ => CommandError::failed(format!(
                         "nothing was removed: {} cannot be held: {error}",

@@ -60,7 +60,7 @@ impl BuildsInUse {
         }
         Err(CommandError::hinted(
             format!(
-                "nothing was removed: a running llama-warden cannot be asked which builds it needs: {}",
+                "nothing was removed: a running llama-warden does not say which builds it needs: {}",
                 self.unanswered.join(", ")
             ),
             "ask again where it can be reached, or use --force",

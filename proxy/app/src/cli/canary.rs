@@ -115,7 +115,7 @@ fn start(args: &CanaryStartArgs) -> Result<(), CommandError> {
     if let Some(binary) = &args.binary {
         // Make the path absolute: the instance may have another working directory.
         let path = std::path::absolute(binary).map_err(|problem| {
-            CommandError::failed(format!("cannot tell where {} is: {problem}", binary.display()))
+            CommandError::failed(format!("cannot resolve the path {}: {problem}", binary.display()))
         })?;
         let text = path.to_str().ok_or_else(|| {
             CommandError::usage(format!("the path {} is not text", path.display()), "use a path in UTF-8")

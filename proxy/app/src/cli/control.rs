@@ -158,11 +158,11 @@ fn drain_all(client: &AdminClient, undo: bool) -> Result<(), CommandError> {
     let left: DrainReport = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
     out::print_line(&if left.draining {
         format!(
-            "balancers are told to send nothing more; {} requests run, and who still comes is served",
+            "load balancers are told to send no more requests; {} requests run, and new ones are still served",
             left.in_flight
         )
     } else {
-        "balancers are told that it is back".to_owned()
+        "load balancers are told that it is available again".to_owned()
     })
 }
 
@@ -171,11 +171,11 @@ pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), CommandError> {
     let verb = if pinned { "pin" } else { "unpin" };
     block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, verb]))??;
     let what = if pinned {
-        "pinned: it leaves for no other model"
+        "pinned: never unloaded for another model"
     } else {
-        "may leave for another model from now on"
+        "may be unloaded for another model from now on"
     };
-    out::print_line(&format!("{}: {what}, until llama-warden is started anew", args.model))
+    out::print_line(&format!("{}: {what}, until llama-warden restarts", args.model))
 }
 
 pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), CommandError> {
@@ -202,7 +202,7 @@ pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), CommandError> {
     if silent > 0 {
         return Err(CommandError::hinted(
             format!("{silent} of {} processes of `{}` did not answer", answer.entries.len(), args.model),
-            "a process answers between two computations: `llama-warden status` shows whether it moves",
+            "a process answers between two computations: `llama-warden status` shows whether it makes progress",
         ));
     }
     Ok(())

@@ -89,7 +89,7 @@ fn health_line(backend: &BackendView) -> Option<String> {
     let health = &backend.health;
     let mut parts = Vec::new();
     if health.compute_errors > 0 {
-        parts.push(format!("{} answers in a row say that computing failed", health.compute_errors));
+        parts.push(format!("{} answers in a row report a compute error", health.compute_errors));
     }
     // Ignore short times without progress, such as a prefill.
     if let Some(time) = health.stalled_for.filter(|time| time.as_secs() >= 60) {
@@ -111,7 +111,7 @@ pub(crate) fn no_reclaim_note(backend: &BackendView, has_budget: bool) -> Option
     let wanted = reclaim.wanted && (has_budget || reason.is_some_and(Reason::is_memory));
     let nobody = reclaim.parts.is_some_and(|parts| !parts.any());
     (wanted && nobody).then(|| {
-        "reclaim: this build cannot be asked to give memory back, so its policy begins with a replacement; `llama-warden build` \
+        "reclaim: this build cannot give memory back, so its policy begins with a replacement; `llama-warden build` \
          makes one with the fixes reclaim-heap and reclaim-cuda"
             .to_owned()
     })
@@ -121,14 +121,14 @@ pub(crate) fn no_reclaim_note(backend: &BackendView, has_budget: bool) -> Option
 fn reclaim_line(backend: &BackendView) -> Option<String> {
     let reclaim = &backend.reclaim;
     let parts = reclaim.parts.filter(|parts| reclaim.wanted && parts.any())?;
-    let mut text = format!("reclaim: it can be asked for {}", parts.words());
+    let mut text = format!("reclaim: it can give back {}", parts.words());
     if reclaim.asking {
-        text.push_str("; it is being asked now");
+        text.push_str("; reclaiming now");
     }
     if let Some(last) = &reclaim.last {
         let times =
             if reclaim.count == 1 { "once, at" } else { &format!("{} times, last at", reclaim.count) };
-        text.extend([format!("; asked {times} {} ({}): {}", last.at, last.reason, last.sentence())]);
+        text.extend([format!("; requested {times} {} ({}): {}", last.at, last.reason, last.sentence())]);
     }
     Some(text)
 }

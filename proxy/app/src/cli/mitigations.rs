@@ -261,7 +261,7 @@ impl<'a> MitigationSelection<'a> {
         }));
         text.push_str(&out::format_table(&rows));
         text.push_str(
-            "\n`llama-warden mitigations show ID` tells the rest: symptoms, cost, evidence, references.\n",
+            "\n`llama-warden mitigations show ID` shows the rest: symptoms, cost, evidence, references.\n",
         );
         if let Some((_, name)) = self.here {
             text.extend(["HERE is ", name.as_str(), "; --build asks for another one.\n"]);

@@ -319,7 +319,7 @@ fn later_note(later: &LaterMemory) -> Option<String> {
     });
     let both: Vec<String> = cache.into_iter().chain(checkpoints).collect();
     (!both.is_empty())
-        .then(|| format!("it may come to hold on the host, beside its needs: {}", both.join(", and ")))
+        .then(|| format!("it may come to hold on the host, beyond its needs: {}", both.join(", and ")))
 }
 
 /// Upper bound of a process's host memory, in bytes; `None` if it is unbounded.

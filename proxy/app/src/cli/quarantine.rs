@@ -57,7 +57,7 @@ fn list(args: &QuarantineListArgs) -> Result<(), CommandError> {
 }
 
 fn table(models: &[Arc<ModelView>]) -> String {
-    let head = ["MODEL", "FINGERPRINT", "STATE", "DEATHS", "REFUSED", "FOR ANOTHER"].map(str::to_owned);
+    let head = ["MODEL", "FINGERPRINT", "STATE", "DEATHS", "REFUSED", "TIME LEFT"].map(str::to_owned);
     let mut rows = vec![head.to_vec()];
     for model in models {
         for known in &model.quarantine.requests {

@@ -100,7 +100,7 @@ fn cancel(args: &RequestsCancelArgs) -> Result<(), CommandError> {
     if args.json {
         return out::print_json(&told);
     }
-    let again = if told.again { "was told before to end" } else { "is told to end" };
+    let again = if told.again { "was being cancelled already" } else { "is being cancelled" };
     let model = told.cancelled.model.as_ref().map(|model| format!(" of `{model}`")).unwrap_or_default();
     let state = told.cancelled.state.as_str();
     out::print_line(&secrets::redact_text(&format!(

@@ -146,7 +146,7 @@ fn exec_real_server(args: &[String], machine: &HostMachine) -> Result<(), Comman
     let built = built.map(|build| build.facts.binary);
     let binary = built.or_else(|| machine.find_in_path("llama-server")).ok_or_else(|| {
         CommandError::hinted(
-            "there is no llama-server: no build in the store, and none in PATH but ourselves",
+            "there is no llama-server: no build in the store, and none in PATH but llama-warden itself",
             "build one with `llama-warden build`",
         )
     })?;

@@ -108,8 +108,8 @@ fn model_lines(status: &AdminStatus, model: &ModelView) -> Vec<String> {
 fn pin_line(model: &ModelView) -> Option<String> {
     let who = model.pin.by.as_ref().map(|by| format!(" (by {by})")).unwrap_or_default();
     match (model.pin.pinned, who.is_empty()) {
-        (true, _) => Some(format!("pinned: it leaves for no other model{who}")),
-        (false, false) => Some(format!("it may leave for another model{who}")),
+        (true, _) => Some(format!("pinned: never unloaded for another model{who}")),
+        (false, false) => Some(format!("it may be unloaded for another model{who}")),
         (false, true) => None,
     }
 }

@@ -22,7 +22,7 @@ const MAX_ANSWER_TIME: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "No request fails, no stream is cut and no model is loaded anew. If the new program does not come up, the old one goes on."
+    after_help = "No request fails, no stream is cut and no model is reloaded. If the new program does not start, the old one continues."
 )]
 pub(crate) struct UpgradeArgs {
     /// Program to continue with. Default: the file now at the path from which the instance was started.
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
     let answered = block_on(async { tokio::time::timeout(limit, asked).await })?;
     let upgraded: UpgradeReport = answered.map_err(|_| {
         CommandError::hinted(
-            format!("no answer within {} s: whether it comes to an upgrade is not known", limit.as_secs()),
+            format!("no answer within {} s: it is not known whether the upgrade happens", limit.as_secs()),
             "`llama-warden status` says which version serves, the log what it waits for",
         )
     })??;
@@ -68,10 +68,10 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
     let UpgradeReport { from, to, processes, frozen_ms, program, same, restart_starts } = upgraded;
     let seconds = as_f64(frozen_ms) / 1000.0;
     out::print_line(&format!(
-        "upgraded from {from} to {to}: {processes} llama-servers went along; nothing was decided for {seconds:.1} s, and requests went on"
+        "upgraded from {from} to {to}: {processes} llama-servers were carried over; decisions paused for {seconds:.1} s, and requests continued"
     ))?;
     if same {
-        out::print_line(&format!("note: it is the program that ran before, {program}"))?;
+        out::print_line(&format!("note: it is the same program as before, {program}"))?;
     }
     if let Some(other) = restart_starts {
         out::print_line(&format!(

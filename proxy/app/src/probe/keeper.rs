@@ -34,7 +34,7 @@ pub(crate) async fn watch_loops(
         board.set_responsive(true);
         std::future::ready(())
     };
-    run_watchdog(board.numbers().stuck, "probes will say that we are stuck", ask, turned, stop).await;
+    run_watchdog(board.numbers().stuck, "probes will report llama-warden as stuck", ask, turned, stop).await;
     board.set_responsive(false);
 }
 

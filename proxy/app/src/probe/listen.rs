@@ -185,7 +185,7 @@ async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<Pro
     if let ProbeProtocol::Agent = kind {
         let told = tokio::time::timeout(numbers.head_timeout, write_agent_line(stream, &board)).await;
         if let Ok(Err(problem)) = told {
-            tracing::trace!(%problem, "the line could not be told");
+            tracing::trace!(%problem, "the agent line could not be sent");
         }
         return;
     }

@@ -145,7 +145,7 @@ pub(crate) struct LimitForecast {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSeriesError {
     /// The model is unknown, and nothing is recorded of it.
-    #[error("nothing is kept of a model `{0}`: `GET /series` lists what there is")]
+    #[error("no series are kept of a model `{0}`: `GET /series` lists what there is")]
     Unknown(String),
     #[error(transparent)]
     Store(#[from] SeriesStoreError),

@@ -224,7 +224,7 @@ impl SeriesFolder {
         self.refused.insert(key.clone());
         let path = self.path(key);
         WriteOutcome::Never(Some(format!(
-            "what the memory of `{}` does is kept in this process only, because {} is not used: {why}",
+            "memory readings of `{}` are kept in this process only, because {} is not used: {why}",
             key.model,
             path.display()
         )))
@@ -232,7 +232,7 @@ impl SeriesFolder {
 
     fn too_many(&self, key: &SeriesKey) -> String {
         format!(
-            "what the memory of `{}` does is kept in this process only, because {} files are written in {}, and there may be no more: it gets one \
+            "memory readings of `{}` are kept in this process only, because {} files are written in {}, and there may be no more: it gets one \
              as soon as another was not written for an hour",
             key.model,
             self.known.len(),

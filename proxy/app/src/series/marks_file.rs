@@ -46,7 +46,7 @@ impl MarksFile {
     /// Why the file is not used; `None` if it is.
     pub(super) fn refusal(&self) -> Option<String> {
         (!self.ours).then(|| {
-            format!("what is done to models is marked in this process only, because {} is no file of llama-warden's", self.path.display())
+            format!("actions on models are recorded in this process only, because {} is no file of llama-warden's", self.path.display())
         })
     }
 

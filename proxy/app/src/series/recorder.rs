@@ -72,7 +72,7 @@ pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: Cancell
     store.close();
     start_write(&store, &state, &Arc::default());
     if !state.wait_written(policy.patience).await {
-        tracing::warn!("the disk is too slow for what memory did last: that is not kept");
+        tracing::warn!("the disk is too slow: the latest memory readings are not kept");
     }
 }
 

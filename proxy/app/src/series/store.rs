@@ -161,12 +161,12 @@ impl SeriesStore {
         let written = self.write(disk, marks, now);
         match written {
             Ok(()) if std::mem::replace(&mut files.failing, false) => {
-                tracing::info!(folder = %disk.folder.display(), "what memory does is written again");
+                tracing::info!(folder = %disk.folder.display(), "memory readings are written again");
             }
             Ok(()) => {}
             Err(error) => {
                 if !std::mem::replace(&mut files.failing, true) {
-                    tracing::warn!(folder = %disk.folder.display(), %error, "what memory does cannot be written: it is kept in this process, as long as that has room; nothing else depends on it");
+                    tracing::warn!(folder = %disk.folder.display(), %error, "memory readings cannot be written: they are kept in this process, while it has room; nothing else depends on them");
                 }
             }
         }
@@ -221,7 +221,7 @@ impl SeriesStore {
                     tracing::warn!("{refused}");
                 }
                 if std::mem::replace(&mut files.failing, false) {
-                    tracing::info!(folder = %disk.folder.display(), "what memory does is written from now on");
+                    tracing::info!(folder = %disk.folder.display(), "memory readings are written from now on");
                 }
                 let kept = &mut *self.memory();
                 kept.place = format!("in {}", disk.folder.display());
@@ -231,11 +231,11 @@ impl SeriesStore {
                 files.open = Some((disk, file));
                 return true;
             }
-            Ok(None) => format!("another llama-warden writes what memory does to {state}"),
-            Err(error) => format!("what memory does cannot be written to {state}: {error}"),
+            Ok(None) => format!("another llama-warden writes memory readings to {state}"),
+            Err(error) => format!("memory readings cannot be written to {state}: {error}"),
         };
         if !std::mem::replace(&mut files.failing, true) {
-            tracing::warn!("{why}; it is kept in this process only, as long as that is so");
+            tracing::warn!("{why}; they are kept in this process only, as long as that is so");
         }
         self.memory().place = format!("in this process only: {why}");
         false

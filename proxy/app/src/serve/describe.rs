@@ -8,7 +8,7 @@ use warden_supervisor::{EventKind, LedgerEntry};
 pub(crate) fn describe_event(kind: &EventKind) -> String {
     match kind {
         EventKind::TakenOver { pid, replica } => {
-            format!("taken over from the program before: process {pid}, replica {replica}")
+            format!("taken over from the previous program: process {pid}, replica {replica}")
         }
         EventKind::Starting { pid, replica } => format!("starting: process {pid}, replica {replica}"),
         EventKind::Ready { start_ms, slots } => match slots {
@@ -27,10 +27,10 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
         EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
         EventKind::Unloaded { idle_ms } => {
             let idle = warden_policies::units::format_span(std::time::Duration::from_millis(*idle_ms));
-            format!("unloaded: nobody has asked for it for {idle}; the next request loads it again")
+            format!("unloaded: no request for {idle}; the next request loads it again")
         }
         EventKind::MakesRoom { wanted } => {
-            format!("unloaded: it makes room for `{wanted}`; its next request loads it again")
+            format!("unloaded to free memory for `{wanted}`; its next request loads it again")
         }
         EventKind::WaitsForRoom { message } => format!("waits for room: {message}"),
         EventKind::LoadsAnew { message } => {
@@ -57,7 +57,7 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
             )
         }
         EventKind::CrashLoop { ends, within_s, failure } => format!(
-            "ended {ends} times within {}, and is started again and again: {}",
+            "ended {ends} times within {}, crash loop; still restarting: {}",
             warden_policies::units::format_span(std::time::Duration::from_secs(*within_s)),
             failure.message
         ),
@@ -96,7 +96,7 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
         EventKind::PolicyOff { message } => format!("replacing by policy is off: {message}"),
         EventKind::CanaryBegan { binary, share } => {
             let what = share.map_or_else(
-                || "copies of requests, and answers nobody".to_owned(),
+                || "copies of requests; its answers are discarded".to_owned(),
                 |share| format!("{:.0} % of conversations", share * 100.0),
             );
             format!("canary: {} gets {what}", binary.display())
@@ -145,7 +145,7 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
         EventKind::RequestsSuspected { fingerprints } => {
             let names: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
             format!(
-                "{} request(s) were in flight when it died, each is tried alone if it comes again: {}",
+                "{} request(s) were in flight when it died, each runs alone if it is sent again: {}",
                 names.len(),
                 names.join(", ")
             )

@@ -29,7 +29,7 @@ struct LeaveState {
 
 /// The program is ending, so it cannot stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("llama-warden is ending, so it cannot come back: start it anew")]
+#[error("llama-warden is ending, so it cannot come back: start it again")]
 pub(crate) struct LeaveIsFinal;
 
 impl LeaveControl {

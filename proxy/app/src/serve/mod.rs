@@ -230,7 +230,7 @@ async fn serve(
         let kept = predecessor.take_over(server.fleet(), &begun, server.check_answers()).await?;
         server.take_ownership();
         server.spawn_task(predecessor.clone().follow_requests(kept, server.fleet().clone()));
-        tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: we serve from now on");
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: this program serves from now on");
     } else {
         print_addresses(&server);
     }
@@ -262,7 +262,7 @@ async fn serve(
             },
             () = renewing.run_due() => continue,
             () = folders.wait_changed() => {
-                tracing::info!("models have come or gone in a folder: the configuration is read again");
+                tracing::info!("models in a folder were added or removed: the configuration is read again");
                 start_reload(&mut reading, &manager, &server).await;
                 continue;
             }
@@ -275,7 +275,7 @@ async fn serve(
                     }
                     ReadResult::Late(time) => {
                         tracing::error!(
-                            "reading the configuration again takes longer than {time:?}: does a disk hang? All goes on as it was, and what is read is taken when it comes"
+                            "reading the configuration again takes longer than {time:?}: does a disk hang? The old configuration stays in force until the new one is read"
                         );
                         manager.report_ready().await;
                     }
@@ -359,7 +359,7 @@ async fn run_upgrade(
         }
         Err(stays) => stays,
     };
-    tracing::error!("no upgrade, everything goes on as before: {stays}");
+    tracing::error!("no upgrade, everything continues as before: {stays}");
     server.fleet().log_operator_action(None, &format!("upgrade, which failed: {stays}"), &by);
     drop(reply.send(Err(stays.to_string())));
     Err(stays)
@@ -374,7 +374,7 @@ async fn stop_server(
     tokio::pin!(telling);
     let delay = server.announce_stop();
     if !delay.is_zero() {
-        tracing::info!(?delay, "leaving: balancers are told; requests are still taken");
+        tracing::info!(?delay, "draining: load balancers are notified; requests are still accepted");
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             problem = server.wait_gateway_failure() => return Err(problem),

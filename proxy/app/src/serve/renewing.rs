@@ -91,7 +91,7 @@ impl UpdateSchedule {
         if let Some(running) = &mut self.running
             && timeout(UPDATE_END_LIMIT, running.wait_logging()).await.is_err()
         {
-            tracing::info!("llama-warden update ends without us");
+            tracing::info!("not waiting any longer for llama-warden update to end");
         }
     }
 

@@ -371,7 +371,7 @@ impl RunningInstance {
         self.tasks.spawn(told);
         let all = pulse_checks(&self.pulse, &self.admin_pulse, &self.fleet);
         let all = move || {
-            let hears = ("the loop that hears signals".to_owned(), signals.ask());
+            let hears = ("the signal loop".to_owned(), signals.ask());
             std::iter::once(hears).chain(all()).collect()
         };
         self.tasks.spawn(manager.clone().feed_watchdog(all, self.retiring.clone()));
@@ -407,7 +407,7 @@ impl RunningInstance {
             let _left = done.send(());
         };
         if let Err(error) = run_detached(WorkKind::Configuration, reopen) {
-            tracing::error!(%error, "the access log was not opened again: lines go on into the old file");
+            tracing::error!(%error, "the access log was not opened again: lines still go into the old file");
         }
         opened
     }
@@ -499,7 +499,7 @@ impl RunningInstance {
             let limit = grace_of_all.saturating_add(deadline).saturating_add(STOP_MARGIN);
             let left = deadline.saturating_sub(grace);
             if tokio::time::timeout(limit, self.fleet.shutdown(left)).await.is_err() {
-                tracing::error!(?limit, "not all models have ended in time: ending without them");
+                tracing::error!(?limit, "not all models have ended in time: ending without waiting for them");
             }
         };
         let gateway = tokio::time::timeout(deadline, self.gateway_done.cancelled());

@@ -100,8 +100,8 @@ impl ConfigResolver<'_> {
             return;
         }
         let message = format!(
-            "`server.host` is {}, no key is asked for, and web pages of any origin may call: whatever page somebody \
-             in the network looks at can use the models",
+            "`server.host` is {}, no key is asked for, and web pages of any origin may call: any page that a user \
+             of the network opens can use the models",
             server.host
         );
         let hint = "name a file of keys in `server.keys`, or the pages in `server.cors`, or set `server.cors = \"off\"`";

@@ -84,7 +84,7 @@ impl ConfigResolver<'_> {
             let place = self.place(&["models", name, "env", key]);
             let problem = ConfigProblem::new(
                 place,
-                format!("model `{name}`: {key} in `env` says where to listen, and that is ours"),
+                format!("model `{name}`: {key} in `env` says where to listen, which llama-warden decides"),
             );
             self.problems.push(problem.with_hint("set `host` and `port` in [server]"));
         }
@@ -104,15 +104,17 @@ impl ConfigResolver<'_> {
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
             ListeningFlag::Certificate | ListeningFlag::PrivateKey => {
-                ("TLS is ours", "set `tls_cert` and `tls_key` in [server]")
+                ("llama-warden itself terminates TLS", "set `tls_cert` and `tls_key` in [server]")
             }
             ListeningFlag::Host | ListeningFlag::Port => {
-                ("listening is ours", "set `host` and `port` in [server]")
+                ("llama-warden itself listens", "set `host` and `port` in [server]")
             }
             ListeningFlag::Ignored => {
-                ("listening is ours", "remove it: each process has a socket of its own")
+                ("llama-warden itself listens", "remove it: each process has a socket of its own")
             }
-            ListeningFlag::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
+            ListeningFlag::Prefix => {
+                ("llama-warden itself sets the path of all routes", "set `api_prefix` in [server]")
+            }
             ListeningFlag::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
             // In drop-in mode the child checks the key; with many models, each would have to check it.
             ListeningFlag::Key if self.any_name => return,

@@ -239,7 +239,8 @@ pub fn resolve_config(
         let message = format!(
             "model `{name}` names no file, and the folders of models have none of that name: it is left out"
         );
-        ConfigProblem::new(place, message).with_hint("it comes when its file does; or name one with `model`")
+        ConfigProblem::new(place, message)
+            .with_hint("it is added when its file appears; or name one with `model`")
     }));
     let admin_address = resolver.admin_address();
     let probe_address = resolver.probe_address("address", &settings.probe.address);

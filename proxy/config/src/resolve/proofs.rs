@@ -44,7 +44,7 @@ pub fn load_proofs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Proof
 /// The file exists and cannot be read or parsed. It stays unchanged.
 pub fn read_proofs(file: &Path) -> Result<ProofRecords, ConfigProblem> {
     let place = || ConfigPlace::File { path: file.to_owned(), line: 0 };
-    let hint = "mend it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
+    let hint = "repair it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
     match std::fs::read_to_string(file) {
         Ok(text) => ProofRecords::parse(&text).map_err(|why| {
             ConfigProblem::new(place(), format!("this is no record of `patches prove`: {why}"))

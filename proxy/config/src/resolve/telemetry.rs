@@ -63,7 +63,7 @@ impl ConfigResolver<'_> {
         };
         if !headers.is_empty() && !origin.is_encrypted() && !origin.is_local() {
             let place = self.place(&["telemetry", "headers"]);
-            let message = "`telemetry`: the collector's headers go over the network for anybody to read";
+            let message = "`telemetry`: the collector's headers go over the network unencrypted";
             self.warnings.push(ConfigProblem::new(place, message).with_hint("use an `https://` endpoint"));
         }
         Some(TraceCollector { origin, path, headers, resource: self.resource_attributes(), numbers })

@@ -50,7 +50,7 @@ fn credential_path(name: &str, directory: Option<&str>) -> Result<String, (&'sta
             "`LoadCredential={name}:/etc/llama-warden/{name}` in the unit hands it over; to check the file by hand, set \
              {CREDENTIALS_VARIABLE} to the folder that it is in"
         );
-        return Err(("nobody has handed over credentials to this process", hint));
+        return Err(("no credentials were passed to this process", hint));
     };
     Ok(Path::new(directory).join(name).to_string_lossy().into_owned())
 }

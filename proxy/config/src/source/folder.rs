@@ -113,7 +113,7 @@ pub(crate) fn scan_models(
                 Ok(facts) if is_projector(&file, &facts) => projectors.push(file),
                 Ok(facts) if is_model(&facts) => models.push((dir.clone(), file, facts)),
                 Ok(_) => {}
-                Err(why) => tracing::debug!("{}: passed over: {why}", file.display()),
+                Err(why) => tracing::debug!("{}: skipped: {why}", file.display()),
             }
         }
     }

@@ -114,7 +114,7 @@ fn describe_first_stage(coming: &NextProcess) -> String {
 fn stage_verb(coming: &NextProcess) -> &'static str {
     match (coming.since, coming.waits_for_room) {
         (Some(_), _) => "is being loaded",
-        (None, true) => "waits until others have made room for it",
+        (None, true) => "waits until other models are unloaded for it",
         (None, false) => "waits to be loaded",
     }
 }
@@ -129,7 +129,7 @@ mod tests {
         let unknown = NextProcess::default();
         assert_eq!(describe_stage(&unknown, now), "waits to be loaded");
         let room = NextProcess { waits_for_room: true, took: Some(Duration::from_secs(40)), ..unknown };
-        assert_eq!(describe_stage(&room, now), "waits until others have made room for it");
+        assert_eq!(describe_stage(&room, now), "waits until other models are unloaded for it");
         let loads = NextProcess { since: now.checked_sub(Duration::from_secs(15)), ..room };
         assert_eq!(describe_stage(&loads, now), "is being loaded, some 25 s are left");
         assert_eq!(describe_first_stage(&loads), "is being loaded (the last time it took 40 s)");

@@ -526,7 +526,7 @@ impl BackendAttempts<'_> {
             && let Err(error) = origin.address_request(&mut request)
         {
             // Cannot happen: address and key were checked at configuration, and the path was parsed.
-            tracing::error!(%error, "a request cannot be addressed");
+            tracing::error!(%error, "cannot address a request to its endpoint");
         }
         close_after_unread_body(&mut request, lease.server_facts());
         request.body_mut().set_checkpoint(|| BodyCheckpoint::new(lease, upstream.tasks.clone()));

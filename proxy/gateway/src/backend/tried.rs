@@ -115,7 +115,7 @@ impl BackendAttempts<'_> {
         lease: Arc<dyn BackendLease>,
         why: &'static str,
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        tracing::debug!(model = %self.model, why, "a canary is left for the model's own build");
+        tracing::debug!(model = %self.model, why, "a canary failed: the request goes to the model's own build");
         self.note_failed("canary_left");
         self.note_canary_failure(why);
         self.lease_elsewhere(lease, Duration::ZERO).await
@@ -144,8 +144,8 @@ pub(super) enum CanaryAttempt {
 pub(super) const CANARY_BROKE: &str = "its process ended, or its connection broke";
 pub(super) const CANARY_STOPPED: &str = "it was stopped";
 /// An answer larger than the limit could not be replaced once it has begun; no fault of the canary.
-const ANSWER_TOO_LARGE: &str = "its answer is larger than is held";
-const ANSWER_GARBLED: &str = "what it answered cannot be read";
+const ANSWER_TOO_LARGE: &str = "its answer exceeds the size limit";
+const ANSWER_GARBLED: &str = "its answer cannot be read";
 
 /// Checks whether a canary's answer can be passed on. A non-streaming answer is read before its head
 /// passes, up to `most` bytes, because it could not be replaced afterwards.

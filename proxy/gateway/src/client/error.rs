@@ -49,7 +49,7 @@ pub enum GatewayError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// Sockets of the previous instance are unusable.
-    #[error("cannot go on with the listening sockets of the program before: {0}")]
+    #[error("cannot take over the predecessor's listening sockets: {0}")]
     Inherit(io::Error),
     /// Any other error.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]

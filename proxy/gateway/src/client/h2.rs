@@ -289,7 +289,7 @@ pub(crate) async fn serve_http2(
             () = streams.too_many_resets.notified(), if !closing => {
                 closing = true;
                 shared.gauges.limited.note(GatewayLimit::H2Resets);
-                tracing::debug!(peer = %ip, "a client gives up requests as fast as it sends them");
+                tracing::debug!(peer = %ip, "a client cancels requests as fast as it sends them");
                 connection.as_mut().graceful_shutdown();
             }
             () = &mut watch => {

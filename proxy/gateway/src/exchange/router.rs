@@ -161,7 +161,7 @@ fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestR
         Poll::Pending => {
             upstream.tasks.spawn(async move {
                 if let Err(denied) = lease.await {
-                    tracing::info!(model = %name, %denied, "a model that a client wanted loaded is not");
+                    tracing::info!(model = %name, %denied, "a model that a client asked to load was not loaded");
                 }
             });
         }

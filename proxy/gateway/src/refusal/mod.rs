@@ -120,12 +120,10 @@ pub(crate) enum RequestRefusal {
     TwoModels,
     #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable_message(*.why))]
     Unreadable { model: ModelName, why: UnreadableBody },
-    #[error(
-        "File Not Found: this is no route of llama-server, and the request names no model to be asked for it"
-    )]
+    #[error("File Not Found: this is no route of llama-server, and the request names no model to send it to")]
     NoRoute,
     #[error(
-        "model `{model}` is served by somebody else's endpoint: only routes that compute an answer go there, and not under `/upstream/`"
+        "model `{model}` is served by a remote endpoint: only routes that compute an answer go there, and not under `/upstream/`"
     )]
     NotThere { model: ModelName },
     #[error(
@@ -142,7 +140,7 @@ pub(crate) enum RequestRefusal {
     SlotFiles,
     #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
     NoPrefix(String),
-    #[error("no model's name stands behind `/upstream/` ({})", list_models(.known))]
+    #[error("no model name follows `/upstream/` ({})", list_models(.known))]
     Upstream { known: Vec<String> },
     #[error(transparent)]
     Resolve(#[from] ResolveError),

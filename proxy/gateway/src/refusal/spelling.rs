@@ -154,7 +154,7 @@ fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<Strin
     // There is no request with an id. The client can still quote this one, and the log has it.
     let id = fresh_request_id();
     let id = id.to_str().unwrap_or_default();
-    tracing::debug!(request_id = id, status, message, "refused without a request");
+    tracing::debug!(request_id = id, status, message, "refused a connection without a valid request");
     Some(format!(
         "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\nx-request-id: {id}\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()

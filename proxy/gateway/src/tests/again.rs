@@ -258,7 +258,7 @@ async fn a_stream_that_waits_for_a_server_says_so_and_its_client_may_leave() {
         client.send(&post("/v1/chat/completions", ASKED)).await;
         client.until("\r\n\r\n").await;
         for _ in 0..3 {
-            client.until(": another process is awaited\n\n").await;
+            client.until(": waiting for another process\n\n").await;
         }
         if leaves {
             drop(client);

@@ -139,7 +139,11 @@ async fn where_it_shows_something_else_the_stream_ends_with_an_error() {
         let rest = told.strip_prefix(&begun).unwrap_or_else(|| panic!("{answer}"));
         assert!(rest.starts_with("event: error\ndata: ") && rest.matches("\n\n").count() == 1, "{answer}");
         if way != Way::Dies {
-            let why = if way == Way::Behind { "does not say again" } else { "does not go on behind a text" };
+            let why = if way == Way::Behind {
+                "does not repeat the text"
+            } else {
+                "does not continue after a text"
+            };
             assert!(rest.contains(why), "{answer}");
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }

@@ -226,15 +226,19 @@ async fn what_cannot_be_right_ends_with_an_error_that_says_why() {
     let plain = drawn.clone();
     let cases = [
         (with(json!({ "n": 2 })), Odd::Well, "`n`"),
-        (with(json!({ "grammar": "root ::= x" })), Odd::Shapeless, "does not tell which grammar"),
-        (with(json!({ "grammar": "root ::= x" })), Odd::Grammar, "does not put a grammar where that text is"),
+        (with(json!({ "grammar": "root ::= x" })), Odd::Shapeless, "does not report its grammar"),
+        (
+            with(json!({ "grammar": "root ::= x" })),
+            Odd::Grammar,
+            "does not apply a grammar from that text on",
+        ),
         (with(json!({ "mirostat": 2 })), Odd::Well, "`mirostat`"),
         (with(json!({ "something_new": 1 })), Odd::Well, "`something_new`"),
         (with(json!({ "max_tokens": "9" })), Odd::Well, "no number of tokens"),
-        (plain.clone(), Odd::Silent, "does not tell with which settings"),
+        (plain.clone(), Odd::Silent, "does not report its settings"),
         (plain.clone(), Odd::Grammar, "computes with `grammar`"),
-        (plain.clone(), Odd::Trims, "takes something out"),
-        (plain.clone(), Odd::SpellsOtherwise, "spells that text otherwise"),
+        (plain.clone(), Odd::Trims, "removes parts"),
+        (plain.clone(), Odd::SpellsOtherwise, "tokenizes that text differently"),
         (plain.clone(), Odd::Refuses(CHAT), "answers with 404"),
         (plain.clone(), Odd::Refuses("/apply-template"), "/apply-template with 404"),
         (plain.clone(), Odd::Refuses("/tokenize"), "/tokenize with 404"),
@@ -481,7 +485,7 @@ async fn whoever_waits_until_another_has_said_it_again_hears_of_that() {
     let rig = Rig::with(plan, &[&dead, &slow]).await;
     let mut client = rig.client().await;
     client.send(&post(CHAT, r#"{"messages":[],"stream":true,"temperature":0}"#)).await;
-    client.until(": another process is not there yet\n\n").await;
+    client.until(": no other process is ready yet\n\n").await;
     go_on.notify_one();
     client.until("data: [DONE]\n\n").await;
     rig.is_clean().await;
@@ -619,7 +623,7 @@ async fn whoever_leaves_meanwhile_leaves_nothing_behind() {
     *rig.backends.slow_end.lock().unwrap() = Some(Arc::new(Notify::new()));
     let mut client = rig.client().await;
     client.send(&post(CHAT, BODY)).await;
-    client.until(": another process is awaited\n\n").await;
+    client.until(": waiting for another process\n\n").await;
     drop(client);
     let record = rig.record(0).await;
     assert_eq!((record.continued, record.outcome, rig.live()), (true, RequestOutcome::ClientGone, 0));

@@ -56,9 +56,9 @@ pub(super) fn plot_sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
     let (marks, left_out) = visible_marks(&plot.marks, frame.from, frame.to);
     match marks.len() + left_out {
         0 => {}
-        1 => text.push_str(" One thing happened in that time."),
+        1 => text.push_str(" One event in that time."),
         count => {
-            let _ = write!(text, " {count} things happened in that time.");
+            let _ = write!(text, " {count} events in that time.");
         }
     }
     text
@@ -141,7 +141,7 @@ pub(super) fn plot_figure(plot: &LinePlot, caption: &Html) -> String {
                 write_events(plot, &frame, figure);
             }
             None => {
-                figure.element("p", &[("class", &"quiet")], "Nothing was read in this time.");
+                figure.element("p", &[("class", &"quiet")], "There are no readings in this time.");
             }
         }
     });

@@ -126,7 +126,7 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
 #[test]
 fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
     assert_eq!(LinePlot::default().svg(), "");
-    assert!(LinePlot::default().figure(&Html::new()).contains("Nothing was read in this time."));
+    assert!(LinePlot::default().figure(&Html::new()).contains("There are no readings in this time."));
     let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 0.0, -1.0, 1e300];
     for a in odd {
         for b in odd {

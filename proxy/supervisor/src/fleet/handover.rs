@@ -247,7 +247,7 @@ impl Fleet {
             return Err("another build is being tried (`llama-warden canary stop`)".to_owned());
         }
         if let Some(leaving) = change.leaving.first() {
-            return Err(format!("the model `{}`, which was removed, still ends", leaving.leases.name()));
+            return Err(format!("the removed model `{}` is still stopping", leaving.leases.name()));
         }
         let mut wills = Vec::new();
         for handle in self.own_models() {

@@ -102,7 +102,7 @@ impl Fleet {
     /// used twice.
     pub async fn start(config: FleetConfig, nursery: NurseryHandle) -> Result<Self, FleetError> {
         if let Err(error) = run_job(WorkKind::Kernel, control_group::end_abandoned).await {
-            tracing::warn!(%error, "what a llama-warden that was killed left running was not looked for");
+            tracing::warn!(%error, "did not search for processes left by a killed llama-warden");
         }
         Self::start_in(config, Arc::new(HostWorld::new(nursery))).await
     }

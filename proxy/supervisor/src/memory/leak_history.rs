@@ -269,7 +269,7 @@ impl LeakHistory {
         let kept = Arc::clone(&self.kept);
         let Some(state) = &self.state else {
             if let Err(error) = kept.write_pending() {
-                tracing::warn!(path = %self.kept.path.display(), %error, "what was learnt of processes is not kept");
+                tracing::warn!(path = %self.kept.path.display(), %error, "cannot save the learnt memory of processes");
             }
             return;
         };
@@ -374,7 +374,7 @@ fn read_history(path: &Path) -> Vec<ProcessHistory> {
             let aside = path.with_extension("json.broken");
             tracing::warn!(
                 path = %path.display(), %error, aside = %aside.display(),
-                "slopes of earlier runs cannot be read; they are learnt anew"
+                "slopes of earlier runs cannot be read; they are learnt again"
             );
             // Do not replace a file that was put aside before, or that belongs to an operator.
             if !aside.exists() {

@@ -63,7 +63,7 @@ impl SampleRecorder {
                 }
                 Err(error) => {
                     let path = directory.display();
-                    tracing::warn!(%model, %generation, %path, %error, "no recording: cannot write there");
+                    tracing::warn!(%model, %generation, %path, %error, "not recording: cannot create the file");
                 }
             }
         });

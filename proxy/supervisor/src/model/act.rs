@@ -335,7 +335,7 @@ impl ModelTask {
                     }
                     // Start without saving slots, because nothing would remove the files if we are killed.
                     Ok(Ok((Err(error), _))) => {
-                        tracing::warn!(%error, "cannot make what the directory for slots needs");
+                        tracing::warn!(%error, "cannot prepare the directory for slots: slots are not saved");
                     }
                     Ok(Err(error)) => tracing::warn!(%error, "slots are not saved"),
                     Err(_) => tracing::warn!("the directory for slots does not answer"),

@@ -80,7 +80,7 @@ impl ModelTask {
             () if self.end.is_some() => Some("it is ending"),
             () if self.spec.canary_of.is_some() => Some("another build is being tried"),
             () if !self.replacements.is_empty() => Some("a process is being replaced"),
-            () if !self.operators.is_empty() => Some("an operator waits for it"),
+            () if !self.operators.is_empty() => Some("an operator's action is in progress"),
             () if units().any(moving) => Some("a process is starting, draining or ending"),
             () if lives().any(|live| live.process.is_none()) => Some("a process is being created"),
             () if lives().any(|live| live.pending_reclaim.is_some()) => {
@@ -94,7 +94,7 @@ impl ModelTask {
                 LoadState::Unloaded | LoadState::Granted { told: true, asking: None, .. }
             ) =>
             {
-                Some("it is waiting for room, or leaving")
+                Some("it is waiting for room, or being unloaded")
             }
             () => None,
         }
@@ -312,7 +312,7 @@ impl ModelTask {
             match refused.denied() {
                 Some(denied) => self.leases.refuse_waiting_since(&denied, refused.moment()),
                 None => {
-                    tracing::debug!(model = %self.spec.name, "why the next program turned callers away means nothing here");
+                    tracing::debug!(model = %self.spec.name, "unknown reason of a refusal by the next instance");
                 }
             }
         }

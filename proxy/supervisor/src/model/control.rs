@@ -250,7 +250,7 @@ impl ModelTask {
         if late {
             let pids = self.units.iter().filter_map(|unit| unit.live.as_ref()?.process.as_ref());
             let pids: Vec<u32> = pids.map(|process| process.pid()).collect();
-            tracing::error!(model = %self.spec.name, ?pids, "processes do not end although they were killed");
+            tracing::error!(model = %self.spec.name, ?pids, "processes still run although they were killed");
         }
         late
     }

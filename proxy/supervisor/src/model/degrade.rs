@@ -53,7 +53,7 @@ impl ModelTask {
         if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
             return false;
         }
-        let message = format!("{lost}: it is not used, the present process stays");
+        let message = format!("{lost}: not used; the running process stays");
         if let Some(unit) = self.unit_mut(id) {
             let failure = BackendFailure {
                 kind: FailureKind::Degraded,
@@ -82,7 +82,7 @@ impl ModelTask {
                 }
                 if !known_before {
                     let message = format!(
-                        "{lost}: it serves, and is started again when that can be had; if it is meant, say so with `-ngl`"
+                        "{lost}: it serves, and restarts when the GPU memory is available; if intended, set `-ngl`"
                     );
                     self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
                     let tried = self.timers.recovery.map_or(0, |recovery| recovery.tried);

@@ -67,7 +67,7 @@ impl ModelTask {
         if !memory.restore(&record.memory) {
             tracing::warn!(
                 model = %self.spec.name, %generation,
-                "what the instance before knew of the process's memory cannot be read: it is judged from now on"
+                "the predecessor's record of the process's memory cannot be read: growth is judged from now on"
             );
         }
         let health = HealthTracker::new(&lock(&self.context.common), &made_of.request.command);

@@ -349,7 +349,7 @@ impl ModelTask {
         let generation: Option<GenerationId> = unit.generation();
         let Some(live) = &mut unit.live else { return };
         live.short_grace = true;
-        tracing::warn!(model = %self.spec.name, ?generation, ?decision, "ended without waiting for its requests");
+        tracing::warn!(model = %self.spec.name, ?generation, ?decision, "drain cut short: stopping without waiting for running requests");
         self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 

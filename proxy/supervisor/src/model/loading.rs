@@ -279,7 +279,7 @@ impl ModelTask {
             return;
         }
         self.log_event(None, EventKind::LoadsAnew { message: why });
-        self.leave_for("the model is loaded anew with its new settings");
+        self.leave_for("the model is reloaded with its new settings");
     }
 
     /// Unloads the model for another one.

@@ -321,7 +321,7 @@ impl ModelTask {
                 Some(_) = self.searches.join_next(), if !self.searches.is_empty() => {}
                 Some(ended) = self.helpers.join_next(), if !self.helpers.is_empty() => {
                     if let Err(error) = ended && error.is_panic() {
-                        tracing::error!(model = %self.spec.name, "a helper of the model ended in an internal error");
+                        tracing::error!(model = %self.spec.name, "a task of the model ended in an internal error");
                     }
                 }
             }

@@ -23,7 +23,7 @@ impl ModelTask {
             return Err(ControlError::ShuttingDown);
         }
         if self.spec.canary_of.is_some() {
-            let because = "another build is only tried, and leaves before all others".to_owned();
+            let because = "a canary is temporary, and is unloaded before all others".to_owned();
             return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
         }
         // Repeating a pin is no event.

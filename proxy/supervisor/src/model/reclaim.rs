@@ -238,9 +238,8 @@ impl ModelTask {
             return;
         }
         if !policy.reclaim {
-            let error = refused(
-                "`policy.reclaim` is off for it: its processes are not told where they would be asked",
-            );
+            let error =
+                refused("`policy.reclaim` is off for it: its processes have no channel for such requests");
             self.answer(reply, Err(error));
             return;
         }

@@ -215,7 +215,7 @@ impl ModelTask {
         let running = self.leases.in_flight(generation);
         self.step_machine(id, LifecycleEvent::Resume);
         let message = format!(
-            "{running} request(s) were still running at the drain deadline, and the machine has memory: the process serves on, \
+            "{running} request(s) were still running at the drain deadline, and the machine has memory: the process continues to serve, \
              and is drained again later"
         );
         if let Some(mut replacement) = self.replacements.take(replica) {

@@ -57,11 +57,11 @@ impl ModelTask {
         let name = &self.spec.name;
         let cure = if self.model_state() == ModelState::Failed {
             format!(
-                "mend what the message names: a change of its files or a reload with other settings starts it at once, and so \
+                "fix the cause in the message: a change of its files or a reload with other settings starts it at once, and so \
                  does `llama-warden restart {name}`"
             )
         } else {
-            format!("it is started again by itself; `llama-warden restart {name}` does it at once")
+            format!("it restarts automatically; `llama-warden restart {name}` does it at once")
         };
         Some(ModelOutage {
             refusing: down().all(|unit| unit.is_hopeless(told)),

@@ -74,9 +74,7 @@ pub(crate) async fn probe(
             )))
         }
         // A key may lack the right to list models.
-        StatusCode::FORBIDDEN => {
-            note(format!("the endpoint tells nobody with this key what models it has (status {code})"))
-        }
+        StatusCode::FORBIDDEN => note(format!("the endpoint lists no models for this key (status {code})")),
         StatusCode::NOT_FOUND => {
             note(format!("the endpoint has nothing at `{origin}{MODELS_PATH}`: is `url` right?"))
         }

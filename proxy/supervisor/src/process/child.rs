@@ -349,7 +349,7 @@ impl ChildProcess {
                 tracing::error!(
                     pid = self.pid(),
                     ?pids,
-                    "processes that a child left behind do not end although they were killed"
+                    "processes that a child left behind still run although they were killed"
                 );
                 break;
             }

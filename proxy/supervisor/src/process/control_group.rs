@@ -239,7 +239,7 @@ fn log_remaining(group: &ControlGroup) {
     tracing::error!(
         group = %group.path.display(),
         pids = ?group.pids(),
-        "a control group cannot be removed: its processes do not end although they were killed"
+        "a control group cannot be removed: its processes still run although they were killed"
     );
 }
 
@@ -299,7 +299,7 @@ fn group_refusal(kind: &str, controllers: &str) -> Option<String> {
         return Some(format!("our control group is {}", kind.trim()));
     }
     let sharing = controllers.split_ascii_whitespace().find(|name| SHARING_CONTROLLERS.contains(name))?;
-    Some(format!("`{sharing}` is parted among the groups in ours, so a group would change a child's share"))
+    Some(format!("`{sharing}` is divided among the groups in ours, so a group would change a child's share"))
 }
 
 fn is_delegated(path: &Path) -> bool {

@@ -115,9 +115,11 @@ pub(crate) fn classify_end(
 fn lateness_message(lateness: StartLateness) -> String {
     let (what, after, key) = match lateness {
         StartLateness::NotReady(after) => ("was not ready within", after, "start_timeout"),
-        StartLateness::Stalled(after) => ("said, wrote, read and computed nothing for", after, "start_stall"),
+        StartLateness::Stalled(after) => {
+            ("logged, wrote, read and computed nothing for", after, "start_stall")
+        }
         StartLateness::SocketRemoved => {
-            return "its socket was removed while it started, so nobody could reach it: what cleans the runtime directory?".to_owned();
+            return "its socket was removed while it started, so no request could reach it: what cleans the runtime directory?".to_owned();
         }
     };
     let seconds = after.as_secs_f64();
@@ -241,13 +243,13 @@ fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
         OomEvidence::No => (
             FailureKind::Signal,
             format!(
-                "it was killed by a person or a program with {exit}; the kernel killed nobody for lack of memory"
+                "it was killed by a person or a program with {exit}; the kernel killed no process for lack of memory"
             ),
         ),
         OomEvidence::Unknown => (
             FailureKind::Signal,
             format!(
-                "it was killed by somebody else with {exit}; whether by the kernel, for lack of memory, `dmesg` tells"
+                "it was killed from outside with {exit}; `dmesg` shows if the kernel did so for lack of memory"
             ),
         ),
     }

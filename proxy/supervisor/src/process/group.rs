@@ -133,7 +133,7 @@ impl ProcessGroup {
                         said.or(Some(status.ok().flatten().as_ref().map_or(ProcessExit::Unknown, exit_of)));
                 }
                 Err(error) => {
-                    tracing::warn!(pid = self.id(), %error, "a child was reaped by somebody else");
+                    tracing::warn!(pid = self.id(), %error, "a child was reaped outside of the supervisor");
                     *exit = said.or(Some(ProcessExit::Unknown));
                 }
             }

@@ -222,11 +222,11 @@ impl ProcessWorld for HostWorld {
             match timeout(NEEDS_CHECK_LIMIT, look).await {
                 Ok(Ok(sight)) => sight,
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "what a process needs was not looked at");
+                    tracing::warn!(%error, "the files that a process needs were not checked");
                     NeedsCheck::default()
                 }
                 Err(_) => {
-                    tracing::warn!(limit = ?NEEDS_CHECK_LIMIT, "the files that a process needs could not be looked at in time");
+                    tracing::warn!(limit = ?NEEDS_CHECK_LIMIT, "the files that a process needs could not be checked in time");
                     NeedsCheck::default()
                 }
             }

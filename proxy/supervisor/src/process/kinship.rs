@@ -241,7 +241,7 @@ pub(crate) async fn relatives_in_time(
 fn log_no_relatives(pid: u32) {
     tracing::error!(
         pid,
-        "cannot look for processes that left the group of this one: one that did runs on; does a process hang in the \
+        "cannot search for processes that left this group: any such process keeps running; does a process hang in the \
          kernel?"
     );
 }

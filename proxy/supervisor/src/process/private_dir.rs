@@ -89,7 +89,7 @@ impl PrivateDir {
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }
         }
-        Err(io::Error::other("others make and remove it all the time"))
+        Err(io::Error::other("other programs make and remove it all the time"))
     }
 
     /// Takes over the directory of the previous instance with its lock. The previous instance owns it until
@@ -214,7 +214,7 @@ fn is_ours(path: &Path) -> io::Result<()> {
         return Err(io::Error::other("it exists and is no directory"));
     }
     if facts.uid() != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::other("it exists and belongs to somebody else"));
+        return Err(io::Error::other("it exists and belongs to another user"));
     }
     let marked = fs::symlink_metadata(path.join(LOCK_FILE)).is_ok();
     if !marked {

@@ -364,7 +364,7 @@ impl RemoteTask {
             next_start_unix_ms: clock::unix_ms(self.due),
             watching: false,
             cure: format!(
-                "it is asked again by itself; `llama-warden restart {}` does it at once",
+                "it is probed again automatically; `llama-warden restart {}` does it at once",
                 self.spec.name
             ),
         });

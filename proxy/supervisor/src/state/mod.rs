@@ -194,7 +194,7 @@ impl WriterShared {
         }
         match (failed_before, now) {
             (None, Some(error)) => {
-                tracing::error!(%kind, %error, "cannot write to the state directory; what was done stands, and serving goes on");
+                tracing::error!(%kind, %error, "cannot write to the state directory; actions stay in effect, and serving continues");
             }
             (Some(_), None) => tracing::info!(%kind, missing, "the state directory can be written again"),
             _ => {}
@@ -244,8 +244,8 @@ impl StateWriter {
         if tells {
             tracing::error!(
                 seconds = DISK_SILENCE_LIMIT.as_secs(),
-                "the state directory does not answer: does its disk hang? Serving goes on; what is to be kept waits, and is left out \
-                 when too much waits"
+                "the state directory does not answer: does its disk hang? Serving continues; writes are queued, and dropped when \
+                 the queue is full"
             );
         }
         fits

@@ -415,11 +415,7 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
             tracing::warn!(model, generation, "suspect: it logged what looks like a crash: {line}");
         }
         EventKind::Suspect { refused: true, .. } => {
-            tracing::info!(
-                model,
-                generation,
-                "suspect: it refused or broke a connection; a probe is on its way"
-            );
+            tracing::info!(model, generation, "suspect: it refused or broke a connection; probing it");
         }
         EventKind::Suspect { .. } => tracing::warn!(model, generation, "suspect: it does not answer probes"),
         EventKind::Recovered => tracing::info!(model, generation, "it answers probes again"),
@@ -512,9 +508,9 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
         EventKind::CanaryEnded { entry } => {
             tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
         }
-        EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator asks"),
+        EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator's action"),
         EventKind::Pinned { entry } => {
-            tracing::info!(model, pinned = entry.pinned, by = entry.by, "said by hand");
+            tracing::info!(model, pinned = entry.pinned, by = entry.by, "pin set by an operator");
         }
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::RequestsSuspected { fingerprints } => {
@@ -523,7 +519,7 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
                 model,
                 generation,
                 count,
-                "requests in flight at its end are tried alone if they come again"
+                "requests in flight at its exit run alone if clients retry them"
             );
         }
         EventKind::RequestQuarantined { fingerprint, seconds } => tracing::error!(

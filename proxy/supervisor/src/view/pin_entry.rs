@@ -34,8 +34,11 @@ pub struct PinEntry {
 impl PinEntry {
     /// Description in a sentence, for people.
     pub fn sentence(&self) -> String {
-        let what =
-            if self.pinned { "pinned: it leaves for no other model" } else { "may leave for another model" };
+        let what = if self.pinned {
+            "pinned: never unloaded for another model"
+        } else {
+            "may be unloaded for another model"
+        };
         let against = if self.pinned == self.configured { "" } else { ", against its configuration" };
         format!("{what}{against} (by {})", self.by)
     }
@@ -74,8 +77,8 @@ mod tests {
         assert!(serde_json::from_str::<ReclaimEntry>(&line).is_err());
         let other = PinEntry { pinned: false, ..entry.clone() };
         insta::assert_snapshot!(format!("{}\n{}", entry.sentence(), other.sentence()), @r"
-        pinned: it leaves for no other model, against its configuration (by page, 127.0.0.1)
-        may leave for another model (by page, 127.0.0.1)
+        pinned: never unloaded for another model, against its configuration (by page, 127.0.0.1)
+        may be unloaded for another model (by page, 127.0.0.1)
         ");
     }
 }

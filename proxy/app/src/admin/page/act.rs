@@ -64,7 +64,7 @@ pub(crate) enum FormError {
         "the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release, pin, unpin"
     )]
     Unknown(String),
-    #[error("{MAX_CONCURRENT_ACTIONS} actions are being done: wait until some of them have ended")]
+    #[error("{MAX_CONCURRENT_ACTIONS} actions are running: wait until one of them has ended")]
     TooMany,
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn cancel_request(
     let number = form.get("number").and_then(|number| number.parse().ok());
     let id = admin.page.add_notice(format!("cancel of request {request}"));
     let outcome = match admin.with_caller(who).cancel_request(request, number) {
-        Ok(told) if told.again => ActionOutcome::Done("it had been told before".to_owned()),
+        Ok(told) if told.again => ActionOutcome::Done("it was already being cancelled".to_owned()),
         Ok(_) => ActionOutcome::Done(String::new()),
         Err(why) => ActionOutcome::Failed(why.to_string()),
     };
@@ -180,7 +180,7 @@ async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &st
         }
         PageAction::Pin | PageAction::Unpin => {
             fleet.pin(model, action == PageAction::Pin, who).await.map_err(told)?;
-            Ok("until llama-warden is started anew".to_owned())
+            Ok("until llama-warden restarts".to_owned())
         }
     }
 }

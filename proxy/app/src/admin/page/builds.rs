@@ -51,7 +51,7 @@ pub(crate) fn builds_view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &P
     let tried = picture.status.fleet.models.iter().filter_map(|model| model.canary.as_deref());
     let mut tried = tried.peekable();
     if tried.peek().is_some() {
-        html.element("h2", &[], "Tried beside their models");
+        html.element("h2", &[], "Canaries");
         tried.for_each(|one| write_canary(&mut html, one));
     }
     html.element("h2", &[], "In the store");
@@ -133,7 +133,7 @@ fn write_models(html: &mut Html, picture: &PageSnapshot, data: &Path) {
     let status = &picture.status;
     html.element("h2", &[], "In use");
     html.within("table", &[("class", &"in-use")], |table| {
-        table.element("caption", &[("class", &"unseen")], "What each model runs");
+        table.element("caption", &[("class", &"unseen")], "Build of each model");
         write_head(table, &["Model", "Runs", "Next process", "Mitigations"]);
         table.within("tbody", &[], |body| {
             for model in status.fleet.models.iter().filter(|model| model.remote.is_none()) {
@@ -200,7 +200,7 @@ fn write_canary(html: &mut Html, canary: &CanaryView) {
         h3.text(format_args!("{}: ", canary.model)).raw(&badge(tone, verdict.replace('_', " ")));
     });
     let what = canary.share.map_or_else(
-        || "copies of requests, and answers nobody".to_owned(),
+        || "copies of requests; its answers are discarded".to_owned(),
         |share| format!("{:.0} % of conversations", share * 100.0),
     );
     html.terms([

@@ -40,8 +40,8 @@ pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &s
     let mut html = Html::new();
     html.element("h1", &[], "Configuration");
     html.within("p", &[], |p| {
-        p.text("What is in force, and behind each value where it comes from. Secrets are left out. ");
-        p.text("It is changed in the file, and taken over by ").element("code", &[], "SIGHUP").text(".");
+        p.text("The values in force, each with its source. Secrets are left out. ");
+        p.text("Change them in the file, then apply them with ").element("code", &[], "SIGHUP").text(".");
     });
     if !pending.is_empty() {
         let all: Vec<String> = pending.iter().map(|section| format!("[{section}]")).collect();
@@ -55,7 +55,7 @@ pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &s
         );
     }
     let Some(text) = text else {
-        html.element("p", &[], "It is not kept by this instance.");
+        html.element("p", &[], "This instance does not keep it.");
         return html;
     };
     let mut found = 0;

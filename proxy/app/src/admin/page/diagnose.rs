@@ -20,8 +20,8 @@ pub(crate) fn diagnose_view<'a>(
     let mut html = Html::new();
     html.element("h1", &[], "Diagnose");
     html.within("p", &[], |p| {
-        p.text("An experiment starts a fresh llama-server beside those that serve, sends it one kind of request again and again, and says ");
-        p.text("whether its memory grows without an end, by how much, and who pays. It needs the memory of one more process.");
+        p.text("An experiment starts a fresh llama-server next to those that serve, sends it one kind of request repeatedly, and reports ");
+        p.text("whether its memory grows without an end, by how much, and for which work. It needs the memory of one more process.");
     });
     list_reports(&mut html, reports);
     html.element("h2", &[], "In a terminal");

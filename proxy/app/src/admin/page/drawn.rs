@@ -125,7 +125,7 @@ fn plot_top(series: &SeriesData) -> u64 {
 fn declared_name(series: &SeriesData, top: u64) -> String {
     let most = series.points.iter().filter_map(|point| point.lines.kept).map(|(_, to)| to).max().unwrap_or(0);
     let beyond = if most > top { ", beyond the plot" } else { "" };
-    format!("declared: what the server is told to keep, up to {}{beyond}", ByteSize(most))
+    format!("declared caches, up to {}{beyond}", ByteSize(most))
 }
 
 fn reading_description(series: &SeriesData) -> String {

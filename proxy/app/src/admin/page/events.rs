@@ -92,7 +92,7 @@ pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Html {
     let folded = fold_failed_starts(&found);
     html.element("p", &[("class", &"quiet count")], count_text(found.len(), all.len(), MAX_EVENTS, "events"));
     html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
-        table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
+        table.element("caption", &[("class", &"unseen")], "Events, the latest first");
         table.within("thead", &[], |head| {
             head.within("tr", &[], |row| {
                 for title in ["When", "Model", "Process", "What"] {
@@ -214,7 +214,7 @@ pub(crate) fn logs_view(all: &[LogLine], wish: &EventFilter) -> Html {
         ("tabindex", &"0"),
         ("role", &"log"),
         ("aria-live", &"off"),
-        ("aria-label", &"What the processes say, the latest first"),
+        ("aria-label", &"Output of the processes, the latest first"),
     ];
     html.within("div", about, |log| {
         for (line, text) in found.iter().take(MAX_LINES) {

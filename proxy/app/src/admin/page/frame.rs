@@ -110,7 +110,7 @@ pub(crate) fn refreshed_part(view: PageView, content: &Html, notices: &[ActionNo
     let mut html = Html::new();
     html.within(
         "section",
-        &[("id", &"notices"), ("aria-label", &"What was asked here"), ("aria-live", &"polite")],
+        &[("id", &"notices"), ("aria-label", &"Actions requested here"), ("aria-live", &"polite")],
         |all| {
             for notice in notices.iter().rev().take(4) {
                 all.within(
@@ -119,10 +119,10 @@ pub(crate) fn refreshed_part(view: PageView, content: &Html, notices: &[ActionNo
                     |p| {
                         p.text(format_args!("{}: ", notice.what));
                         match &notice.outcome {
-                            ActionOutcome::Pending => p.text("being done, asked "),
-                            ActionOutcome::Done(more) if more.is_empty() => p.text("done, asked "),
-                            ActionOutcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
-                            ActionOutcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
+                            ActionOutcome::Pending => p.text("running, requested "),
+                            ActionOutcome::Done(more) if more.is_empty() => p.text("done, requested "),
+                            ActionOutcome::Done(more) => p.text(format_args!("done: {more}; requested ")),
+                            ActionOutcome::Failed(why) => p.text(format_args!("not done: {why}; requested ")),
                         };
                         p.raw(&moment_element(&notice.at));
                     },
@@ -153,30 +153,30 @@ pub(crate) fn help_view() -> Html {
         ("j, k or arrows", "the next and the previous row"),
         ("Enter", "the memory of the model of this row"),
         ("Tab", "from button to button, as everywhere"),
-        ("/", "the filter; Enter shows what it says, Escape leaves it"),
+        ("/", "the filter; Enter applies it, Escape leaves it"),
         ("1 to 8", "the views, from left to right"),
         ("?", "this list"),
     ]);
-    html.element("h2", &[], "What memory says");
+    html.element("h2", &[], "Verdicts on memory");
     html.terms(
         warden_pages::words::ALL_VERDICTS
             .map(|verdict| (verdict.as_str(), warden_pages::words::explain_verdict(verdict))),
     );
-    html.element("h2", &[], "What a process holds");
+    html.element("h2", &[], "Parts of the memory of a process");
     html.terms([
         ("weights", "tensors of the model, as planned from its file"),
-        ("cache", "keys and values of its context, and what it was told to keep beside them (prompt cache, checkpoints)"),
-        ("growth", "what came beyond both since the process had settled"),
+        ("cache", "keys and values of its context, and its declared caches (prompt cache, checkpoints)"),
+        ("growth", "everything beyond these since the process settled"),
         ("other", "code, buffers for computing, the GPU's context"),
     ]);
-    html.element("h2", &[], "What can be done here");
+    html.element("h2", &[], "Actions");
     html.terms([
-        ("restart", "a fresh process takes the place of the old one when it is ready, or after it; running requests end by themselves"),
-        ("reclaim", "the process is asked to give memory back while it serves"),
+        ("restart", "a fresh process replaces the old one when it is ready, or after the old one has ended; running requests finish"),
+        ("reclaim", "the process gives unused memory back while it serves"),
         ("unload", "running requests end, then the process; the next request loads the model again"),
         ("load", "the model is started now"),
         ("release", "requests that are refused or suspected because a server died of them may be sent again"),
-        ("pin, unpin", "whether a model may leave for another one, whatever is configured, until llama-warden is started anew"),
+        ("pin, unpin", "whether a model may be unloaded for another one, whatever is configured, until llama-warden restarts"),
     ]);
     html
 }

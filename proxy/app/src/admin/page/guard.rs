@@ -30,12 +30,12 @@ pub(crate) enum PageRefusal {
         "the page is served for addresses of this machine, and not for `{0}`: open it as http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`"
     )]
     Host(String),
-    #[error("this was asked for by another web page: open the page itself, by its address")]
+    #[error("another web page sent this request: open the page itself, by its address")]
     Elsewhere,
-    #[error("this was sent by a page of another origin: nothing was done")]
+    #[error("a page of another origin sent this form: nothing was done")]
     Origin,
     #[error(
-        "the form does not have the token of this instance, which is made anew at each start: nothing was done; load the page again"
+        "the form does not have the token of this instance, which changes at each start: nothing was done; load the page again"
     )]
     Token,
     #[error("this is done by POST, from the page")]

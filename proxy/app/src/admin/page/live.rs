@@ -30,7 +30,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 pub(super) fn picture_stream(admin: &AdminState, still: Option<AccessCheck>) -> Response<AdminBody> {
     if admin.page.viewers() >= MAX_VIEWERS {
         let why = format!(
-            "{MAX_VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
+            "{MAX_VIEWERS} viewers follow the page already, which is the limit: this one is not refreshed"
         );
         return refusal_response(StatusCode::SERVICE_UNAVAILABLE, &why);
     }

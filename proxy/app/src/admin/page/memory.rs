@@ -110,7 +110,7 @@ fn held_now(one: &SeriesEntry, fleet: &FleetView) -> Option<u64> {
 /// Content common to view and file: the memories, then the place of the records.
 fn write_content(html: &mut Html, data: &MemoryData) {
     if data.series.is_empty() {
-        html.element("p", &[], "Nothing was read of it in this time.");
+        html.element("p", &[], "There are no readings of it in this time.");
         list_actions(html, data);
     }
     let replicas = data.series.iter().any(|series| series.replica > 0);
@@ -143,7 +143,7 @@ fn list_actions(html: &mut Html, data: &MemoryData) {
 fn range_links(html: &mut Html, data: &MemoryData) {
     let span = data.to.saturating_sub(data.from).max(1);
     let between = |from: u64, to: u64| view_address(&data.model, &format!("from={from}&to={to}"));
-    html.within("nav", &[("class", &"ranges"), ("aria-label", &"Stretch of time")], |nav| {
+    html.within("nav", &[("class", &"ranges"), ("aria-label", &"Time range")], |nav| {
         nav.within("ul", &[("class", &"legend")], |list| {
             let mut link = |address: &str, text: &str, current: bool| {
                 list.within("li", &[], |item| {

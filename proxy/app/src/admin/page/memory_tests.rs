@@ -140,11 +140,11 @@ fn without_readings_it_says_so_and_what_was_done_is_listed() {
     let mut data = leaking();
     data.series.clear();
     let html = memory_view(&data).into_string();
-    assert!(html.contains("Nothing was read") && html.contains("replaced (growth)"), "{html}");
+    assert!(html.contains("There are no readings") && html.contains("replaced (growth)"), "{html}");
     let mut data = leaking();
     data.series[0].points.clear();
     data.series[0].present = None;
-    assert!(memory_view(&data).into_string().contains("Nothing was read in this time."));
+    assert!(memory_view(&data).into_string().contains("There are no readings in this time."));
 }
 
 #[test]

@@ -121,7 +121,7 @@ pub(crate) fn overview_view(picture: &PageSnapshot, wish: &OverviewQuery) -> Htm
         }
         if all > 0 {
             section.within("table", &[("class", &"models"), ("id", &"rows")], |table| {
-                table.element("caption", &[("class", &"unseen")], "Models, what they hold and what they do");
+                table.element("caption", &[("class", &"unseen")], "Models, their memory and their requests");
                 write_titles(table);
                 table.within("tbody", &[], |body| {
                     for row in rows.iter().skip(part * ROWS_PER_PART).take(ROWS_PER_PART) {
@@ -359,7 +359,7 @@ fn write_state(td: &mut Html, model: &ModelView) {
     }
     let tried = model.canary.as_ref().filter(|canary| canary.state != CanaryState::Ended);
     if tried.is_some() {
-        td.element("div", &[("class", &"quiet small")], "a canary is tried");
+        td.element("div", &[("class", &"quiet small")], "a canary is running");
     }
     if let Some((reason, at)) = &model.last_replacement {
         td.within("div", &[("class", &"quiet small"), ("title", &reason.phrase())], |last| {
@@ -469,7 +469,7 @@ fn write_actions(td: &mut Html, model: &ModelView) {
         button("restart", "restart", "a fresh process takes its place; no request fails");
         let able = |backend: &BackendView| backend.reclaim.parts.is_some_and(ReclaimParts::any);
         if model.backends.iter().any(able) {
-            button("reclaim", "reclaim", "asks it to give memory back while it serves");
+            button("reclaim", "reclaim", "makes it give unused memory back while it serves");
         }
         button("drain", "unload", "lets running requests end and stops it; the next request loads it again");
     } else if matches!(model.state, ModelState::Unloaded) {
@@ -478,9 +478,9 @@ fn write_actions(td: &mut Html, model: &ModelView) {
         button("restart", "start", "tries again at once");
     }
     if model.pin.pinned {
-        button("unpin", "unpin", "from now on it may leave for another model");
+        button("unpin", "unpin", "from now on it may be unloaded for another model");
     } else {
-        button("pin", "pin", "it leaves for no other model from now on");
+        button("pin", "pin", "from now on it is never unloaded for another model");
     }
     if !model.quarantine.requests.is_empty() {
         button("release", "release", "requests that are refused or suspected may be sent again");

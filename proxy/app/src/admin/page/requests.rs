@@ -22,7 +22,7 @@ const HEAD: [(&str, &str); 11] = [
     ("Request", ""),
     ("Model", ""),
     ("State", ""),
-    ("Client", "Name of the key, if keys are asked for, and address"),
+    ("Client", "Name of the key, if keys are required, and address"),
     ("Began", ""),
     ("Took", "From the head of the request until now, or to its end"),
     ("Queued", "Waiting for a slot, or for the model"),
@@ -89,11 +89,12 @@ pub(crate) fn recorded_request(id: &str, found: Option<&RequestDetail>) -> Strin
         return html;
     };
     let all: Vec<&RequestView> = found.requests.iter().collect();
-    write_table(&mut html, "What is known of it", &all, "It is not among those that ended last.", None, &[]);
+    write_table(&mut html, "Details", &all, "It is not among those that ended last.", None, &[]);
     html.push_str("<section>\n<h2>As it was recorded</h2>\n");
     if let Some(recorded) = &found.recorded {
         html.push_str(
-            "<p>Without what it says: texts are other texts of the same length, names other names, pictures ours \
+            "<p>Without its content: texts are replaced by others of the same length, \
+             names by others, pictures by ours \
              (<code>record_requests</code>).</p>\n",
         );
         if recorded.bytes > recorded.line.len() {

@@ -72,7 +72,7 @@ fn report_without_growth(outcome: &ExperimentOutcome) -> CureReport {
         .map(|one| one.workload.as_str())
         .collect();
     let ended = if outcome.legs.is_empty() {
-        Ended::NotKnown { why: "nothing was run, so nobody knows whether anything leaks".to_owned() }
+        Ended::NotKnown { why: "nothing was run, so it is not known whether anything leaks".to_owned() }
     } else if short.is_empty() {
         Ended::NothingToCure
     } else {

@@ -238,7 +238,7 @@ fn mitigation_item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -
     match &entry.value {
         Some(value) if value.default.is_none() => match values.get(&entry.id) {
             Some(value) => Ok(format!("{}={value}", entry.id)),
-            None => Err(format!("it needs a value that nobody can guess: try `{}` by hand", entry.usage())),
+            None => Err(format!("it needs a value that cannot be guessed: try `{}` by hand", entry.usage())),
         },
         _ => Ok(entry.id.clone()),
     }

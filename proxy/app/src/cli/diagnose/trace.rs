@@ -118,7 +118,7 @@ impl TraceRecorder {
         // The loader treats these characters as separators, and ignores a library that it cannot find.
         if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
             return Err(CommandError::usage(
-                format!("--trace: the loader cannot be told the path {}", library.display()),
+                format!("--trace: the loader cannot take the path {}", library.display()),
                 "use paths without blanks and colons: `--tracer PATH`, or TMPDIR for the library that is carried",
             ));
         }

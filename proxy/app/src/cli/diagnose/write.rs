@@ -90,9 +90,9 @@ pub(super) fn write_mitigations(
         .prefix(".llama-warden-")
         .suffix(".toml")
         .tempfile_in(directory)
-        .map_err(|error| fail("cannot write beside", &error))?;
+        .map_err(|error| fail("cannot write next to", &error))?;
     let written = file.write_all(new.as_bytes()).and_then(|()| file.as_file().sync_all());
-    written.map_err(|error| fail("cannot write beside", &error))?;
+    written.map_err(|error| fail("cannot write next to", &error))?;
     validate(file.path()).map_err(|error| {
         CommandError::hinted(
             format!("--write: {} would not be valid with these mitigations: {error}", path.display()),

@@ -52,10 +52,10 @@ const UNSUPPORTED_ENDPOINT_KEYS: [(&str, &str); 9] = [
     ("apiKey", "`key_file` of a model in `[remotes]` names a file with its key"),
     ("concurrencyLimit", "`max_in_flight` of a model in `[remotes]`"),
     ("timeouts", "`timeout` of a model in `[remotes]` is for a whole answer"),
-    ("name", "a list has nothing of a model in `[remotes]` beside its names"),
-    ("description", "a list has nothing of a model in `[remotes]` beside its names"),
-    ("capabilities", "a list has nothing of a model in `[remotes]` beside its names"),
-    ("metadata", "a list has nothing of a model in `[remotes]` beside its names"),
+    ("name", "a list has only the names of a model in `[remotes]`"),
+    ("description", "a list has only the names of a model in `[remotes]`"),
+    ("capabilities", "a list has only the names of a model in `[remotes]`"),
+    ("metadata", "a list has only the names of a model in `[remotes]`"),
     ("ttl", "nothing is loaded for a model in `[remotes]`, and nothing unloaded"),
 ];
 

@@ -139,7 +139,7 @@ impl<'a> MacroScope<'a> {
             ));
         }
         if way.within.len() >= MAX_MACRO_DEPTH {
-            return Err(limit_error(name, "it stands within more than 32 others"));
+            return Err(limit_error(name, "it is nested in more than 32 others"));
         }
         way.within.push(name.to_owned());
         let value = self.value(value, way)?;

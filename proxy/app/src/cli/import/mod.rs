@@ -321,7 +321,7 @@ type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn read_source(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig), CommandError> {
     let hint =
-        "name a file, or write the command behind `--`: `llama-warden import -- llama-server -m model.gguf`";
+        "name a file, or write the command after `--`: `llama-warden import -- llama-server -m model.gguf`";
     if !args.command.is_empty() {
         if args.file.is_some() || args.from.is_some_and(|from| from != ImportFormat::Command) {
             return Err(CommandError::usage("both a file and a command are given", "give one of them"));

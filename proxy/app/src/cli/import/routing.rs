@@ -16,7 +16,7 @@ const DEFAULT_GROUP: &str = "(default)";
 const MAX_PAIR_GROUPS: usize = 64;
 
 /// Nearest alternative to an unsupported rule.
-const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
+const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that are loaded and kept together with it; without either, memory decides";
 
 pub(super) fn import_routing(
     top: &Map<String, Value>,
@@ -150,7 +150,7 @@ impl SwapGroup {
         if is_group && self.persistent {
             imported.add_unsupported(
                 format!("group `{}`: `persistent`, of models that take turns", self.name),
-                "a pinned model never leaves, for one of its group neither: none of them is pinned",
+                "a pinned model is never unloaded, not even for one of its group: none of them is pinned",
             );
         }
         for model in imported.models.iter_mut().filter(|model| self.members.contains(&model.name)) {
@@ -171,8 +171,8 @@ impl SwapGroup {
         }
         if !(there && back) {
             imported.add_unsupported(
-                format!("groups `{}` and `{}`: only one drives the other out", self.name, other.name),
-                "they are loaded beside each other where memory holds both; \
+                format!("groups `{}` and `{}`: only one evicts the other", self.name, other.name),
+                "they are loaded together where memory holds both; \
                  a name in `groups` of both excludes both ways",
             );
             return;
@@ -187,7 +187,7 @@ impl SwapGroup {
         };
         let (ours, theirs) = (single(self), single(other));
         if ours.len() * theirs.len() > MAX_PAIR_GROUPS {
-            let what = format!("groups `{}` and `{}` drive each other out as a whole", self.name, other.name);
+            let what = format!("groups `{}` and `{}` evict each other as a whole", self.name, other.name);
             imported.add_unsupported(what, NEAREST_RULE);
             return;
         }
@@ -225,6 +225,6 @@ fn import_preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     for key in hooks.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "on_startup")
     {
         imported
-            .add_unsupported(format!("`hooks.{key}`"), "`llama-warden events` tells what happens to models");
+            .add_unsupported(format!("`hooks.{key}`"), "`llama-warden events` shows what happens to models");
     }
 }

@@ -135,7 +135,8 @@ pub(super) fn check_rows(rows: &[HistoryRow], allow_unverified: bool) -> Result<
     }
     Err(CommandError::Refused {
         message: format!("of {} answers {refused} are refused and {unverified} unverified", rows.len()),
-        hint: "`llama-warden patches show ID` tells what a patch leans on; WHY says what changed".to_owned(),
+        hint: "`llama-warden patches show ID` shows what a patch depends on; WHY says what changed"
+            .to_owned(),
     })
 }
 

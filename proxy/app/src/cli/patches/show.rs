@@ -73,7 +73,7 @@ fn set_text(set: &PatchSet) -> String {
         push_pair(
             &mut text,
             "file of ours",
-            &format!("{} ({lines} lines), beside the file of hook {}", sidecar.file, sidecar.beside),
+            &format!("{} ({lines} lines), next to the file of hook {}", sidecar.file, sidecar.beside),
         );
     }
     for hook in &set.hooks {

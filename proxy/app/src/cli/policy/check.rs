@@ -113,7 +113,7 @@ fn describe_warm_start(spec: &ModelSpec) -> String {
     if let Some(why) = warden_supervisor::stays_cold(&spec.command) {
         return format!("off: the next process begins cold, because {why}");
     }
-    let again = "before the switch where the old process serves on, else whenever nothing else runs";
+    let again = "before the switch if the old process keeps serving, else whenever nothing else runs";
     let hindrance = warden_supervisor::no_slot_files(&spec.command)
         .or_else(|| (spec.run.warm_bytes.0 == 0).then_some(NoFileReason::Off));
     match hindrance {
@@ -124,7 +124,7 @@ fn describe_warm_start(spec: &ModelSpec) -> String {
             )
         }
         None => format!(
-            "slots of the latest conversations go along in files of {} at most; where build or model does not allow that, their \
+            "slots of the latest conversations are carried over in files of {} at most; where build or model does not allow that, their \
              prompts are evaluated again, {again}",
             spec.run.warm_bytes
         ),
@@ -177,7 +177,7 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
         "admission",
         match spec.admission.mode {
             AdmissionMode::Off => "off: prompts are sent whatever they need",
-            AdmissionMode::Warn => "a prompt that may not fit into memory is told, and sent",
+            AdmissionMode::Warn => "a prompt that may not fit into memory is reported, and sent",
             AdmissionMode::Enforce => {
                 "a prompt that may not fit into memory waits for slots to finish, goes to another replica, waits for a fresh \
                  process, or is answered 503 with `Retry-After`"
@@ -196,8 +196,8 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
         ),
     );
     let slow = match recycle.common.growth {
-        GrowthMode::Recycle => "; replaced when quiet when it has become much slower than itself",
-        GrowthMode::Observe => "; told when it has become much slower than itself",
+        GrowthMode::Recycle => "; replaced when quiet when it has become much slower than when fresh",
+        GrowthMode::Observe => "; reported when it has become much slower than when fresh",
         GrowthMode::Off => "",
     };
     sheet.add_line(
@@ -354,8 +354,8 @@ fn add_growth(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_
         duration_text(recycle.common.growth_drain)
     );
     let text = match recycle.common.growth {
-        GrowthMode::Off => "off: leaks are shown and lead to nothing".to_owned(),
-        GrowthMode::Observe => format!("observe: leaks are told; with `growth = \"recycle\"` {does}"),
+        GrowthMode::Off => "off: leaks are shown, and no action follows".to_owned(),
+        GrowthMode::Observe => format!("observe: leaks are reported; with `growth = \"recycle\"` {does}"),
         GrowthMode::Recycle => format!("recycle: {does}"),
     };
     sheet.add_line("growth", text);
@@ -371,7 +371,7 @@ fn add_reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
         "reclaim",
         if own.reclaim {
             format!(
-                "first the process is asked to give back what it hoards (a build with the fix reclaim-heap or reclaim-cuda; \
+                "first the process gives back unused memory (a build with the fix reclaim-heap or reclaim-cuda; \
                  others are replaced at once); replaced if {:.0} % of the way to the budget are not free then, if it is as \
                  large again within {}, or if nothing is known after {} ({} at a hard budget)",
                 own.reclaim_room * 100.0,
@@ -380,7 +380,7 @@ fn add_reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
                 duration_text(own.reclaim_limit_hard)
             )
         } else {
-            "`policy.reclaim` is off: it is replaced without being asked to give memory back".to_owned()
+            "`policy.reclaim` is off: it is replaced without reclaiming memory first".to_owned()
         },
     );
 }

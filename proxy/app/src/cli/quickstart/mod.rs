@@ -310,7 +310,7 @@ async fn host_bytes(fleet: &Fleet) -> Result<u64, CommandError> {
 fn leave_running(server: &RunningInstance) -> Result<(), CommandError> {
     let url = format!("http://{}", server.address());
     out::print_line(&format!(
-        "\nThe server goes on at {url} until Ctrl-C. In another terminal:\n  llama-warden status\n  \
+        "\nThe server keeps running at {url} until Ctrl-C. In another terminal:\n  llama-warden status\n  \
          curl {url}/v1/models\nWith your own model: llama-warden serve -- -m model.gguf -c 8192"
     ))
 }

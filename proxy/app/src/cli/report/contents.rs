@@ -88,7 +88,7 @@ impl ReportContents {
             let text = self.notes.join("\n") + "\n";
             self.entries.push(ReportEntry {
                 name: "notes.txt".to_owned(),
-                what: "what could not be had".to_owned(),
+                what: "what could not be collected, and why".to_owned(),
                 text,
             });
         }

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let asks = io::stdin().is_terminal() && out::stderr_is_terminal();
     if !args.list && !args.yes && !asks {
         return Err(CommandError::usage(
-            "report: nobody can be asked here whether what is in it may be written",
+            "report: there is no terminal here to ask whether it may be written",
             "use `--list` to see what would be in it, and `--yes` to write it",
         ));
     }
@@ -73,8 +73,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     archive::write_archive(&path, &archive)?;
     out::print_line(&format!("{} ({size}): look through it before you send it", path.display()))?;
     out::print_line(
-        "Send it with an issue to the repository that you have llama-warden from; docs/operating.md says what else to \
-         tell.",
+        "Attach it to an issue in llama-warden's repository; docs/operating.md lists what else to report.",
     )
 }
 

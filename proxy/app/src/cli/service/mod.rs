@@ -123,7 +123,7 @@ impl ServiceUnits {
         let program = args.program.clone().or_else(|| machine.exe.clone());
         let program = program.ok_or_else(|| {
             CommandError::hinted(
-                "it is not known where this program lies",
+                "the path of this program is not known",
                 "name it: `--program /usr/bin/llama-warden`",
             )
         })?;
@@ -252,7 +252,7 @@ fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), Comma
     let packaged =
         args.unit.scope.path_below_root(Path::new(PACKAGE_UNIT_DIR)).join(format!("{UNIT_NAME}.service"));
     if units.scope == ServiceScope::System && packaged.exists() {
-        out::print_line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
+        out::print_line(&format!("note: it overrides that of a package, {}", packaged.display()))?;
     }
     let scope = &args.unit.scope;
     let (mut user, mut obstacles) = (None, Vec::new());

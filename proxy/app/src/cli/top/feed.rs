@@ -218,7 +218,7 @@ impl InstanceAsker {
             let ended = self.client().lines(&["models", &model, "logs"], &["follow"], take).await;
             let why = ended.err().map_or_else(|| "the log ended".to_owned(), |failure| failure.to_string());
             if !begins || why != said {
-                self.queue.push(ScreenInput::Log(sanitize(&format!("({why}; it is asked for again)"))));
+                self.queue.push(ScreenInput::Log(sanitize(&format!("({why}; retrying)"))));
             }
             said = why;
             sleep(RETRY_DELAY).await;
@@ -252,7 +252,7 @@ impl InstanceAsker {
 
 fn timeout_failure() -> CommandError {
     let seconds = ANSWER_TIMEOUT.as_secs();
-    CommandError::failed(format!("no answer within {seconds} s: it is frozen, or has no time"))
+    CommandError::failed(format!("no answer within {seconds} s: it is frozen or overloaded"))
 }
 
 async fn act(client: &AdminClient, action: &ModelAction, model: &str) -> Result<String, CommandError> {

@@ -129,7 +129,7 @@ impl LiveScreen {
             None => {}
             Some(ScreenEffect::Quit) => self.end = Some(Ok(())),
             Some(ScreenEffect::KeysGone) => {
-                self.end = Some(Err(CommandError::failed("the terminal gives no keys any more")));
+                self.end = Some(Err(CommandError::failed("the terminal's input has ended")));
             }
             Some(ScreenEffect::Redraw) => self.screen.forget(),
             // Stop the whole job, as the terminal would. This process receives the signal, too.

@@ -82,7 +82,7 @@ fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePict
         if matches!(state.overlay, ScreenOverlay::Confirm(..) | ScreenOverlay::Actions(_)) {
             state.overlay = ScreenOverlay::Nothing;
         }
-        state.say(format!("llama-warden was started again: it is process {pid} now"), WARN);
+        state.say(format!("llama-warden was restarted: its PID is {pid} now"), WARN);
     }
     state.rates.update_rates(at, &mut picture.rows);
     (state.at, state.silent, state.picture) = (at, None, picture);

@@ -95,7 +95,7 @@ impl UpdateRun<'_> {
                 self.store.roll_back(id, (outcome == UpdateOutcome::TakenBack).then_some(why.as_str()))?;
             let mut reasons = vec![why];
             let wrong = self.roll_back_instances(instances, &back, signals).await?;
-            reasons.extend(wrong.into_iter().map(|why| format!("on the way back: {why}")));
+            reasons.extend(wrong.into_iter().map(|why| format!("while rolling back: {why}")));
             return Ok(BringInResult::RolledBack { outcome, reasons });
         }
         self.store.finish_move()?;
@@ -138,7 +138,7 @@ impl UpdateRun<'_> {
         };
         let BuildMove { build, back } = moving;
         out::error_line(&format!(
-            "update: build {build} was {} by one that did not see it through; it goes on",
+            "update: build {build} was {} by an update that did not finish; this one continues it",
             if back { "taken back" } else { "chosen" }
         ));
         let pinned = bound_models(&self.args.config, self.loaded, self.machine)?;

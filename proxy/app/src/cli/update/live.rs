@@ -129,7 +129,7 @@ impl LiveInstance {
         numbers: &Update,
     ) -> Result<StateBeforeReload, SwitchFailure> {
         self.reload().await.map_err(SwitchFailure::NotSwitched)?;
-        out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
+        out::error_line(&format!("update: {} switches to the build; no request is cut", self.name()));
         let until = Instant::now() + numbers.within;
         let mut silent = 0;
         loop {
@@ -149,7 +149,7 @@ impl LiveInstance {
             }
             if Instant::now() >= until {
                 return Err(SwitchFailure::NotSwitched(format!(
-                    "{} still ran other processes {} after it was told; its log says why",
+                    "{} still ran other processes {} after it was notified; its log says why",
                     self.name(),
                     warden_policies::units::format_span(numbers.within)
                 )));
@@ -237,7 +237,7 @@ impl LiveInstance {
     /// may be reused, or be of another namespace. Signals only a process of the user who runs the instance.
     pub(super) async fn reload(&self) -> Result<(), String> {
         let gone = |error: &dyn std::fmt::Display| {
-            format!("{} cannot be told to read its configuration again: {error}", self.name())
+            format!("{} cannot be made to reload its configuration: {error}", self.name())
         };
         let stream = self.client.connect().await.map_err(|error| gone(&error))?;
         let peer = stream.peer_cred().map_err(|error| gone(&error))?;

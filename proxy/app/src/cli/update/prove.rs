@@ -65,7 +65,7 @@ pub(super) async fn prove_build(
     }
     // Served models probably fill the GPU.
     out::error_line(
-        "update: the build in use does not start beside what runs on the GPU; proving both on the CPU",
+        "update: the build in use does not start next to what runs on the GPU; proving both on the CPU",
     );
     let second = against_command(both, &flags("0"), &[], &more)?;
     against::compare(&second, nursery.clone(), signals, lenient).await

@@ -162,7 +162,7 @@ impl UpdateReport {
                 format!("build {} was found worse before and is not tried again (--again)", new.build)
             }
             Some(UpdateOutcome::Unknown) => {
-                format!("it cannot be told whether build {} is as good; build {} stays", new.build, old.build)
+                format!("it is not known whether build {} is as good; build {} stays", new.build, old.build)
             }
             Some(UpdateOutcome::TakenBack) => {
                 format!("build {} was brought in and taken back; build {} is in use", new.build, old.build)

@@ -72,7 +72,7 @@ impl ServiceManager {
     /// Reports that we serve, at the start and after a reload.
     pub(crate) async fn report_ready(&self) {
         if let Some(trouble) = &self.socket_error {
-            tracing::warn!("{trouble}; the service manager cannot be told how we are");
+            tracing::warn!("{trouble}; the service manager gets no status from llama-warden");
         }
         self.send("READY=1").await;
     }
@@ -151,7 +151,8 @@ impl ServiceManager {
     ) {
         let (Some(limit), Some(_)) = (self.watchdog, &self.socket) else { return };
         let fed = || async { self.send("WATCHDOG=1").await };
-        run_watchdog(limit, "the service manager is not told that all is well", ask, fed, stop).await;
+        run_watchdog(limit, "the watchdog keep-alive to the service manager is withheld", ask, fed, stop)
+            .await;
     }
 
     /// Sends `before` and a status.
@@ -166,7 +167,7 @@ impl ServiceManager {
         match socket.send(message).await {
             Ok(()) => self.send_failed.store(false, Ordering::Relaxed),
             Err(error) if !self.send_failed.swap(true, Ordering::Relaxed) => {
-                tracing::warn!(%error, "the service manager cannot be told how we are (NOTIFY_SOCKET)");
+                tracing::warn!(%error, "cannot send status to the service manager (NOTIFY_SOCKET)");
             }
             Err(_) => {}
         }

@@ -56,7 +56,7 @@ async fn all_responsive(asked: LoopAnswers, patience: Duration, meanwhile: &str)
             answered = &mut answer => answered,
             () = &mut told, if !silent => {
                 silent = true;
-                tracing::error!(target: "watchdog", "{who} has not turned for {} s: {meanwhile}", patience.as_secs_f64());
+                tracing::error!(target: "watchdog", "{who} has not responded for {} s: {meanwhile}", patience.as_secs_f64());
                 answer.await
             }
         };

@@ -154,7 +154,7 @@ impl RecordingTasks {
         self.closed.cancel();
         self.tasks.close();
         if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
-            tracing::warn!("not all that memory did could be written in time");
+            tracing::warn!("some memory readings could not be written in time");
         }
         let series = self.series.clone();
         // Queued after the writes in progress. A disk that hangs must not keep the successor from serving.
@@ -169,10 +169,7 @@ impl RecordingTasks {
     pub(super) async fn finish(&self) {
         if !self.state.wait_written(LAST_WRITES_LIMIT).await {
             let waiting = self.state.view().waiting;
-            tracing::warn!(
-                waiting,
-                "the state directory does not answer: what was to be kept there is left out"
-            );
+            tracing::warn!(waiting, "the state directory does not answer: entries for it are lost");
         }
     }
 }

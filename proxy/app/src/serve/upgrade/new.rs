@@ -79,7 +79,7 @@ impl PredecessorLink {
     ) -> Result<ReceivedHandover, CommandError> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let hello = UpgradeHello::Comes { protocol: PROTOCOL, version, place };
-        let lost = |error| CommandError::failed(format!("the program before us does not hand over: {error}"));
+        let lost = |error| CommandError::failed(format!("the previous program does not hand over: {error}"));
         self.talk.send(hello, Vec::new(), wait_deadline()).await.map_err(lost)?;
         // The predecessor first waits for tasks in progress, as long as the order allows; its end is
         // noticed at once.
@@ -89,7 +89,7 @@ impl PredecessorLink {
         for _ in 0..legacy.pieces {
             pieces.push(self.talk.receive::<WillPiece>(wait_deadline()).await.map_err(lost)?);
         }
-        let strange = || CommandError::failed("what the program before us hands over cannot be understood");
+        let strange = || CommandError::failed("what the previous program hands over cannot be understood");
         let will = FleetWill::from_pieces(pieces).ok_or_else(strange)?;
         let mut files = files;
         if files.len() < legacy.public.saturating_add(legacy.probes).saturating_add(2) {
@@ -123,7 +123,7 @@ impl PredecessorLink {
         begun: &CancellationToken,
         answers: impl Future<Output = Result<(), String>>,
     ) -> Result<ReservedSlots, CommandError> {
-        let lost = |error| CommandError::failed(format!("the program before us does not hand over: {error}"));
+        let lost = |error| CommandError::failed(format!("the previous program does not hand over: {error}"));
         let unclaimed = fleet.unclaimed_models();
         let fit = if let Some(name) = unclaimed.first() {
             Err(format!(
@@ -196,7 +196,7 @@ impl PredecessorLink {
                 Ok((remains, _)) => kept.shares.update(&remains),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
                 Err(_) => {
-                    tracing::info!("the program before us has nothing left to do");
+                    tracing::info!("the previous program has nothing left to do");
                     return;
                 }
             }

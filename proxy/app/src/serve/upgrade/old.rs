@@ -25,7 +25,7 @@ pub(in crate::serve) enum UpgradeError {
     #[error("{0}")]
     Cannot(String),
     /// A signal to end arrived meanwhile.
-    #[error("llama-warden was told to end")]
+    #[error("llama-warden was asked to end")]
     Ends,
 }
 
@@ -96,12 +96,12 @@ async fn prepare_successor(
     let until = until.min(since + PREPARE_LIMIT);
     let processes = will.process_count();
     let sent = send_handover(server, talk, will, until).await;
-    sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
+    sent.map_err(|error| format!("the next program did not take over what it was given: {error}"))?;
     match talk.receive::<SuccessorMessage>(until).await {
         Ok((SuccessorMessage::Ready, _)) => {}
         Ok((SuccessorMessage::Cannot { message }, _)) => return Err(message),
         Ok((SuccessorMessage::Serves, _)) => {
-            return Err("the next program says what it should not".to_owned());
+            return Err("the next program sent an unexpected message".to_owned());
         }
         Err(error) => return Err(wait_error("did not get ready", &error)),
     }
@@ -120,13 +120,13 @@ async fn let_successor_take_over(
     server.nursery().note_serving(child);
     let until = Instant::now() + TAKE_OVER_LIMIT;
     if let Err(error) = talk.send(server.fleet().remaining_work(), Vec::new(), until).await {
-        tracing::error!(%error, "the next program is not there any more");
+        tracing::error!(%error, "the next program has ended");
     }
     server.retire();
     match talk.receive::<SuccessorMessage>(until).await {
         Ok((SuccessorMessage::Serves, _)) => tracing::info!("upgrade: the next program serves"),
         // The process that forked it notices its end, which ends everything.
-        Ok(_) => tracing::error!("the next program says what it should not"),
+        Ok(_) => tracing::error!("the next program sent an unexpected message"),
         Err(error) => tracing::error!(%error, "the next program does not say that it serves"),
     }
     RetiredProgram::new(talk)

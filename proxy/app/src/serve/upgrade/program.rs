@@ -100,7 +100,7 @@ fn check_trusted(path: &Path) -> Result<(), String> {
         () if !facts.is_file() => Err(format!("{shown} is no file")),
         () if facts.mode() & 0o111 == 0 => Err(format!("{shown} is not executable (`chmod +x`)")),
         () if facts.uid() != own && facts.uid() != 0 => {
-            Err(format!("{shown} belongs to somebody else: it has to be ours or root's"))
+            Err(format!("{shown} belongs to another user: it has to be ours or root's"))
         }
         () if facts.mode() & 0o022 != 0 => {
             Err(format!("others can write to {shown}: take that away (`chmod go-w`)"))
@@ -115,7 +115,7 @@ pub(super) async fn program_version(path: &Path, limit: Duration) -> Result<Stri
     let mut command = tokio::process::Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let said = match tokio::time::timeout(limit, command.output()).await {
-        Err(_) => return Err(format!("{shown} did not tell its version within {limit:?}")),
+        Err(_) => return Err(format!("{shown} did not print its version within {limit:?}")),
         Ok(Err(error)) => return Err(format!("cannot run {shown}: {error}")),
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).into_owned(),
     };

@@ -104,7 +104,9 @@ impl RetiredProgram {
             tracing::info!("the last request has ended; the next program serves");
             return Ok(());
         }
-        tracing::info!("the last request has ended; the next program serves, and we stay for its processes");
+        tracing::info!(
+            "the last request has ended; the next program serves, and this one stays for its processes"
+        );
         let cut = ending.map(|ending| ending.cut_time().unwrap_or_else(Instant::now));
         RootProgram { nursery, times, cut, is_over }.run(signals).await
     }
@@ -167,7 +169,7 @@ impl RootProgram {
                 asked = signals.next() => match asked {
                     SignalRequest::End if self.cut.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
                     SignalRequest::End => {
-                        tracing::info!("stopping: the program that serves is told, and those before it");
+                        tracing::info!("stopping: the serving program and earlier ones are notified");
                         self.stop_others();
                     }
                     SignalRequest::Reload => self.nursery.reload_successors(),
@@ -189,7 +191,7 @@ fn exit_result(exit: ProcessExit) -> Result<(), CommandError> {
         ProcessExit::Code(0) => Ok(()),
         ProcessExit::Code(code) => Err(CommandError::Reported { code: u8::try_from(code).unwrap_or(1) }),
         exit => Err(CommandError::failed(format!(
-            "the program that served in our place has ended ({exit}), and its llama-servers end with us"
+            "the serving program has ended ({exit}), and its llama-servers end with this one"
         ))),
     }
 }

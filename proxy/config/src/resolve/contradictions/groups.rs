@@ -26,7 +26,7 @@ pub(super) fn groups_of_one(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
         _ => None,
     });
     let found = alone.map(|(name, one)| {
-        let message = format!("no other model is in the group {}, so it excludes nobody", quoted_key(name));
+        let message = format!("no other model is in the group {}, so it excludes no model", quoted_key(name));
         let others = all.keys().filter(|other| **other != name);
         let like = others.max_by(|a, b| similarity(a, name).total_cmp(&similarity(b, name)));
         let hint = match like.filter(|like| similarity(like, name) > MIN_TYPO_SIMILARITY) {

@@ -105,7 +105,7 @@ pub(crate) async fn gather_stream(
                 let piece = match begins_by.filter(|_| tally.events == 0) {
                     None => piece.await,
                     Some(by) => timeout_at(by, piece).await.map_err(|_| {
-                        tracing::debug!("a canary's answer does not begin");
+                        tracing::debug!("a canary did not begin its answer in time");
                         RequestRefusal::Died { model: model.clone() }
                     })?,
                 };
@@ -170,7 +170,7 @@ pub(crate) async fn gather_stream(
         Some(AssemblyError::Reported(status, body)) => Ok((status, body)),
         Some(AssemblyError::UnknownForm(why)) => Err(strange(why)),
         Some(AssemblyError::TooLarge) => Err(strange(&format!(
-            "it is larger than {} bytes (`upstream.assembled_bytes`), so it can only be had as a stream",
+            "it is larger than {} bytes (`upstream.assembled_bytes`), so it is available only as a stream",
             config.assembled_bytes.0
         ))),
     })?;

@@ -29,7 +29,7 @@ pub(super) fn side_request(
     streams: bool,
 ) -> Result<UpstreamRequest, NoContinuationReason> {
     let beside = message.side_request(path, Bytes::from(body), streams);
-    beside.ok_or_else(|| "no more of requests may be held now".to_owned())
+    beside.ok_or_else(|| "the limit of held request bytes is reached".to_owned())
 }
 
 /// Connection state for questions to the next server.
@@ -69,7 +69,7 @@ impl ContinuationClient<'_> {
         self.until_deadline(conn.read_all(body, limit)).await?.map_err(|part| match part {
             IncompleteAnswer::Broken => self.note_broken(is_sent),
             IncompleteAnswer::TooLong => ContinuationStop::NotThisWay(
-                "the process that follows answers with more than is held".to_owned(),
+                "the answer of the process that follows exceeds the size limit".to_owned(),
             ),
         })
     }

@@ -342,7 +342,7 @@ impl TokenContinuation {
         let mut wish = ContinuationRequest::from_body(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
             // The raw answer may have blanks and fences around the text that the client does not have.
-            return Err("it has a shape, and can be had to the letter".to_owned());
+            return Err("it has a format, and can be repeated exactly".to_owned());
         }
         // Withheld tokens of a text are drawn again. In llama-server's own dialect the client has those
         // tokens, though not their text.
@@ -378,10 +378,10 @@ impl TokenContinuation {
         self.is_greedy = request::is_greedy(kind, &told);
         let settings = ProbedSettings::from_probe(kind, &told)?;
         match (wish.is_shaped(), settings.has_shape()) {
-            (true, true) if settings.is_greedy => return Err("it has a shape".to_owned().into()),
+            (true, true) if settings.is_greedy => return Err("it has a format".to_owned().into()),
             (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
             (true, false) => {
-                return Err("its server does not tell which grammar it computes with".to_owned().into());
+                return Err("its server does not report its grammar".to_owned().into());
             }
             _ => {}
         }
@@ -400,20 +400,20 @@ impl TokenContinuation {
         if let Some(rendered) = &rendered
             && settings.may_hide_thought(&marks, rendered)
         {
-            return Err("its model may have thought before it said that".to_owned().into());
+            return Err("its model may have reasoned before that text".to_owned().into());
         }
         let ids = match heard.all_token_ids() {
             Some(ids) => ids.to_vec(),
             None if heard.decode_string().is_empty() => Vec::new(),
             None if spelling::has_marks(heard.decode_string()) => {
-                return Err("its text has marks of a template".to_owned().into());
+                return Err("its text has special tokens of a template".to_owned().into());
             }
             None => {
                 let answer = asking.ask("/tokenize", spelling::tokenize_request(heard)).await?;
                 let ids = spelling::read_tokens(&answer, heard.decode_string());
                 // If the stream counts tokens, the number must match.
                 let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
-                ids.ok_or_else(|| "its vocabulary spells that text otherwise".to_owned())?
+                ids.ok_or_else(|| "its vocabulary tokenizes that text differently".to_owned())?
             }
         };
         let text = heard.decode_string();
@@ -425,7 +425,7 @@ impl TokenContinuation {
                 Err(stop) => return Err(stop),
             };
             if !is_in_place {
-                return Err("its build does not put a grammar where that text is".to_owned().into());
+                return Err("its build does not apply a grammar from that text on".to_owned().into());
             }
         }
         let rest = wish.rest_request(&settings, rendered, &ids, text);

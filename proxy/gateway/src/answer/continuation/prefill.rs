@@ -81,16 +81,16 @@ impl PrefillContinuation {
             return why("the request is no JSON object");
         };
         if heard.stage() != AnswerStage::Unfinished {
-            return why("its counters are what it lacks");
+            return why("only its final counters are missing");
         }
         let Some(text) = heard.one_text() else {
             return why("it has more than one text");
         };
         if body.get("cache_prompt") == Some(&Value::Bool(false)) {
-            return why("it wants nothing of its prompt to be known");
+            return why("it sets `cache_prompt` to false");
         }
         if text.is_empty() || text.contains('\u{FFFD}') || spelling::has_marks(text) {
-            return why("its text would be spelled otherwise as the beginning of a message");
+            return why("its text would be tokenized differently as the beginning of a message");
         }
         let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_unset(value));
         if let Some(name) = STATEFUL_MEMBERS.iter().find(said) {
@@ -163,7 +163,7 @@ impl PrefillContinuation {
     pub(super) fn rest_request(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, NoContinuationReason> {
         let mut body = self.body_with_text(&self.text);
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
-        let full = || "it is as long as it may be".to_owned();
+        let full = || "it has reached its token limit".to_owned();
         let mut is_limited = false;
         for name in LIMIT_MEMBERS {
             let Some(limit) = body.get_mut(name).filter(|limit| !limit.is_null()) else { continue };
@@ -213,7 +213,7 @@ impl PrefillContinuation {
             _ => (usage["prompt_tokens"].as_u64(), usage["prompt_tokens_details"]["cached_tokens"].as_u64()),
         };
         let (Some(prompt), Some(cached)) = (prompt, cached) else {
-            return Err("its build does not tell what it knew of a prompt".to_owned());
+            return Err("its build does not report cached prompt tokens".to_owned());
         };
         let text = match self.kind {
             AnswerFormat::Chat => content_text(&answer["choices"][0]["message"]["content"]),
@@ -245,12 +245,12 @@ impl PrefillContinuation {
         };
         if now.prompt != first.prompt + tokens || !known.contains(&now.cached) {
             return Err(
-                "its build does not go on behind a text, or the prompt is not known any more".to_owned()
+                "its build does not continue after a text, or the prompt is no longer cached".to_owned()
             );
         }
         // A single token cannot spell a text of several, so the server has repeated the text.
         if tokens < 2 || !now.text.starts_with(text) {
-            return Err("its build does not say again what it goes on with".to_owned());
+            return Err("its build does not repeat the text that it continues".to_owned());
         }
         Ok(())
     }

@@ -101,7 +101,7 @@ fn read_native(event: &Map<String, Value>) -> Result<EventReading, UnreadableRea
 /// Reads an event in `OpenAI`'s dialect.
 fn read_choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     if event.contains_key("__verbose") {
-        return Err("it tells what debugging needs");
+        return Err("it has debugging fields (`__verbose`)");
     }
     let counted = event.get("usage").is_some_and(Value::is_object);
     let Some(Value::Array(choices)) = event.get("choices") else { return Err("an event has no choices") };

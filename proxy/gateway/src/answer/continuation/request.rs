@@ -101,7 +101,7 @@ impl ContinuationRequest {
         };
         for (name, value) in &body {
             if !is_understood(kind, name, value) {
-                return Err(format!("it is not known what `{name}` means for it"));
+                return Err(format!("the effect of `{name}` on it is not known"));
             }
         }
         match kind {
@@ -294,7 +294,7 @@ impl ProbedSettings {
         let shape =
             Some((text("grammar"), text("generation_prompt"))).filter(|(grammar, _)| !grammar.is_empty());
         if kind == AnswerFormat::Chat && !is_passed_whole(&answer, told, shape.is_some()) {
-            return Err("its build takes something out of what the model says".to_owned());
+            return Err("its build removes parts of the model's text".to_owned());
         }
         let is_greedy = is_greedy_of(settings).unwrap_or(false);
         Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy, shape })
@@ -315,7 +315,7 @@ impl ProbedSettings {
 }
 
 pub(super) fn settings_unknown() -> NoContinuationReason {
-    "its build does not tell with which settings it computes".to_owned()
+    "its build does not report its settings".to_owned()
 }
 
 /// Settings of any server whose sampling state the next process does not have.

@@ -50,7 +50,7 @@ pub(super) fn has_marks(text: &str) -> bool {
 }
 
 pub(super) fn unknown_marks_reason() -> NoContinuationReason {
-    "its template has marks in the text that are not passed on".to_owned()
+    "its template has special tokens in the text that are not passed on".to_owned()
 }
 
 /// Builds the question for the tokens of each piece of a text.
@@ -70,7 +70,7 @@ pub(super) fn count_request(text: &str) -> Vec<u8> {
 pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);
-    tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not spell texts".to_owned())
+    tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not tokenize texts".to_owned())
 }
 
 /// Answer to [`tokenize_request`]. Parsed into this type and not into a JSON tree, because a long text has a token

@@ -84,7 +84,7 @@ impl AnswerTranscript {
         let not_plain = match kind {
             AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native => None,
             AnswerFormat::Messages | AnswerFormat::Responses => {
-                Some("its route does not tell what is made of its prompt")
+                Some("its route does not show how its prompt is rendered")
             }
         };
         Self {
@@ -154,7 +154,7 @@ impl AnswerTranscript {
         match (self.not_plain, self.stage) {
             (Some(why), _) => Err(why),
             (None, AnswerStage::Unfinished) => Ok(()),
-            (None, _) => Err("its counters are what it lacks"),
+            (None, _) => Err("only its final counters are missing"),
         }
     }
 

@@ -202,7 +202,7 @@ impl AnswerRelay {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => {
                         return Poll::Ready(Some(Ok(Frame::data(
-                            self.keep_alive("another process is awaited"),
+                            self.keep_alive("waiting for another process"),
                         ))));
                     }
                     Poll::Ready(Some((record, found))) => {
@@ -228,7 +228,7 @@ impl AnswerRelay {
                 }
             }
             if self.is_comment_due(context) {
-                let comment = self.keep_alive("another process is not there yet");
+                let comment = self.keep_alive("no other process is ready yet");
                 return Poll::Ready(Some(Ok(Frame::data(comment))));
             }
             if let Some(ahead) = self.read_ahead.pop_front()
@@ -407,7 +407,7 @@ impl AnswerRelay {
             return;
         };
         if is_torn {
-            heard.give_up("an event of it is larger than is held");
+            heard.give_up("one of its events exceeds the size limit");
         } else {
             heard.feed(whole);
         }

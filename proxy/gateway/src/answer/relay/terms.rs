@@ -45,6 +45,6 @@ pub(crate) struct ContinuationTerms {
 impl ContinuationTerms {
     pub(super) fn transcript(self) -> AnswerTranscript {
         let heard = AnswerTranscript::for_stream(self.kind, self.max_bytes);
-        if self.fills_in { heard.marked_not_plain("what it fills in has text behind it") } else { heard }
+        if self.fills_in { heard.marked_not_plain("it fills in a gap with text after it") } else { heard }
     }
 }

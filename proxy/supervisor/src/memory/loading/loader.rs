@@ -97,7 +97,7 @@ impl ModelLoader {
     pub(crate) async fn run(mut self, end: CancellationToken) {
         while AssertUnwindSafe(self.run_loop(&end)).catch_unwind().await.is_err() {
             tracing::error!(
-                "the task that decides which models are loaded ended in an internal error: it begins again"
+                "the task that decides which models are loaded ended in an internal error: restarting it"
             );
             tokio::time::sleep(IDLE_LOOK_INTERVAL).await;
         }
@@ -328,9 +328,9 @@ fn shortage_words(lacks: &MissingRoom) -> String {
             amounts_words(left)
         )
     } else if *company {
-        "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)".to_owned()
+        "models that exclude it are loaded, or as many as `loading.max_loaded` allows".to_owned()
     } else {
-        "what is left has to be free first, or is on other GPUs than it may be on".to_owned()
+        "the memory left is not free yet, or is on GPUs that it may not use".to_owned()
     }
 }
 
@@ -352,17 +352,17 @@ fn never_words(never: &LoadRefusal) -> String {
     };
     match never {
         LoadRefusal::Excluded(pinned) => {
-            format!("{} (`pin`) exclude it by `groups`, and never leave", list(pinned))
+            format!("{} (`pin`) exclude it by `groups`, and are never unloaded", list(pinned))
         }
         LoadRefusal::Count { pinned, most } => format!(
-            "{most} models may be loaded (`loading.max_loaded`), and as many never leave (`pin`): {}",
+            "{most} models may be loaded (`loading.max_loaded`), and as many are never unloaded (`pin`): {}",
             list(pinned)
         ),
         LoadRefusal::Room { needed, left, pinned } if pinned.is_empty() => {
             format!("it needs {}, and models may have {}", amounts_words(needed), amounts_words(left))
         }
         LoadRefusal::Room { needed, left, pinned } => format!(
-            "it needs {}, and models that never leave (`pin`: {}) leave {}",
+            "it needs {}, and models that are never unloaded (`pin`: {}) leave {}",
             amounts_words(needed),
             list(pinned),
             amounts_words(left)
@@ -413,10 +413,10 @@ mod tests {
             "it needs 0 B of the host and 20.0 GiB of GPU memory; of what models may have, 1.0 GiB of the host and 2.0 GiB \
              and 0 B of GPU memory are left"
         );
-        let excluded = "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)";
+        let excluded = "models that exclude it are loaded, or as many as `loading.max_loaded` allows";
         assert_eq!(shortage_words(&lacks(None, true)), excluded);
         let little = MemoryAmounts { host: 0, gpus: vec![GIB] };
         assert_eq!(shortage_words(&lacks(Some(&little), true)), excluded, "memory is not what it waits for");
-        assert!(shortage_words(&lacks(Some(&little), false)).starts_with("what is left"));
+        assert!(shortage_words(&lacks(Some(&little), false)).starts_with("the memory left"));
     }
 }

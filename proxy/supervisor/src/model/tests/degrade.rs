@@ -45,7 +45,7 @@ async fn the_old_process_stays_where_the_new_half_of_an_overlap_has_lost_the_gpu
     let lease = rig.lease().await.unwrap();
     assert_eq!(lease.generation(), GenerationId(1));
     drop(lease);
-    assert!(rig.ledger()[0].failed.as_ref().unwrap().contains("the present process stays"));
+    assert!(rig.ledger()[0].failed.as_ref().unwrap().contains("the running process stays"));
     assert_eq!((told(&rig), degraded(&rig)), (1, Vec::new()));
     rig.end().await;
 }

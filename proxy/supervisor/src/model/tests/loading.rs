@@ -590,7 +590,7 @@ async fn a_model_with_a_fallback_is_loaded_at_the_start_and_a_restart_in_vain_is
     pass(secs(10)).await;
     assert!(is_reduced(&rig) && rig.states() == [Loaded, Unloaded], "nobody has asked for it");
     let refused = rig.fleet.restart("b").await.unwrap_err().to_string();
-    assert!(refused.contains("never leave (`pin`: `a`) leave"), "{refused}");
+    assert!(refused.contains("are never unloaded (`pin`: `a`) leave"), "{refused}");
     assert!(
         rig.fleet.refuses_requests(&ModelName::new("b")) && !rig.fleet.refuses_requests(&ModelName::new("a"))
     );

@@ -388,7 +388,7 @@ async fn a_budget_cuts_no_request_while_the_machine_has_memory() {
     drop(rig.lease().await.unwrap());
     let entry = &rig.ledger()[0];
     assert!(
-        entry.failed.as_ref().is_some_and(|why| why.contains("serves on")) && entry.helped.is_none(),
+        entry.failed.as_ref().is_some_and(|why| why.contains("continues to serve")) && entry.helped.is_none(),
         "{entry:?}"
     );
     pass(secs(10)).await;

@@ -46,7 +46,7 @@ impl RootServer {
                 Ok((ask, files)) => self.take_request(ask, files),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return,
                 Err(error) => {
-                    tracing::error!(%error, "cannot understand the instance that serves");
+                    tracing::error!(%error, "cannot read a message of the serving instance");
                     return;
                 }
             }
@@ -135,7 +135,7 @@ impl RootServer {
         let _one = lock(&self.writing);
         if let Err(error) = wire::send_message(&self.stream, answer, files) {
             // The end of the instance is handled elsewhere.
-            tracing::debug!(%error, "the instance that serves takes no answer");
+            tracing::debug!(%error, "cannot send an answer to the serving instance");
         }
     }
 }

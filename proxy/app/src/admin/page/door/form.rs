@@ -34,7 +34,7 @@ pub(super) fn sign_in_page(back: &str, why: Option<&str>) -> String {
         main.element(
             "p",
             &[("class", &"quiet")],
-            "It stays in this browser for some hours, as a cookie that no script can read. A key with `operator = true` in the file of keys opens the page.",
+            "The browser keeps it for some hours, as a cookie that no script can read. A key with `operator = true` in the file of keys opens the page.",
         );
     })
 }
@@ -44,7 +44,7 @@ pub(super) fn sign_in_page(back: &str, why: Option<&str>) -> String {
 pub(super) fn redirect_page(to: &str) -> String {
     bare_document("llama-warden", Some(to), |main| {
         main.within("p", &[], |p| {
-            p.element("a", &[("href", &to)], "Go on to the page");
+            p.element("a", &[("href", &to)], "Continue to the page");
         });
     })
 }

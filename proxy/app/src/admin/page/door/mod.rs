@@ -172,7 +172,7 @@ impl SignInGuard {
             return Err(SignInError::TooMany(wait.as_secs() + 1));
         }
         self.attempts.count_wrong(asker.peer, Instant::now());
-        tracing::warn!(target: "page", peer = %asker.peer, "nobody was let in to the page: {why}");
+        tracing::warn!(target: "page", peer = %asker.peer, "sign-in to the page was refused: {why}");
         Err(why)
     }
 

@@ -78,7 +78,7 @@ const listen = () => {
     heard = performance.now();
     const hello = JSON.parse(event.data);
     document.querySelector("#act input[name=token]").value = hello.token;
-    greeting = hello.files === body.dataset.files ? "live" : "live; llama-warden is another version now: load the page again";
+    greeting = hello.files === body.dataset.files ? "live" : "live; llama-warden was upgraded: reload the page";
     tell(greeting, "live");
     if (hello.boot !== body.dataset.boot) {
       body.dataset.boot = hello.boot;
@@ -95,7 +95,7 @@ const listen = () => {
   });
   stream.addEventListener("still", () => (heard = performance.now()));
   stream.addEventListener("error", () => {
-    tell("connection lost: it is tried again", "lost");
+    tell("connection lost: retrying", "lost");
     // A browser tries again by itself unless it was refused; why, the page itself is told.
     if (stream.readyState !== EventSource.CLOSED) return;
     refresh();
@@ -109,7 +109,7 @@ if (body.dataset.view === "logs") setInterval(() => document.hidden || refresh()
 // A connection whose other end has vanished looks like one on which nothing happens.
 setInterval(() => {
   if (document.hidden || performance.now() - heard < silent) return;
-  tell("nothing is heard: it is tried again", "lost");
+  tell("no data from the server: retrying", "lost");
   listen();
 }, 5000);
 

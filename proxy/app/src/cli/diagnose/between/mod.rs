@@ -151,7 +151,7 @@ impl CommitSearch<'_> {
         kept.truncate(used)?;
         if used > 0 {
             out::error_line(&format!(
-                "between: goes on where it was, {used} {}; to begin anew remove {}",
+                "between: continues where it was, {used} {}; to start over remove {}",
                 if used == 1 { "process was run" } else { "processes were run" },
                 kept.path().display()
             ));
