@@ -6,7 +6,7 @@ use serde_json::json;
 use warden_rig::real::llama_server;
 use warden_rig::real_weights::{self, is_sentence};
 use warden_rig::warden::{CHAT, SOON, Setup};
-use warden_rig::{Context as _, Home, Outcome};
+use warden_rig::{Context as _, Home, Outcome, Trouble};
 
 const SWAP: &str = "apiKeys: [sk-0123456789abcdef]
 models:

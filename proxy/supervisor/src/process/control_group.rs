@@ -373,7 +373,7 @@ mod tests {
             assert_eq!(group_refusal(kind, controllers), None, "{kind} {controllers}");
         }
         assert_eq!(group_refusal("threaded\n", "").unwrap(), "our control group is threaded");
-        assert!(group_refusal("", "cpuset cpu memory\n").unwrap().starts_with("`cpu` is parted"));
+        assert!(group_refusal("", "cpuset cpu memory\n").unwrap().starts_with("`cpu` is divided"));
         assert_eq!(group_refusal("", "cpuset\n"), None);
     }
 

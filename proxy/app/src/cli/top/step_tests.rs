@@ -343,7 +343,7 @@ fn an_instance_that_is_silent_keeps_its_picture_and_one_that_was_restarted_is_re
     other.rows[0].work[0].1.requests = 12;
     see(&mut state, 10, other);
     assert_eq!(state.silent, None);
-    assert!(state.message.as_ref().unwrap().1.contains("process 8"));
+    assert!(state.message.as_ref().unwrap().1.contains("PID is 8"));
     assert_eq!(state.picture.rows[0].rate, None, "its counters are others");
     step(&mut state, ScreenInput::Tick(Duration::from_secs(10) + MESSAGE_DURATION));
     assert_eq!(state.message, None);
