@@ -50,7 +50,7 @@ const SEARCH_PATH_VARIABLES: [&str; 8] = [
     "SDKROOT",
 ];
 
-/// git settings from the environment, in git's own format for child processes.
+/// Returns `GIT_CONFIG_PARAMETERS`, in which git passes settings to child processes.
 pub(crate) fn git_settings() -> OsString {
     std::env::var_os("GIT_CONFIG_PARAMETERS").unwrap_or_default()
 }
@@ -72,9 +72,10 @@ pub struct BuildEnvironment {
     pub cuda_homes: Vec<PathBuf>,
     /// `HIP_PATH` and `ROCM_PATH`: folders of ROCm.
     pub rocm_homes: Vec<PathBuf>,
-    /// `VULKAN_SDK`.
+    /// `VULKAN_SDK`: folder of a Vulkan SDK.
     pub vulkan_sdk: Option<PathBuf>,
-    /// Root under which toolkits and devices are searched, too: `/`. `None`: no such search.
+    /// Root folder, normally `/`, under whose usual paths toolkits and devices are searched, too; `None`: no
+    /// such search.
     pub system: Option<PathBuf>,
 }
 
@@ -101,7 +102,8 @@ impl BuildEnvironment {
         }
     }
 
-    /// The absolute path of a program, searched like in a shell; a name with a slash is a path already.
+    /// Returns the absolute path of a program, searched as a shell does; a name with a slash is taken as a
+    /// path.
     pub fn find(&self, program: impl AsRef<Path>) -> Option<PathBuf> {
         let program = program.as_ref();
         let runs = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();

@@ -1,5 +1,5 @@
-//! The error type of this crate. Each message says what was being done to which thing; [`BuilderError::hint`] has
-//! the remedy, where there is one.
+//! The error type of this crate. Each message names the failed operation and its object;
+//! [`BuilderError::hint`] returns the remedy, if there is one.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub enum BuilderError {
     #[error("there is no llama.cpp in {path}; at its top are: {}", join_names(.top))]
     NoLlamaCpp {
         path: PathBuf,
-        /// Names at its top level, so that the user recognizes a wrong file.
+        /// Names at the top level of the source, so that the user recognizes a wrong file.
         top: Vec<String>,
     },
     /// An archive with an entry or link that leads outside the unpack folder.
@@ -43,7 +43,7 @@ pub enum BuilderError {
     MissingProgram {
         /// Usual name or description of the program.
         program: String,
-        /// Debian package that contains it.
+        /// Debian package that contains the program.
         package: &'static str,
     },
     /// An installed program does not work.
@@ -59,7 +59,7 @@ pub enum BuilderError {
         /// MiB needed.
         need: u64,
     },
-    /// Not enough memory for even one compiler.
+    /// Less memory is available than a build, or one of its compilers, needs.
     #[error("{available} MiB of memory are available, a build takes {need} MiB")]
     Memory {
         /// MiB available.
@@ -89,7 +89,7 @@ pub enum BuilderError {
     /// An error about patch sets.
     #[error(transparent)]
     Patches(warden_patches::PatchError),
-    /// The source changed after it was planned.
+    /// The source changed between the plan and the build.
     #[error("{path} changed between the plan and the build")]
     SourceChanged { path: PathBuf },
     /// The binary lacks markers of patches that were applied to its source.
@@ -131,10 +131,10 @@ pub enum BuilderError {
         why: String,
         /// Settings with correct answers.
         right: Vec<&'static str>,
-        /// Only repacked weights fail; `--no-repack` is correct.
+        /// Only repacked weights fail: with `--no-repack`, the answers are correct.
         repacked_alone: bool,
     },
-    /// A downloaded archive has another hash than its pin.
+    /// A downloaded file has another hash than the pinned one.
     #[error("{path} has the sha256 {found}, expected was {expected}")]
     WrongHash { path: PathBuf, found: String, expected: String },
     /// No build in the store has this id or prefix.
@@ -176,7 +176,7 @@ pub enum BuilderError {
 }
 
 impl From<warden_patches::PatchError> for BuilderError {
-    /// Unwraps an error of our own that passed through the patches crate.
+    /// Unwraps a [`BuilderError`] that was passed through the patches crate.
     fn from(error: warden_patches::PatchError) -> Self {
         match error {
             warden_patches::PatchError::Tree(own) => match own.downcast() {

@@ -51,20 +51,20 @@ pub enum BuildEvent {
     Obtaining {
         /// The thing obtained, such as `cmake and ninja`.
         what: String,
-        /// Its origin in words, such as `PyPI`.
+        /// Origin of the thing in words, such as `PyPI`.
         from: &'static str,
-        /// The folder that receives it.
+        /// Folder that receives the thing.
         into: PathBuf,
     },
     /// The plan is made; it has source, revision and options.
     Planned(Box<BuildPlan>),
     /// The store has the build already.
     Hit(BuildId),
-    /// Another process builds the same plan; waiting for it.
+    /// Another process builds the same plan; this build waits for the other process.
     Waiting(BuildId),
-    /// A decision worth a line, such as the number of jobs and why.
+    /// A decision to report, such as the number of jobs with the reason.
     Note(String),
-    /// Path of the full output.
+    /// Path of the log with the full output.
     Log(PathBuf),
     /// A phase of the build begins.
     Phase(BuildPhase),

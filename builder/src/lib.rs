@@ -6,10 +6,10 @@
 //! judges and applies patch sets.
 //!
 //! ```text
-//!  Source --examine--> Found --+
-//!                              +--> Plan --build--> work folder --verify--> Store
-//!  PATH ---------> Compilers --+     |
-//!                                    +--> BuildId: hash of everything that shapes the binary
+//!  BuildSource --examine--> ExaminedSource --+
+//!                                            +--> BuildPlan --build--> work folder --verify--> BuildStore
+//!  PATH ------------------> BuildCompilers --+     |
+//!                                                  +--> BuildId: hash of everything that shapes the binary
 //! ```
 //!
 //! | module | purpose |
@@ -30,7 +30,7 @@
 //!
 //! - A build is in the store complete and verified, or not at all.
 //! - When a call returns, even after cancellation, none of its processes is left.
-//! - No file of a source is written outside its work folder.
+//! - A source's files are written only into the work folder of its build.
 //!
 //! # Example
 //!
@@ -38,26 +38,35 @@
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //! use warden_builder::{
-//!     Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source,
+//!     BuildEnvironment, BuildRequest, BuildSource, Builder, BuilderDirs, ComputeBackend, CpuTarget,
+//!     EventReporter, MachineNeeds,
 //! };
-//! use warden_patches::{Catalogue, Selection};
+//! use warden_patches::{SetCatalogue, SetSelection};
 //!
-//! let (reporter, mut events) = Reporter::channel();
+//! let (reporter, mut events) = EventReporter::channel();
 //! let builder = Builder {
-//!     dirs: Dirs { cache: "/home/me/.cache/llama-warden".into(), data: "/home/me/.local/share/llama-warden".into() },
-//!     env: Environment::from_process(),
+//!     dirs: BuilderDirs {
+//!         cache: "/home/me/.cache/llama-warden".into(),
+//!         data: "/home/me/.local/share/llama-warden".into(),
+//!     },
+//!     env: BuildEnvironment::from_process(),
 //!     memory: || None,
 //!     reporter,
 //!     cancel: tokio_util::sync::CancellationToken::new(),
 //! };
-//! let request = Request {
-//!     source: Source::at("llama.cpp.tar.gz".as_ref())?,
-//!     backend: Backend::Cpu.into(),
-//!     arch: Arch::Native.into(),
-//!     patches: Selection { catalogue: Catalogue::embedded()?, ..Default::default() },
+//! let request = BuildRequest {
+//!     source: BuildSource::at("llama.cpp.tar.gz".as_ref())?,
+//!     backend: ComputeBackend::Cpu.into(),
+//!     arch: CpuTarget::Native.into(),
+//!     patches: SetSelection { catalogue: SetCatalogue::embedded()?, ..Default::default() },
 //!     options: vec![],
 //!     jobs: None,
-//!     needs: Needs { disk: 2 << 30, memory: 1 << 30, memory_per_job: 700 << 20, memory_per_gpu_job: 2 << 30 },
+//!     needs: MachineNeeds {
+//!         disk: 2 << 30,
+//!         memory: 1 << 30,
+//!         memory_per_job: 700 << 20,
+//!         memory_per_gpu_job: 2 << 30,
+//!     },
 //!     page_timeout: Duration::from_secs(600),
 //!     verify_timeout: Duration::from_secs(60),
 //! };

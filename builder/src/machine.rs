@@ -1,5 +1,5 @@
-//! Checks free disk, cores and memory before work begins. The caller passes the available memory, because
-//! in a container it is no simple figure.
+//! Checks free disk, cores and memory before work begins. The caller passes the available memory, which is
+//! not simple to determine in a container.
 
 use std::path::Path;
 use std::thread;
@@ -10,7 +10,7 @@ use crate::plan::backend::ComputeBackend;
 /// Requirements of a build on the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineNeeds {
-    /// Free space, in the cache folder and in the store each.
+    /// Free disk space needed in each of two folders: the cache folder and the store.
     pub disk: u64,
     /// Minimum available memory for a build to begin.
     pub memory: u64,

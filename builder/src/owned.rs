@@ -118,7 +118,8 @@ fn open_subfolder(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Res
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     match openat2(folder, name, flags, Mode::empty(), within) {
-        // Kernels before 5.6, and syscall filters: the device number reveals most mounts.
+        // `openat2` is missing in kernels before 5.6, or blocked by a syscall filter: compare device numbers,
+        // which reveals most mounts.
         Err(Errno::NOSYS | Errno::PERM) => {
             let inner = openat(folder, name, flags, Mode::empty())?;
             if fstat(&inner)?.st_dev == device { Ok(inner) } else { Err(Errno::XDEV) }

@@ -34,7 +34,7 @@ const RECIPE_SCHEMA: u32 = 1;
 pub struct BuildRecipe {
     /// Version of this structure's meaning.
     pub schema: u32,
-    /// The source's identity, prefixed with its kind.
+    /// Identity of the source, prefixed with the source's kind.
     pub source: String,
     /// llama.cpp's folder inside the source.
     pub root: String,
@@ -44,7 +44,7 @@ pub struct BuildRecipe {
     pub backend: ComputeBackend,
     /// CPUs that the binary runs on.
     pub arch: CpuTarget,
-    /// cmake options in order; later ones win.
+    /// cmake options in order; a later option overrides an earlier one.
     pub cmake: Vec<String>,
     /// Version line of the C compiler.
     pub c: String,
@@ -58,8 +58,8 @@ pub struct BuildRecipe {
     /// Version of the GPU toolkit; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub toolkit: String,
-    /// GPU architectures compiled ahead of time, as cmake expects them; empty where there is no choice, or
-    /// where upstream chooses.
+    /// GPU architectures compiled ahead of time, as cmake expects them; empty if the backend has no such
+    /// choice, or if upstream's list is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
     /// Versions of the tools and libraries for extras: npm for the web page, OpenSSL or libcurl for HTTPS.
@@ -84,13 +84,13 @@ pub struct BuildPlan {
     /// The GPU toolkit with its path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub toolkit: Option<GpuToolkit>,
-    /// Why this backend was chosen; empty if the user asked for it.
+    /// Reason for the choice of this backend; empty if the user asked for it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// The judged patch sets, applied or not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PlannedSet>,
-    /// Features besides serving, in words.
+    /// Optional features (web page, HTTPS), described in words.
     #[serde(default)]
     pub extras: BuildExtras,
     /// Decision about the kernels for Intel's AMX; `None` if the build would not compile them.

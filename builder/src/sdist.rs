@@ -98,7 +98,7 @@ impl PipContext<'_> {
     ///
     /// # Errors
     ///
-    /// Fails if pip cannot name or fetch it, or on cancellation.
+    /// Fails if pip cannot name the newest version or cannot fetch it, or on cancellation.
     pub(crate) async fn newest(&self, pinned: &SdistPin) -> Result<(String, PathBuf)> {
         let venv = PythonVenv::new(self.cache);
         venv.ensure_created(self.env, self.reporter, self.cancel).await?;
@@ -132,7 +132,8 @@ impl PipContext<'_> {
         };
         let check = async |path: &Path| {
             let Some(pin) = pin else { return Ok(()) };
-            // Examined and hashed like any archive: the bytes are read once, and the result is cached.
+            // Examine and hash this archive like any other: the bytes are read once, and the result is
+            // cached.
             let (source, facts, token) =
                 (BuildSource::Archive(path.to_owned()), cache.to_owned(), cancel.clone());
             let examined = spawn_blocking(move || source.examine(&facts, &token)).await;

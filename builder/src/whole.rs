@@ -17,7 +17,7 @@ pub(crate) enum LossTolerance {
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8], loss: LossTolerance) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder)?;
-    // Prefixed with the file's name, so that a leftover of a power failure is recognizable.
+    // Prefix the temporary file with the file's name, so that a leftover of a power failure is recognizable.
     let name = path.file_name().unwrap_or_default();
     let mut new = tempfile::Builder::new().prefix(name).tempfile_in(folder)?;
     new.write_all(bytes)?;

@@ -1,5 +1,5 @@
-//! The error type of this crate. Each message says what was being done to which thing; [`PatchError::hint`] has
-//! the remedy, where there is one.
+//! The error type of this crate. Each message names the failed operation and its object; [`PatchError::hint`]
+//! returns the remedy, if there is one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ pub enum PatchError {
     },
 }
 
-/// Why a patch set is not applied.
+/// Reasons why a patch set is not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetRefusal {
     /// Id of the set.

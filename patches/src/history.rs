@@ -1,4 +1,4 @@
-//! Judges sets at many revisions: where each holds, and where it stops.
+//! Judges sets at many revisions: shows at which revisions each set is verified, and where that stops.
 //!
 //! Every revision is judged and none is inferred from its neighbours, because a patch can stop being
 //! verified and be verified again later. The cost is bearable: equal contents are judged once, and upstream
@@ -63,14 +63,14 @@ pub struct PatchStop {
     pub patch: String,
     /// Last verified revision before the stop; `None`: never verified.
     pub last_verified: Option<String>,
-    /// First unverified revision after it; `None`: verified up to the end.
+    /// First unverified revision after `last_verified`; `None`: verified up to the end.
     pub first: Option<HistoryRow>,
     /// First revision after the stop that is verified again.
     #[serde(rename = "again")]
     pub verified_again: Option<String>,
 }
 
-/// Judges sets in one tree. `proofs`: records of this machine.
+/// Judges sets in one tree. `proofs`: verifications recorded on this machine.
 ///
 /// # Errors
 ///
@@ -97,7 +97,7 @@ pub fn check_tree(
     Ok(rows)
 }
 
-/// Merges consecutive equal results, by patch in the order of their first rows.
+/// Merges consecutive equal results of each patch. Patches are in the order of their first rows.
 pub fn merge_runs(rows: &[HistoryRow]) -> Vec<HistoryRun> {
     let mut all: Vec<HistoryRun> = Vec::new();
     for patch in patch_names(rows) {

@@ -67,7 +67,7 @@ pub struct SetJudgement {
     /// Hash of the insertions into this tree: the hooks' lines and the new files. Empty if the set cannot be
     /// applied.
     pub placed: String,
-    /// Record of this machine, if the set is locally verified by it.
+    /// Record of this machine that makes the set locally verified; `None` for other statuses.
     pub proof: Option<SetProof>,
 }
 
@@ -120,7 +120,7 @@ pub struct SeamSeen {
     pub seam: String,
     /// File that contains the seam.
     pub file: Option<String>,
-    /// First and last line of the container (of the first of several), from 1.
+    /// First and last line of the container, from 1; of several containers, those of the first one.
     pub lines: Option<(usize, usize)>,
     /// Hash of 16 hexadecimal digits, or `absent`.
     pub hash: String,

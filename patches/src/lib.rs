@@ -3,9 +3,9 @@
 //! other mitigations against leaks.
 //!
 //! ```text
-//!  set.toml ──Catalogue──> PatchSet ──┐
-//!                                     ├── judge ──> Judgement { status, reasons, edits } ──> apply, export
-//!  folder, archive, commit ── Tree ───┘
+//!  set.toml ──SetCatalogue──> PatchSet ─────┐
+//!                                           ├── judge ──> SetJudgement { status, reasons, edits } ──> apply, export
+//!  folder, archive, commit ── SourceTree ───┘
 //! ```
 //!
 //! The curated sets and the list of mitigations are embedded in the program. Judging writes nothing;

@@ -32,13 +32,13 @@ pub struct PlannedSet {
     /// Placed hooks that leave a text in the binary.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<PlannedHook>,
-    /// Hash over all its changes, 12 hexadecimal digits; empty if the set is not applied.
+    /// Hash over all changes of the set, 12 hexadecimal digits; empty if the set is not applied.
     #[serde(default)]
     pub edits: String,
-    /// Applied although unverified, because the user allowed it.
+    /// The set is applied although unverified, because the user allowed that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed_unverified: bool,
-    /// This machine's record for this code, if the set is locally verified.
+    /// Record of this machine for exactly this code, if the set is locally verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<SetProof>,
     /// For a user's own set: its definitions of fixes, so that the build can be used without the set's
@@ -79,7 +79,7 @@ pub struct PlannedHook {
 pub struct PlannedSeam {
     /// Id of the seam.
     pub seam: String,
-    /// Hash of its text, or `absent`.
+    /// Hash of the seam's text, or `absent`.
     pub hash: String,
     /// Label of the matching known version; `None`: not reviewed.
     pub known: Option<String>,
@@ -147,8 +147,8 @@ impl PlannedSeries {
     ///
     /// # Errors
     ///
-    /// Fails with all sets that are refused, or unverified and not allowed. Fails if an existing file of
-    /// the tree cannot be read.
+    /// Fails if sets are refused, or are unverified without the user's permission; the error names all such
+    /// sets. Fails if an existing file of the tree cannot be read.
     pub fn judge(selection: &SetSelection, backend: &str, tree: &dyn SourceTree) -> Result<Self> {
         let chosen = selection.sets_for(backend)?;
         let fitting: Vec<&PatchSet> = chosen.iter().copied().filter(|set| set.is_for(backend)).collect();

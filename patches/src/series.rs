@@ -49,7 +49,7 @@ impl PatchSeries {
         Ok(Self { judgements, edits: TreeEdits(files.into_values().collect()) })
     }
 
-    /// Marks sets as locally verified that are covered by a record of this machine.
+    /// Marks those sets as locally verified that a record of this machine covers.
     #[must_use]
     pub fn accept(mut self, sets: &[&PatchSet], proofs: &ProofRecords) -> Self {
         for judgement in &mut self.judgements {

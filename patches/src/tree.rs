@@ -96,7 +96,7 @@ impl<'a> OverlayTree<'a> {
         }
     }
 
-    /// Replaces a file, or hides it.
+    /// Replaces the content of a file; `None` hides the file.
     pub fn put(&mut self, path: String, content: impl Into<Option<Vec<u8>>>) {
         self.files.insert(path, content.into());
     }

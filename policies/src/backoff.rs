@@ -1,13 +1,13 @@
 //! Delay before a crashed backend is started again.
 //!
-//! Exponential with a cap and jitter, as Kubernetes does for crash loops; never zero, so that a backend that dies at
-//! once cannot spin.
+//! The delay grows exponentially, with a cap and jitter, as in Kubernetes for crash loops. The delay is never
+//! zero, so that a backend that dies at once is not restarted in a busy loop.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Shape of the delay.
+/// Parameters of the delay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackoffPolicy {
     /// Delay after the first failure, before jitter. Above zero.
@@ -22,8 +22,8 @@ pub const DELAY_LEAST: Duration = Duration::from_millis(10);
 /// Returns the delay after `failures` consecutive failures (1 or more); `unit` is a random number in `[0,
 /// 1)`.
 ///
-/// Doubles with each failure up to the cap, then takes a random point between half of that and all of it ("equal
-/// jitter"), so replicas that died together do not come back together.
+/// Doubles the delay with each failure up to the cap, then picks a random point between half of the result
+/// and all of it ("equal jitter"), so that replicas that died together are not restarted together.
 pub fn delay(policy: &BackoffPolicy, failures: u32, unit: f64) -> Duration {
     let doublings = failures.saturating_sub(1).min(20);
     let full = policy.first.saturating_mul(1 << doublings).min(policy.cap);

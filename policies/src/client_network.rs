@@ -1,10 +1,10 @@
-//! Maps addresses to clients, wherever a limit or a count is per address.
+//! Maps addresses to clients, for limits and counts per client.
 
-// Addresses as values; nothing is opened here.
+// Address types only: this module opens no connection.
 use core::net::{IpAddr, Ipv6Addr};
 
-/// Returns the network that counts as one client. For IPv6 the first 64 bits, because one customer controls
-/// all addresses in them; for IPv4 the address, also in its IPv6-mapped form.
+/// Returns the network that counts as one client. For IPv6, the first 64 bits, because one customer controls
+/// all addresses that share them; for IPv4, the address, even if given in its IPv6-mapped form.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

@@ -11,14 +11,15 @@
 //!                             gone
 //! ```
 //!
-//! A generation is *open* (takes leases) or *closed* (drains). An open one may be *held*: it gives no slots
-//! to the queue, because a caller at the front waits for its memory ([`LeaseDispatch::hold`],
-//! [`LeaseDispatch::take`]). The queue is strictly FIFO within a class: a newcomer never overtakes an earlier
-//! caller. The owner keeps this value under one lock, so that no decision rests on a stale read.
+//! A generation (one process of the model) is *open* if it takes leases, and *closed* if it drains. An open
+//! generation may be *held*: the queue gets none of its slots, because a caller whose turn has come waits
+//! for memory there ([`LeaseDispatch::hold`], [`LeaseDispatch::take`]). The queue is strictly FIFO within a
+//! class: a newcomer never overtakes an earlier caller. The owner keeps this value under one lock, so that
+//! no decision rests on a stale read.
 //!
 //! The holder of a lease may seek to be *alone* on its generation ([`LeaseDispatch::seek_alone`],
-//! [`LeaseDispatch::try_alone`]). From then on no other request gets a slot there, and it is alone once the
-//! running ones have ended. Seekers run nothing, so two of them never block each other.
+//! [`LeaseDispatch::try_alone`]). From then on no other request gets a slot there, and the holder is alone
+//! once the running requests have ended. Seekers run nothing, so two of them never block each other.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,19 +27,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::GenerationId;
 
-/// Purpose of a lease; decides if it counts against a generation's limit.
+/// Purpose of a lease. Only [`LeaseKind::Slot`] counts against a generation's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseKind {
-    /// Occupies a slot while it runs: completions, embeddings, rerank, audio.
+    /// The request occupies a slot while it runs: completions, embeddings, rerank, audio.
     Slot,
-    /// Answered without a slot: tokenize, props, health, metrics. Delays a drain, but never waits for a slot.
+    /// The request needs no slot: tokenize, props, health, metrics. Delays a drain, but never waits for a
+    /// slot.
     Aux,
-    /// Like `Aux`, for a request that only reads (`/metrics`, `/slots`). Does not count as use of the
-    /// model: the idle time continues.
+    /// The request needs no slot and only reads (`/metrics`, `/slots`). Not counted as use of the model: the
+    /// idle time continues.
     Read,
-    /// An endless stream of events for an observer. It is no work, so a drain does not wait for it. A lease
-    /// becomes one once its answer shows it ([`LeaseDispatch::convert_to_watch`]).
+    /// The answer is an endless stream of events, which a drain does not wait for. A lease gets this kind
+    /// when its answer turns out to be such a stream ([`LeaseDispatch::convert_to_watch`]).
     Watch,
 }
 
@@ -69,7 +71,7 @@ pub struct LeaseGrant {
 pub enum LeaseAnswer {
     /// Granted on this generation.
     Granted(GenerationId),
-    /// Queued; a [`LeaseGrant`] with this ticket follows, unless the caller cancels.
+    /// Queued; a [`LeaseGrant`] with this ticket follows if the caller does not cancel.
     Queued(QueueTicket),
     /// The queue is full.
     Full {
@@ -86,7 +88,7 @@ struct OpenGeneration {
     slots: u32,
     aux: u32,
     watch: u32,
-    /// Leases that wait to be alone, and those of them with a slot.
+    /// Leases that wait to be alone, and (`seeking_slots`) how many of them hold a slot.
     seeking: u32,
     seeking_slots: u32,
     /// Leases without a slot that only read.
@@ -134,13 +136,13 @@ impl LeaseDispatch {
         Self { depth, next_ticket: 0, generations: BTreeMap::new(), queue: VecDeque::new() }
     }
 
-    /// Changes the limit of the queue. Callers already beyond it stay.
+    /// Changes the limit of the queue. Callers who already wait stay, even beyond the limit.
     pub fn set_depth(&mut self, depth: usize) {
         self.depth = depth;
     }
 
-    /// Requests a lease. The open generation with the lowest load relative to its limit gets it; the older
-    /// one at a tie.
+    /// Requests a lease on the open generation with the lowest load relative to its limit; at a tie, on the
+    /// older generation.
     pub fn request(&mut self, kind: LeaseKind) -> LeaseAnswer {
         match self.grant_at_once(kind) {
             Some(generation) => LeaseAnswer::Granted(generation),
@@ -149,13 +151,13 @@ impl LeaseDispatch {
         }
     }
 
-    /// Requests a lease for a caller whose previous lease became void before its work was done. A full
-    /// queue does not refuse it. There are never more such callers than there were leases.
+    /// Requests a lease for a caller whose previous lease became void before its work was done. Such a caller
+    /// may wait even in a full queue; there are never more such callers than there were leases.
     pub fn request_again(&mut self, kind: LeaseKind) -> LeaseAnswer {
         self.grant_at_once(kind).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
     }
 
-    /// Returns a lease for a newcomer that overtakes no earlier caller.
+    /// Grants a lease if no earlier caller of the class waits and a generation has room.
     fn grant_at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
         let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
         if overtakes { None } else { self.place_lease(kind) }
@@ -167,8 +169,8 @@ impl LeaseDispatch {
         LeaseAnswer::Queued(ticket)
     }
 
-    /// Cancels a waiting caller. Returns false if the ticket no longer waits: it was granted meanwhile, and
-    /// the caller must release that lease.
+    /// Cancels a waiting caller. Returns false if the ticket is not in the queue: a lease was granted
+    /// meanwhile, and the caller must release it.
     pub fn cancel(&mut self, ticket: QueueTicket) -> bool {
         let before = self.queue.len();
         self.queue.retain(|(waiting, _)| *waiting != ticket);
@@ -180,7 +182,7 @@ impl LeaseDispatch {
         self.queue.drain(..).map(|(ticket, _)| ticket).collect()
     }
 
-    /// Ends a lease. Unknown generations are ignored, because their leases are already void.
+    /// Ends a lease; returns leases for waiting callers. Leases of unknown generations are already void.
     pub fn release(&mut self, generation: GenerationId, kind: LeaseKind) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             let count = known.count(kind);
@@ -189,7 +191,7 @@ impl LeaseDispatch {
         self.serve_queue()
     }
 
-    /// Opens a generation for leases, at most `limit` of [`LeaseKind::Slot`] at a time.
+    /// Opens a generation for leases, with at most `limit` of [`LeaseKind::Slot`] at a time.
     pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<LeaseGrant> {
         let entry = self.generations.entry(generation).or_insert(OpenGeneration {
             open: false,
@@ -220,7 +222,7 @@ impl LeaseDispatch {
         self.generations.remove(&generation);
     }
 
-    /// Issues a ticket outside of the queue, for a caller whose turn has come but who waits for another
+    /// Issues a ticket without queueing, for a caller whose turn has come but who waits for another
     /// condition.
     pub fn issue_ticket(&mut self) -> QueueTicket {
         let ticket = QueueTicket(self.next_ticket);
@@ -228,7 +230,7 @@ impl LeaseDispatch {
         ticket
     }
 
-    /// Holds exactly these generations: only [`LeaseDispatch::take`] gives slots on them.
+    /// Holds exactly these generations and no others: only [`LeaseDispatch::take`] gives slots on them.
     pub fn hold(&mut self, held: &[GenerationId]) -> Vec<LeaseGrant> {
         for (id, generation) in &mut self.generations {
             generation.held = held.contains(id);
@@ -236,8 +238,8 @@ impl LeaseDispatch {
         self.serve_queue()
     }
 
-    /// Takes a lease on one generation, bypassing the queue and a hold. Returns false if it has no room or
-    /// is closed.
+    /// Takes a lease on one generation, bypassing the queue and a hold. Returns false if the generation is
+    /// closed or has no free slot.
     pub fn take(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation).filter(|known| known.open) else {
             return false;
@@ -249,8 +251,8 @@ impl LeaseDispatch {
         true
     }
 
-    /// Counts a request of the predecessor instance, even on a closed generation: as a slot lease if a slot
-    /// is free, else as an auxiliary one. `None` if the generation is unknown.
+    /// Counts a request taken over from the previous llama-warden, even on a closed generation: as a slot
+    /// lease if a slot is free, else as an auxiliary lease. `None` if the generation is unknown.
     pub fn count_in(&mut self, generation: GenerationId) -> Option<LeaseKind> {
         let known = self.generations.get_mut(&generation)?;
         let kind = if known.has_slot() { LeaseKind::Slot } else { LeaseKind::Aux };
@@ -258,8 +260,8 @@ impl LeaseDispatch {
         Some(kind)
     }
 
-    /// Makes a lease wait to be alone on its generation; it runs nothing until then. No other request gets
-    /// a slot there.
+    /// Makes a lease wait to be alone on its generation. Until then its holder runs nothing, and no other
+    /// request gets a slot there.
     pub fn seek_alone(&mut self, generation: GenerationId, kind: LeaseKind) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.seeking += 1;
@@ -267,8 +269,8 @@ impl LeaseDispatch {
         }
     }
 
-    /// Returns true if no other request runs in a slot there. Then the holder is alone until it calls
-    /// [`LeaseDispatch::end_alone`], and no longer seeks.
+    /// Returns true if no other request runs in a slot there. Then the holder no longer seeks, and is alone
+    /// until it calls [`LeaseDispatch::end_alone`].
     pub fn try_alone(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation) else { return false };
         if known.alone || known.slots > known.seeking_slots {
@@ -287,7 +289,7 @@ impl LeaseDispatch {
         self.serve_queue()
     }
 
-    /// Ends being alone: the holder ends, or others may join it.
+    /// Ends the exclusive use of a generation: its holder has finished, or accepts other requests.
     pub fn end_alone(&mut self, generation: GenerationId) -> Vec<LeaseGrant> {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.alone = false;
@@ -300,15 +302,16 @@ impl LeaseDispatch {
         self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
     }
 
-    /// Records that a lease without a slot only reads (a `GET`), so it does not count as company. `begins`
-    /// is false at its end.
+    /// Counts a lease without a slot that only reads (a `GET`) and so is left out of `other_leases`. `begins`
+    /// is true when the lease begins and false when it ends.
     pub fn count_reader(&mut self, generation: GenerationId, begins: bool) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.readers = if begins { known.readers + 1 } else { known.readers.saturating_sub(1) };
         }
     }
 
-    /// Returns the leases that may run work next to the one that is alone. Seekers and readers run none.
+    /// Returns the number of leases that may run work next to the exclusive one. Seekers and readers run
+    /// none.
     pub fn other_leases(&self, generation: GenerationId) -> u32 {
         let idle = |known: &OpenGeneration| known.seeking + known.readers + u32::from(known.alone);
         self.generations
@@ -324,19 +327,19 @@ impl LeaseDispatch {
         }
     }
 
-    /// Returns the open generations, least loaded first; the older one first at a tie.
+    /// Returns the open generations, least loaded first; at a tie, the older one first.
     pub fn open_generations(&self) -> Vec<GenerationId> {
         let mut open: Vec<_> = self.generations.iter().filter(|(_, known)| known.open).collect();
         open.sort_by_key(|(_, known)| relative_load(known));
         open.into_iter().map(|(id, _)| *id).collect()
     }
 
-    /// Returns the leases on a generation, watchers excluded.
+    /// Returns the number of leases on a generation, watchers excluded.
     pub fn in_flight(&self, generation: GenerationId) -> u32 {
         self.generations.get(&generation).map_or(0, |known| known.slots + known.aux)
     }
 
-    /// Returns the leases on all generations, watchers excluded.
+    /// Returns the number of leases on all generations, watchers excluded.
     pub fn in_flight_total(&self) -> u32 {
         self.generations.values().map(|known| known.slots + known.aux).sum()
     }
@@ -346,7 +349,7 @@ impl LeaseDispatch {
         self.queue.len()
     }
 
-    /// Returns the number of slots of a generation.
+    /// Returns the limit of slot leases on a generation.
     pub fn limit(&self, generation: GenerationId) -> Option<u32> {
         self.generations.get(&generation).map(|known| known.limit)
     }
@@ -390,7 +393,7 @@ impl LeaseDispatch {
     }
 }
 
-/// Load of a generation, comparable across limits: leases per thousand of the limit.
+/// Returns the load of a generation, comparable across limits: leases per thousand of the limit.
 fn relative_load(generation: &OpenGeneration) -> u64 {
     (u64::from(generation.slots) + u64::from(generation.aux)) * 1000 / u64::from(generation.limit.max(1))
 }

@@ -8,21 +8,21 @@ use crate::sample::MemoryKind;
 /// Memory needs that an experiment has measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExperimentNeeds {
-    /// The cost of a prompt token, memory by memory.
+    /// Cost of a prompt token in each kind of memory.
     #[serde(default)]
     pub prices: Vec<PromptPrice>,
-    /// The most bytes that a process without a leak holds, memory by memory.
+    /// Most bytes that a process without a leak holds in each kind of memory.
     #[serde(default)]
     pub worst: Vec<(MemoryKind, u64)>,
 }
 
 impl ExperimentNeeds {
-    /// Whether the experiment measured nothing.
+    /// Returns true if the experiment measured nothing.
     pub fn is_empty(&self) -> bool {
         self.prices.is_empty() && self.worst.is_empty()
     }
 
-    /// The most bytes of one memory; `None` if that memory was not measured.
+    /// Returns the most bytes in one kind of memory; `None` if not measured.
     pub fn worst(&self, series: MemoryKind) -> Option<u64> {
         self.worst.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
     }

@@ -1,8 +1,8 @@
-//! Accepted host names: the protection against DNS rebinding, where a web page resolves its own name to
-//! this machine and so calls it with the page's origin. Addresses and `localhost` cannot be taken over, so
-//! they are always accepted. Compares text and resolves nothing.
+//! Accepted host names: the protection against DNS rebinding, where the name of a web page's own host is
+//! resolved to this machine, so that the page's requests count as same-origin. Nobody can take over addresses
+//! and `localhost` in this way, so they are always accepted. Compares text and resolves nothing.
 
-// Addresses as values; nothing is opened here.
+// Address types only: this module opens no connection.
 use core::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
@@ -13,22 +13,22 @@ use crate::words::one_or_several;
 /// Accepted host names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostNames {
-    /// All names where it is safe, else only addresses and `localhost`; see [`Self::resolve`].
+    /// All names if that is safe, else only addresses and `localhost`; see [`Self::resolve`].
     #[default]
     Auto,
     /// All names.
     Any,
-    /// The listed names, addresses and `localhost`.
+    /// Only the listed names, and always addresses and `localhost`.
     Only(Vec<HostPattern>),
 }
 
-/// A host name, or `*.` and a suffix.
+/// A host name, or `*.` and a suffix that matches all names with this suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPattern(String);
 
 impl HostNames {
-    /// Resolves `Auto`. `exposed`: a page that bypasses the same-origin policy by its name could use the
-    /// models.
+    /// Replaces `Auto` by a rule. `exposed`: a web page that gets around the same-origin policy with its host
+    /// name could use the models.
     #[must_use]
     pub fn resolve(self, exposed: bool) -> Self {
         match self {
@@ -38,18 +38,18 @@ impl HostNames {
         }
     }
 
-    /// Returns true if a host, written as by clients but without the port, is accepted.
+    /// Returns true if the host of a request (the text sent by the client, without the port) is accepted.
     pub fn allow(&self, host: &str) -> bool {
         let Self::Only(known) = self else { return true };
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         is_address(&host)
             || host == "localhost"
-            // RFC 6761 section 6.3: these names are this machine, and browsers do not resolve them.
+            // RFC 6761 section 6.3: these names mean this machine, and browsers do not ask DNS for them.
             || host.ends_with(".localhost")
             || known.iter().any(|name| name.matches(&host))
     }
 
-    /// Parses one keyword or several names.
+    /// Parses a single keyword (`auto` and the like) or several names.
     ///
     /// # Errors
     /// A text is no host name.
@@ -62,7 +62,7 @@ impl HostNames {
     }
 }
 
-/// Browsers normalise other spellings of an address (`0x7f.1`) to this one.
+/// Returns true for an IP address. Browsers convert other spellings (`0x7f.1`) to the usual one.
 fn is_address(host: &str) -> bool {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
@@ -73,7 +73,7 @@ fn is_address(host: &str) -> bool {
 impl HostPattern {
     fn matches(&self, host: &str) -> bool {
         match self.0.strip_prefix('*') {
-            // Requires a label before the dot.
+            // Requires at least one character before the dot.
             Some(end) => host.len() > end.len() && host.ends_with(end),
             None => self.0 == host,
         }

@@ -1,42 +1,42 @@
 //! Pure decisions of llama-warden: facts in, decisions out.
 //!
-//! This crate has no clock, no I/O, no threads and no async. Time comes in as a [`std::time::Duration`]
-//! since an epoch that the caller chooses; randomness comes in as a number. So every decision can be
-//! printed, stored, replayed and tested with values alone.
+//! This crate has no clock, no I/O, no threads and no async. Callers pass time as a [`std::time::Duration`]
+//! since an epoch of their choice, and randomness as a number. So every decision can be printed, stored,
+//! replayed and tested with values only.
 //!
-//! | module | decides |
+//! | module | subject |
 //! |---|---|
-//! | [`growth`] | verdicts on memory: leaks, the unit of work that pays, time to a limit |
+//! | [`growth`] | verdicts on memory: leaks, the unit of work that causes them, time to a limit |
 //! | [`server_flags`] | spelling of flags for a given llama-server |
 //! | [`start_search`] | switches to try on a server that dies while it loads |
 //! | [`standstill`] | stalled starts |
-//! | [`lifecycle`] | next step of one backend process: start, drain, stop, back off, give up |
+//! | [`lifecycle`] | next step of one backend process: start, drain, stop, back off, fail |
 //! | [`dispatch`] | leases on a backend: grant, queue, refuse |
 //! | [`declared_memory`] | caches that a server is configured to fill, so that growth in them is no leak |
-//! | [`health`] | other illness of a backend: wedged, answering errors, slow, device fault |
-//! | [`book`] | predicted memory needs of a model, and placement of several |
-//! | [`loading`] | loaded models, their GPUs, and evictions |
+//! | [`health`] | other faults of a backend: wedged, answering errors, slow, device fault |
+//! | [`book`] | predicted memory needs of a model, and placement of several models |
+//! | [`loading`] | models to load, their GPUs, and evictions |
 //! | [`reclaim`] | reclaiming memory from a process before it is replaced |
 //! | [`recycle`] | replacement because of memory, age or request count |
 //! | [`cooldown`] | permission for a replacement now, and futile recycling |
-//! | [`rollup`] | nothing: compact history of memory |
-//! | [`trace`] | nothing: reads and writes recordings of readings |
-//! | [`world`] | nothing: generates readings for tests and simulations |
+//! | [`rollup`] | compact history of memory |
+//! | [`trace`] | reading and writing of recorded readings |
+//! | [`world`] | generated readings for tests and simulations |
 //! | [`replacement_cost`] | cheapest moment of a replacement |
 //! | [`schedule`] | replacement windows by time of day |
-//! | [`share`] | order of backends that share a budget or a GPU |
+//! | [`share`] | order of replacement among backends that share a budget or a GPU |
 //! | [`admission`] | prompts that fit into the remaining memory |
 //! | [`simulate`] | effect of a policy on a simulated leaking backend |
 //! | [`canary`] | comparison of another build with the serving one |
 //! | [`experiment_needs`] | memory needs that experiments have measured |
-//! | [`server_facts`] | nothing: names known behaviour of llama-server |
+//! | [`server_facts`] | names of known behaviour of llama-server |
 //! | [`hosts`] | accepted host names |
-//! | [`origins`] | origins of web pages that may call |
+//! | [`origins`] | origins of web pages whose requests are allowed |
 //! | [`quarantine`] | requests kept from a model because its server died of them |
 //! | [`rate`] | rate limits and retry times |
-//! | [`modes`] | nothing: names the modes of running a model |
-//! | [`phrases`] | nothing: describes decisions in words |
-//! | [`trace_context`] | trace of a request, and its recording |
+//! | [`modes`] | names of the modes of running a model |
+//! | [`phrases`] | descriptions of decisions in words |
+//! | [`trace_context`] | trace identifiers of a request, and whether the trace is recorded |
 //! | [`warmth`] | state carried over in a replacement |
 //! | [`backoff`] | delay after a crash |
 //! | [`mod@defaults`] | all default numbers, with reasons |

@@ -1,4 +1,4 @@
-//! The life of one backend, as a pure step function.
+//! Life cycle of one backend, as a step function without side effects.
 //!
 //! ```text
 //!             Up                    ProbeReady
@@ -16,22 +16,22 @@
 //!                                   Restart -> Starting, Idle -> Idle <----------+
 //! ```
 //!
-//! No state is final: after a failure the next start is a trial, and trials continue. A process that had
-//! served is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), because it could start a moment
-//! ago. One that never became ready is restarted after pauses that grow up to [`BackoffPolicy::cap`]. A
-//! start that needs a change first (a flag, a file) waits in [`BackendPhase::Failed`] for it, with occasional
-//! trials, because the diagnosis may be wrong.
+//! No phase is final: after a failure the next start is a trial, and trials continue. A process that had been
+//! ready is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), because a start has worked before.
+//! A process that never became ready is restarted after pauses that grow up to [`BackoffPolicy::cap`]. If a
+//! start needs a change first (of a flag, a file), the backend waits for that change in
+//! [`BackendPhase::Failed`], with occasional trials, because the diagnosis may be wrong.
 //!
-//! A [`LifecycleMachine`] is one such life. An overlapping replacement uses two machines: the new one starts from
-//! `Idle`, and when it is `Ready` the old one gets `Down`. The machine never acts: it returns [`LifecycleEffect`]s
-//! for its owner to carry out.
+//! A [`LifecycleMachine`] is the life cycle of one process at a time. An overlapping replacement uses two
+//! machines: the new one starts from `Idle`, and when it is `Ready` the old one gets `Down`. The machine
+//! never acts: it returns [`LifecycleEffect`]s that its owner carries out.
 //!
-//! Invariants (property-tested): the gate is open only in `Ready`; a child is spawned only when none lives;
-//! `Kill` follows `Term` and the grace, except after `KillNow` and for a child that never became ready;
-//! every phase but `Idle` and `Ready` has a timer, so no phase needs an operator to end it; an unexpected
-//! exit leads to `Backoff` or `Failed`, never straight to `Starting`; `Failed` is reached only by a failed
-//! start that needs a change, and left at once by that change; from any history, timers and probes alone
-//! bring a wanted backend back to `Ready` once its process starts again.
+//! Invariants (property-tested): the gate is open only in `Ready`; a child is spawned only when no other
+//! child lives; `Kill` follows `Term` and the grace time, except after `KillNow` and for a child that never
+//! became ready; every phase but `Idle` and `Ready` has a timer, so no phase needs an operator to end it;
+//! an unexpected exit leads to `Backoff` or `Failed`, never straight to `Starting`; `Failed` is reached
+//! only by a failed start that needs a change, and left at once by that change; from any history, timers
+//! and probes suffice to bring a wanted backend back to `Ready` once its process can start again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -40,25 +40,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::backoff::BackoffPolicy;
 
-/// Phase of a backend's life.
+/// Phase in a backend's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackendPhase {
-    /// No process, none wanted.
+    /// No process runs, and none is wanted.
     Idle,
-    /// A process runs and does not answer yet.
+    /// A process runs but does not answer yet.
     Starting,
     /// The process answers; leases may be taken.
     Ready,
     /// Probes are lost: no new leases, running ones continue.
     Suspect,
-    /// No new leases; running ones end.
+    /// No new leases are granted; running leases are allowed to finish.
     Draining,
-    /// The process got a signal to end.
+    /// The process got a signal to exit.
     Stopping,
-    /// The process died; the next start waits.
+    /// The process died; the next start waits for a timer.
     Backoff,
-    /// The backend cannot start before a flag or a file changes. The change or an occasional trial starts it.
+    /// The backend cannot start until a flag or a file changes. Such a change, or an occasional trial, starts
+    /// the backend.
     Failed,
 }
 
@@ -84,7 +85,7 @@ impl std::fmt::Display for BackendPhase {
     }
 }
 
-/// State after a stop.
+/// Next step after a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AfterStop {
@@ -94,14 +95,14 @@ pub enum AfterStop {
     Restart,
 }
 
-/// Effect of an unexpected end on the next start.
+/// Consequence of an unexpected exit for the next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndCause {
     /// The next start may succeed.
     MayPass,
     /// The next start fails as well, unless a flag or a file changes.
     NeedsChange,
-    /// Memory was short while other processes were returning some; not counted as a failure of this backend.
+    /// Memory was short while other processes were freeing some; not counted as a failure of this backend.
     MemoryReturning,
 }
 
@@ -110,44 +111,45 @@ pub enum EndCause {
 pub enum LifecycleEvent {
     /// The backend is wanted: a request waits for it, or it is preloaded.
     Up,
-    /// The backend is no longer wanted: drain, stop, stay down.
+    /// The backend is no longer wanted: drain, stop, stay stopped.
     Down,
-    /// Replace it: drain, stop, start again.
+    /// Replace the process: drain, stop, start again.
     Recycle,
     /// End the process without draining.
     KillNow(AfterStop),
-    /// A probe was answered: ready for requests.
+    /// A probe was answered: the process is ready for requests.
     ProbeReady,
     /// Several probes in a row were lost.
     ProbesLost,
     /// A probe was answered after lost ones.
     ProbesBack,
-    /// Cancel the drain: the process continues to serve. Only for a healthy one.
+    /// Cancel the drain: the process continues to serve. Sent only for a healthy process.
     Resume,
-    /// The last lease ended (sent while draining; harmless otherwise).
+    /// The last lease has ended. Has an effect only while draining.
     Drained,
-    /// The process is gone and reaped. The cause counts only for an unexpected end.
+    /// The process has exited and was reaped. The cause matters only for an unexpected exit.
     Exited(EndCause),
-    /// Like `Exited`, but one request caused it and is refused from now on; no evidence against the backend.
+    /// Like `Exited`, but caused by one request, which is refused from now on; no evidence against the
+    /// backend.
     KilledByRequest,
     /// The process could not be created.
     SpawnFailed(EndCause),
     /// A timer requested by [`LifecycleEffect::Arm`] has expired.
     Timer(LifecycleTimer),
-    /// A requirement of the start has changed, so it may succeed now.
+    /// A condition for the start has changed, so the start may succeed now.
     Changed,
-    /// The next start is known to fail before a requirement changes.
+    /// The next start is known to fail until a condition changes.
     Stuck,
-    /// An operator or a new configuration clears `Failed` or `Backoff`.
+    /// Leave `Failed` or `Backoff`, by request of an operator or because of a new configuration.
     Reset,
 }
 
-/// The timers of a backend. At most one is armed at a time: every transition replaces the last.
+/// Timers of a backend. At most one is armed at a time: every transition replaces the armed timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LifecycleTimer {
     /// Deadline for becoming ready.
     Start,
-    /// Deadline for lost probes to return.
+    /// Deadline for probes to be answered again.
     Suspect,
     /// Deadline for the leases to end.
     Drain,
@@ -155,17 +157,17 @@ pub enum LifecycleTimer {
     Grace,
     /// Pause before the next start.
     Backoff {
-        /// Consecutive failures of the same kind, 1 or more: the input of [`crate::backoff::delay`].
+        /// Number of consecutive failures of the same kind, 1 or more, for [`crate::backoff::delay`].
         failures: u32,
-        /// Limits the pause to [`LifecyclePolicy::crash_cap`]: the process had been ready, or only found no
-        /// room.
+        /// The pause is at most [`LifecyclePolicy::crash_cap`], because the process had been ready, or only
+        /// lacked memory.
         short: bool,
     },
     /// Pause before the next trial of a backend that waits for a change.
     Trial,
 }
 
-/// Action for the machine's owner, in this order.
+/// Action for the machine's owner; actions are carried out in the returned order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifecycleEffect {
     /// Create the process and probe it.
@@ -174,11 +176,11 @@ pub enum LifecycleEffect {
     OpenGate,
     /// Refuse new leases.
     CloseGate,
-    /// Send SIGTERM, once: llama-server exits at once on a second one.
+    /// Send SIGTERM once: llama-server exits at once on a second SIGTERM.
     Term,
     /// Send SIGKILL to the whole process group.
     Kill,
-    /// Arm this timer, in place of any other. Its duration is in the owner's configuration.
+    /// Arm this timer, in place of any other. The owner's configuration gives the duration.
     Arm(LifecycleTimer),
     /// Disarm the timer.
     Disarm,
@@ -199,15 +201,15 @@ pub struct LifecycleMachine {
     failures: u32,
     /// Consecutive starts that did not become ready.
     failed_starts: u32,
-    /// Consecutive starts without room while other processes were ending.
+    /// Consecutive starts that lacked memory while other processes were exiting.
     crowded_starts: u32,
     recent: VecDeque<Duration>,
     alarmed: bool,
 }
 
 impl LifecyclePolicy {
-    /// Returns the time limit of a probe after an apparent crash: enough lost probes to make the backend
-    /// suspect fit into `crash_ends`.
+    /// Returns the time limit of a probe after an apparent crash, chosen so that all probes that must be lost
+    /// before the backend is suspect fit into `crash_ends`.
     pub fn crash_probe(&self) -> Duration {
         self.crash_ends / self.probes_lost.saturating_add(1)
     }
@@ -246,19 +248,19 @@ impl LifecycleMachine {
         self.phase
     }
 
-    /// Returns the consecutive unexpected ends without a stable time in between.
+    /// Returns the number of unexpected exits in a row, without a long time in service in between.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Returns the state after the present `Draining` or `Stopping`; `None` in other phases.
+    /// Returns the step after the present `Draining` or `Stopping`; `None` in other phases.
     pub fn after_stop(&self) -> Option<AfterStop> {
         matches!(self.phase, BackendPhase::Draining | BackendPhase::Stopping).then_some(self.then)
     }
 
-    /// Returns true if a start follows at once when the process has ended.
+    /// Returns true if a new process starts at once when this one has exited.
     pub fn restarts_when_ended(&self) -> bool {
-        // A process that never was ready is started after a pause.
+        // If the process was never ready, the next one starts after a pause.
         self.phase == BackendPhase::Stopping && self.was_ready && self.then == AfterStop::Restart
     }
 
@@ -361,8 +363,8 @@ impl LifecycleMachine {
             }
 
             (Ready | Suspect, LifecycleEvent::KilledByRequest) => {
-                // Not counted, but not restarted at once either: a wrong blame must not cause a restart
-                // storm.
+                // The exit is not counted as a failure, but there is a pause: if the wrong request was
+                // blamed, restarts would follow each other without end.
                 self.clear_if_stable(now, policy);
                 self.phase = Backoff;
                 vec![
@@ -374,11 +376,11 @@ impl LifecycleMachine {
                 self.step(LifecycleEvent::Exited(EndCause::MayPass), now, policy)
             }
 
-            // Requested end of a process that had served.
+            // Requested exit of a process that had been ready, or that is not to be restarted.
             (Stopping, LifecycleEvent::Exited(_)) if self.was_ready || self.then == AfterStop::Idle => {
                 self.handle_stopped(now, policy)
             }
-            // Died while draining: either its successor was wanted, or nothing.
+            // The process died while it drained, and no successor is wanted.
             (Draining, LifecycleEvent::Exited(_)) if self.then == AfterStop::Idle => {
                 self.handle_stopped(now, policy)
             }
@@ -428,7 +430,8 @@ impl LifecycleMachine {
         cause: EndCause,
         policy: &LifecyclePolicy,
     ) -> Vec<LifecycleEffect> {
-        // A process that served could start, independent of its kind of end.
+        // A process that was ready could start, so the next start may succeed, whatever the cause of the
+        // exit.
         let cause = if self.was_ready { EndCause::MayPass } else { cause };
         self.clear_if_stable(now, policy);
         let mut effects = vec![LifecycleEffect::CloseGate];
@@ -457,12 +460,13 @@ impl LifecycleMachine {
         effects
     }
 
-    /// Counts an unexpected end. Alarms once while the count stays at the limit.
+    /// Counts an unexpected exit. Alarms when the count reaches the limit, and only once while it stays
+    /// there.
     fn count_unexpected_end(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<LifecycleEffect> {
         self.recent.push_back(now);
         let most = policy.breaker_failures.max(1) as usize;
         let late = |at: &Duration| now.saturating_sub(*at) > policy.breaker_window;
-        // Bounded, so that months of failures take no more memory.
+        // Bounded, so that months of failures do not use more and more memory.
         while self.recent.len() > most || self.recent.front().is_some_and(late) {
             self.recent.pop_front();
         }
@@ -472,7 +476,7 @@ impl LifecycleMachine {
         news.then_some(LifecycleEffect::Alarm)
     }
 
-    /// A long time in service clears earlier failures.
+    /// Clears earlier failures if the process was in service for a long time.
     fn clear_if_stable(&mut self, now: Duration, policy: &LifecyclePolicy) {
         if self.ready_since.take().is_some_and(|since| now.saturating_sub(since) >= policy.stable_after) {
             self.clear_failures();

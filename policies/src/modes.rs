@@ -1,20 +1,20 @@
-//! Modes of running a model, as named in a configuration.
+//! Modes of running a model, with their names in the configuration.
 
 use serde::{Deserialize, Serialize};
 
-/// Way of replacing a generation by the next.
+/// Way of replacing a process by its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplaceMode {
-    /// Drain, stop, start; requests queue meanwhile. Needs no extra memory.
+    /// Drain, stop, then start; requests are queued meanwhile. Needs no extra memory.
     Sequential,
-    /// Start the next generation, switch, then drain the old one. Needs memory for both.
+    /// Start the new process, switch over, then drain the old one. Needs memory for both.
     Overlap,
     /// Overlap if host memory allows it and no GPU can run short, else sequential.
     Auto,
 }
 
-/// Listener of a process.
+/// Kind of socket that a llama-server process listens on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SocketMode {
@@ -31,7 +31,7 @@ pub enum SocketMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDeath {
-    /// Executed once more on the next process, because computing an answer has no other effect.
+    /// The request is sent once more, to the next process, because computing an answer has no other effect.
     #[default]
     Continue,
     /// The client gets an error and may retry.
@@ -42,7 +42,7 @@ pub enum OnDeath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhileLoading {
-    /// The head of the answer and comments, which clients skip and which keep proxies from closing the
+    /// The head of the answer, then comments, which clients ignore and which keep proxies from closing the
     /// connection.
     #[default]
     Comment,
@@ -52,36 +52,36 @@ pub enum WhileLoading {
     Off,
 }
 
-/// Choice among several models of one name.
+/// Choice among several models that share a name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChooseMode {
-    /// The first that is loaded; else the first that is loading; else the first.
+    /// The first model that is loaded; else the first that is loading; else the first of the list.
     #[default]
     Loaded,
-    /// The first that is loaded or fits without unloading another model; else the first.
+    /// The first model that is loaded or fits without unloading another; else the first of the list.
     Room,
 }
 
-/// Carrying over of conversations in a replacement.
+/// Way of carrying conversations over to the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WarmMode {
-    /// Slots by file if build, model and disk allow it, else by evaluating their prompts again.
+    /// Slots are saved to files if build, model and disk allow it; else their prompts are evaluated again.
     #[default]
     Auto,
     /// No conversation is kept, and the next process starts cold.
     Off,
 }
 
-/// Way to end the work of a non-streamed answer whose client has left.
+/// Way to stop computing a non-streamed answer whose client has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelMode {
-    /// By the fix, if the build has it.
+    /// The build's own cancellation is used, if the build contains that fix.
     Auto,
-    /// By requesting a stream and assembling the answer.
+    /// A stream is requested instead, which can be closed, and the answer is assembled from it.
     Assemble,
-    /// Not ended.
+    /// The computation is not stopped.
     Off,
 }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A map for trusted keys only, such as configured names and own numbers. It hashes several times as fast
-/// as a map that resists crafted collisions.
+/// A map for trusted keys only, such as configured names and generated numbers. Its hash is several times as
+/// fast as a hash that resists crafted collisions.
 pub type QuickMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// The configured name of a model, as clients write it in `"model"`. Cheap to clone.
 ///
-/// Aliases are resolved to this name before a lease, so it identifies one entry of the configuration.
+/// Aliases are resolved to this name before a lease is requested, so the name identifies one configured
+/// model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ModelName(Arc<str>);
@@ -41,9 +42,10 @@ impl AsRef<str> for ModelName {
     }
 }
 
-/// Identifies one child process: unique in the life of the supervisor, increasing with every start.
+/// Identifies one child process. The number increases with every start and is unique in the life of the
+/// supervisor.
 ///
-/// Generations are never reused, so messages about an old child are never confused with those about its
+/// Generations are never reused, so messages about an old child are never taken for messages about its
 /// successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

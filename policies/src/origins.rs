@@ -1,4 +1,4 @@
-//! Allowed origins of web pages (CORS). Compares text and knows no headers.
+//! Allowed origins of web pages (CORS). Compares text only; the caller handles headers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::words::one_or_several;
 
-/// Pages that may call.
+/// Web pages whose requests are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AllowedOrigins {
-    /// Pages of any origin, each confirmed by name, as in llama-server.
+    /// Pages of any origin: the origin is repeated in the CORS header, as llama-server does.
     #[default]
     Mirror,
-    /// No pages: no CORS headers are sent.
+    /// No pages: CORS headers are not sent.
     Off,
     /// Pages of these origins.
     Only(Vec<WebOrigin>),
@@ -24,7 +24,7 @@ pub enum AllowedOrigins {
 pub struct WebOrigin(String);
 
 impl AllowedOrigins {
-    /// Returns true if pages of an origin may call.
+    /// Returns true if requests from pages of this origin are allowed.
     pub fn allow(&self, origin: &str) -> bool {
         match self {
             Self::Mirror => true,
@@ -33,10 +33,10 @@ impl AllowedOrigins {
         }
     }
 
-    /// Parses one keyword or several origins.
+    /// Parses a single keyword or several origins.
     ///
     /// # Errors
-    /// A text is no origin.
+    /// A text is not an origin.
     pub fn parse(texts: &[&str]) -> Result<Self, OriginError> {
         match texts {
             ["mirror"] => Ok(Self::Mirror),
@@ -46,7 +46,7 @@ impl AllowedOrigins {
     }
 }
 
-/// A text that is no origin.
+/// A text that is not an origin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is not an origin: write scheme and host without a path, like `https://app.example` or `http://localhost:3000`; \"mirror\" lets all pages call, \"off\" none"
@@ -63,7 +63,7 @@ impl FromStr for WebOrigin {
         let (scheme, rest) = text.trim().split_once("://").ok_or_else(error)?;
         let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
             && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
-        // An origin has neither path nor user info, even if the text was copied from an address bar.
+        // Reject a path or user info, which a text copied from an address bar may contain.
         let is_host =
             !rest.is_empty() && rest.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]_".contains(c));
         if !is_scheme || !is_host {

@@ -1,16 +1,16 @@
-//! Environment variables meant only for llama-warden; its child processes do not inherit them.
+//! Environment variables that are meant only for llama-warden and that child processes do not inherit.
 //!
-//! | variable | effect in a child |
+//! | variable | effect if a child inherited it |
 //! |---|---|
-//! | `NOTIFY_SOCKET`, `WATCHDOG_*`, `LISTEN_*` | notifies the service manager in our name, as container tools do |
+//! | `NOTIFY_SOCKET`, `WATCHDOG_*`, `LISTEN_*` | notifies the service manager in the name of llama-warden, as container tools do |
 //! | `CREDENTIALS_DIRECTORY` | exposes the keys passed by the service manager |
 //! | `OTEL_EXPORTER_OTLP*` | exposes the collector's key, and sends to the collector |
 //! | `LLAMA_WARDEN_SECTION__KEY`, `LLAMA_WARDEN_CONFIG` and the like | exposes secrets of other models (`…__ENV__HF_TOKEN`) |
 //!
-//! A variable set in a model's `env` stays. So do variables that patches read in llama-server: these have
-//! our prefix, but no double underscore (`LLAMA_WARDEN_GRAPH_CACHE_CAP`).
+//! A variable set in a model's `env` is passed on. So are variables that our patches read in llama-server,
+//! such as `LLAMA_WARDEN_GRAPH_CACHE_CAP`: they have the same prefix, but no double underscore.
 
-/// Set for us by a service manager or by the predecessor program.
+/// Variables set for llama-warden by a service manager or by the llama-warden that it replaces.
 const INHERITED_VARIABLES: [&str; 8] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -21,7 +21,7 @@ const INHERITED_VARIABLES: [&str; 8] = [
     "CREDENTIALS_DIRECTORY",
     "WARDEN_SUCCEEDS",
 ];
-/// Own variables that are no configuration path.
+/// Variables of llama-warden that do not set a configuration key.
 const CONFIGURATION_VARIABLES: [&str; 2] = ["LLAMA_WARDEN_CONFIG", "LLAMA_WARDEN_ADMIN_SOCKET"];
 
 /// Returns true if a variable is withheld from child processes.

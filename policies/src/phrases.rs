@@ -1,4 +1,4 @@
-//! Sentences about verdicts and decisions, shared by status, events, logs and replays. Values in, text out.
+//! Sentences about verdicts and decisions, shared by status, events, logs and replays.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use crate::growth::{AllowanceFill, GrowthBlame, GrowthForecast, IntervalEstimate
 use crate::units::{ByteAmount, MIB, as_f64, format_span};
 use crate::{ByteSize, MemoryKind, Reason, RecycleDecision};
 
-/// Formats growth per request with its interval, always in MiB so that figures compare: `+4.42 MiB a
-/// request (4.40 to 4.45)`. An unknown end is `?`.
+/// Formats growth per request with its interval, always in MiB so that figures can be compared: `+4.42 MiB a
+/// request (4.40 to 4.45)`. An unknown end of the interval is `?`.
 pub fn slope_phrase(slope: &IntervalEstimate) -> String {
     let mib = |bytes: f64| {
         let mib = bytes / as_f64(MIB);
@@ -26,13 +26,13 @@ pub fn slope_phrase(slope: &IntervalEstimate) -> String {
     format!("{sign}{value} MiB a request ({} to {})", mib(slope.low), mib(slope.high))
 }
 
-/// Formats growth: `+4.42 MiB`. Avoids a negative zero.
+/// Formats growth, such as `+4.42 MiB`; never as a negative zero.
 pub fn growth_phrase(bytes: f64) -> String {
     let mib = bytes / as_f64(MIB);
     format!("{:+.2} MiB", if mib.abs() < 0.005 { 0.0 } else { mib })
 }
 
-/// Formats a blame: `each image pays 4.42 MiB (98 % of the growth)`.
+/// Formats the cause of growth: `each image pays 4.42 MiB (98 % of the growth)`.
 pub fn blame_phrase(blame: &GrowthBlame) -> String {
     match blame {
         GrowthBlame::Pays { unit, bytes_per_unit, share } => {
@@ -43,7 +43,7 @@ pub fn blame_phrase(blame: &GrowthBlame) -> String {
     }
 }
 
-/// Formats the use of the declared caches.
+/// Formats the use of the declared caches; `None` without such caches.
 pub fn fill_phrase(fill: &AllowanceFill) -> Option<String> {
     (fill.allowed > 0).then(|| {
         let percent = as_f64(fill.used) / as_f64(fill.allowed) * 100.0;
@@ -76,7 +76,7 @@ fn count_phrase(number: f64) -> String {
     if number >= 1e9 { "any number".to_owned() } else { format!("{:.0}", number.max(0.0)) }
 }
 
-/// Formats a time in its two largest units; more than a year is no forecast.
+/// Formats a time in its two largest units; more than a year is only called `over a year`.
 pub fn time_phrase(seconds: f64) -> String {
     if seconds >= 365.0 * 86_400.0 {
         return "over a year".to_owned();
@@ -88,7 +88,7 @@ pub fn time_phrase(seconds: f64) -> String {
 pub fn decision_phrase(decision: &RecycleDecision) -> Option<String> {
     let why = decision.reason?;
     let limit = decision.limit_bytes.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
-    // Reasons about the host name the memory already.
+    // Reasons about host memory already name the memory, except for growth.
     let series = decision.series.filter(|series| *series != MemoryKind::Host || why == Reason::Growth);
     let series = series.map(|series| format!("{series}: ")).unwrap_or_default();
     Some(format!("{} ({why}): {series}{}{limit}", decision.action.phrase(), why.phrase()))

@@ -1,6 +1,6 @@
-//! Rate limits such as `60/min`, with pauses saved up to one full period (token bucket).
+//! Rate limits such as `60/min`. Unused units are saved for up to one full period (token bucket).
 //!
-//! The state is one number, the time up to which the rate is used up, so that it fits into an atomic
+//! The state is a single number, the time up to which the rate is used up, so that it fits into an atomic
 //! (generic cell rate algorithm, ITU-T I.371). No clock: times are nanoseconds since the caller's epoch.
 //!
 //! ```text
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::defaults::parse_duration;
 
-/// At most `count` per `per`, also all at once after a pause.
+/// At most `count` units in the time `per`; after a pause, all of them may be taken at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
     count: u64,
@@ -35,13 +35,13 @@ impl RateLimit {
         as_nanos(self.per)
     }
 
-    /// Returns the time that `units` take, rounded up so that never more than `count` fit into `per`.
+    /// Returns the time that `units` use up, rounded up, so that at most `count` units fit into `per`.
     fn time_for(self, units: u64) -> RateNanos {
         let span = (u128::from(units) * self.per.as_nanos()).div_ceil(u128::from(self.count));
         RateNanos::try_from(span).unwrap_or(RateNanos::MAX)
     }
 
-    /// Takes one unit at `now`. `used` is the time up to which the rate is used up.
+    /// Takes one unit at `now`. `used` is the time up to which the rate is used up; returns its new value.
     ///
     /// # Errors
     /// The rate is used up; returns the time until one unit is available.
@@ -54,12 +54,12 @@ impl RateLimit {
     /// Checks that one unit is available at `now`, without taking it.
     ///
     /// # Errors
-    /// As [`Self::take_unit`].
+    /// See [`Self::take_unit`].
     pub fn check(self, used: RateNanos, now: RateNanos) -> Result<(), Duration> {
         self.take_unit(used, now).map(drop)
     }
 
-    /// Charges units whose number became known only afterwards; an excess becomes a debt.
+    /// Charges units whose number is known only afterwards; units above the rate become a debt.
     pub fn charge(self, used: RateNanos, now: RateNanos, units: u64) -> RateNanos {
         used.max(now).saturating_add(self.time_for(units))
     }
@@ -70,7 +70,7 @@ pub fn as_nanos(span: Duration) -> RateNanos {
     RateNanos::try_from(span.as_nanos()).unwrap_or(RateNanos::MAX)
 }
 
-/// A text that is no rate.
+/// A text that is not a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a rate: write a number from 1 and a time, like `60/min`, `5/s` or `100/10m`")]
 pub struct RateError {

@@ -1,4 +1,4 @@
-//! Cost of a replacement now compared with one at the next lull in traffic.
+//! Compares the cost of a replacement now with the cost at the next lull in traffic.
 //!
 //! All costs are in seconds that requests spend waiting:
 //!
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! with `a` arrivals per second, `n` requests in flight and `F` the cost of a failed request. Lulls come at
-//! random, one every `G` on average, so memory that lasts for `T` is exhausted before the next one with
-//! probability `exp(-T/G)`. Now is right if that risk costs more than the lull saves. With overlap a
-//! replacement has no gap, so it costs nothing now; but neither does a lull, and the old process serves
-//! until its answers end.
+//! random, one every `G` on average, so memory that lasts for `T` is exhausted before the next lull with
+//! probability `exp(-T/G)`. A replacement now is better if that risk costs more than waiting for a lull
+//! saves. With overlap a replacement interrupts nothing, so it costs nothing now or at a lull, and the old
+//! process serves until its answers end.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,27 +23,27 @@ use crate::defaults::Moment;
 use crate::growth::GrowthForecast;
 use crate::units::{as_f64, format_span};
 
-/// Factor on the mean time between lulls. Twelve mean times without a lull happen once in 160,000 cases; an
-/// earlier restart would only waste service time.
+/// Multiple of the mean time between lulls that is reserved for finding one. As long a time without a lull
+/// happens once in 160,000 cases; an earlier restart would only waste service time.
 const LULL_SEARCH_FACTOR: f64 = 12.0;
-/// Cost of a failed request: people give up after about a minute.
+/// Cost of a failed request in waiting time: people give up after about a minute.
 const FAILED_REQUEST_COST: Duration = Duration::from_secs(60);
 
-/// Settings of the moment. `defaults.toml`, section `[moment]`, gives the reasons.
+/// Settings for choosing the moment. `defaults.toml`, section `[moment]`, gives the reasons.
 pub type ReplacementCostPolicy = Moment;
 
 /// Circumstances of a replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReplacementLoad {
-    /// Last time from spawn to ready; `None` if unknown.
+    /// Time that the last start took from spawn to ready; `None` if unknown.
     pub load_time: Option<Duration>,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub requests: u32,
-    /// Estimated tokens that they will still produce.
+    /// Estimated tokens that the requests in flight will still produce.
     pub tokens: u64,
-    /// Tokens per second, all slots together; `None` if unknown.
+    /// Tokens per second of all slots together; `None` if unknown.
     pub tokens_per_second: Option<f64>,
-    /// Requests per second that arrive; `None` if unknown.
+    /// Requests that arrive per second; `None` if unknown.
     pub arrivals: Option<f64>,
     /// The next process starts before the old one drains.
     pub overlap: bool,
@@ -51,14 +51,14 @@ pub struct ReplacementLoad {
     pub lull_every: Option<Duration>,
 }
 
-/// Both costs, so that the choice can be printed.
+/// Costs of a replacement now and at a lull, so that the choice can be printed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReplacementCosts {
     /// True if now is the better moment.
     pub now: bool,
     /// Cost of a replacement now, in seconds of waiting.
     pub cost_now: f64,
-    /// Cost at a lull, in seconds of waiting.
+    /// Cost of a replacement at a lull, in seconds of waiting.
     pub cost_lull: f64,
     /// Cost of exhausted memory, in seconds of waiting.
     pub cost_end: f64,
@@ -82,15 +82,15 @@ impl std::fmt::Display for ReplacementCosts {
 }
 
 impl ReplacementLoad {
-    /// Returns the time before the end of the memory at which the search for a lull must begin; `None` if
-    /// lulls are unknown.
+    /// Returns the time before memory is exhausted at which the search for a lull must begin; `None` if the
+    /// time between lulls is unknown.
     pub fn lull_search_time(&self) -> Option<Duration> {
         Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULL_SEARCH_FACTOR).ok()
     }
 }
 
 /// Compares a replacement now with one at the next lull. `end` is the forecast for the exhaustion of
-/// memory; without one there is no risk, and waiting for a lull is always right.
+/// memory; without a forecast there is no risk, and waiting for a lull is always better.
 pub fn weigh_replacement(
     policy: &ReplacementCostPolicy,
     load: &ReplacementLoad,
@@ -104,7 +104,7 @@ pub fn weigh_replacement(
         if load.overlap { (0.0, 0.0) } else { (queued(draining + loading), queued(loading)) };
     let cost_end = f64::from(load.requests) * FAILED_REQUEST_COST.as_secs_f64() + queued(loading);
     let lull = load.lull_every.unwrap_or(policy.first_lull).as_secs_f64().max(1.0);
-    // The cautious end of the forecast: early costs seconds, late costs requests.
+    // Use the early end of the forecast: too early costs seconds, too late costs requests.
     let left = end.and_then(|end| end.seconds).map(|seconds| seconds.low.max(0.0));
     let risk = left.map_or(0.0, |left| (-left / lull).exp());
     let now = left.is_some() && risk * (cost_end - cost_lull).max(0.0) > cost_now - cost_lull;
@@ -123,7 +123,7 @@ fn drain_seconds(load: &ReplacementLoad) -> f64 {
 pub struct LullHistory {
     kept: usize,
     first: Duration,
-    /// Start of the observation, or the oldest forgotten lull.
+    /// Start of the observation, or the beginning of the latest lull that was forgotten.
     since: Duration,
     begun: VecDeque<Duration>,
 }
@@ -137,7 +137,7 @@ impl LullHistory {
     /// Records that the backend has been idle since `since`, long enough to be quiet. The same lull may be
     /// reported repeatedly.
     pub fn record_lull(&mut self, since: Duration) {
-        // Clock readings differ slightly; two lulls are at least one request apart.
+        // Two clock readings for one lull differ slightly; two lulls differ by at least one request.
         if self.begun.back().is_some_and(|last| since <= last.saturating_add(Duration::from_millis(1))) {
             return;
         }
@@ -149,8 +149,7 @@ impl LullHistory {
         }
     }
 
-    /// Returns the mean time between lulls at `now`. A present drought longer than the mean counts at its
-    /// length.
+    /// Returns the mean time between lulls at `now`, or the time since the last lull if that is longer.
     pub fn expected_interval(&self, now: Duration) -> Duration {
         let watched = now.saturating_sub(self.since);
         let Some(last) = self.begun.back() else { return watched.max(self.first) };

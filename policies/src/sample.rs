@@ -1,16 +1,17 @@
-//! Reading of a backend: its memory, and the work done by then.
+//! Reading of a backend: its memory, and the work that it has done so far.
 
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Work done by one generation since its spawn. Counters only grow; `later - earlier` is a bucket.
+/// Work done by one process since its spawn. Counters never decrease; `later - earlier` is the work in
+/// between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkDone {
-    /// Answered requests of any kind that the model evaluates.
+    /// Number of answered requests that the model evaluated.
     pub requests: u64,
-    /// Evaluated prompt tokens (without cached ones, if the answer reports these).
+    /// Evaluated prompt tokens; cached tokens are left out if the answer reports their number.
     pub prompt_tokens: u64,
     /// Generated tokens.
     pub output_tokens: u64,
@@ -42,7 +43,7 @@ impl AddAssign for WorkDone {
 
 impl Sub for WorkDone {
     type Output = Self;
-    /// Saturates at zero: counters of one generation only grow, so a negative difference is a mixed-up pair.
+    /// Saturates at zero: counters of a process never decrease, so a negative difference means a wrong pair.
     fn sub(self, other: Self) -> Self {
         Self {
             requests: self.requests.saturating_sub(other.requests),
@@ -54,24 +55,24 @@ impl Sub for WorkDone {
     }
 }
 
-/// Reason of a sample.
+/// Occasion of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SampleEdge {
-    /// A timer.
+    /// A timer expired.
     Tick,
-    /// The last request in flight has just ended: transient buffers are freed, so this is the true floor.
+    /// The last request in flight has just ended, so transient buffers are freed and memory is at its lowest.
     Idle,
 }
 
 /// Host memory of a backend's process group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
-    /// `RssAnon`: resident memory without a file. The mmap'ed model is not in it.
+    /// `RssAnon`: resident memory not backed by a file, so without the mmap'ed model.
     pub anon: u64,
-    /// `VmSwap`: swapped-out memory, which `RssAnon` no longer includes.
+    /// `VmSwap`: swapped-out memory, which `RssAnon` does not include.
     pub swap: u64,
-    /// `VmRSS`, for display only: it counts the mmap'ed model and misses swapped pages.
+    /// `VmRSS`, for display only: includes the mmap'ed model, but not swapped-out pages.
     pub rss: u64,
 }
 
@@ -82,26 +83,26 @@ impl HostMemory {
     }
 }
 
-/// Index of a GPU in the sensors' list of this machine, from 0. Stable while the program runs.
+/// Index of a GPU in this machine's list of GPUs, from 0. Stable while the program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuIndex(pub u32);
 
-/// Source of a VRAM figure.
+/// Source of a VRAM value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VramSource {
     /// Reported by the driver for the processes of the group.
     Process,
-    /// Present use of the device minus its use before the spawn: an estimate, made only if no other program
-    /// uses the device.
+    /// Present use of the GPU minus its use before the spawn: an estimate, made only if no other program
+    /// uses the GPU.
     Estimate,
 }
 
 /// VRAM of a backend on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VramReading {
-    /// GPU of the memory.
+    /// GPU that was read.
     pub gpu: GpuIndex,
     /// Bytes held by the process group.
     pub bytes: u64,
@@ -109,7 +110,7 @@ pub struct VramReading {
     pub source: VramSource,
 }
 
-/// Subject of a series of readings: one memory of one backend.
+/// Kind of memory of a backend; each kind has its own series of readings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryKind {
     /// Anonymous host memory, swapped out or not.
@@ -128,7 +129,7 @@ impl std::fmt::Display for MemoryKind {
     }
 }
 
-/// `{0}` is no series.
+/// `{0}` does not name a kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no series of readings: they are `host`, `vram0`, `vram1`, …")]
 pub struct MemoryKindError(String);
@@ -157,21 +158,21 @@ impl<'de> Deserialize<'de> for MemoryKind {
     }
 }
 
-/// Reading of a generation.
+/// Reading of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendSample {
-    /// Time since the generation was spawned.
+    /// Time since the process was spawned.
     pub at: Duration,
-    /// Reason of the sample.
+    /// Occasion of the reading.
     pub edge: SampleEdge,
     /// Host memory; `None` if it could not be read, never a made-up zero.
     pub host: Option<HostMemory>,
-    /// VRAM by GPU; GPUs with unknown figures are left out.
+    /// VRAM by GPU; GPUs with unknown values are left out.
     pub vram: Vec<VramReading>,
-    /// Bytes in measured pools (by a memory report or the log), which the server keeps on purpose: growth
-    /// in them is no leak.
+    /// Bytes in pools that the server keeps on purpose and whose size is known from a memory report or the
+    /// log: growth in these pools is no leak.
     pub pools: Vec<(MemoryKind, u64)>,
-    /// Requests in flight at the time of the reading.
+    /// Number of requests in flight at the time of the reading.
     pub in_flight: u32,
     /// Work done since the spawn.
     pub work: WorkDone,
@@ -188,7 +189,7 @@ const fn is_none(count: &u64) -> bool {
 }
 
 impl BackendSample {
-    /// Returns the bytes of one series as charged by driver and kernel; `None` if unknown.
+    /// Returns the bytes of one kind of memory as charged by driver and kernel; `None` if unknown.
     pub fn charged(&self, series: MemoryKind) -> Option<u64> {
         match series {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -196,7 +197,7 @@ impl BackendSample {
         }
     }
 
-    /// Returns the measured pools of one series in bytes; `None` if not measured.
+    /// Returns the bytes of measured pools in one kind of memory; `None` if not measured.
     pub fn pooled(&self, series: MemoryKind) -> Option<u64> {
         let mut found = self.pools.iter().filter(|(of, _)| *of == series).map(|(_, bytes)| *bytes).peekable();
         found.peek()?;

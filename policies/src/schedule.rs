@@ -1,9 +1,9 @@
 //! Daily windows in which a backend may be replaced.
 //!
-//! Written `02:00-05:00`, local time, end exclusive; `22:00-04:00` crosses midnight, and `00:00-24:00` is
-//! the whole day, which is no restriction. Several windows may be given. The time of the day comes in as
-//! minutes: this module has no clock and no time zone. Days on which the clock changes have an hour more or
-//! less, without consequences.
+//! Windows are written `02:00-05:00`, in local time, with an exclusive end; `22:00-04:00` crosses midnight,
+//! and `00:00-24:00` is the whole day, which is no restriction. Several windows may be given. Callers pass
+//! the time of the day in minutes: this module has no clock and no time zone. On days on which the clock
+//! changes, a window may be an hour longer or shorter, which does no harm.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,13 +19,13 @@ pub const DAY_MINUTES: u16 = 24 * 60;
 /// A window of the day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DayWindow {
-    /// First minute of the day, 0 to 1439.
+    /// First minute of the window, as a minute of the day, 0 to 1439.
     from: u16,
-    /// End minute, exclusive, 0 to 1440; not `from`.
+    /// End of the window, exclusive, as a minute of the day, 0 to 1440; differs from `from`.
     to: u16,
 }
 
-/// A text that is no window.
+/// A text that is not a window.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is no window of the day: {why}; write it like `02:00-05:00`, or `22:00-04:00` over midnight"
@@ -45,12 +45,12 @@ impl DayWindow {
         }
     }
 
-    /// Returns true if it never closes.
+    /// Returns true if the window never closes.
     const fn is_whole_day(self) -> bool {
         self.from == 0 && self.to == DAY_MINUTES
     }
 
-    /// Returns the minutes until it opens: 0 to 1439, and 0 if it opens now.
+    /// Returns the minutes until the window opens: 0 to 1439, and 0 if it opens now.
     const fn opens_in(self, minute: u16) -> u16 {
         (self.from + DAY_MINUTES - minute % DAY_MINUTES) % DAY_MINUTES
     }
@@ -93,7 +93,7 @@ impl fmt::Display for DayWindow {
     }
 }
 
-/// Any number of windows; none means always.
+/// Any number of windows; an empty list is no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DayWindows(Vec<DayWindow>);
 
@@ -106,12 +106,12 @@ impl DayWindows {
         Self(windows)
     }
 
-    /// Returns true without a restriction.
+    /// Returns true if replacements are allowed all day.
     pub fn is_always(&self) -> bool {
         self.0.is_empty() || self.0.iter().any(|window| window.is_whole_day())
     }
 
-    /// Returns the minutes of the day in which a window is open: 0 to 1440.
+    /// Returns the number of minutes of a day in which any window is open: 0 to 1440.
     pub fn open_minutes(&self) -> u16 {
         u16::try_from((0..DAY_MINUTES).filter(|minute| self.is_open(*minute)).count()).unwrap_or(DAY_MINUTES)
     }
@@ -121,7 +121,7 @@ impl DayWindows {
         self.0.is_empty() || self.0.iter().any(|window| window.contains(minute))
     }
 
-    /// Returns the minutes until a window is open: 0 if one is.
+    /// Returns the minutes until any window is open; 0 if one is open now.
     pub(crate) fn opens_in(&self, minute: u16) -> u16 {
         if self.is_open(minute) {
             return 0;
@@ -134,8 +134,8 @@ impl DayWindows {
         (0..DAY_MINUTES).map(|minute| self.opens_in(minute)).max().unwrap_or(0)
     }
 
-    /// Returns the time for which a window has been open, in whole minutes; `None` without windows, or
-    /// while none is open.
+    /// Returns the time for which a window has been open, in whole minutes; `None` if replacements are
+    /// allowed all day, or no window is open now.
     pub(crate) fn open_for(&self, minute: u16) -> Option<Duration> {
         if self.is_always() || !self.is_open(minute) {
             return None;
@@ -150,8 +150,8 @@ impl DayWindows {
         self.is_open(minute) && !self.is_open((minute + 1) % DAY_MINUTES)
     }
 
-    /// Returns the time from now until the window after the present one opens: the least wait after missing
-    /// this one. Zero without windows, or while none is open.
+    /// Returns the time until the window after the present one opens: the least wait if the present window is
+    /// missed. Zero if replacements are allowed all day, or no window is open now.
     pub(crate) fn time_to_next(&self, minute: u16) -> Duration {
         if self.is_always() || !self.is_open(minute) {
             return Duration::ZERO;

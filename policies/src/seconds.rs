@@ -1,7 +1,7 @@
 //! Serde format for times in JSON: seconds as a number, under a name that ends in `_seconds`.
 //!
-//! Use it as `#[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds",
-//! default)]`. Also reads the format of earlier versions, `{"secs": 1, "nanos": 500000000}`.
+//! Used as `#[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds",
+//! default)]`. The format of earlier versions, `{"secs": 1, "nanos": 500000000}`, is read, too.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration
     Option::<WrittenTime>::deserialize(from)?.map(WrittenTime::time).transpose()
 }
 
-/// The same for a mandatory time.
+/// Serde format for a time that is always present, not an `Option`.
 pub mod known {
     use super::{Deserialize as _, Deserializer, Duration, Serializer, WrittenTime, rounded};
 

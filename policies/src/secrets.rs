@@ -1,9 +1,11 @@
-//! Redacts secrets in output: reports, `config show`, `status`, `logs`, `events`, `history`, our log.
+//! Redacts secrets in output: reports, `config show`, `status`, `logs`, `events`, `history`, llama-warden's
+//! log.
 //!
 //! A secret is recognised by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`,
-//! `--api-key`), by its place in an address (user, password, query), or by its form: tokens of common
+//! `--api-key`), by its position in an address (user, password, query), or by its form: tokens of common
 //! services have known prefixes (`hf_`, `sk-`, `ghp_`), and a token follows `Bearer`. Secrets given to a
-//! process are redacted wherever it repeats them ([`KnownSecrets`]). Other secrets are not recognised.
+//! process are redacted wherever its output repeats them ([`KnownSecrets`]). Other secrets are not
+//! recognised.
 
 use serde_json::Value;
 
@@ -17,17 +19,17 @@ pub const REDACTED: &str = "***";
 /// Flags with a secret value.
 const SECRET_FLAGS: [&str; 3] = ["--api-key", "-hft", "--hf-token"];
 
-/// Returns true if a text was redacted, so that it cannot be passed to a server any more.
+/// Returns true if a text contains a redacted secret, so that it must not be passed to a server.
 pub fn is_hidden(text: &str) -> bool {
     text.contains(REDACTED)
 }
 
-/// Redacts a variable's value, if it is a secret.
+/// Redacts a variable's value if the variable is a secret, and secrets within the value otherwise.
 pub fn redact_variable(name: &str, value: &str) -> (String, String) {
     let shown = if is_secret(name, value) {
         REDACTED.to_owned()
     } else if name.to_ascii_uppercase().contains("PROXY") && !value.contains("://") {
-        // Proxy addresses may omit `http://`.
+        // Addresses of proxies may omit `http://`.
         redact_user(value)
     } else {
         redact_text(value)
@@ -45,7 +47,7 @@ pub fn redact_arguments(args: &[String]) -> Vec<String> {
     args.iter().map(word).collect()
 }
 
-/// Redacts the words of another tool's command: `env HF_TOKEN=… valgrind`.
+/// Redacts the command line of another tool, such as `env HF_TOKEN=… valgrind`.
 pub fn redact_tool(words: &[String]) -> Vec<String> {
     let word = |word: &String| match word.split_once('=') {
         Some((name, value)) => format!("{name}={}", redact_variable(name, value).1),
@@ -77,7 +79,7 @@ pub fn redact_json(value: Value) -> Value {
     }
 }
 
-/// Treats words as a command line, unless they are a variable and its value.
+/// Redacts a list of words: as a variable and its value if it has this form, else as a command line.
 fn redact_list(items: Vec<Value>) -> Value {
     let words: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
     match words.as_deref() {
@@ -90,17 +92,17 @@ fn redact_list(items: Vec<Value>) -> Value {
     }
 }
 
-/// Redacts a text: by the form of secrets, and addresses by [`redact_addresses`].
+/// Redacts secrets that are recognised by their form, and addresses with [`redact_addresses`].
 pub fn redact_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
-    // Least length of this word if the previous one announces a secret.
+    // Set if the previous word announces a secret: least length of the secret.
     let mut announced = None;
     while !rest.is_empty() {
         let inside = rest.find(|c| !is_of_token(c)).unwrap_or(rest.len());
         let (word, after) = rest.split_at(inside);
         let (between, behind) = after.split_at(after.find(is_of_token).unwrap_or(after.len()));
-        // The full stop of a sentence is not part of the word.
+        // A full stop after a word is not part of the word.
         let (word, stop) = word.split_at(word.trim_end_matches('.').len());
         let follows = announced.take().is_some_and(|least| word.len() >= least && is_random(word));
         let hidden = follows || is_token_by_look(word);
@@ -121,15 +123,15 @@ pub fn redact_text(text: &str) -> String {
     redact_addresses(&shown)
 }
 
-/// Returns the value assigned to a secret variable, field or flag in the text after its name, and its
-/// position: `HF_TOKEN=…`, `--api-key=…`, `"api_key": "…"`.
+/// Returns the secret that follows its name in a text, and its position in `after`. Recognises `HF_TOKEN=…`,
+/// `--api-key=…` and `"api_key": "…"`. `word`: the name; `after`: the text after it.
 fn assigned_secret<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
     let bare = |text: &'a str| text.strip_prefix(' ').map_or(text, |text| text.trim_start_matches(' '));
     let inside = |text: &'a str| {
         let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
         Some((&text[1..], quote))
     };
-    // The text from the value on, its closing quote, and true if a flag may be assigned in this form.
+    // The text from the secret on, its closing quote, and true if flags may be assigned in this form.
     let (tail, quote, named) = if let Some(given) = bare(after).strip_prefix('=') {
         inside(bare(given)).map_or((given, None, true), |(tail, quote)| (tail, Some(quote), true))
     } else {
@@ -143,13 +145,13 @@ fn assigned_secret<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
     (secret && !value.is_empty()).then(|| (after.len() - tail.len(), value))
 }
 
-/// Returns true if a flag's value is a secret. llama-server accepts `_` for `-` in flag names.
+/// Returns true for a flag whose value is a secret. llama-server accepts `_` for `-` in flag names.
 fn is_flag(word: &str) -> bool {
     SECRET_FLAGS.contains(&word)
         || (word.starts_with("--") && SECRET_FLAGS.contains(&word.replace('_', "-").as_str()))
 }
 
-/// Returns true for the form of a variable name.
+/// Returns true if a name has the form of a variable name: upper case, digits and `_`.
 fn is_variable(name: &str) -> bool {
     name.bytes().any(|byte| byte.is_ascii_uppercase())
         && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
@@ -171,13 +173,13 @@ fn is_field(name: &str) -> bool {
     FIELDS.iter().any(|field| name.replace('-', "_").eq_ignore_ascii_case(field))
 }
 
-/// Least length of a token after `Bearer`: `bearer of news` has none.
+/// Least length of a token after `Bearer`: the word after `bearer` in `bearer of news` is shorter.
 const BEARER_LENGTH_LEAST: usize = 12;
-/// Least length of a secret after a flag: `use --api-key or a file` has none.
+/// Least length of a secret after a flag: the word after the flag in `use --api-key or a file` is shorter.
 const FLAG_VALUE_LENGTH_LEAST: usize = 6;
 
-/// Token prefixes and least lengths of the rest: Hugging Face, GitHub, GitLab, `OpenAI` and compatible
-/// services, Slack, Amazon.
+/// Prefixes of tokens with the least length of the rest: Hugging Face, GitHub, GitLab, `OpenAI` and
+/// compatible services, Slack, Amazon.
 const TOKEN_PREFIXES: [(&str, usize); 14] = [
     ("hf_", 30),
     ("ghp_", 30),
@@ -195,12 +197,12 @@ const TOKEN_PREFIXES: [(&str, usize); 14] = [
     ("nvapi-", 30),
 ];
 
-/// Characters of tokens, including base64 and its dotted chains.
+/// Returns true for characters of tokens, including base64 and parts joined by dots.
 fn is_of_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+' | '~')
 }
 
-/// Returns true if a text contains letters and digits: plain words contain no digits.
+/// Returns true if a text contains both letters and digits, unlike a plain word.
 fn is_random(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit()) && text.bytes().any(|byte| byte.is_ascii_alphabetic())
 }
@@ -208,7 +210,7 @@ fn is_random(text: &str) -> bool {
 fn is_token_by_look(word: &str) -> bool {
     let known = TOKEN_PREFIXES.iter().any(|(beginning, least)| {
         word.strip_prefix(beginning).is_some_and(|rest| {
-            // Names of files and models contain words, which are separated.
+            // After some prefixes, reject texts with `-` or `.`, which are names of files and models.
             let plain = *beginning == "sk-" || beginning.starts_with("xox") || !rest.contains(['-', '.']);
             rest.len() >= *least && plain && is_random(rest)
         })
@@ -217,7 +219,7 @@ fn is_token_by_look(word: &str) -> bool {
     known || (word.starts_with("eyJ") && word.len() > 40 && word.matches('.').count() == 2)
 }
 
-/// Redacts user and password in addresses, and everything after `?`, where signed addresses have their keys.
+/// Redacts user and password in addresses, and everything after `?`, where signed addresses contain keys.
 pub fn redact_addresses(text: &str) -> String {
     text.split_inclusive(ends_address).map(redact_address).collect()
 }
@@ -251,7 +253,7 @@ fn is_secret(name: &str, value: &str) -> bool {
         || name.split("TOKEN").skip(1).any(|rest| is_token(rest, value))
 }
 
-/// Decides by the rest of the name: `HF_TOKEN` is a token, `MAX_TOKENS` with a number and
+/// Decides by the rest of a name after `TOKEN`: `HF_TOKEN` is a secret; `MAX_TOKENS` with a number and
 /// `TOKENIZERS_PARALLELISM` are not.
 fn is_token(rest: &str, value: &str) -> bool {
     let counts = rest.starts_with('S') && value.trim().parse::<f64>().is_ok();

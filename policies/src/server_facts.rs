@@ -1,7 +1,7 @@
-//! Behaviour of a llama-server program, independent of its model and settings. Own builds are measured when
-//! verified, other programs at their first start.
+//! Behaviour of a llama-server program, independent of its model and settings. A build made by llama-warden
+//! is measured when it is verified, another program at its first start.
 //!
-//! Each fact may be unknown. Unknown stands for the cautious answer: the behaviour that does the least harm
+//! Each fact may be unknown. Unknown facts are handled cautiously: as the behaviour that does the least harm
 //! if the guess is wrong. So the default value is always safe.
 
 use serde::{Deserialize, Serialize};
@@ -12,42 +12,42 @@ use serde::{Deserialize, Serialize};
 pub struct ServerFacts {
     /// Time at which the head of a streamed answer is sent.
     pub stream_head: StreamHeadTime,
-    /// True if it can listen on a Unix socket, as upstream since about b5000. `None`: unknown.
+    /// True if the server can listen on a Unix socket, as llama.cpp can since about b5000. `None`: unknown.
     pub unix_sockets: Option<bool>,
-    /// Number of connections served at a time, 1 or more: a further one, idle or busy, waits until another
-    /// is closed. [`ServerFacts::THREADS_ON_DEMAND`] if threads are created as needed, as upstream does
-    /// since about b8485. With more slots than at the measurement a server may serve more, never fewer.
-    /// `None`: unknown.
+    /// Number of connections served at a time, 1 or more: a further connection, idle or busy, waits until
+    /// another is closed. [`ServerFacts::THREADS_ON_DEMAND`] if threads are created as needed, as in
+    /// llama.cpp since about b8485. With more slots than during the measurement a server may serve more
+    /// connections, never fewer. `None`: unknown.
     pub http_threads: Option<u32>,
-    /// True if its slot directory can be set and its listing is restricted to clients that may save slots.
+    /// True if the server's slot directory can be set and only clients that may save slots can list it.
     /// False for `ik_llama.cpp`, which lists slot files for all clients. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot_files: Option<bool>,
-    /// True if it reads and discards the body of a request that it answers early, or closes the connection.
-    /// cpp-httplib before 0.40, in upstream until about b8570, does neither: it parses the rest of the body
-    /// as the next request. `None`: unknown.
+    /// True if, when a request is answered before its body was read, the server discards the body or closes
+    /// the connection. cpp-httplib before 0.40, in llama.cpp until about b8570, does neither: it parses the
+    /// rest of the body as the next request. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discards_bodies: Option<bool>,
 }
 
-/// Time at which the head of a streamed answer is sent; decides what a connection that ends without a head
-/// proves.
+/// Time at which the head (status line and headers) of a streamed answer is sent. Decides if a connection
+/// that breaks before the head shows that nothing was computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamHeadTime {
     /// As soon as a slot takes the request, before its prompt is computed. A missing head proves that
-    /// nothing was computed. Upstream since 0821c5fcf (about b9425).
+    /// nothing was computed. Behaviour of llama.cpp since 0821c5fcf (about b9425).
     BeforeFirstToken,
-    /// With the first token, after the whole prompt was computed. A missing head proves nothing.
+    /// Together with the first token, after the whole prompt was computed. A missing head proves nothing.
     AfterFirstToken,
-    /// Not measured, or not clearly; treated as [`StreamHeadTime::AfterFirstToken`].
+    /// Not measured, or measured without a clear result; treated as [`StreamHeadTime::AfterFirstToken`].
     #[default]
     Unknown,
 }
 
 impl ServerFacts {
-    /// Value of [`http_threads`](Self::http_threads) for a server that creates threads as needed:
-    /// upstream's own limit.
+    /// Value of [`http_threads`](Self::http_threads) for a server that creates threads as needed: the limit
+    /// in llama.cpp itself.
     pub const THREADS_ON_DEMAND: u32 = 1024;
 
     /// Fills unknown facts from `other`.
@@ -68,14 +68,14 @@ impl ServerFacts {
         }
     }
 
-    /// Returns true if a streamed request whose connection ended without any byte of an answer was
-    /// certainly not begun.
+    /// Returns true if computing a streamed request had certainly not begun when its connection ended without
+    /// any byte of an answer.
     pub const fn no_head_means_not_begun(&self) -> bool {
         matches!(self.stream_head, StreamHeadTime::BeforeFirstToken)
     }
 
-    /// Returns true if the rest of a request's body may be parsed as another request. Then a request with a
-    /// body must be the last one on its connection, and announce that.
+    /// Returns true if the server may parse the rest of a request's body as another request. Then a request
+    /// with a body must be the last on its connection and say so (`Connection: close`).
     pub const fn may_read_body_as_request(&self) -> bool {
         !matches!(self.discards_bodies, Some(true))
     }

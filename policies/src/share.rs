@@ -1,10 +1,10 @@
-//! Backends that share a budget or a GPU: order of replacements, one at a time.
+//! Backends that share a budget or a GPU: decides which one is replaced first.
 //!
-//! - [`choose_first`]: chooses the member to replace if the sum exceeds a shared budget: the one that frees the
-//!   most for the cost of its replacement. The others are checked again afterwards.
-//! - [`ReplacementArbiter`]: never two replicas of one model at once, one replacement per GPU at a time, one kill for
-//!   lack of memory at a time. It grants slots; the holder returns its slot when the replacement has ended
-//!   in any way.
+//! - [`choose_first`] chooses the backend to replace if the sum exceeds a shared budget: the one that frees
+//!   the most memory for the cost of its replacement. The others are checked again afterwards.
+//! - [`ReplacementArbiter`] allows one replacement per model and per GPU at a time, and one kill for lack of
+//!   memory at a time. Replacements get slots; the holder returns its slot when the replacement has ended in
+//!   any way.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub enum BudgetLevel {
 /// Choice of a backend because a shared budget is exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedChoice {
-    /// Memory of the budget.
+    /// Kind of memory that the budget limits.
     pub series: MemoryKind,
     /// Exceeded level.
     pub level: BudgetLevel,
@@ -35,30 +35,30 @@ pub struct SharedChoice {
     pub limit: u64,
 }
 
-/// Part of a backend in a shared memory.
+/// Facts about one backend that shares a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMember {
     /// Bytes held; `None` if unknown.
     pub charged: Option<u64>,
     /// Bytes of a fresh, settled process; `None` if unknown.
     pub fresh: Option<u64>,
-    /// Waiting time caused by its replacement: zero with overlap, else its load time; `None` if unknown.
+    /// Waiting time caused by a replacement: zero with overlap, else the load time; `None` if unknown.
     pub cost: Option<Duration>,
-    /// True if it may be replaced: ready, not held back, not being replaced.
+    /// True if the backend may be replaced: it is ready, not held back, and not being replaced.
     pub free_to_go: bool,
 }
 
 /// A shared budget in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedBudget {
-    /// Soft budget, for a quiet moment.
+    /// Soft budget: when exceeded, a backend is replaced at a quiet moment.
     pub soft: Option<u64>,
-    /// Hard budget, for now.
+    /// Hard budget: when exceeded, a backend is replaced now.
     pub hard: Option<u64>,
 }
 
-/// Returns the index of the member to replace; `None` while the sum is within the budget, or if no
-/// replacement would free memory. Unknown figures count as zero, so the sum is a lower bound.
+/// Returns the index of the backend to replace; `None` if the sum is within the budget or no replacement
+/// would free memory. Unknown values count as zero, so the sum is a lower bound.
 pub fn choose_first(
     series: MemoryKind,
     members: &[SharedMember],
@@ -81,8 +81,8 @@ pub fn choose_first(
     Some((best.0, SharedChoice { series, level, limit }))
 }
 
-/// Returns the bytes freed per second of waiting. One second is added, so that a free replacement does not
-/// win with a trifling gain.
+/// Returns the bytes freed per second of waiting. A second is added to each cost, so that a replacement
+/// without cost does not win with a trifling gain.
 fn gain_per_cost(gain: u64, member: &SharedMember) -> f64 {
     as_f64(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
@@ -96,13 +96,14 @@ pub struct ReplacementSlotId(u64);
 pub enum ReplacementSlot {
     /// The replacement may begin; the slot must be returned.
     Granted(ReplacementSlotId),
-    /// Another replacement has to end first.
+    /// Another replacement must end first.
     Wait {
         /// Model of that replacement.
         model: ModelName,
         /// Replica of that replacement.
         replica: u32,
-        /// Shared GPU; `None` if both are replicas of one model, or the machine's memory is the reason.
+        /// GPU that both share; `None` if both are replicas of one model, or if the host memory is the
+        /// reason.
         gpu: Option<GpuIndex>,
     },
 }
@@ -115,21 +116,21 @@ struct SlotHolder {
     gpus: Vec<GpuIndex>,
 }
 
-/// Resources that a replacement needs for itself.
+/// Resources that a replacement must not share with another replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplacementReach {
     /// The GPUs of the replica.
     Gpus,
-    /// The memory of the machine, for the check that two processes fit: no other replacement may be running.
+    /// The host memory, which is compared with the needs of two processes: no other replacement may run.
     Machine,
 }
 
-/// Grants replacement slots; one for the whole fleet, behind a lock.
+/// Grants replacement slots for all models; kept behind a lock.
 #[derive(Clone, Debug, Default)]
 pub struct ReplacementArbiter {
     next: u64,
     holders: Vec<SlotHolder>,
-    /// Time of the last kill because a memory was almost exhausted.
+    /// For each kind of memory, the time of the last kill because it was almost exhausted.
     ended: Vec<(MemoryKind, Duration)>,
 }
 
@@ -139,8 +140,8 @@ impl ReplacementArbiter {
         Self { next: 0, holders: Vec::new(), ended: Vec::new() }
     }
 
-    /// Requests a slot for replacing one replica that uses these GPUs (empty for none). A replica that
-    /// already has a slot gets the same one.
+    /// Requests a slot for replacing one replica that uses these GPUs (empty for none). If the replica
+    /// already has a slot, that slot is returned.
     pub fn request(
         &mut self,
         model: &ModelName,
@@ -167,8 +168,8 @@ impl ReplacementArbiter {
         ReplacementSlot::Granted(self.claim(model, replica, gpus))
     }
 
-    /// Takes a slot at once, for an operator's request or an unavoidable replacement. Others wait for it as
-    /// usual.
+    /// Takes a slot without waiting, for an operator's request or an unavoidable replacement. Other
+    /// replacements wait for this slot as usual.
     pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> ReplacementSlotId {
         self.next += 1;
         let id = ReplacementSlotId(self.next);
@@ -176,15 +177,14 @@ impl ReplacementArbiter {
         id
     }
 
-    /// Returns a slot after a replacement, or instead of one. Returning it twice has no effect.
+    /// Returns a slot after a replacement, or if none takes place. Returning a slot twice has no effect.
     pub fn release(&mut self, slot: ReplacementSlotId) {
         self.holders.retain(|holder| holder.id != slot);
     }
 
-    /// Returns true if a backend may be killed because this memory is almost exhausted. All backends see
-    /// the same shortage, and one kill may suffice: after each the others wait for `pause`, until the
-    /// memory has returned. `now` is the time since the caller's epoch. An answer of `true` counts as a
-    /// kill.
+    /// Returns true if a backend may be killed because this memory is almost exhausted; the caller must then
+    /// kill it. All backends see the same shortage, and one kill may suffice: after each kill the others wait
+    /// for `pause`, so that the memory can return. `now` is the time since the caller's epoch.
     pub fn may_end(&mut self, series: MemoryKind, now: Duration, pause: Duration) -> bool {
         let last = self.ended.iter().find(|(of, _)| *of == series).map(|(_, at)| *at);
         if last.is_some_and(|at| now < at.saturating_add(pause)) {

@@ -1,26 +1,28 @@
 //! Detects a stalled start: the process logs nothing, writes and reads nothing, and computes nothing.
 //!
-//! A load of hundreds of gigabytes from a network takes an hour but always moves; one that waits for a lock
-//! or a dead disk does not. Work for our probes, and the memory report written each second, do not count.
+//! Loading hundreds of gigabytes from a network takes an hour but always shows activity; a process that waits
+//! for a lock or a dead disk shows none. Answers to our probes, and the memory report that is written each
+//! second, do not count as activity.
 
 use std::time::Duration;
 
 /// Activity of a process group since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessActivity {
-    /// Processor time.
+    /// CPU time used.
     pub cpu: Duration,
-    /// Bytes read from files and disks, mapped files included.
+    /// Bytes read from files and disks, including mapped files.
     pub read: u64,
     /// Bytes written to files and pipes.
     pub written: u64,
-    /// Bytes of output.
+    /// Bytes of log output.
     pub output: u64,
 }
 
-/// Processor share that counts as activity: a server that only answers our probes needs a tenth of it.
+/// Least share of a CPU that counts as activity: a server that only answers probes needs a tenth of this
+/// share.
 const BUSY_SHARE: f64 = 0.05;
-/// Bytes that count as activity: checking its own state or writing its memory report takes less.
+/// Least bytes that count as activity: reading its own state or writing its memory report takes less.
 const IO_STEP: u64 = 1 << 20;
 
 impl ProcessActivity {
@@ -43,7 +45,7 @@ pub struct StandstillWatch {
 }
 
 impl StandstillWatch {
-    /// Creates a watch. `limit`: longest allowed stall.
+    /// Creates a watch. `limit`: longest allowed time without activity.
     pub fn new(limit: Duration) -> Self {
         let [looked, moved] = [Duration::ZERO; 2];
         Self { limit, last: ProcessActivity::default(), looked, moved }
@@ -54,8 +56,8 @@ impl StandstillWatch {
         self.limit / 4
     }
 
-    /// Adds a reading made `at` after the start, and returns true after a stall of the limit. A failed
-    /// reading (`None`) proves nothing and counts as activity.
+    /// Adds a reading made `at` after the start; returns true once there was no activity for the limit. A
+    /// failed reading (`None`) proves nothing and counts as activity.
     pub fn is_stalled(&mut self, at: Duration, effort: Option<ProcessActivity>) -> bool {
         let moved = effort.is_none_or(|now| now.has_moved_since(self.last, at.saturating_sub(self.looked)));
         self.last = effort.unwrap_or(self.last);

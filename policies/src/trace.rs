@@ -1,4 +1,4 @@
-//! Recordings of readings: one JSON object per line, and a [`BackendSample`] for each.
+//! Recordings of memory readings: one JSON object per line, parsed to a [`BackendSample`].
 //!
 //! ```text
 //! {"t": 0.385, "edge": "idle", "in_flight": 0, "requests": 1, "prompt_tokens": 300, "output_tokens": 64, "images": 1,
@@ -7,13 +7,13 @@
 //!
 //! | field | meaning |
 //! |---|---|
-//! | `t` | seconds, never falling; needed |
-//! | `requests` | answered so far; needed |
-//! | `edge` | `idle`: the last request in flight just ended; `tick` (as without the field): a timer |
+//! | `t` | time in seconds, never falling; required |
+//! | `requests` | number of requests answered so far; required |
+//! | `edge` | `idle`: the last request in flight just ended; `tick` (default): a timer expired |
 //! | `in_flight`, `prompt_tokens`, `output_tokens`, `images`, `audio`, `largest_prompt`, `reclaims` | zero if absent |
 //! | `rss_anon_kib`, `swap_kib`, `rss_kib` | host memory; unknown without `rss_anon_kib` or when that is null |
 //! | `vram_mib`, `vram1_mib`, `vram2_mib`, … | VRAM on each GPU; unknown if absent or null |
-//! | `vram_estimated` | GPUs whose figure is an estimate |
+//! | `vram_estimated` | GPUs whose value is an estimate |
 //! | `pools` | bytes in measured pools, by series: `{"host": 1048576}` |
 //!
 //! Other fields are ignored. This module opens no files.
@@ -30,7 +30,7 @@ use crate::units::{as_f64, truncate_to_u64};
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// A line that is no reading.
+/// A line that is not a reading.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct RecordingError {
@@ -39,12 +39,12 @@ pub struct RecordingError {
     what: String,
 }
 
-/// Parses all readings of a recording, skipping empty lines. A truncated last line is skipped, too, because
-/// the disk was full or the recording continues.
+/// Parses all readings of a recording, skipping empty lines. A truncated last line is skipped as well: the
+/// disk was full, or the recording still continues.
 ///
 /// # Errors
 ///
-/// A line is no reading, or is older than the one above it.
+/// A line is not a reading, or its time is earlier than that of the line above.
 pub fn parse_recording(text: &str) -> Result<Vec<BackendSample>, RecordingError> {
     // Some editors write a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -67,7 +67,7 @@ pub fn parse_recording(text: &str) -> Result<Vec<BackendSample>, RecordingError>
     Ok(samples)
 }
 
-/// Returns true for the beginning of a JSON object.
+/// Returns true if a line is only the beginning of a JSON object.
 fn is_truncated(line: &str) -> bool {
     line.starts_with('{') && serde_json::from_str::<Value>(line).is_err_and(|error| error.is_eof())
 }
@@ -163,7 +163,7 @@ fn vram_field(gpu: GpuIndex) -> String {
     if gpu.0 == 0 { "vram_mib".to_owned() } else { format!("vram{}_mib", gpu.0) }
 }
 
-/// Keeps whole multiples as integers.
+/// Divides bytes by a unit; the result is an integer if the division leaves no rest.
 fn scaled(bytes: u64, unit: u64) -> Value {
     if bytes.is_multiple_of(unit) { json!(bytes / unit) } else { json!(as_f64(bytes) / as_f64(unit)) }
 }
@@ -185,7 +185,7 @@ fn seconds(fields: &Map<String, Value>) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("`t` is {t}: it is a number of seconds from 0"))
 }
 
-/// Parses a number of `unit` bytes (or of things); `None` if absent or null.
+/// Parses a count, or a number of units of `unit` bytes; `None` if absent or null.
 fn optional_amount(fields: &Map<String, Value>, name: &str, unit: u64) -> Result<Option<u64>, String> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),

@@ -1,5 +1,5 @@
-//! Trace of a request, and its recording: W3C Trace Context (Recommendation of 23 November 2021), incoming
-//! and outgoing.
+//! Trace context of a request, incoming and outgoing, and the decision to record the trace: W3C Trace Context
+//! (Recommendation of 23 November 2021).
 //!
 //! ```text
 //!   traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
@@ -7,8 +7,8 @@
 //!                version; later versions are parsed by the rules of this one
 //! ```
 //!
-//! An invalid value begins a new trace (section 4.3 of the Recommendation). Random numbers are arguments,
-//! so this module draws none.
+//! An invalid value begins a new trace (section 4.3 of the Recommendation). Random numbers are passed as
+//! arguments; this module draws none.
 
 use std::fmt;
 
@@ -53,10 +53,10 @@ impl SpanId {
         self.0.to_be_bytes()
     }
 
-    /// Returns the id of this span's `n`th part: pseudo-random, and the same each time.
+    /// Returns the id of this span's `n`th child span: pseudo-random, and equal at each call.
     #[must_use]
     pub fn child_id(self, n: u32) -> Self {
-        // SplitMix64 (Steele, Lea, Flood 2014), which repeats no number.
+        // SplitMix64 (Steele, Lea, Flood 2014), which gives a different number for each `n`.
         let mut mixed = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(u64::from(n) + 1));
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -76,7 +76,7 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// Incoming trace context of a request.
+/// Trace context that a client sent with its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IncomingContext {
     /// Trace of the request.
@@ -123,8 +123,8 @@ fn parse_hex(text: &str, digits: usize) -> Option<u128> {
     u128::from_str_radix(text, 16).ok()
 }
 
-/// Returns true if this `tracestate` may be passed on: several fields form one list (RFC 9110 section 5.3).
-/// An invalid one is dropped completely; the trace continues without it.
+/// Returns true if the `tracestate` fields of a request, which form one list (RFC 9110 section 5.3), may be
+/// passed on. An invalid `tracestate` is dropped completely; the trace continues without it.
 pub fn is_sound_state<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let (mut members, mut chars) = (0, 0);
     let mut keys: Vec<&[u8]> = Vec::new();
@@ -147,7 +147,7 @@ pub fn is_sound_state<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
     chars <= STATE_CHARS + 1
 }
 
-/// Section 3.3.1.3.1: `vendor` or `tenant@vendor`.
+/// Returns true for a key as in section 3.3.1.3.1: `vendor` or `tenant@vendor`.
 fn is_key(key: &[u8]) -> bool {
     let is_in = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'*' | b'/');
     let is_part = |part: &[u8], most: usize, first: fn(u8) -> bool| {
@@ -161,7 +161,7 @@ fn is_key(key: &[u8]) -> bool {
     }
 }
 
-/// Section 3.3.1.3.2.
+/// Returns true for a value as in section 3.3.1.3.2.
 fn is_value(value: &[u8]) -> bool {
     let is_in = |byte: &u8| matches!(byte, 0x20..=0x2b | 0x2d..=0x3c | 0x3e..=0x7e);
     (1..=256).contains(&value.len()) && value.iter().all(is_in) && value.last() != Some(&b' ')
@@ -180,9 +180,9 @@ pub struct RequestTraceContext {
 }
 
 impl RequestTraceContext {
-    /// Derives the context from a valid incoming one. Recording is decided where a trace begins: by the
-    /// parent, else with probability `ratio` (0 to 1), based on the trace id, so that other programs with
-    /// this rule decide alike.
+    /// Derives the context of a request from a valid incoming context. The program in which a trace begins
+    /// decides on its recording: the parent if there is one, else this function, with probability `ratio`
+    /// (0 to 1). The trace id decides, so that other programs with the same rule decide alike.
     pub fn derive(given: Option<IncomingContext>, drawn: (u128, u64), ratio: f64) -> Self {
         let span = SpanId::from_random(drawn.1);
         if let Some(IncomingContext { trace, parent, flags }) = given {
@@ -203,14 +203,14 @@ impl RequestTraceContext {
         self.flags
     }
 
-    /// Returns the `traceparent` of requests to others as a part of this span.
+    /// Returns the `traceparent` for an outgoing request whose parent is `span`, in the same trace.
     pub fn traceparent(self, span: SpanId) -> String {
         format!("00-{}-{span}-{:02x}", self.trace, self.flags)
     }
 }
 
-/// Returns true if a trace is within this share, by its low 56 bits, as in OpenTelemetry's consistent
-/// sampling.
+/// Returns true for this share of all traces, decided by the low 56 bits of the id, as in OpenTelemetry's
+/// consistent sampling.
 fn is_within_ratio(trace: TraceId, ratio: f64) -> bool {
     const ALL: u64 = 1 << 56;
     let low = u64::try_from(trace.0 & u128::from(ALL - 1)).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Sizes with units: `12GiB`, `512M`, `80%`.
 //!
-//! `K M G T`, alone or with `iB`, are powers of 1024, as usual for memory limits; `KB MB GB TB` are powers
-//! of 1000, as in the standard. Fractions are allowed (`1.5GiB`).
+//! `K M G T`, without suffix or with `iB`, are powers of 1024, as usual for memory limits; `KB MB GB TB` are
+//! powers of 1000, as in the standard. Fractions are allowed (`1.5GiB`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,13 +23,13 @@ impl ByteSize {
         Self(n * MIB)
     }
 
-    /// Converts to `usize`, saturating, for sizes of our own memory.
+    /// Converts to `usize`, saturating, for sizes of buffers in this process.
     pub fn in_memory(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 
     /// Rounds up to two significant digits in the display unit, for advice: 141.3 MiB becomes 150 MiB, 1.31
-    /// GiB 1.4 GiB. So slightly different readings give the same advice.
+    /// GiB becomes 1.4 GiB. So slightly different readings lead to the same advice.
     #[must_use]
     pub fn round_up(self) -> Self {
         let mut unit = 1_u64;
@@ -51,7 +51,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Formats bytes or a difference of bytes: `4.4 MiB`, with `{:.2}` `4.42 MiB`, with `{:+}` always with a
+/// Formats bytes or a difference of bytes: `4.4 MiB`; with `{:.2}`, `4.42 MiB`; with `{:+}`, always with a
 /// sign.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ByteAmount(pub f64);
@@ -108,7 +108,7 @@ pub fn format_span(time: Duration) -> String {
     }
 }
 
-/// A text that is no size. The message repeats the text and shows the right form.
+/// A text that is not a size. The message repeats the text and shows the right form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", a share of the memory, like `80%`, or `auto`" } else { "" })]
 pub struct SizeError {
@@ -193,7 +193,7 @@ pub enum MemoryLimit {
     Bytes(ByteSize),
     /// Percentage of the total: above 0, at most 100.
     Percent(f64),
-    /// Derived from the settled backend: [`crate::recycle::RecyclePolicy::budget`].
+    /// Computed from the settled memory of the backend: [`crate::recycle::RecyclePolicy::budget`].
     Auto,
 }
 
@@ -206,8 +206,8 @@ impl MemoryLimit {
         }
     }
 
-    /// Returns the limit in bytes for a total; `None` for [`MemoryLimit::Auto`], which needs more than a
-    /// total.
+    /// Returns the limit in bytes for a total; `None` for [`MemoryLimit::Auto`], which depends on more than
+    /// the total.
     pub fn resolve(self, total: ByteSize) -> Option<ByteSize> {
         match self {
             Self::Bytes(bytes) => Some(bytes),

@@ -1,5 +1,5 @@
-//! State carried over in a replacement, so that a conversation's next turn need not evaluate its whole
-//! prompt again, and the result.
+//! State carried over in a replacement, so that the next turn of a conversation need not evaluate its whole
+//! prompt again; and a report on the success.
 //!
 //! ```text
 //!   conversations, latest first ---+
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A successful restore proves nothing: with sliding windows or recurrent state a server reports success
-//! and evaluates the prompt anyway. Only its count of cached tokens is proof ([`classify_proof`]).
+//! and evaluates the prompt anyway. Only the server's count of cached tokens is proof ([`classify_proof`]).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -26,21 +26,23 @@ use crate::units::{ByteSize, as_f64, scale_bytes, truncate_to_u64};
 pub struct SlotFacts {
     /// Number of the slot.
     pub id: u32,
-    /// The slot computes, so saving it waits until the request has ended.
+    /// The slot is computing, so it can be saved only after its request has ended.
     pub busy: bool,
-    /// Tokens held; `None` if the build does not report them.
+    /// Tokens that the slot holds; `None` if the build does not report them.
     pub tokens: Option<u64>,
-    /// Number of its last task; later tasks have greater numbers. `None` if not reported, or without a task.
+    /// Number of the slot's last task; later tasks have greater numbers. `None` if not reported or without
+    /// a task.
     pub task: Option<u64>,
 }
 
-/// Allowed difference between a slot's tokens and a conversation's. A slot lacks the last token of an
-/// answer, and builds count end tokens differently.
+/// Largest difference between the token counts of a slot and of the conversation that it holds. A slot lacks
+/// the last token of an answer, and builds count end tokens differently.
 const TOKEN_SLACK: u64 = 2;
 
-/// Returns the slots worth saving, the latest conversation first. `conversations` holds the tokens of each,
-/// latest first. Unknown slots come last. Of two slots that may hold the same conversation, the later task
-/// has the later one.
+/// Returns the idle slots worth saving, slots with the latest conversation first. `conversations` holds the
+/// token count of each conversation, latest first; slots that match none come last. If two slots may hold
+/// the same conversation, the slot with the later task is preferred. `least`: least tokens of a slot worth
+/// saving.
 pub fn slots_to_save(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32> {
     let idle = slots.iter().filter(|slot| !slot.busy && slot.tokens.is_none_or(|tokens| tokens >= least));
     let rank = |slot: &SlotFacts| {
@@ -53,7 +55,7 @@ pub fn slots_to_save(slots: &[SlotFacts], conversations: &[u64], least: u64) -> 
     idle.iter().map(|slot| slot.id).collect()
 }
 
-/// Returns the latest conversation, not in `taken`, that a slot with this many tokens may hold.
+/// Returns the index of the latest conversation, not in `taken`, that a slot with this many tokens may hold.
 pub fn conversation_of(tokens: u64, conversations: &[u64], taken: &[usize]) -> Option<usize> {
     let mut all = conversations.iter().enumerate().filter(|(index, _)| !taken.contains(index));
     all.find(|(_, known)| is_same_length(**known, tokens)).map(|(index, _)| index)
@@ -63,31 +65,33 @@ fn is_same_length(conversation: u64, slot: u64) -> bool {
     conversation.abs_diff(slot) <= TOKEN_SLACK
 }
 
-/// Remaining room for files.
+/// Remaining room for slot files.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FileRoom {
     left: u64,
-    /// Bytes per token: measured by the last file; before that, the value of large models.
+    /// Bytes per token: measured with the last file; before the first file, an assumed value for large
+    /// models.
     per_token: f64,
 }
 
-/// Bytes per token before any file was written: 80 layers with 8 heads of 128 in f16 take 320 KiB. Too high
-/// a value skips a file; too low a value could fill the disk.
+/// Assumed bytes per token before any file was written: 80 layers with 8 heads of 128 in f16 take 320 KiB. A
+/// value that is too high skips a file; a value that is too low could fill the disk.
 const ASSUMED_TOKEN_BYTES: f64 = 512.0 * 1024.0;
 
 impl FileRoom {
-    /// Creates room for at most `bytes`, and the given share of free space; `None`: free space is unknown.
+    /// Creates room for at most `bytes`, and at most this share of the free space; `None`: free space is
+    /// unknown.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale_bytes(free, share));
         Self { left: bytes.min(of_free), per_token: ASSUMED_TOKEN_BYTES }
     }
 
-    /// Returns true if a slot with this many tokens fits; false if its size is unknown.
+    /// Returns true if the file of a slot with this many tokens fits; false if the number is unknown.
     pub fn has(&self, tokens: Option<u64>) -> bool {
         tokens.is_some_and(|tokens| scale_bytes(tokens, self.per_token) <= self.left)
     }
 
-    /// Records a written file. Returns false if it does not fit and must be deleted.
+    /// Records a written file. Returns false if the file does not fit and must be deleted.
     pub fn record_file(&mut self, tokens: u64, bytes: u64) -> bool {
         if tokens > 0 {
             self.per_token = as_f64(bytes) / as_f64(tokens);
@@ -98,16 +102,16 @@ impl FileRoom {
     }
 }
 
-/// Unnoticeable delay in milliseconds: a file that took no longer is always worthwhile.
+/// Delay in milliseconds that nobody notices: a file that was written within this time is always worthwhile.
 const UNNOTICEABLE_MS: f64 = 100.0;
 
-/// Returns true if carrying tokens by a file that took `save_ms` to write is cheaper than evaluating them
-/// at this many milliseconds per token. Reading counts as much as writing.
+/// Returns true if carrying tokens in a file that took `save_ms` to write is cheaper than evaluating them
+/// at this many milliseconds per token. Reading the file is assumed to take as long as writing it.
 pub fn is_worthwhile(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
     save_ms <= UNNOTICEABLE_MS || per_token_ms.is_none_or(|each| 2.0 * save_ms <= as_f64(tokens) * each)
 }
 
-/// Result of a prompt that a server should have in its cache.
+/// Result of sending a prompt that a server should have in its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheProof {
     /// Most of the prompt was cached.
@@ -116,11 +120,11 @@ pub enum CacheProof {
     Evaluated,
 }
 
-/// Tokens that may be evaluated with a working cache: the seam between prompt and answer may be tokenised
-/// differently.
+/// Tokens that may be evaluated although the cache works: at the end of the prompt, where the answer begins,
+/// the text may be tokenised differently.
 const SEAM_TOKENS: u64 = 16;
 
-/// Classifies by the counts in the answer.
+/// Classifies a result by the counts of cached and evaluated tokens in the answer.
 pub fn classify_proof(cached: u64, evaluated: u64) -> CacheProof {
     let all = cached.saturating_add(evaluated);
     if cached > 0 && evaluated <= SEAM_TOKENS.max(all / 10) {
@@ -130,9 +134,9 @@ pub fn classify_proof(cached: u64, evaluated: u64) -> CacheProof {
     }
 }
 
-/// Time limit for a server to show that it has this prompt cached, with evaluation at this many
-/// milliseconds per token. If clients wait, `least`, which suffices for a busy machine; otherwise long
-/// enough to evaluate the prompt.
+/// Returns the time limit for a server to show that it has a prompt of `tokens` cached; evaluation takes this
+/// many milliseconds per token. If clients wait, the limit is `least`, which suffices on a busy machine;
+/// otherwise it is long enough to evaluate the prompt.
 pub fn proof_timeout(
     tokens: u64,
     per_token_ms: Option<f64>,
@@ -140,25 +144,26 @@ pub fn proof_timeout(
     least: Duration,
 ) -> Duration {
     if !nobody_waits {
-        // A cached prompt costs one token at any length; a longer wait would only allow an evaluation.
+        // A cached prompt of any length costs one token; a longer limit would only allow time for an
+        // evaluation.
         return least;
     }
     let whole = per_token_ms.map_or(0.0, |each| as_f64(tokens) * each / 1000.0);
     Duration::try_from_secs_f64(whole * 1.5).map_or(least, |share| share.max(least))
 }
 
-/// Returns true if the next turn shows that a restored slot is useless. `held`: tokens in that slot.
-/// `prompt`, `evaluated`: tokens of the turn's prompt, and the evaluated ones.
+/// Returns true if the next turn of a conversation shows that its restored slot was useless. `held`: tokens
+/// in that slot. `prompt`: tokens of the turn's prompt; `evaluated`: tokens that were not cached.
 pub const fn is_useless(held: u64, prompt: u64, evaluated: u64) -> bool {
-    // A server chooses the slot that is most similar to the prompt. With a prompt much longer than the
-    // slot's content it may have chosen another slot.
+    // A server chooses the slot that is most similar to the prompt. If the prompt is much longer than this
+    // slot's content, the server may have chosen another slot.
     let is_taken = held.saturating_mul(2) >= prompt;
-    // The token that begins every prompt may be cached anyway.
+    // Add 1 for the token that begins every prompt, which may be cached in any case.
     is_taken && prompt > 0 && evaluated.saturating_add(1) >= prompt
 }
 
-/// Size of the prompt pieces that are evaluated after the gate has opened; a new request waits for the end
-/// of a piece.
+/// Size of the prompt pieces that are evaluated after the gate has opened for requests; a new request waits
+/// at most for the end of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptPieces {
     size: u64,
@@ -166,20 +171,21 @@ pub struct PromptPieces {
 }
 
 impl PromptPieces {
-    /// Creates pieces of about this duration.
+    /// Creates a size for pieces that take about this time.
     pub const fn new(time: Duration) -> Self {
         Self { size: Self::FIRST, time }
     }
 
-    /// Tokens of the first piece, and the minimum.
+    /// Number of tokens of the first piece, and least number of any piece.
     const FIRST: u64 = 32;
 
-    /// Returns the tokens of the next piece.
+    /// Returns the number of tokens of the next piece.
     pub const fn size(self) -> u64 {
         self.size
     }
 
-    /// Records a piece's duration. The next one grows at most fourfold, because the speed may be a guess.
+    /// Records the time of a piece. The next piece is at most four times as large, because the measured speed
+    /// may be wrong.
     pub fn record_time(&mut self, tokens: u64, time: Duration) {
         let fits = as_f64(tokens) * self.time.as_secs_f64() / time.as_secs_f64().max(1e-6);
         self.size = truncate_to_u64(fits).clamp(Self::FIRST, self.size.saturating_mul(4));
@@ -190,27 +196,27 @@ impl PromptPieces {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoFileReason {
-    /// `warm_bytes = 0`.
+    /// Files are switched off with `warm_bytes = 0`.
     Off,
     /// The build is not known to support saving slots.
     Build,
-    /// A slot does not report the adapters used for its content.
+    /// A slot does not report the adapters (LoRA) used for its content.
     Adapters,
     /// The file does not contain the draft model's state.
     Draft,
-    /// The next process has other settings, or unknown ones.
+    /// The next process has other settings, or they are unknown.
     Other,
     /// The files do not fit into `warm_bytes` or on the disk.
     Room,
-    /// Evaluating is cheaper.
+    /// Evaluating the prompts again is cheaper.
     Dearer,
     /// The time limit was reached.
     Time,
-    /// The server refused, or wrote another file.
+    /// The server refused to save, or wrote a wrong file.
     Failed,
-    /// The slots were empty: with a unified KV cache idle ones are moved away.
+    /// The slots were empty: with a unified KV cache, llama-server moves idle slots' content away.
     Empty,
-    /// The next process did not use the restored content: sliding windows, or recurrent state.
+    /// The next process did not use the restored content, because of sliding windows or recurrent state.
     NotReused,
 }
 
@@ -233,17 +239,17 @@ impl NoFileReason {
     }
 }
 
-/// Reason why a conversation is cold in the next process.
+/// Reason why a conversation is cold (not cached) in the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ColdReason {
     /// The conversation has images or sound, and no file carried it.
     Media,
-    /// The request was not kept: too large, or by a route or in a manner without keeping.
+    /// The request was not kept: it was too large, or requests of its route or kind are not kept.
     NotKept,
     /// The time limit was reached.
     Time,
-    /// The next process refused its request.
+    /// The next process refused the conversation's request.
     Refused,
     /// There are more conversations than slots.
     Slots,
@@ -275,34 +281,35 @@ impl ColdReason {
     }
 }
 
-/// Result for the conversations of a replaced process. Each counts once: as carried, evaluated, due later,
-/// unproven or cold.
+/// Result for the conversations of a replaced process. Each conversation counts once: as carried,
+/// evaluated, due later, unproven or cold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WarmthReport {
-    /// Conversations of the old process.
+    /// Number of conversations of the old process.
     pub conversations: u64,
-    /// Carried by files, and counted as cached.
+    /// Number of conversations carried by files and proven to be cached.
     pub carried: u64,
-    /// Evaluated again by the next process.
+    /// Number of conversations that the next process evaluated again.
     pub evaluated: u64,
-    /// To be evaluated after the gate has opened, when nothing else runs.
+    /// Number of conversations to be evaluated after the gate has opened for requests, when nothing else
+    /// runs.
     pub later: u64,
-    /// Restored, without evidence of use so far.
+    /// Number of restored conversations without evidence so far that the content is used.
     pub unproven: u64,
-    /// Cold conversations by reason.
+    /// Number of cold conversations by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cold: BTreeMap<ColdReason, u64>,
-    /// Reason why slots were not carried by files, if not all were.
+    /// Reason why slots were not carried by files; `None` if all were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_file: Option<NoFileReason>,
     /// Total size of the files in bytes.
     pub bytes: u64,
-    /// Milliseconds spent saving.
+    /// Milliseconds spent saving slots.
     pub save_ms: u64,
-    /// Milliseconds spent restoring and proving, before the next process was used.
+    /// Milliseconds spent restoring slots and proving their use, before the next process got requests.
     pub restore_ms: u64,
-    /// Milliseconds spent evaluating.
+    /// Milliseconds spent evaluating prompts.
     pub evaluate_ms: u64,
 }
 
@@ -314,11 +321,11 @@ impl WarmthReport {
         }
     }
 
-    /// Adds the results of the evaluations that were due later.
+    /// Adds the results of evaluations that took place after the gate had opened.
     pub fn add_later(&mut self, behind: &Self) {
         self.later = 0;
-        // Conversations that were active at the switch and returned to the old process were not known to be
-        // due.
+        // Conversations that were active at the switch and returned to the old process were not counted as
+        // due before.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         let due = self.conversations.saturating_sub(known);
         self.conversations += behind.conversations.saturating_sub(due);
@@ -327,7 +334,7 @@ impl WarmthReport {
         for (cold, count) in &behind.cold {
             self.count_cold(*cold, *count);
         }
-        // The others came on their own, and were evaluated then.
+        // All other conversations were continued by their clients first, and evaluated then.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         self.count_cold(ColdReason::Time, self.conversations.saturating_sub(known));
     }
@@ -337,7 +344,7 @@ impl WarmthReport {
         self.carried + self.evaluated
     }
 
-    /// Records the reason for a missing file; the first one stays.
+    /// Records the reason for a missing file; an earlier reason is kept.
     pub fn record_no_file(&mut self, why: NoFileReason) {
         self.no_file = self.no_file.or(Some(why));
     }

@@ -1,4 +1,4 @@
-//! Deserializes values that may be one text or a list of texts.
+//! Deserializes values that may be a single text or a list of texts.
 
 use serde::{Deserialize, Deserializer};
 

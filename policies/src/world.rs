@@ -6,8 +6,8 @@
 //!  seed ──> random numbers ──> noise, peaks of requests in flight ──────┘
 //! ```
 //!
-//! For tests, benchmarks and `policy simulate`. Equal seeds give equal worlds on every machine. Real
-//! servers are never read.
+//! Used for tests, benchmarks and `policy simulate`. Equal seeds give equal worlds on every machine. No real
+//! server is involved.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub use random::SplitMix;
 const MIB: f64 = 1024.0 * 1024.0;
 const DAY_SECONDS: f64 = 86_400.0;
 
-/// Memory behaviour other than leaks. All amounts in bytes.
+/// Memory behaviour other than leaks. All amounts are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryBackground {
     /// No change.
@@ -31,7 +31,7 @@ pub enum MemoryBackground {
     Ratchet {
         /// Mean at the first request.
         first: f64,
-        /// Number of requests after which the mean is half of it.
+        /// Number of requests after which the mean is half of `first`.
         half: f64,
     },
     /// A buffer as large as the largest prompt so far.
@@ -47,29 +47,29 @@ pub enum MemoryBackground {
         low: f64,
         /// Largest jump.
         high: f64,
-        /// Number of requests within which they happen.
+        /// Number of requests within which the jumps happen.
         within: u64,
     },
     /// Oscillation with the hour of the day.
     Diurnal {
-        /// Half of the swing.
+        /// Half of the difference between the highest and the lowest value.
         amplitude: f64,
     },
     /// A cache that grows with every request until it is full, then replaces old entries.
     Cache {
-        /// Mean bytes per request; uniform between zero and twice as much.
+        /// Mean bytes per request; the amounts are uniformly distributed between zero and twice the mean.
         per_request: f64,
-        /// Size at which it is full.
+        /// Size at which the cache is full.
         cap: f64,
     },
 }
 
-/// Random movement on top. Amounts in bytes.
+/// Random movement added to all other memory. Amounts are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorldNoise {
-    /// Standard deviation of the movement, not of its single steps.
+    /// Standard deviation of the movement as a whole, not of its single steps.
     pub sigma: f64,
-    /// Correlation of consecutive readings, 0 to below 1: an AR(1) process.
+    /// Correlation of consecutive readings, from 0 to below 1: an AR(1) process.
     pub phi: f64,
     /// Share of the readings that catch a transient peak.
     pub spikes: f64,
@@ -85,7 +85,7 @@ impl WorldNoise {
 /// A simulated leak.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorldLeak {
-    /// Unit of work that pays.
+    /// Unit of work that causes the leak.
     pub per: WorkUnit,
     /// Bytes per leaking unit.
     pub bytes: f64,
@@ -93,7 +93,7 @@ pub struct WorldLeak {
     pub chance: f64,
     /// Allocation granularity in bytes; 0 for none. A CUDA pool takes 2 MiB at a time.
     pub step: u64,
-    /// Requests before the first leaking one.
+    /// Number of requests before the first request that leaks.
     pub after: u64,
 }
 
@@ -111,21 +111,20 @@ pub struct WorldLoad {
     pub per_second: f64,
     /// Requests arrive at a constant rate.
     pub steady: bool,
-    /// Fewest and most prompt tokens; most prompts are short.
+    /// Least and most prompt tokens; most prompts are short.
     pub prompt_tokens: (u64, u64),
-    /// Fewest and most output tokens.
+    /// Least and most output tokens.
     pub output_tokens: (u64, u64),
     /// Share of the requests with an image.
     pub images: f64,
-    /// `None`: a reading after each request, with nothing in flight. `Some`: a reading at this interval
+    /// `None`: a reading after each request, with no request in flight. `Some`: readings at this interval,
     /// with requests in flight and their transient peaks, as on a busy server.
     pub ticks: Option<Duration>,
 }
 
 impl Default for WorldLoad {
-    /// Half a request per second, prompts of 20 to 4,000 tokens, answers of 16 to 512, every fourth with an
-    /// image.
-    /// image.
+    /// Half a request per second, prompts of 20 to 4,000 tokens, answers of 16 to 512 tokens, every fourth
+    /// request with an image.
     fn default() -> Self {
         Self {
             per_second: 0.5,
@@ -147,7 +146,7 @@ pub struct SimulatedWorld {
     pub host: u64,
     /// VRAM of a fresh server in bytes; `None` for a server without a GPU.
     pub vram: Option<u64>,
-    /// Other behaviour of host memory, all at once.
+    /// Other changes of host memory; all of them apply at once.
     pub backgrounds: Vec<MemoryBackground>,
     /// Random movement of host memory.
     pub noise: WorldNoise,
@@ -160,7 +159,7 @@ pub struct SimulatedWorld {
 }
 
 impl SimulatedWorld {
-    /// Creates a server with 400 MiB on the host, the movement of a real heap and no leak.
+    /// Creates a server with 400 MiB on the host, the movement of a typical heap, and no leak.
     pub fn quiet(seed: u64) -> Self {
         Self {
             seed,
@@ -174,7 +173,7 @@ impl SimulatedWorld {
         }
     }
 
-    /// Starts the world. The iterator is endless: one reading per request, or per tick.
+    /// Starts the world. The returned iterator is endless: one reading per request, or per tick.
     pub fn run(&self) -> WorldRun {
         WorldRun::new(self.clone())
     }
@@ -187,22 +186,22 @@ pub struct WorldRun {
     random: SplitMix,
     /// Seconds since the world began, across restarts.
     clock: f64,
-    /// Spawn of the present generation, on `clock`.
+    /// Time on `clock` at which the present process was spawned.
     spawned: f64,
     generation: WorldGeneration,
 }
 
-/// State that ends with the process.
+/// State of the simulated world that ends with the process.
 #[derive(Clone, Debug, Default)]
 struct WorldGeneration {
     work: WorkDone,
     largest_prompt: u64,
-    /// Bytes leaked by each leak.
+    /// Bytes leaked by each leak of host memory, and (`vram`) of VRAM.
     host: Vec<f64>,
     vram: Vec<f64>,
     /// Bytes of each background.
     background: Vec<f64>,
-    /// Requests at which plateaus begin, and their heights.
+    /// Request numbers at which plateaus begin, and their heights in bytes.
     plateaus: Vec<(u64, f64)>,
     /// State of the AR(1) process.
     wander: f64,
@@ -227,7 +226,7 @@ impl WorldRun {
         self.pass_time(seconds.max(0.0));
     }
 
-    /// Replaces the process: memory and counters restart, the hour of the day continues.
+    /// Replaces the process: memory and counters start anew, the hour of the day continues.
     pub fn restart(&mut self) {
         let mut fresh = WorldGeneration {
             host: vec![0.0; self.world.leaks.len()],
@@ -291,7 +290,7 @@ impl WorldRun {
                 MemoryBackground::Cache { per_request, cap } => {
                     *bytes += self.random.between(0.0, 2.0 * per_request);
                     if *bytes > cap {
-                        // The oldest entry is dropped; its size is independent of the new one's.
+                        // The oldest entry is dropped; its size does not depend on the size of the new entry.
                         *bytes = cap - self.random.between(0.0, 2.0 * per_request).min(cap);
                     }
                 }

@@ -1,8 +1,8 @@
 //! Reads .tar.gz, .tar.xz and .zip as one stream of entries with checked names.
 //!
-//! Archives are untrusted input. A name that leads out of the archive ends the reading, and so do more
-//! bytes or entries than [`ArchiveLimits`] allows, counted after decompression. The visitor decides what to do
-//! with an entry; [`mod@unpack`] writes a part of an archive to disk.
+//! Archives are untrusted input. Reading stops with an error at a name that leads out of the archive, and
+//! when bytes (counted after decompression) or entries exceed [`ArchiveLimits`]. The visitor decides what
+//! to do with an entry; [`mod@unpack`] writes a part of an archive to disk.
 
 mod unpack;
 mod walk;
@@ -25,7 +25,7 @@ pub(crate) struct ArchiveLimits {
 }
 
 impl ArchiveLimits {
-    /// Ten times the largest source archive seen so far (205 MB, 3,900 entries).
+    /// Limits for source archives: at least ten times the largest seen so far (205 MB, 3,900 entries).
     pub(crate) const SOURCE: Self = Self { bytes: 2 << 30, entries: 100_000 };
 }
 

@@ -1,9 +1,9 @@
 //! Unpacks the part of an archive below one folder, and never writes outside the destination.
 //!
-//! Three rules ensure this. Names are normal (see [`super::normalize_name`]). No file is written through a
-//! link of the archive. A link's target has `..` only at its beginning, and does not climb above the
-//! unpacked part. The link's own folder is a real folder, so those steps are exact, and the components
-//! after them stay inside by the same rule.
+//! Three rules ensure this. Entry names are normalized (see [`super::normalize_name`]). No file is written
+//! through a link of the archive. A link's target has `..` only at its beginning, and does not climb above
+//! the unpacked part. A link always lies in a real folder, so each `..` leads to that folder's parent; the
+//! components after them stay inside by the same rules.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -36,7 +36,8 @@ pub(crate) fn unpack(
     })
 }
 
-/// The rest of a name below a folder; empty for the folder itself. An empty `top` contains every name.
+/// Returns the part of a name below the folder `top`; empty for the folder itself. An empty `top` contains
+/// every name.
 pub(crate) fn strip_folder<'a>(name: &'a str, top: &str) -> Option<&'a str> {
     if top.is_empty() {
         return Some(name);
@@ -68,8 +69,8 @@ fn write_entry(
         ArchiveEntryKind::Folder => fs::create_dir_all(&target).map_err(io_error("creating", target)),
         ArchiveEntryKind::File { executable } => {
             let mode = if executable { 0o755 } else { 0o644 };
-            // `create_new`: a name that occurs twice must not be written through a link left by the first
-            // one.
+            // `create_new`: if a name occurs twice, the second entry must not be written through a link
+            // made by the first.
             let mut file = OpenOptions::new()
                 .write(true)
                 .create_new(true)

@@ -50,7 +50,7 @@ impl ArchiveWalk<'_> {
         let stream = SizeLimitReader { inner: stream, left: self.bounds.bytes };
         let mut archive = tar::Archive::new(HeaderLimitReader { inner: stream, allowance: headers.clone() });
         let path = self.path;
-        // Contents have their own count: a sparse file has more bytes than the stream.
+        // Count contents separately: a sparse file expands to more bytes than its stream has.
         let mut left = self.bounds.bytes;
         let bounds = self.bounds;
         let failed = |source| entry_read_error(path, &source, bounds);
@@ -153,14 +153,14 @@ impl ArchiveWalk<'_> {
             })?,
         };
         if name.is_empty() && !matches!(kind, ArchiveEntryKind::Comment(_)) {
-            // The top folder itself is no entry.
+            // Skip the entry of the archive's top folder, whose normalized name is empty.
             return Ok(());
         }
         (self.visit)(ArchiveEntry { name: &name, kind, data })
     }
 }
 
-/// Remaining bytes for headers; `None` while content is read. Zero after a refused header.
+/// Bytes that headers may still take; `None` while content is read, zero after a refused header.
 type HeaderAllowance = Rc<Cell<Option<u64>>>;
 
 /// Fails on headers longer than the allowance: the tar reader would load names of any length into memory.

@@ -1,5 +1,5 @@
-//! Disables the kernels for Intel's AMX where they are known to crash: with compilers that drop a part of
-//! their configuration, and after a build with them crashed here.
+//! Disables the kernels for Intel's AMX where they are known to crash: if the compiler drops a part of the
+//! tile configuration, or if an earlier build crashed with these kernels on this machine.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::toolchain::BuildCompilers;
 use crate::toolchain::amx::{TileCode, check_tile_code, compiles_amx};
 use crate::whole::{self, LossTolerance};
 
-/// The cmake options of these kernels in ggml and its dependents.
+/// The cmake options of the AMX kernels in ggml.
 const AMX_CMAKE_OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
 
-/// Decides about the kernels for a build of this source; `None` if the build would not compile them.
+/// Decides if a build of this source has the AMX kernels; `None` if it would not compile them anyway.
 pub(super) async fn decide_amx_kernels(
     builder: &Builder,
     request: &BuildRequest,
@@ -58,7 +58,7 @@ pub(super) async fn decide_amx_kernels(
     Ok(Some(AmxKernels::Compiled))
 }
 
-/// Remembers that a build with these kernels crashes, so that the next plan disables them at once.
+/// Records that a build with the AMX kernels crashes, so that the next plan disables them at once.
 pub(super) fn remember_crash(
     cache: &Path,
     compilers: &BuildCompilers,
@@ -74,7 +74,7 @@ fn read_crash_note(file: &Path) -> Option<String> {
     std::fs::read_to_string(file).ok().filter(|why| !why.is_empty())
 }
 
-/// The note's path, keyed by everything that shapes these kernels.
+/// Path of the crash note for a source, with these compilers and this CPU.
 fn crash_note_path(cache: &Path, compilers: &BuildCompilers, source: &str) -> PathBuf {
     let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
     cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))

@@ -6,9 +6,9 @@ const ERROR_CONTEXT_LINES: usize = 5;
 /// Longest line shown, in characters: compiler command lines would fill the screen.
 const MAX_LINE_CHARS: usize = 300;
 
-/// Patterns of an error's first line, the root cause first.
+/// Patterns of an error's first line. Patterns of root causes come first.
 const ERROR_PATTERNS: [fn(&str) -> bool; 5] = [
-    // Out of disk or memory: the other errors follow from it.
+    // Disk or memory ran out: other errors follow from this one.
     reports_exhaustion,
     |line| {
         line.contains(" error: ") || line.starts_with("error: ") || line.contains("undefined reference to")
@@ -18,7 +18,7 @@ const ERROR_PATTERNS: [fn(&str) -> bool; 5] = [
     |line| line.starts_with("FAILED:"),
 ];
 
-/// The first error with some lines, or else the last lines of the output.
+/// Returns the first error with a few lines after it; without a known error, the last lines of the output.
 pub(super) fn excerpt(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let first = ERROR_PATTERNS.iter().find_map(|kind| lines.iter().position(|line| kind(line)));
@@ -30,7 +30,7 @@ pub(super) fn excerpt(log: &str) -> String {
 
 /// Returns true if a compiler or linker was killed from outside; the kernel does so when memory runs out.
 pub(super) fn was_killed(log: &str) -> bool {
-    // The wordings of gcc, clang and nvcc for their child processes, and those of a shell.
+    // Wordings of gcc, clang and nvcc for a killed child process, and wordings of shells.
     [
         "Killed signal terminated program",
         "terminated with signal 9",
@@ -43,9 +43,8 @@ pub(super) fn was_killed(log: &str) -> bool {
         || log.lines().any(|line| line == "Killed")
 }
 
-/// Returns true if disk or memory ran out. Searches the whole output: an error that only follows from it
-/// may stand before or after it, because a compiler's last message comes after those of the linker it
-/// called.
+/// Returns true if disk or memory ran out. Searches the whole output, not only the first error: a compiler
+/// prints its last message after the messages of the linker that it called.
 pub(super) fn ran_out_of_space(log: &str) -> bool {
     was_killed(log) || log.lines().any(reports_exhaustion)
 }

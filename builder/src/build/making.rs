@@ -26,10 +26,10 @@ const CMAKE_TARGET: &str = "llama-server";
 /// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
 
-/// Result of making a plan.
+/// Result of executing a build plan.
 pub(super) enum BuildOutcome {
     Built(Box<StoredBuild>),
-    /// The web page failed, with the reason; the build left nothing behind.
+    /// The web page could not be made, with the reason; the build left nothing behind.
     NoPage(String),
     /// The kernels for repacked weights fail while the others work; the build left nothing behind.
     RepackFails(Box<BuilderError>),
@@ -41,7 +41,7 @@ pub(super) struct RunningBuild<'a> {
     pub(super) request: &'a BuildRequest,
     pub(super) plan: BuildPlan,
     pub(super) drivers: BuildDrivers,
-    // Fields are dropped in this order: the work folder last, when no child writes into it any more.
+    // Rust drops fields in this order. The work folder must be last, when no child writes into it any more.
     pub(super) log: BuildLog,
     pub(super) work: WorkFolder,
 }
@@ -164,7 +164,7 @@ impl RunningBuild<'_> {
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
             self.report(BuildEvent::Note(format!("compiler cache: {}", launcher.display())));
-            // ggml detects ccache; sccache and the compilers of other parts need these options.
+            // ggml finds ccache by itself; sccache needs these options.
             if launcher.ends_with("sccache") {
                 command.arg(path_option("CMAKE_C_COMPILER_LAUNCHER", launcher));
                 command.arg(path_option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
@@ -191,8 +191,8 @@ impl RunningBuild<'_> {
         .await
     }
 
-    /// A command of this build: with our compilers, a compiler cache that ignores the work folder's path,
-    /// and no git repository except one in the source itself.
+    /// Creates a command of this build: it has our compilers, a compiler cache that ignores the work
+    /// folder's path, and no git repository except one in the source itself.
     pub(super) fn command(&self, program: &Path, folder: &Path) -> Command {
         let mut command = self.builder.env.command(program);
         command

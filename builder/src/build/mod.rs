@@ -54,7 +54,7 @@ use making::{BuildOutcome, RunningBuild};
 use planning::OmittedParts;
 use work::WorkFolder;
 
-/// Folders of the builder. Both belong to us alone and are created when needed.
+/// Folders of the builder. No other program uses them; they are created when needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuilderDirs {
     /// Replaceable files: sources, tools, work folders, logs.
@@ -70,7 +70,7 @@ pub struct BuildRequest {
     pub source: BuildSource,
     /// Compute backend of the binary.
     pub backend: BackendChoice,
-    /// Machines that the binary must run on.
+    /// CPU and GPU architectures that the binary must run on.
     pub arch: ArchChoice,
     /// Patch sets to apply.
     pub patches: SetSelection,
@@ -106,8 +106,8 @@ pub struct Builder {
     pub dirs: BuilderDirs,
     /// Search path for programs, and environment variables.
     pub env: BuildEnvironment,
-    /// Returns the bytes of memory available without swapping; `None` if unknown, and then memory limits
-    /// nothing.
+    /// Returns the bytes of memory available without swapping; `None` if unknown: memory is then neither
+    /// checked nor limits the number of jobs.
     pub memory: fn() -> Option<u64>,
     /// Receiver of progress events.
     pub reporter: EventReporter,
@@ -164,7 +164,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Fails if the commit does not exist, or is not here and cannot be fetched.
+    /// Fails if the commit does not exist, or is not on this machine and cannot be fetched.
     pub async fn git(&self, request: &git::CommitRequest) -> Result<BuildSource> {
         let git::ObtainedCommit { repository, commit } = self.repository(request).await?;
         let (shown, repository) = (repository.shown().to_owned(), repository.path().to_owned());
@@ -175,12 +175,12 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Fails if the commit does not exist, or is not here and cannot be fetched.
+    /// Fails if the commit does not exist, or is not on this machine and cannot be fetched.
     pub async fn repository(&self, request: &git::CommitRequest) -> Result<git::ObtainedCommit> {
         git::obtain(request, &self.dirs.cache, &self.reporter, &self.cancel).await
     }
 
-    /// Builds, unless the store has the build already; then it returns within a second.
+    /// Builds llama-server, or returns the build from the store (within a second) if it is there already.
     ///
     /// # Errors
     ///
@@ -253,8 +253,8 @@ impl Builder {
         Some(StoredBuild { id: id.clone(), binary, hit: true, provenance })
     }
 
-    /// Runs blocking work on another thread. Its token is cancelled together with the builder, and when the
-    /// caller drops the future.
+    /// Runs blocking work on another thread. The token given to `work` is cancelled when the builder is
+    /// cancelled, or when the caller drops the future.
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     async fn run_blocking<T: Send + 'static>(
         &self,

@@ -17,7 +17,7 @@ use crate::error::{BuilderError, Result, io_error};
 use crate::event::{BuildEvent, BuildPhase};
 use crate::process::{ChildExit, run};
 
-/// Where cmake looks for a finished page.
+/// Path of the finished page, relative to `tools/ui`, where cmake looks for it.
 const PAGE_PATH: &str = "dist/index.html";
 /// Characters of npm's output that a note quotes.
 const MAX_QUOTED_CHARS: usize = 200;
@@ -26,8 +26,8 @@ const MAX_QUOTED_CHARS: usize = 200;
 const EMPTY_PAGE_CMAKE: &str = "# llama-warden: stands in for what is missing here. A server without a web page.\n\
     add_library(llama-ui INTERFACE)\n\
     target_include_directories(llama-ui INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})\n";
-/// The header that the server includes. The server reads the list of files; it checks for single files only
-/// by `#if`.
+/// Header of a library without a page, which the server includes. The server iterates over the list of files
+/// and refers to single files only under `#if`, so an empty list suffices.
 const EMPTY_PAGE_HEADER: &str = "// llama-warden: stands in for what is missing here. A server without a web page.\n\
     #pragma once\n\n#include <array>\n#include <cstddef>\n#include <string>\n\n\
     struct llama_ui_asset {\n    std::string           name;\n    const unsigned char * data;\n    \
@@ -80,7 +80,7 @@ impl RunningBuild<'_> {
             .env("LLAMA_UI_OUT_DIR", folder.join("dist"))
             .env("LLAMA_UI_VERSION", format!("b{number}"))
             .env("LLAMA_BUILD_NUMBER", number)
-            // Give up soon without a network; npm must not ask questions or print advertisements.
+            // npm must give up soon without a network, and must not ask questions or print advertisements.
             .envs([
                 ("CI", "true"),
                 ("npm_config_fetch_retries", "1"),

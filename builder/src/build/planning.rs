@@ -25,7 +25,7 @@ pub(super) struct OmittedParts {
 }
 
 impl Builder {
-    /// Plans a build of this request. Writes only facts about an archive into the cache.
+    /// Plans a build of this request. Writes nothing but facts about a source archive into the cache.
     ///
     /// # Errors
     ///

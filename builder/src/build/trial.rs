@@ -21,7 +21,7 @@ use crate::plan::{BuildPlan, ComputeBackend};
 use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};
 use crate::verify::{TrialSettings, VerifyResults, verify_with};
 
-/// The driver's library; every CUDA build links to it.
+/// The CUDA driver's library; every CUDA build links to it.
 const CUDA_DRIVER_LIBRARY: &str = "libcuda.so.1";
 
 /// Verifies the binary of a plan. `folder` receives temporary files.
@@ -84,8 +84,8 @@ async fn gpu_architectures(builder: &Builder, plan: &BuildPlan) -> Result<Vec<St
     }
 }
 
-/// Returns true if code built for one architecture runs on another without a new compilation, which would
-/// take longer than the time limit of an answer.
+/// Returns true if code built for the GPU architecture `built` runs on `here` without compilation at run
+/// time, which would take longer than the time limit of an answer.
 fn runs_on(backend: ComputeBackend, built: &str, here: &str) -> bool {
     if backend == ComputeBackend::Hip {
         return built.split(':').next() == here.split(':').next();

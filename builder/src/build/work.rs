@@ -1,8 +1,8 @@
-//! The folder of a running build, `work/<BuildId>/{src,build}` under the cache folder. The end of the build
-//! removes it, after success and failure.
+//! The folder of a running build, `work/<BuildId>/{src,build}` under the cache folder. The folder is removed
+//! when the build ends, after success and failure.
 //!
-//! A build killed by SIGKILL leaves its folder behind. The next build removes every folder made by a build
-//! ([`crate::owned`]) whose lock no living process holds.
+//! A build killed by SIGKILL leaves its folder behind. The next build removes such a folder if it has our
+//! mark ([`crate::owned`]), and if no living process holds the lock of its build.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::store::BuildId;
 /// Attempts to remove a folder: a dying compiler may still create a file in it.
 const REMOVE_ATTEMPTS: usize = 5;
 
-/// A work folder. Dropping it removes it.
+/// A work folder. Dropping this value removes the folder.
 #[derive(Debug)]
 pub(super) struct WorkFolder {
     folder: PathBuf,

@@ -3,7 +3,7 @@
 //! | file | job |
 //! |---|---|
 //! | `read` | reads a file's facts about its model, for estimates of what the model needs |
-//! | `weight_kind` | the number formats of weights, for both |
+//! | `weight_kind` | number formats of weights, used by the other two |
 //! | `write` | writes the sample models |
 
 mod read;

@@ -1,8 +1,8 @@
 //! Reads the metadata of a GGUF file and the size of each tensor, but no tensor data.
 //!
 //! Supports versions 2 and 3, little-endian, as specified in ggml's `docs/gguf.md`. Long texts and arrays,
-//! such as the vocabulary, are skipped. Files are untrusted: counts are checked against limits, no
-//! allocation trusts a count of the file, and at most [`MAX_HEAD_BYTES`] bytes are read.
+//! such as the vocabulary, are skipped. Files are untrusted: counts are checked against limits, memory is
+//! never allocated by an unchecked count from the file, and at most [`MAX_HEAD_BYTES`] bytes are read.
 //!
 //! A tensor's size is the distance to the next tensor, so tensors of unknown types have a size, too.
 
@@ -16,13 +16,13 @@ use rustix::fs::OFlags;
 
 /// Maximum bytes before the first tensor. The largest vocabularies take 20 MiB.
 const MAX_HEAD_BYTES: u64 = 256 << 20;
-/// Maximum number of entries, and of tensors. The largest models have some thousands.
+/// Maximum number of metadata entries, and maximum number of tensors. The largest models have some thousands.
 const MAX_ENTRY_COUNT: u64 = 1 << 17;
 /// Maximum bytes of a name, and of a text that is kept.
 const MAX_TEXT_BYTES: u64 = 64 << 10;
 /// Maximum bytes of all kept names and texts. The largest models have some hundred KiB.
 const MAX_KEPT_TEXT_BYTES: u64 = 16 << 20;
-/// Longest array that is kept: one number per layer.
+/// Maximum length of an array of numbers that is kept; useful ones have one number per layer.
 const MAX_KEPT_NUMBERS: u64 = 4096;
 /// Maximum number of files of a split model.
 const MAX_SPLIT_PARTS: u64 = 999;
@@ -70,7 +70,7 @@ pub struct TensorInfo {
 /// Metadata and tensors of a model file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GgufFacts {
-    /// Text values by key, without long ones.
+    /// Text values by key; empty for texts of more than 64 KiB.
     pub texts: BTreeMap<String, String>,
     /// Numbers and booleans (0 and 1) by key; an array has several values.
     pub numbers: BTreeMap<String, Vec<f64>>,
@@ -130,7 +130,7 @@ fn sibling_paths(path: &Path, parts: f64) -> Option<Vec<PathBuf>> {
     )
 }
 
-/// Converts a number that is whole and not negative.
+/// Converts a float to an integer; `None` unless the number is whole, not negative and below 9e15.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

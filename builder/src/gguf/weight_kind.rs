@@ -8,19 +8,19 @@ pub enum WeightKind {
     F32,
     /// 16-bit floats (IEEE binary16).
     F16,
-    /// 8-bit integers with a scale per 32.
+    /// 8-bit integers, with one scale per 32 weights.
     Q8_0,
-    /// 4-bit integers with a scale per 32.
+    /// 4-bit integers, with one scale per 32 weights.
     Q4_0,
-    /// 4-bit integers with a scale and a minimum per 32, in blocks of 256.
+    /// 4-bit integers, with one scale and one minimum per 32 weights, in blocks of 256.
     Q4K,
-    /// 5-bit integers with a scale and a minimum per 32, in blocks of 256.
+    /// 5-bit integers, with one scale and one minimum per 32 weights, in blocks of 256.
     Q5K,
-    /// 6-bit integers with a scale per 16, in blocks of 256.
+    /// 6-bit integers, with one scale per 16 weights, in blocks of 256.
     Q6K,
-    /// 4-bit indices into a fixed table, with a scale per 32.
+    /// 4-bit indices into a fixed table, with one scale per 32 weights.
     Iq4Nl,
-    /// 4-bit floats with a power of two as scale per 32 (OCP Microscaling).
+    /// 4-bit floats, with a power of two as scale per 32 weights (OCP Microscaling).
     Mxfp4,
 }
 

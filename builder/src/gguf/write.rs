@@ -83,7 +83,7 @@ impl MetadataValue {
     }
 }
 
-/// Writes the numbers of a tensor, row by row, as many as its dimensions demand.
+/// Function that writes all numbers of a tensor, row by row.
 pub(crate) type FillFn = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum TensorData {
@@ -163,8 +163,8 @@ impl GgufWriter {
         self.held_tensor(name, vec![columns as u64, rows as u64], data)
     }
 
-    /// Adds a tensor of any number of dimensions, the innermost first. Missing numbers are zero, excess
-    /// ones are cut off.
+    /// Adds a tensor of any number of dimensions, the innermost first. Missing values are zero, excess values
+    /// are cut off.
     pub(crate) fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();

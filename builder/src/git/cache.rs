@@ -1,9 +1,10 @@
 //! Cached bare repositories with the commits fetched from servers.
 //!
-//! A URL may have two: `<name>-<hash of the URL>.git` and `...-history.git`. The first one is shallow:
-//! single commits with their files, a tenth of the bytes. The second one has all of history, for ranges and
-//! build numbers, and is used for everything once it exists. They are separate because deepening a shallow
-//! repository changes its metadata before the commits arrive: an interruption would leave it inconsistent.
+//! A URL may have two cached repositories: `<name>-<hash of the URL>.git` and `...-history.git`. The first
+//! one is shallow: single commits with their files, a tenth of the bytes. The second one has all of
+//! history, for ranges and build numbers, and is used for everything once it exists. They are separate
+//! because deepening a shallow repository changes its metadata before the commits arrive: an interruption
+//! would leave the repository inconsistent.
 //!
 //! # Interruptions
 //!
@@ -68,8 +69,8 @@ impl CacheSlot {
         GitRepository::open_as(&self.folder, self.shown.clone()).map(Some)
     }
 
-    /// Returns true if the folder exists and is unusable: no repository, or with dangling references. A
-    /// repository of another user is not damaged.
+    /// Returns true if the folder exists, but is no repository or has references to missing objects. A
+    /// repository that belongs to another user does not count as damaged.
     pub(super) fn is_damaged(&self) -> bool {
         let leads_nowhere = |repo: &git2::Repository, reference: &git2::Reference<'_>| {
             let target = reference.target().map(|id| repo.find_object(id, None));
@@ -86,7 +87,8 @@ impl CacheSlot {
         }
     }
 
-    /// Moves the repository to where the next [`CacheSlot::create`] removes it. The caller holds the lock.
+    /// Renames the repository to the temporary name, under which the next [`CacheSlot::create`] removes it.
+    /// The caller holds the lock.
     pub(super) fn discard(&self) -> Result<()> {
         if !owned::is_ours(&self.folder) {
             let why =
@@ -134,7 +136,8 @@ impl CacheSlot {
             let Ok(entries) = fs::read_dir(self.folder.join(folder)) else { continue };
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                // `shallow.lock` and the like: we hold the only write lock, so their owner has ended.
+                // Lock files such as `shallow.lock` count, too: we hold the only write lock, so their owner
+                // has ended.
                 let left = TEMPORARY_PREFIXES.iter().any(|begin| name.starts_with(begin))
                     || Path::new(&name).extension().is_some_and(|end| end == "lock");
                 if left && let Err(error) = fs::remove_file(entry.path()) {

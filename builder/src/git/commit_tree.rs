@@ -16,7 +16,8 @@ pub(super) const LINK_MODE: i32 = 0o120_000;
 /// Largest file that is read, in bytes; llama.cpp's largest source file has 1 MiB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The llama.cpp of a commit. Objects are read on demand, so a partial clone works if it has the needed ones.
+/// The llama.cpp tree of a commit. Objects are read on demand, so a partial clone works if it has the
+/// needed objects.
 #[derive(Debug)]
 pub struct CommitTree {
     repository: Arc<GitRepository>,
@@ -40,7 +41,7 @@ impl CommitTree {
         Ok(tree)
     }
 
-    /// Sets a build number known from elsewhere: counting needs a walk through all of history.
+    /// Sets a revision whose build number is known already: counting needs a walk through all of history.
     #[must_use]
     pub(crate) fn with_revision(self, revision: SourceRevision) -> Self {
         Self { revision, ..self }
@@ -51,8 +52,8 @@ impl CommitTree {
         &self.commit
     }
 
-    /// llama.cpp's folder in the repository, empty for the top folder; `None` if there is none that can be
-    /// built.
+    /// llama.cpp's folder in the repository, empty for the top folder; `None` if the commit has no llama.cpp
+    /// that can be built.
     pub fn root(&self) -> Option<&str> {
         self.located.as_ref().map(|located| located.root.as_str())
     }
@@ -125,7 +126,7 @@ fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, s
             Some(ObjectType::Blob) => search.add(&below, entry.filemode() != LINK_MODE),
             Some(ObjectType::Tree) => {
                 search.add(&below, false);
-                // Two levels below the deepest root, for `tools/server`.
+                // Search two levels below the deepest possible root, to find its `tools/server`.
                 if depth < MAX_ROOT_DEPTH + 2 {
                     search_folder(repo, entry.id(), &below, depth + 1, search);
                 }

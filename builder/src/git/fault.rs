@@ -43,7 +43,7 @@ pub enum GitError {
         path: String,
         commit: String,
     },
-    /// A tree with an entry that leads outside the destination folder.
+    /// The commit has an entry that would be written outside the destination folder.
     #[error("commit {commit} was not written out: its entry `{entry}` {why}")]
     Unsafe { commit: String, entry: String, why: &'static str },
     /// The range is empty, or exceeds the available history.

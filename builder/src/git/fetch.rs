@@ -1,4 +1,5 @@
-//! Fetches from a server: lists its references, resolves the requested one, and downloads that commit or all.
+//! Fetches from a server: lists its references, resolves the requested one, and downloads its commit or the
+//! whole history.
 
 use std::collections::HashSet;
 
@@ -14,7 +15,7 @@ use crate::error::{BuilderError, Result};
 use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
 
-/// Maximum bytes fetched for one commit: thirty times llama.cpp's size. More is no source.
+/// Maximum bytes fetched for one commit: thirty times llama.cpp's size. A larger commit is no llama.cpp.
 const MAX_COMMIT_BYTES: usize = 1 << 30;
 /// Maximum bytes fetched for a whole history: ten times llama.cpp's size.
 const MAX_HISTORY_BYTES: usize = 5 << 30;
@@ -22,7 +23,8 @@ const MAX_HISTORY_BYTES: usize = 5 << 30;
 const ALL_REFSPECS: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
 /// The `--depth` that means all of history, also for a shallow repository.
 const FULL_DEPTH: u32 = 0x7fff_ffff;
-/// References to commits fetched by id: without them, git's garbage collection would remove the commits.
+/// Prefix of references to commits fetched by id: without a reference, git's garbage collection would remove
+/// the commit.
 const KEPT_REF_PREFIX: &str = "refs/llama-warden/";
 
 /// A fetch request.
@@ -89,7 +91,7 @@ impl RunningFetch<'_> {
             self.discard_damaged()?;
         }
         match self.fetch_once().await {
-            // The server responded, and the cached repository fails.
+            // The server responded, but the cached repository is damaged.
             Err(BuilderError::Git(GitError::Repository { .. })) if was_there && place.is_damaged() => {
                 self.discard_damaged()?;
                 self.fetch_once().await
@@ -117,7 +119,7 @@ impl RunningFetch<'_> {
         } else if !self.has(target.id)? {
             let kept = format!("+{}:{KEPT_REF_PREFIX}{}", target.refspec, target.id);
             match self.download(&[&kept], Some(1)).await {
-                // The server does not allow fetching by id: see below.
+                // The server may not allow fetching by id: everything is fetched below.
                 Err(BuilderError::Git(GitError::Repository { .. })) if target.by_id => {}
                 other => other?,
             }
@@ -148,7 +150,7 @@ impl RunningFetch<'_> {
         GitServer { url: &self.wanted.url, folder: &self.wanted.place.folder, wanted: self.described }
     }
 
-    /// Lists the server's references: a line each, `<40 digits>` and a name.
+    /// Lists the server's references. Each line of git's output has 40 digits and a name.
     async fn list_heads(&self) -> Result<Vec<RemoteHead>> {
         let mut heads = Vec::new();
         let line = |line: &str| {
@@ -278,7 +280,7 @@ impl RunningFetch<'_> {
     }
 }
 
-/// Removes references to missing commits: the next fetch would take the repository for damaged.
+/// Removes references to missing commits: because of them, the next fetch would find the repository damaged.
 fn remove_dangling_references(repo: &git2::Repository) {
     let Ok(references) = repo.references() else { return };
     for mut reference in references.flatten() {
@@ -289,14 +291,15 @@ fn remove_dangling_references(repo: &git2::Repository) {
     }
 }
 
-/// Removes branches and tags that the server has deleted: one may conflict with a new one (`a` and `a/b`).
+/// Removes branches and tags that the server has deleted: a deleted name may conflict with a new one (`a`
+/// with `a/b`).
 fn remove_deleted_references(repo: &git2::Repository, heads: &[RemoteHead]) {
     let known: HashSet<&str> = heads.iter().map(|head| head.name.as_str()).collect();
     for folder in ["refs/heads/*", "refs/tags/*"] {
         let Ok(references) = repo.references_glob(folder) else { continue };
         for mut reference in references.flatten() {
             if !reference.name().is_ok_and(|name| known.contains(name)) {
-                // If this fails, the conflict is reported when it occurs.
+                // If the deletion fails, a conflict with this reference is reported when it occurs.
                 reference.delete().ok();
             }
         }

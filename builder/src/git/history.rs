@@ -21,8 +21,8 @@ const SHORT_COMMIT_DIGITS: usize = 9;
 pub struct RevisionInfo {
     /// 40 hexadecimal digits.
     pub commit: String,
-    /// Its build tag (`b9976`); without a tag `b<count>-<nine digits>`; in a shallow history the nine
-    /// digits alone.
+    /// Build tag of the commit (`b9976`); without a tag `b<count>-<nine digits>`; in a shallow history only
+    /// the nine digits.
     pub label: String,
     /// Date of the commit in UTC, such as `2026-08-22`.
     pub date: String,
@@ -56,8 +56,8 @@ struct LineCommit {
 
 impl GitRepository {
     /// Returns the commits of `from..to` along first parents, oldest first. As in git, `from` itself is
-    /// excluded; `to` is always included. Otherwise only every `every`-th commit is returned, counted from
-    /// the beginning. Both ends may be anything that [`GitRepository::resolve`] accepts.
+    /// excluded. With `every` above 1, only every `every`-th commit is returned, and always `to`. Both ends
+    /// may be anything that [`GitRepository::resolve`] accepts.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl GitRepository {
         };
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
-        // From here on, all commits are ancestors of `from`: an ancestor's ancestors are ancestors.
+        // From the cut on, all older commits are `from` or its ancestors.
         let here = line.iter().position(|step| step.id == first);
         let cut = here.unwrap_or_else(|| {
             let repo = self.lock();
@@ -120,7 +120,7 @@ impl GitRepository {
     }
 
     /// Age of `commit` relative to `beside`, both given as 40 digits. `None` if the repository lacks one of
-    /// them.
+    /// the two commits.
     pub fn age(&self, commit: &str, beside: &str) -> Option<RelativeAge> {
         let (one, other) = (self.id(commit).ok()?, self.id(beside).ok()?);
         let repo = self.lock();
@@ -216,8 +216,8 @@ impl GitRepository {
         Ok(line)
     }
 
-    /// Counts the history of each commit of a line in one pass: from the oldest on, each adds itself and
-    /// those merged commits that were not counted before.
+    /// Counts the history of each commit of a line in one pass. From the oldest on, each commit adds itself
+    /// and those merged commits that were not counted before.
     fn count_line(&self, line: &[LineCommit]) -> Result<Vec<Option<u32>>> {
         let repo = self.lock();
         let mut seen: HashSet<Oid> = HashSet::with_capacity(line.len());

@@ -15,7 +15,7 @@ const URL_SCHEMES: [&str; 4] = ["https://", "http://", "git://", "file://"];
 pub enum GitLocation {
     /// A server; fetched commits are cached.
     Url(String),
-    /// A repository on disk, read in place: with a worktree, bare, or a linked worktree.
+    /// A repository on disk, read in place: bare, with a worktree, or a linked worktree.
     Path(PathBuf),
 }
 

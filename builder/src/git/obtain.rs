@@ -14,7 +14,7 @@ use crate::error::{BuilderError, Result};
 use crate::event::{BuildEvent, BuildPhase, EventReporter};
 use crate::lock::FileLock;
 
-/// Reference to the server's `HEAD_REF` in a cached repository.
+/// Reference in a cached repository that records the server's `HEAD`.
 const HEAD_REF: &str = "refs/llama-warden/head";
 
 /// A request for a commit.
@@ -22,9 +22,9 @@ const HEAD_REF: &str = "refs/llama-warden/head";
 pub struct CommitRequest {
     /// Location of the repository.
     pub location: GitLocation,
-    /// A tag, a branch, or a commit; `None`: the repository's `HEAD_REF`.
+    /// A tag, a branch, or a commit; `None`: the repository's `HEAD`.
     pub reference: Option<String>,
-    /// Forbids network access. A full commit id that is cached needs none in any case.
+    /// Forbids network access. A full commit id that is cached never needs the network.
     pub offline: bool,
     /// Requests all earlier commits, too, as for a range: ten times the bytes, once.
     pub history: bool,
@@ -45,7 +45,8 @@ pub struct ObtainedCommit {
 ///
 /// # Errors
 ///
-/// Fails if the commit does not exist, or is not here and cannot be fetched. The cache is never damaged.
+/// Fails if the commit does not exist, or is not on this machine and cannot be fetched. The cache is never
+/// damaged.
 pub(crate) async fn obtain(
     request: &CommitRequest,
     cache: &Path,

@@ -26,12 +26,12 @@ use crate::source::{is_source, join_names};
 
 /// Folders that a build needs completely.
 const REQUIRED_FOLDERS: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
-/// Folders of which a build needs only the extensions in [`CODE_EXTENSIONS`].
+/// Folders from which a build needs only files with the extensions in [`CODE_EXTENSIONS`].
 const PARTIAL_FOLDERS: [&str; 2] = ["tools/", "examples/"];
 const CODE_EXTENSIONS: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
 /// Limits of a written tree, in bytes and files; the same as those of an archive.
 const TREE_LIMITS: (u64, u64) = (2 << 30, 100_000);
-/// Missing files named in a note.
+/// Maximum number of missing files that a note names.
 const MAX_SHOWN_FILES: usize = 3;
 
 impl CommitTree {

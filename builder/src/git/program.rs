@@ -1,8 +1,8 @@
 //! Runs the user's `git` against a server, with their credentials, proxies and certificates, and without
 //! prompts.
 //!
-//! A call ends at once when it is cancelled, after [`SILENCE_TIMEOUT`] without output, or when the download exceeds
-//! its limit. The program and all its descendants have ended then.
+//! A call ends at once when it is cancelled, after [`SILENCE_TIMEOUT`] without output, or when the download
+//! exceeds its limit. When the call returns, git and all its descendants have ended.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -167,8 +167,8 @@ impl GitServer<'_> {
             ("SSH_ASKPASS", ""),
             ("LC_ALL", "C"),
         ]);
-        // Not as an argument, which every user of the machine can read. git itself turns `-c` into this
-        // variable, and git before 2.31 supports no other.
+        // Pass the URL in this variable: every user of the machine can read arguments. git itself passes `-c`
+        // settings in this variable, and git before 2.31 supports no other.
         let mut settings = environment::git_settings();
         if !settings.is_empty() {
             settings.push(" ");
@@ -214,7 +214,7 @@ impl GitServer<'_> {
     }
 }
 
-/// Messages that mean: the server refused.
+/// git's messages after the server refused the request.
 const REFUSED_MESSAGES: [&str; 8] = [
     "Authentication failed",
     "could not read Username",
@@ -225,7 +225,7 @@ const REFUSED_MESSAGES: [&str; 8] = [
     "access denied",
     "does not appear to be a git repository",
 ];
-/// Messages that mean: the server was not reached, or the connection broke.
+/// git's messages after the server was not reached, or the connection broke.
 const UNREACHABLE_MESSAGES: [&str; 13] = [
     "unable to access",
     "unable to connect",

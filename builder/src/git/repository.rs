@@ -34,7 +34,7 @@ impl GitRepository {
     ///
     /// # Errors
     ///
-    /// Fails if there is none, or if it is not readable.
+    /// Fails if the folder is no repository, or if the repository is not readable.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         Self::open_as(path, path.display().to_string())
     }
@@ -144,7 +144,7 @@ impl GitRepository {
             let number = tag.name().ok().and_then(|name| parse_build_tag(name.strip_prefix("refs/tags/")?));
             let target = tag.target_peel().or_else(|| tag.target());
             if let (Some(number), Some(mut target)) = (number, target) {
-                // An annotated tag of a loose reference is not peeled yet.
+                // libgit2 has not peeled the annotated tag of a loose reference.
                 if let Ok(object) = repo
                     .find_object(target, Some(ObjectType::Tag))
                     .and_then(|tag| tag.peel(ObjectType::Commit))
@@ -186,8 +186,8 @@ impl GitRepository {
         CommitTree::new(Arc::clone(self), commit)
     }
 
-    /// The revision of a commit. Its build number is the length of its history, or in a shallow history the
-    /// number of its tag.
+    /// Returns the revision of a commit. The build number is the length of the commit's history, or in a
+    /// shallow history the number of the commit's tag.
     ///
     /// # Errors
     ///
@@ -216,7 +216,7 @@ fn find_reference(repo: &git2::Repository, reference: &str) -> Option<Oid> {
     let places = ["", "refs/tags/", "refs/heads/", "refs/remotes/origin/", "refs/remotes/"];
     places
         .iter()
-        // Without a folder, only these: else `config` would be read as a reference.
+        // Try the bare name only for these: otherwise libgit2 would read the file `config` as a reference.
         .filter(|place| !place.is_empty() || reference == "HEAD" || reference.starts_with("refs/"))
         .find_map(|place| repo.find_reference(&format!("{place}{reference}")).ok())
         .and_then(|found| found.peel_to_commit().ok())

@@ -1,5 +1,5 @@
 //! Chooses optional features of a llama-server: the web page, and HTTPS for `-hf` downloads. Each is built
-//! in where possible, and a sentence says which and why not.
+//! in where possible; a sentence for the user says what is built in, or why not.
 //!
 //! | the source has | the web page |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | the source supports | `-hf` fetches through |
 //! |---|---|
 //! | `LLAMA_OPENSSL` (from about b6600 on) | its own HTTP with the system's OpenSSL |
-//! | `LLAMA_CURL` only (before, and ik_llama.cpp) | the system's libcurl |
+//! | `LLAMA_CURL` only (before b6600, and ik_llama.cpp) | the system's libcurl |
 
 use serde::{Deserialize, Serialize};
 use warden_patches::SourceTree;
@@ -21,7 +21,7 @@ use crate::toolchain::extras::{CurlVersion, NpmVersion, OpenSslVersion};
 
 /// cmake option for the page.
 pub(super) const PAGE_OPTION: &str = "LLAMA_BUILD_UI";
-/// Its older name, from before `tools/ui`. Newer sources accept both, and this one overrides.
+/// Older name of [`PAGE_OPTION`], from before `tools/ui`. Newer sources accept both; the older one wins.
 pub(super) const OLD_PAGE_OPTION: &str = "LLAMA_BUILD_WEBUI";
 /// cmake option for HTTPS.
 const HTTPS_OPTION: &str = "LLAMA_OPENSSL";
@@ -46,9 +46,9 @@ const PLACEHOLDER_RECIPE_ENTRY: &str = "stand-in for tools/ui 1";
 pub(crate) struct SourceFeatures {
     /// Origin of the web page.
     pub(crate) page: PageOrigin,
-    /// The old option disables the page.
+    /// Disabling the page requires setting [`OLD_PAGE_OPTION`] to off.
     pub(crate) old_switch: bool,
-    /// Files compiled even without a page are missing.
+    /// The source lacks files of `tools/ui` that are compiled even without a page.
     pub(crate) stand_in: bool,
     /// The source does not compile without a page.
     pub(crate) needs_page: bool,
@@ -105,7 +105,7 @@ pub(super) struct ExtrasChoice {
     pub(super) words: BuildExtras,
     /// npm makes the page.
     pub(super) npm: bool,
-    /// The old option has to disable the page.
+    /// [`OLD_PAGE_OPTION`] has to be set to off.
     pub(super) old_switch_off: bool,
     /// Library linked for downloading models.
     pub(super) linked: DownloadLibrary,
@@ -119,7 +119,7 @@ impl SourceFeatures {
         self.page == PageOrigin::Npm
     }
 
-    /// Inspects a source. `server`: the server's folder in it.
+    /// Inspects a source. `server` is the server's folder in the source.
     pub(crate) fn inspect(tree: &dyn SourceTree, server: &str) -> Result<Self> {
         let there = |path: &str| -> Result<bool> { Ok(tree.read(path)?.is_some()) };
         let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
@@ -164,7 +164,7 @@ impl SourceFeatures {
     }
 }
 
-/// The first of these files that is missing.
+/// Returns the first of `files` that is missing.
 fn first_missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Option<String>> {
     for file in files {
         if !there(file)? {

@@ -6,7 +6,7 @@ use super::target::CpuTarget;
 use crate::error::{BuilderError, Result};
 use crate::source::found::ExaminedSource;
 
-/// A static Release build of the server with the extras. Only npm uses the network.
+/// Options of every build: a static Release build of the server with the extras. Only npm uses the network.
 pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasChoice) -> Vec<String> {
     let native = match arch {
         CpuTarget::Native => "ON",
@@ -16,11 +16,11 @@ pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &E
     let revision = &source.revision;
     let mut options: Vec<String> = [
         ("CMAKE_BUILD_TYPE", "Release"),
-        // A single file, so that the store can keep it and the supervisor can start it.
+        // The store and the supervisor expect a single binary.
         ("BUILD_SHARED_LIBS", "OFF"),
         ("GGML_NATIVE", native),
         ("LLAMA_OPENSSL", switch(extras.linked == DownloadLibrary::OpenSsl)),
-        // The option's name in sources before OpenSSL replaced curl.
+        // HTTPS option of sources from before OpenSSL replaced curl.
         ("LLAMA_CURL", switch(extras.linked == DownloadLibrary::Curl)),
         ("LLAMA_BUILD_TESTS", "OFF"),
         ("LLAMA_BUILD_APP", "OFF"),
@@ -34,7 +34,7 @@ pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &E
     .map(|(name, value)| format!("-D{name}={value}"))
     .into();
     if extras.old_switch_off {
-        // Only where needed: newer sources let it override the new name.
+        // Set the older option only where needed: in newer sources it overrides the newer one.
         options.push(format!("-D{OLD_PAGE_OPTION}=OFF"));
     }
     // Always set: otherwise cmake asks git, which may find a repository that encloses the work folder.

@@ -32,15 +32,15 @@ use lines::LineSplitter;
 const TERM_GRACE: Duration = Duration::from_secs(5);
 /// Time to read output after the program's exit: a helper that outlives the program may keep the pipe open.
 const OUTPUT_LINGER: Duration = Duration::from_millis(200);
-/// Duration of retries after `ETXTBSY` before it is reported: between fork and exec lie milliseconds, on a
+/// Time limit for retries after `ETXTBSY`. Between another child's fork and its exec lie milliseconds, on a
 /// loaded machine some hundreds of them.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a killed descendant to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between these retries.
+/// Interval between retries after `ETXTBSY`, and between checks for the end of killed descendants.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
-/// End of a program.
+/// Outcome of running a program.
 #[derive(Debug)]
 pub(crate) enum ChildExit {
     /// The program exited, or a signal from another process ended it.
@@ -99,7 +99,7 @@ pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::
     Ok((ended, text))
 }
 
-/// A child with its descendants. Dropping it kills all of them.
+/// A child with its descendants. Dropping this value kills all of them.
 #[derive(Debug)]
 pub(crate) struct ProcessTree {
     child: Child,
@@ -158,8 +158,8 @@ impl ProcessTree {
             signal_group(leader, Signal::KILL);
             self.child.wait().await?;
         }
-        // Group members that outlived the leader. The kernel assigns PIDs in sequence, so this one is not
-        // reused yet.
+        // Kill group members that outlived the leader. The kernel assigns PIDs in sequence, so the leader's
+        // PID is not reused yet.
         signal_group(leader, Signal::KILL);
         tree::kill(&descendants);
         self.leader = None;
@@ -172,8 +172,8 @@ impl ProcessTree {
     }
 }
 
-/// Removes variables meant for us alone: sockets of the service manager, and paths of our secrets. Must match
-/// `warden_policies::own_variables`, which this crate cannot use.
+/// Removes variables meant for this process only: sockets of the service manager, and paths of our secrets.
+/// Must match `warden_policies::own_variables`, which this crate cannot use.
 fn remove_own_variables(command: &mut Command) {
     const OURS: [&str; 7] = [
         "NOTIFY_SOCKET",

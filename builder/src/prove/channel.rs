@@ -18,13 +18,13 @@ pub(super) const RECLAIM_ALL: u32 = 1 | 2 | 4 | 8;
 /// Answer of one part of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReclaimReply {
-    /// The part is the CUDA backend, else llama-server itself.
+    /// `true`: the part is the CUDA backend; `false`: llama-server itself.
     pub(super) cuda: bool,
     pub(super) done: bool,
     pub(super) bytes: u64,
 }
 
-/// The mapped file, as the supervisor uses it.
+/// The reclaim file, written from the supervisor's side.
 pub(super) struct ReclaimFile(File);
 
 impl ReclaimFile {
@@ -44,7 +44,8 @@ impl ReclaimFile {
         Self(file)
     }
 
-    /// Writes a request. Its number must be higher than the last one, else the server ignores it.
+    /// Writes a request. `number` must be higher than the last request's, else the server ignores the
+    /// request.
     pub(super) fn request(&self, number: u64, what: u32, deadline_ms: u32) -> std::io::Result<()> {
         let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&number.to_ne_bytes());
@@ -55,7 +56,7 @@ impl ReclaimFile {
         self.0.write_all_at(&block, BLOCK_BYTES as u64)
     }
 
-    /// Number of parts that have claimed a block. A part counts earlier requests as done.
+    /// Number of parts that have claimed a block. A part ignores requests from before its claim.
     pub(super) fn count_parts(&self) -> usize {
         let blocks = (0..2 * BLOCK_COUNT).filter(|at| {
             let mut block = [0; BLOCK_BYTES];

@@ -33,14 +33,14 @@ pub struct BuildPair<'a> {
     pub patched: &'a Path,
     /// Fixes in the patched server.
     pub fixes: Vec<&'a SetFix>,
-    /// Both compute on a GPU of this machine.
+    /// Both servers compute on a GPU of this machine.
     pub gpu: bool,
     /// Path of compute-sanitizer, if it is to be used.
     pub sanitizer: Option<PathBuf>,
     /// Time limit for each start and for each round of requests.
     pub limit: Duration,
-    /// Time limit for the output of a fix: counters, block, answer. [`PART_TIMEOUT`] suffices
-    /// on any machine.
+    /// Time limit for each output of a fix: its counters, its block of the reclaim file, its answer.
+    /// [`PART_TIMEOUT`] suffices on any machine.
     pub patience: Duration,
 }
 
@@ -164,8 +164,8 @@ impl BuildComparison<'_> {
         self.run_round_inside(name, binary, variables, None).await
     }
 
-    /// Like [`Self::run_round`]. `inside`: the server that `binary`, a tool, runs. The tool reports only if the
-    /// server exits normally.
+    /// Like [`Self::run_round`], for a `binary` that is a tool; `inside` is the server that the tool runs.
+    /// The tool reports only if the server exits normally.
     async fn run_round_inside(
         &self,
         name: &str,
@@ -274,8 +274,8 @@ impl BuildComparison<'_> {
     async fn check_reclaim(&self, file: &Path) -> Vec<(bool, String)> {
         let opened = fs::File::options().read(true).write(true).open(file).map(ReclaimFile::from_file);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
-        // Each fix that supports requests has a part. A part claims its block shortly after its first
-        // computation, and counts earlier requests as done.
+        // Each fix with [`RECLAIM_VARIABLE`] has a part in the server. A part claims its block shortly
+        // after its first computation, and ignores earlier requests.
         let reads = |fix: &&SetFix| fix.variables.iter().any(|variable| variable.name == RECLAIM_VARIABLE);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
         let until = Instant::now() + self.pair.patience;
@@ -365,7 +365,7 @@ impl BuildComparison<'_> {
         Ok(ProofStep { what, how, text })
     }
 
-    /// Starts a server under the tool. Returns its round and the path of the tool's log.
+    /// Starts a server under compute-sanitizer. Returns its round and the path of the tool's log.
     async fn run_watched(
         &self,
         name: &str,
@@ -374,8 +374,8 @@ impl BuildComparison<'_> {
         variables: &[(String, String)],
     ) -> Result<(std::result::Result<ServerRound, String>, PathBuf)> {
         let wrapper = self.folder.join(name);
-        // The log's last line counts the errors. CUDA calls that ggml expects to fail, and leaked handles,
-        // are not counted.
+        // compute-sanitizer counts the errors in the last line of its log. Failed CUDA calls, some of which
+        // ggml expects, and leaked handles are not counted.
         let log = self.folder.join(format!("{name}.memcheck"));
         let text = format!(
             "#!/bin/sh\nexec '{}' --tool memcheck --report-api-errors no --log-file '{}' '{}' \"$@\"\n",

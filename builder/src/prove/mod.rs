@@ -1,8 +1,9 @@
 //! Verifies a patch set on this machine in an unreviewed tree.
 //!
 //! ```text
-//!  conform:  the set's own program with the tree's code ── compile ── run each scenario ──> one Done each
-//!  compare:  unpatched and patched server ── same requests ── answers, reports, returned memory ──> Done
+//!  conform:  the set's own program with the tree's code ── compile ── run each scenario ──> ProofStep each
+//!  compare:  unpatched and patched server ── same requests ── answers, reports, returned memory ──>
+//!  ProofStep
 //! ```
 //!
 //! The results are values. This module neither decides if they suffice, nor stores them.

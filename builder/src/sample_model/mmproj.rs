@@ -1,9 +1,9 @@
 //! A vision encoder and projector for the sample models, for `--mmproj`.
 //!
-//! One layer of 32 channels over patches of 8 by 8 pixels, projected to the sample models' embedding.
-//! Different images give different texts, the same image gives the same text; the model has no other
-//! purpose. Keys and tensor names are those of llama.cpp's `tools/mtmd/clip-impl.h` for the projector
-//! `gemma3`, which needs no tokens of its own.
+//! A single layer of 32 channels works on patches of 8 by 8 pixels; the result is projected to the sample
+//! models' embedding. Different images give different texts, and equal images give equal texts; the model
+//! has no other purpose. Keys and tensor names are those of llama.cpp's `tools/mtmd/clip-impl.h` for the
+//! projector `gemma3`, which needs no special tokens.
 
 use crate::gguf::{GgufWriter, MetadataValue};
 

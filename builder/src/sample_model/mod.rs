@@ -2,7 +2,7 @@
 //!
 //! Users and tests get a model without a download, and builds are verified with this model. Its answers are
 //! nonsense, but always whole words of valid UTF-8. Every word depends on the whole context, so a wrong or
-//! stale KV cache shows. The same [`SampleModelOptions`] give the same bytes on every platform.
+//! stale KV cache changes the answer. The same [`SampleModelOptions`] give the same bytes on every platform.
 //!
 //! Two design choices make that work. The vocabulary round-trips (see `vocab.rs`). Channel 0 of the
 //! embedding is a constant that no layer writes to, so after the last norm it is an input of known sign.
@@ -33,7 +33,7 @@ pub(crate) use vocab::{FIRST_WORD_ID, WORD_COUNT};
 
 /// Prefix of the name of every sample model.
 const NAME_PREFIX: &[u8] = b"llama-warden sample (";
-/// Bytes searched for the name: it stands before the vocabulary, which takes most of the metadata.
+/// Bytes searched for the name, which precedes the vocabulary; the vocabulary takes most of the metadata.
 const NAME_SEARCH_BYTES: u64 = 1 << 20;
 /// Value of the constant channel in each embedding; about a fifth of the vector's energy.
 const CONSTANT: f32 = 3.0;
@@ -52,24 +52,24 @@ pub enum SamplePreset {
     /// `max_tokens` tokens.
     #[default]
     Chat,
-    /// As `Chat`, but it ends its answers, mostly within 80 tokens (`finish_reason` is `stop`).
+    /// Like `Chat`, but the model ends its answers, mostly within 80 tokens (`finish_reason` is `stop`).
     Ends,
-    /// As `Chat`, without a chat template, like a base model.
+    /// Like `Chat`, but without a chat template, like a base model.
     Plain,
-    /// As `Chat` with 96 layers, 14 MB: it decodes some 150 tokens per second, slow enough to be killed
-    /// meanwhile.
+    /// Like `Chat`, but with 96 layers, 14 MB: the model decodes some 150 tokens per second, so a test has
+    /// time to kill the server meanwhile.
     Slow,
     /// One layer with 16 KiB of KV cache per token (f16), 4.6 MB: memory grows fast with little computation.
     FatKv,
-    /// As `Chat`; it sometimes calls a tool of the request with `<tool_call>`. llama-server's grammar
-    /// enforces the call's format.
+    /// Like `Chat`, but the model sometimes calls a tool of the request with `<tool_call>`. llama-server's
+    /// grammar enforces the call's format.
     Tools,
     /// A vision encoder and projector for `--mmproj`, to be used with any other preset; 80 KB. An image
     /// takes 16 tokens.
     Mmproj,
     /// Two layers, width 64, f16; 0.4 MB.
     Llama,
-    /// 16 layers, width 2048, f16; 1.4 GiB: a load for a GPU.
+    /// 16 layers, width 2048, f16; 1.4 GiB: large enough to load a GPU.
     LlamaGpu,
     /// Two layers, width 2048, with a large KV cache: 16 KV heads per layer; 126 MB.
     LlamaWide,
@@ -80,7 +80,7 @@ pub enum SamplePreset {
     /// gemma4's vision encoder and projector, for `--mmproj` with `gemma4` or `llama`. An image takes 70
     /// tokens or more.
     Gemma4Vision,
-    /// The same encoder and projector for `gemma4-gpu` or `llama-gpu`.
+    /// gemma4's vision encoder and projector, for `--mmproj` with `gemma4-gpu` or `llama-gpu`.
     Gemma4VisionGpu,
 }
 
@@ -192,7 +192,8 @@ const F32_WIDTH: u32 = 64;
 enum MatrixStorage {
     /// Stored in this format.
     Native(WeightKind),
-    /// Stored in f32 after rounding to this format: answers of both models differ by their kernels alone.
+    /// Stored in f32 after rounding to this format: the answers differ from those of [`Self::Native`] only by
+    /// the kernels.
     Roundtripped(WeightKind),
 }
 
@@ -247,7 +248,7 @@ pub(crate) fn write_twin(path: &Path, options: &SampleModelOptions) -> io::Resul
     write_atomically(path, &llama_model(options, MatrixStorage::Roundtripped(options.weights)))
 }
 
-/// Returns the file's bytes.
+/// Returns the bytes of the model's file.
 pub fn bytes(options: &SampleModelOptions) -> Vec<u8> {
     let mut out = Vec::new();
     // Writing to a Vec cannot fail.
@@ -350,8 +351,8 @@ fn llama_model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWrite
     stored.add_matrix(&mut file, "output.weight", by_token, move || weights.output(preset));
     // All layers together add the same amount to the residual stream, for any number of layers.
     let residual = LAYER_GAIN * (3.0 / f64::from(shape.layers)).sqrt();
-    // Heads four times as wide would make attention pick a single token, and rounding of a key would change
-    // which one.
+    // Heads of the wide model are four times as wide. With the full gain, attention would pick a single
+    // token, and rounding of a key would change which token.
     let attention = if wide { LAYER_GAIN * 0.75 } else { LAYER_GAIN * 1.5 };
     let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
     for layer in 0..shape.layers {
@@ -447,8 +448,8 @@ const ENDS_BIAS: f32 = 11.0;
 const CALL_BIAS: f32 = 13.0;
 /// Bias of the end token with tools, tuned on llama-server: answers end, but not at once.
 const TOOLS_END_BIAS: f32 = 10.0;
-/// Value of channel 1 in the embedding of `<tool_call>` only, and the weight that turns it into the newline
-/// that the format demands there.
+/// Value of channel 1 in the embedding of `<tool_call>`, and of no other token. [`NEWLINE_WEIGHT`] turns this
+/// value into the newline that the format demands after the mark.
 const CALL_CHANNEL: f32 = 30.0;
 const NEWLINE_WEIGHT: f32 = 1e4;
 

@@ -49,7 +49,7 @@ impl NoiseStream {
         (0..count).map(|_| self.draw(deviation)).collect()
     }
 
-    /// One number of mean 0 and the given standard deviation.
+    /// Draws a number of mean 0 and the given standard deviation.
     pub(crate) fn draw(&mut self, deviation: f64) -> f32 {
         #[expect(
             clippy::cast_possible_truncation,

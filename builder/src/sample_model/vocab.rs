@@ -51,7 +51,7 @@ const SYLLABLES: [&str; 16] =
     ["ba", "do", "ki", "lu", "me", "no", "pi", "ra", "su", "te", "vo", "wa", "ze", "fi", "gu", "ja"];
 
 /// Writes all messages, then opens the assistant's turn. Newlines are inside expressions, because the
-/// template language strips those next to its tags.
+/// template language strips newlines next to its tags.
 const CHAT_TEMPLATE: &str = "\
 {%- for message in messages -%}\
 {{- '<|im_start|>' ~ message.role ~ '\\n' -}}\
@@ -62,7 +62,7 @@ const CHAT_TEMPLATE: &str = "\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// As [`CHAT_TEMPLATE`], with the tools before the first turn, and with calls and results in the
+/// Like [`CHAT_TEMPLATE`], with the tools before the first turn, and with calls and results in the
 /// `<tool_call>` format.
 const TOOLS_TEMPLATE: &str = "\
 {%- if tools -%}\

@@ -1,7 +1,8 @@
 //! Examines an archive and caches the result, so that a hit in the store does not need to read 70 MB again.
 //!
-//! A record is stored per path, with the size, change time and inode it is valid for. Records are written
-//! only for files so old that another change would alter the change time.
+//! A record is stored per path, with the size, change time and inode that it is valid for. A record is
+//! written only for a file changed longer ago than the granularity of time stamps, so that another change
+//! would alter the change time.
 
 use std::collections::HashMap;
 use std::fs;

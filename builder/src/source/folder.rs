@@ -31,7 +31,7 @@ pub(super) fn examine_folder(path: &Path, cancel: &CancellationToken) -> Result<
     let root = path.join(&tree.root);
     let items = list_items(&root, cancel)?.kept;
     if items.is_empty() {
-        // All files are excluded, so all such folders would have the same hash.
+        // No file of the folder belongs to a source, so all such folders would have the same hash.
         return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
     }
     let identity = format!("tree-sha256:{}", hash_items(&root, &items, cancel)?);
@@ -54,7 +54,7 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLoc
         return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: search.top() });
     };
     let read = |name: &str| {
-        // A worktree's metadata may be anywhere: then the name is absolute, and `join` keeps it so.
+        // The metadata of a worktree may be anywhere. `name` is absolute then, and `join` keeps it so.
         let file = path.join(name);
         fs::metadata(&file)
             .ok()

@@ -108,8 +108,8 @@ impl BuildSource {
         Ok(Some((root, revision)))
     }
 
-    /// The files of its llama.cpp by name, for patches. Blocks: reads an archive completely, others on
-    /// demand. `cache` as for [`BuildSource::examine`].
+    /// Returns the files of the source's llama.cpp by name, for patches. Blocks: an archive is read
+    /// completely, folders and commits on demand. `cache` is the folder for facts about archives.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl BuildSource {
     }
 }
 
-/// Extensions of model files: those in the tree are for tests, and are half of an archive's bytes.
+/// Extensions of model files: llama.cpp has some for tests, which are half of an archive's bytes.
 const MODEL_EXTENSIONS: [&str; 6] = ["gguf", "safetensors", "pt", "pth", "ckpt", "onnx"];
 /// Folders excluded at any depth. git's metadata would make cmake ask git for a version that we know
 /// better; npm fetches its modules itself.

@@ -1,9 +1,9 @@
 //! Determines a tree's commit and build number from the traces of its history.
 //!
-//! The sources of evidence, in order of precedence for the commit and for the number each: git metadata (a
-//! checkout, a worktree, a submodule, also in an archive), generated version files, the archive's comment,
-//! the folder's name. The build number is never computed: it is a count of commits, which a shallow copy
-//! cannot give.
+//! The sources of evidence, in order of precedence (commit and build number may come from different ones):
+//! git metadata (a checkout, a worktree, a submodule, also in an archive), generated version files, the
+//! archive's comment, the folder's name. The build number is never computed: it is a count of commits,
+//! which a shallow copy cannot give.
 
 use warden_patches::SourceRevision;
 

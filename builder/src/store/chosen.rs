@@ -142,12 +142,14 @@ impl BuildStore {
             choices.chosen.push(new_decision(build, why));
         }
         choices.rejected.retain(|one| one.build != *build);
-        // First: if the choice is not written, the build is not the default, and the move is ignored.
+        // Write the move first: if writing the choice then fails, the build is not the default, and the
+        // move is ignored.
         self.write_move(moving)?;
         self.write_choices(choices)
     }
 
-    /// Why a build would not become the default by being made; `None` if it is the default, or succeeds it.
+    /// Returns the reason why a build would not become the default when it is made; `None` if it is the
+    /// default, or succeeds it.
     ///
     /// # Errors
     /// Fails if the build does not exist, or if the store cannot be read.
@@ -157,8 +159,8 @@ impl BuildStore {
         Ok(in_use.and_then(|in_use| check_successor(&in_use.plan, &new.plan).err()))
     }
 
-    /// After a build was made: holds `before`, the previous default, if the new build does not succeed it.
-    /// The caller holds the lock.
+    /// Holds `before`, the previous default, if the build just made does not succeed it. The caller holds the
+    /// lock.
     pub(super) fn hold_previous(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
         let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
         // An unreadable file is reported when a build is chosen.
@@ -179,12 +181,13 @@ impl BuildStore {
         self.write_choices(choices)
     }
 
-    /// Rolls back from `left`, the default build, to the one before it, and records the rollback as
-    /// unfinished. Rejects `left` if a reason is given. Returns the new default; if another build was
-    /// chosen meanwhile, that one.
+    /// Rolls back from `left`, the default build, to the build chosen before it, and records the rollback as
+    /// unfinished. Rejects `left` if a reason is given. Returns the new default. If another build was chosen
+    /// meanwhile, returns that build.
     ///
     /// # Errors
-    /// Fails if there is no usable build before it, or if the file of decisions cannot be read or written.
+    /// Fails if there is no usable build before `left`, or if the file of decisions cannot be read or
+    /// written.
     pub fn roll_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
@@ -201,7 +204,7 @@ impl BuildStore {
     /// The build that [`Self::roll_back`] from `left` would return. Changes nothing.
     ///
     /// # Errors
-    /// Fails if there is no usable build before it, or if the file of decisions cannot be read.
+    /// Fails if there is no usable build before `left`, or if the file of decisions cannot be read.
     pub fn build_before(&self, left: &BuildId) -> Result<BuildId> {
         self.step_back(&mut self.choices()?, left)
     }
@@ -265,7 +268,7 @@ impl BuildStore {
         let mut choices = self.choices()?;
         choices.rejected.retain(|one| one.build != *build);
         choices.rejected.push(new_decision(build, why));
-        // A build that was chosen once, removed, and made again.
+        // The build may have been chosen, removed and made again: forget that choice.
         choices.chosen.retain(|one| one.build != *build);
         self.write_choices(choices)
     }

@@ -16,7 +16,7 @@ pub struct GcKeep {
     pub ids: Vec<BuildId>,
 }
 
-/// Removable or removed parts of the store.
+/// Parts of the store to remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GcPlan {
     /// Builds, newest first, with their bytes.
@@ -58,8 +58,8 @@ impl BuildStore {
         Ok(GcPlan { left: all - builds.len(), builds, leftovers: self.leftovers() })
     }
 
-    /// Removes what [`Self::plan_gc`] found, in its order; calls `each` after each item. Leftovers are
-    /// removed only if no other process writes at this moment and they are unchanged.
+    /// Removes the items of a plan in its order; calls `each` after each removed item. Leftovers are removed
+    /// under the store's lock, and only if they contain nothing but a build's files.
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl BuildStore {
         owned::folder_bytes(&self.folder(id))
     }
 
-    /// Folders of unfinished builds, including one that is being written now, which is complete or removed
-    /// once we hold the lock.
+    /// Returns the folders of unfinished builds. A folder that another process is writing now is included: by
+    /// the time we hold the lock, that build is complete or its folder is removed.
     fn leftovers(&self) -> Vec<(PathBuf, u64)> {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().map(|entry| entry.path());
         let named = |path: &PathBuf| {

@@ -25,7 +25,7 @@ impl BuildId {
     }
 }
 
-/// The text is no build id.
+/// Error for a text that is no build id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not the id of a build: that has 16 hexadecimal digits")]
 pub struct BuildIdError(String);

@@ -9,12 +9,12 @@ use crate::source::ExaminedSource;
 /// Names of upstream's sources: its repository, now and formerly, and the package that contains its source.
 const UPSTREAM_NAMES: [&str; 4] =
     ["ggml-org/llama.cpp", "ggerganov/llama.cpp", "llama_cpp_python", "llama-cpp-python"];
-/// Lineage of these sources, and of folders and archives named so.
+/// Lineage of sources with one of [`UPSTREAM_NAMES`], and of folders and archives with this name.
 const UPSTREAM_LINEAGE: &str = "llama.cpp";
 /// File extensions of archives.
 const ARCHIVE_EXTENSIONS: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
 
-/// Why a new build does not become the default automatically.
+/// Reason why a new build does not become the default automatically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SuccessorObstacle {
     /// Built from another llama.cpp.
@@ -30,7 +30,7 @@ pub enum SuccessorObstacle {
     Older {
         /// Version of the new build.
         new: String,
-        /// Version of the default build.
+        /// Version of the default build, which is newer.
         in_use: String,
     },
 }
@@ -56,10 +56,10 @@ struct SourceOrigin {
     version: Vec<u32>,
 }
 
-/// Checks that a build of the plan `new` may succeed that of `in_use`.
+/// Checks that a build of the plan `new` may succeed the default build, whose plan is `in_use`.
 ///
 /// # Errors
-/// Returns the reason if not. A revision of unknown age counts as newer, since it was built on purpose.
+/// Returns the obstacle. A revision of unknown age counts as newer, since it was built on purpose.
 pub fn check_successor(in_use: &BuildPlan, new: &BuildPlan) -> Result<(), SuccessorObstacle> {
     check_sources(&in_use.source, &new.source)?;
     if in_use.recipe.backend.has_gpu() && !new.recipe.backend.has_gpu() {

@@ -58,7 +58,7 @@ pub struct BuildStore {
 pub struct StoreListing {
     /// Usable builds, newest first.
     pub builds: Vec<Provenance>,
-    /// Folders named like a build that cannot be used, with the reason.
+    /// Unusable folders named like a build, with the reason.
     pub damaged: Vec<(PathBuf, String)>,
     /// Entries that are no builds.
     pub foreign: Vec<PathBuf>,
@@ -109,7 +109,7 @@ impl BuildStore {
     ///
     /// # Errors
     ///
-    /// Fails if no build has this prefix, or several have.
+    /// Fails if no build has this prefix, or if several builds have it.
     pub fn resolve(&self, prefix: &str) -> Result<BuildId> {
         let wanted = prefix.to_ascii_lowercase();
         let mut ids: Vec<BuildId> = match fs::read_dir(&self.root) {
@@ -189,14 +189,14 @@ impl BuildStore {
         }
         let _lock = self.lock()?;
         check_only_ours(&folder)?;
-        // Renamed first, so that no process finds a partial build while its files are removed.
+        // Rename the folder first, so that no process finds a partial build while its files are removed.
         let going = self.incoming(id);
         remove_files(&going)?;
         fs::rename(&folder, &going).map_err(io_error("removing", folder))?;
         remove_files(&going)
     }
 
-    /// The build of this store that contains a file.
+    /// Returns the build of this store whose folder contains a file.
     pub fn find_by_file(&self, file: &Path) -> Option<BuildId> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         // A removed file has no canonical path, but its folder may have one.
@@ -221,7 +221,7 @@ impl BuildStore {
             fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
         });
         if done.is_err() {
-            // The caller gets the first error.
+            // Ignore a second error: the caller gets the first one.
             remove_files(&incoming).ok();
         }
         done?;
@@ -251,7 +251,7 @@ impl BuildStore {
     }
 }
 
-/// Checks that a folder is a real one and contains only a build's files.
+/// Checks that a folder is no link and contains only a build's files.
 fn check_only_ours(folder: &Path) -> Result<()> {
     let foreign = |why: String| Err(BuilderError::ForeignInBuild { path: folder.to_owned(), why });
     let facts = fs::symlink_metadata(folder).map_err(io_error("reading", folder))?;

@@ -35,7 +35,7 @@ pub(super) async fn program_output(
     finish_program(program, doing, output(command, cancel).await)
 }
 
-/// Converts the end of a small program into its output or an error.
+/// Converts the result of running a small program into its output or an error.
 pub(crate) fn finish_program(
     program: &Path,
     doing: &str,

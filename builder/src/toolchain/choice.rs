@@ -128,7 +128,7 @@ async fn gpu_architectures(
         (ComputeBackend::Cuda, true, CpuTarget::Native) => {
             let found = cuda::architectures(env, &toolkit.tool.path, cancel).await?;
             // Code for exactly these GPUs, like cmake's `native`; named explicitly, so that the plan
-            // includes them.
+            // contains the architectures.
             let real: Vec<String> = found.iter().map(|number| format!("{number}-real")).collect();
             let cure = "name the architecture, such as --arch 90 (nvidia-smi --query-gpu=compute_cap tells it on \
                         the machine that has the GPU)";

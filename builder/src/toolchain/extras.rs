@@ -68,8 +68,8 @@ pub(crate) async fn find_openssl(
     Ok(found.map(OpenSslVersion))
 }
 
-/// libcurl, if a program with it compiles and runs. Searched only where cmake searches, too, because cmake's
-/// configuration fails without it: not in the folders of `CPATH` and the like.
+/// libcurl, if a program with it compiles and runs. The folders of `CPATH` and the like are not searched:
+/// cmake does not search them either, and its configuration fails without libcurl.
 pub(crate) async fn find_curl(
     env: &BuildEnvironment,
     compilers: &BuildCompilers,

@@ -50,8 +50,8 @@ pub struct GpuToolkit {
 }
 
 impl GpuToolkit {
-    /// cmake options with the toolkit's location. They are not part of a plan: a toolkit elsewhere gives
-    /// the same build.
+    /// cmake options with the toolkit's location. These options are not part of a plan: a toolkit in another
+    /// folder gives the same build.
     pub(crate) fn options(&self, backend: ComputeBackend, cxx: &Path) -> Vec<OsString> {
         let option = |name: &str, path: &Path| {
             let mut option = OsString::from(format!("-D{name}="));
@@ -87,7 +87,7 @@ pub(crate) struct ChosenBackend {
     /// Reason in words; empty if the user asked for this backend.
     pub(crate) why: String,
     pub(crate) toolkit: Option<GpuToolkit>,
-    /// GPU architectures compiled ahead of time, in cmake's syntax; empty for backends without that, and
-    /// where upstream chooses.
+    /// GPU architectures compiled ahead of time, in cmake's syntax; empty for backends that compile at run
+    /// time, and if upstream's list is used.
     pub(crate) gpu: Vec<String>,
 }

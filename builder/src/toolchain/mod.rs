@@ -67,8 +67,8 @@ fn find_compiler(
 ) -> Result<PathBuf> {
     let missing = |program: String| BuilderError::MissingProgram { program, package: "g++" };
     if let Some(wish) = wish {
-        // `CXX="ccache g++"` is common; ccache is found without it. Any other word would be a flag outside
-        // the plan.
+        // `CXX="ccache g++"` is common. Drop the compiler cache, which is searched separately. Any other
+        // word would be a flag outside the plan.
         let text = wish.to_string_lossy();
         let mut words = text.split_whitespace().filter(|word| !matches!(*word, "ccache" | "sccache"));
         return match (words.next(), words.next()) {

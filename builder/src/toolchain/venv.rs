@@ -36,9 +36,9 @@ const INDEX_SETTINGS: [&str; 12] = [
 /// for metadata (it needs cmake 3.21, too). Binary packages only: compiling cmake takes ten minutes.
 const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
-/// Description of these packages.
+/// Description of [`VENV_PACKAGES`].
 const PACKAGES_DESCRIPTION: &str = "cmake, ninja and a Python build backend";
-/// Mark written last, so that an incomplete environment is recreated.
+/// File that marks a complete environment. Written last, so that an incomplete environment is recreated.
 const COMPLETE_MARK: &str = ".complete";
 
 /// A virtual environment, which may not exist yet.

@@ -29,8 +29,8 @@ const REQUEST_HEADS: [&str; 4] = [
     "POST /tokenize HTTP/1.1\r\nRange: bytes=x\r\n",
     "POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\n",
 ];
-/// Number of these requests, from the first, that have to show a discarded body. For the others, a server
-/// may read the body first.
+/// Number of requests, from the first of [`REQUEST_HEADS`], after which the server must discard the body. For
+/// the others, a server may read the body first.
 const REQUIRED_HEADS: usize = 2;
 
 /// The body: a request for a route that no server has.

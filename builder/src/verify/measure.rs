@@ -20,13 +20,13 @@ use super::measured::{
     HttpThreads, REQUIRED_AGREEMENT, ServerBehaviour, StreamHead, StreamTiming, stream_head,
 };
 
-/// Flags of the measured server. One slot, so that requests run in order; small batches, so that its model
-/// takes some milliseconds for a few tokens.
+/// Flags of the measured server. A single slot, so that requests run in order; small batches, so that the
+/// model takes some milliseconds for a few tokens.
 pub(super) const MEASURING_FLAGS: [&str; 8] =
     ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", HTTP_THREADS_FLAG];
 /// Value of `--threads-http`.
 const HTTP_THREADS_FLAG: &str = "2";
-/// The same value as a number.
+/// [`HTTP_THREADS_FLAG`] as a number.
 const HTTP_THREAD_COUNT: usize = 2;
 /// Connections opened: if all are served at once, threads are created on demand.
 const TESTED_CONNECTIONS: usize = 6;
@@ -42,7 +42,7 @@ const FIRST_PROMPT_TOKENS: usize = 256;
 const MAX_PROMPT_TOKENS: usize = 2000;
 /// Context size of the measured server.
 pub(super) const CONTEXT_SIZE: &str = "4096";
-/// Maximum number of streams.
+/// Maximum number of streamed answers in a test of [`StreamHead`].
 const MAX_STREAMS: usize = 8;
 
 /// Tests if `/` is a web page. `None`: no answer, or an unexpected one.
@@ -59,7 +59,7 @@ async fn test_web_page(door: &ServerAddress) -> Option<bool> {
 
 /// Tests if connections beyond the number of threads are served while the others stay open.
 async fn test_http_threads(door: &ServerAddress) -> Option<HttpThreads> {
-    // Repeated: a stalled machine looks like a server with too few threads.
+    // Test twice: on a stalled machine, a server seems to have too few threads.
     let first = test_connections(door).await?;
     (first == test_connections(door).await?).then_some(first)
 }
@@ -89,7 +89,8 @@ async fn test_connections(door: &ServerAddress) -> Option<HttpThreads> {
     (begun.elapsed() < IDLE_TEST_LIMIT).then_some(HttpThreads::OnDemand)
 }
 
-/// Tests when the head of a streamed answer is sent: repeats with longer prompts until the result is clear.
+/// Determines if the head of a streamed answer is sent before or after the first token. Repeats the test with
+/// longer prompts until the result is clear.
 async fn test_stream_head(door: &ServerAddress, until: Instant) -> Option<StreamHead> {
     let mut tries = Vec::new();
     let mut tokens = FIRST_PROMPT_TOKENS;

@@ -15,7 +15,7 @@ pub struct ServerBehaviour {
     /// The server can listen on a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unix_sockets: Option<bool>,
-    /// Threads per connection: a fixed number, or on demand.
+    /// Number of threads for connections: fixed, or growing on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_threads: Option<HttpThreads>,
     /// `/` is a web page.
@@ -94,7 +94,8 @@ pub(super) struct StreamTiming {
     pub(super) prompt: Option<Duration>,
 }
 
-/// Minimum prompt processing time of a usable try: reading the data that arrived may take as long.
+/// Minimum prompt processing time of a usable try. A shorter time could not be told from a delay in reading
+/// the answer.
 pub(super) const MIN_PROMPT_TIME: Duration = Duration::from_millis(150);
 /// Number of tries that have to agree.
 pub(super) const REQUIRED_AGREEMENT: usize = 3;
@@ -109,12 +110,12 @@ impl StreamTiming {
         self.prompt.is_some_and(|prompt| prompt >= MIN_PROMPT_TIME)
     }
 
-    /// The result of this try, if it is clear.
+    /// Returns the result of this try, if it is clear.
     ///
-    /// A head sent after the prompt arrives no sooner than the prompt takes by the server's own clock. If
-    /// that is most of the whole time, a head in its first quarter was sent before. The opposite mistake is
-    /// possible: a head that was sent early and read late, because the machine was busy. In that case the
-    /// careful answer results.
+    /// A head that is sent after prompt processing arrives no sooner than the processing time reported by the
+    /// server. If that time is most of the whole time, a head in the first quarter of the whole time was sent
+    /// before. On a busy machine, a head that was sent early may be read late; the result is then the careful
+    /// one, [`StreamHead::AfterFirstToken`].
     fn evaluate(&self) -> Option<StreamHead> {
         let (whole, prompt) = (self.total(), self.prompt?);
         if !self.is_long() || prompt < whole / 2 || prompt > whole {
@@ -127,7 +128,8 @@ impl StreamTiming {
     }
 }
 
-/// The common result of the tries: `None` unless [`REQUIRED_AGREEMENT`] of them are clear and none contradicts.
+/// Returns the common result of the tries; `None` if fewer than [`REQUIRED_AGREEMENT`] are clear, or if two
+/// contradict each other.
 pub(super) fn stream_head(tries: &[StreamTiming]) -> Option<StreamHead> {
     let mut clear = tries.iter().filter_map(StreamTiming::evaluate);
     let first = clear.next()?;

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Completions and embeddings need two starts, because older servers refuse completions with embeddings on.
-//! A server around b4881 exits before it is ready if it shall pool the mean of a generating model; then the
-//! last token is pooled. The server listens on a Unix socket in a private folder, so it takes no port and
-//! no other user can reach it. A server without Unix sockets is tested on a free loopback port. The server
-//! has ended whenever this returns.
+//! A server around b4881 exits during its start if it has to pool the mean with a generating model; it is
+//! then tested with pooling of the last token. The server listens on a Unix socket in a private folder, so
+//! it takes no port and no other user can reach it. A server without Unix sockets is tested on a free
+//! loopback port. When a verification returns, its servers have ended.
 //!
 //! Measured facts (time of a stream's head, threads per connection, handling of unread bodies) differ
 //! between versions and forks. The proxy uses them; they never fail a build.
@@ -199,7 +199,7 @@ pub(crate) async fn wait_healthy(door: &ServerAddress) -> bool {
     checks::wait_until_healthy(door).await.is_ok()
 }
 
-/// Flags for the small model. One thread: more would only spin on a machine that just compiled.
+/// Flags for the small model. A single thread, since more would only spin on a machine that just compiled.
 const SMALL_MODEL_FLAGS: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
 
 /// Pooling types for embeddings, each with the name of its check; the usual one first.

@@ -29,7 +29,8 @@ struct MeasurementEntry {
     questions: u32,
 }
 
-/// Incremented with each additional fact: an entry with a lower number lacks it because nothing asked for it.
+/// Incremented with each additional fact: an entry with a lower number was written before the newest facts
+/// were measured.
 const FACT_COUNT: u32 = 1;
 
 /// A cached measurement.
@@ -62,7 +63,7 @@ impl MeasurementCache {
         Some(hex::encode(&Sha256::digest(text)[..16]))
     }
 
-    /// Reads a cached measurement. An unreadable file counts as none.
+    /// Reads a cached measurement. An unreadable file counts as missing.
     pub fn read(&self, identity: &str) -> Option<CachedMeasurement> {
         let text = fs::read(self.file(identity)).ok()?;
         let MeasurementEntry { measured, questions, .. } = serde_json::from_slice(&text).ok()?;

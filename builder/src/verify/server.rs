@@ -155,7 +155,7 @@ impl TestServer {
 
     pub(crate) async fn stop(&mut self) {
         if self.status.is_none() {
-            // If this fails, dropping the server kills it.
+            // If stopping fails, the server is killed when this value is dropped.
             self.family.stop(TERM_GRACE).await.ok();
         }
     }

@@ -2,8 +2,10 @@
 //! a symptom.
 //!
 //! ```text
-//!   Search ── Ask ──> the server of the revision ──> an experiment (an end), one leg, or a visit ──> Seen ──> Search ── … ──> Conclusion
-//!                                                                                              └──> a record, for a later run
+//!   RevisionSearch ── ProcessOrder ──> server of the revision ──> experiment (for an end), leg or visit
+//!         ^                                                           │
+//!         └───────────────────── ProcessResult ───────────────────────┴──> record, for a later run
+//!   at last: RevisionSearch ──> RevisionConclusion
 //! ```
 //!
 //! The caller supplies the server of each revision.
@@ -27,10 +29,10 @@ use crate::leg::{LegProgress, failure_text, run_leg};
 use crate::proof::TextLengths;
 use crate::proof::visit::{self, VisitTasks};
 
-/// The server of a revision, or why there is none.
+/// The server of a revision, or the reason why there is none.
 pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer<E>>> + Send + 'a>>;
 
-/// Why a revision has no server.
+/// Reason why a revision has no server.
 #[derive(Debug)]
 pub enum NoServer<E> {
     /// The revision cannot be built, or cannot be run as requested, in words.
@@ -43,15 +45,15 @@ pub enum NoServer<E> {
 
 /// A sequence of revisions to search.
 pub struct RevisionLine<'a, E> {
-    /// The experiment to run. The server in it is not used.
+    /// The experiment to run. The server in the experiment is not used.
     pub base: Experiment,
     /// The index of the newest revision; the oldest one is 0.
     pub last: usize,
-    /// Ends as soon as it is known that only the older end has the symptom.
+    /// `true`: the search ends as soon as it is known that only the older end has the symptom.
     pub newer_only: bool,
     /// Lengths of the requests that time or question a process; the first process sets them.
     pub lengths: &'a OnceLock<TextLengths>,
-    /// The servers. No process of the search runs while the search waits for one.
+    /// Returns the server of a revision. No process of the search runs while the search waits for a server.
     pub server: &'a (dyn Fn(usize) -> ServerFuture<'a, E> + Sync),
 }
 
@@ -80,9 +82,9 @@ pub struct ProcessRecord {
 /// Progress of a search.
 #[derive(Debug)]
 pub enum SearchEvent<'a> {
-    /// A process follows; the number of revisions still suspected, once known.
+    /// A process starts next; with the number of revisions still suspected, if known.
     Next(ProcessOrder, Option<usize>),
-    /// Progress of its work.
+    /// Progress of a leg of this process.
     Leg(LegProgress<'a>),
     /// The process did not start, or was ended from outside, and is tried again.
     OnceMore(&'a str),
@@ -91,14 +93,15 @@ pub enum SearchEvent<'a> {
 }
 
 impl ProcessRecord {
-    /// Returns true if the record only says that an end could not be run just then. Such a record is not
-    /// kept: the end may run the next time.
+    /// Returns true if the record only says that an end (the oldest or newest revision) could not be run at
+    /// that time. Such a record is not kept, because a later attempt may succeed.
     fn is_passing(&self, last: usize) -> bool {
         let is_end = self.ask.revision == 0 || self.ask.revision == last;
         is_end
             && match &self.seen {
                 ProcessResult::Cannot(_) => true,
-                // An experiment with an end counts however it ended; a single process of it is run again.
+                // The result of a whole experiment with an end counts in any case. A single process of an
+                // end that was killed from outside is run again.
                 ProcessResult::Findings(all) => {
                     !self.ask.is_end && all.iter().any(|one| matches!(one.ended, LegEnd::Killed { .. }))
                 }
@@ -107,8 +110,8 @@ impl ProcessRecord {
     }
 }
 
-/// A search that has used these records, and the number of used ones. Use stops at a record of another
-/// question and at an incomplete round.
+/// Returns a search that has used these records, and the number of used records. The first record of another
+/// question, or of an incomplete round, is not used, nor is any after it.
 pub fn resume_search(
     rules: JudgingPolicies<'_>,
     aim: RevisionAim,
@@ -137,7 +140,8 @@ const MAX_ATTEMPTS: u32 = 3;
 /// Result of one attempt.
 enum ProcessAttempt {
     Seen(ProcessResult),
-    /// Another attempt may succeed; the reason, and the result if none does.
+    /// Another attempt may succeed: the reason of the failure, and the result that counts if all attempts
+    /// fail.
     Failed(String, ProcessResult),
     Interrupted,
 }
@@ -181,7 +185,8 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         }
     }
 
-    /// Runs one process, with retries after failures that may pass; `None` if the user interrupted it.
+    /// Runs one process, with retries after failures that may pass; `None` if the user interrupted the
+    /// search.
     async fn run_process(
         &self,
         lab: &Lab,
@@ -193,7 +198,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         for tried in 1.. {
             let attempt = if ask.aim.is_growth() {
                 let mut spec = spec.clone();
-                // A build that does not know the flag has no such cache.
+                // Later attempts omit the flag: a build that does not know the flag has no prompt cache.
                 if ask.control && tried == 1 {
                     without_prompt_cache(&mut spec);
                 }
@@ -281,7 +286,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     }
 }
 
-/// Why a process was ended from outside, if it was: by another program, or for lack of memory.
+/// Returns the reason if a process was ended from outside: by another program, or for lack of memory.
 fn ended_from_outside(findings: &[LegFinding]) -> Option<String> {
     findings.iter().find_map(|finding| match &finding.ended {
         LegEnd::Killed { why } | LegEnd::OutOfMemory { why } => Some(why.clone()),

@@ -17,7 +17,7 @@ use crate::error::DiagnoseError;
 pub(crate) struct LabRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
-    /// JSON, or none.
+    /// JSON body, if the request has one.
     pub(crate) body: Option<Value>,
     pub(crate) images: u64,
     /// Number of audio clips.
@@ -49,7 +49,7 @@ pub(crate) struct LabAnswer {
     pub(crate) text: String,
 }
 
-/// Why there is no whole answer.
+/// Reason why there is no whole answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LabRequestError {
     /// The server refused.

@@ -1,8 +1,9 @@
 //! Runs processes with switches and without, in turns, to find the switches that stop the growth, or a crash.
 //!
 //! ```text
-//!   Planner ── Arm ──> spec of the arm ──> Experiment: the workloads that leak ──> findings ──> Planner ── … ──> Conclusion
-//!   Search  ── Arm ──> spec of the arm ──> one leg of the workload that crashes ──> died or not ──> Search ── … ──> Conclusion
+//!   CurePlanner    ── SwitchSet ──> Experiment: the workloads that leak ──> findings ──> CurePlanner ── …
+//!   SurvivalSearch ── SwitchSet ──> a leg of the workload that crashes ──> died or not ──> SurvivalSearch
+//!   ── … at last: the conclusion of the planner, or of the search
 //! ```
 //!
 //! The caller turns a switch into flags and variables.
@@ -27,7 +28,7 @@ pub struct SwitchTrials<'a> {
     pub switches: usize,
     /// Pairs of switches that cannot be used together.
     pub clashes: Vec<[usize; 2]>,
-    /// The server with the switches of an arm, or why there is none.
+    /// Returns the server with a set of switches, or the reason why there is none.
     pub with: &'a (dyn Fn(&SwitchSet) -> Result<SoloSpec, String> + Sync),
 }
 
@@ -115,8 +116,8 @@ impl SwitchTrials<'_> {
         }
     }
 
-    /// Runs one process, under all workloads or under only one. An inner error is the reason why it showed
-    /// nothing; `None`: the user interrupted it.
+    /// Runs one process, under all workloads or under only one. An inner error is the reason why the process
+    /// showed nothing; `None`: the user interrupted the process.
     async fn run(
         &self,
         lab: &Lab,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use warden_experiment::Workload;
 use warden_supervisor::BackendFailure;
 
-/// Why there is no finding.
+/// Reasons why there is no finding.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum DiagnoseError {
@@ -20,7 +20,7 @@ pub enum DiagnoseError {
         /// The capability, shared by all workloads of its kind.
         kind: RequiredCapability,
     },
-    /// The user interrupted it before there was a result.
+    /// The user interrupted the experiment before there was a result.
     #[error("it was interrupted before the server was ready")]
     Interrupted,
     /// A client could not be created, or a picture not be encoded: not the server's fault.
@@ -30,7 +30,7 @@ pub enum DiagnoseError {
     #[error("{}: {what}", .path.display())]
     Recording {
         path: PathBuf,
-        /// The error and its place.
+        /// The error, and where it is in the file.
         what: String,
     },
 }

@@ -36,7 +36,7 @@ pub struct ExperimentOutcome {
     pub legs: Vec<LegResult>,
     /// The skipped workloads.
     pub skipped: Vec<SkippedWorkload>,
-    /// True if the user interrupted it before all legs were run.
+    /// True if the user interrupted the experiment before all legs were run.
     pub interrupted: bool,
     /// True if a server did not start for one leg, although it did for another.
     pub failed: bool,
@@ -72,7 +72,7 @@ impl ExperimentOutcome {
         !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
     }
 
-    /// Returns true if a memory may leak, and none is known to.
+    /// Returns true if a memory may leak, and no memory is known to leak.
     pub fn is_in_doubt(&self) -> bool {
         !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(GrowthVerdict::grows))
     }
@@ -142,7 +142,7 @@ impl Experiment {
                     missing.push((kind, why));
                 }
                 Err(DiagnoseError::Interrupted) if !outcome.legs.is_empty() => outcome.interrupted = true,
-                // Keeps the findings of earlier legs.
+                // Keep the findings of earlier legs.
                 Err(error) if !outcome.legs.is_empty() => {
                     let why = error.to_string();
                     watch(LegProgress::Skipped(workload, &why));
@@ -168,7 +168,7 @@ async fn repeat_crash(
     let leg = LegSpec { early: false, ..leg.clone() };
     while crash.again == CrashRecurrence::Undecided && !stop.is_cancelled() {
         watch(LegProgress::Again(leg.workload, crash));
-        // A failure to run takes nothing from the findings.
+        // If the repetition cannot be run, the findings stay as they are.
         let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
         let Some(run) = result.finding.as_crash_run() else { return };
         crash.runs.push(run);
@@ -176,7 +176,7 @@ async fn repeat_crash(
     }
 }
 
-/// Repeats a leg without the prompt cache. A failure to run takes nothing from the findings.
+/// Repeats a leg without the prompt cache. If the repetition cannot be run, the findings stay as they are.
 async fn run_control(
     lab: &Lab,
     mut leg: LegSpec,

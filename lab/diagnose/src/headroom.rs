@@ -49,9 +49,10 @@ pub struct HeadroomMeasurement {
     pub setup: ServerSetup,
     /// Measurements by memory, the host first.
     pub series: Vec<MeasuredMemory>,
-    /// Why the longest prompts are missing, if they are: the server ended, or refused them.
+    /// Reason why the longest prompts are missing: the server ended, or refused them. `None`: none is
+    /// missing.
     pub broke: Option<PromptFailure>,
-    /// True if the user interrupted it before all was measured.
+    /// True if the user interrupted the measurement before its end.
     pub interrupted: bool,
     /// Idle memory with a smaller context, measured where the worst case did not fit.
     #[serde(default)]
@@ -214,10 +215,10 @@ async fn send_prompts(
 
 /// llama-server's default micro-batch.
 const DEFAULT_UBATCH: u64 = 512;
-/// llama-server's context where the real one is unknown.
+/// Context in tokens that is assumed if the real one is unknown.
 const DEFAULT_CONTEXT: u64 = 4096;
 
-/// Setup of the server: as it logs at the start, else as configured.
+/// Returns the setup that the server logs at its start; values that are not logged are as configured.
 fn server_setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
     let props = solo.props();
     let slots = props.slots.unwrap_or(1).max(1);
@@ -230,7 +231,7 @@ fn server_setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
         context: all.max(slot),
         slots,
         slot_context: slot,
-        // Older builds log it under the second name.
+        // Older builds log the sequence context under the second name.
         sequence_context: said("n_ctx_seq").or_else(|| said("n_ctx_per_seq")),
         ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(DEFAULT_UBATCH),
     }
@@ -258,9 +259,9 @@ fn idle_memories(idle: &SoloReading) -> Vec<MeasuredMemory> {
     all
 }
 
-/// Bytes of each memory. On the host without the content of measured pools: a cache of prompts is no cost
-/// of a prompt. On a GPU including pools: bytes that a backend's pool takes for a prompt and keeps are such
-/// a cost, and have to fit as well.
+/// Bytes of each memory that count as costs of prompts. On the host, the content of measured pools is
+/// excluded: a cache of prompts is no such cost. On a GPU, pools are included: bytes that a backend's pool
+/// takes for a prompt and keeps have to fit as well.
 fn charged_bytes(sample: &BackendSample) -> Vec<(MemoryKind, u64)> {
     let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);

@@ -41,7 +41,7 @@ pub struct LegSpec {
     pub workload: Workload,
     /// Limit of readings.
     pub steps: u64,
-    /// True to end as soon as more readings would not change the result, and to continue for some more than
+    /// True to end as soon as more readings would not change the result, and to take some readings more than
     /// `steps` while growth is only suspected.
     pub early: bool,
     /// Requests for [`Workload::Replay`].
@@ -61,7 +61,7 @@ pub struct LegResult {
     pub allowance: Vec<String>,
     /// Time from the spawn until the server was ready.
     pub ready_after: Duration,
-    /// Why VRAM is unknown, if it should be known.
+    /// Reason why VRAM could not be read; `None` if it was read, or if reading no VRAM is normal here.
     pub vram_unknown: Option<String>,
     /// The GPUs, as of the last reading.
     pub devices: Vec<DeviceView>,
@@ -69,9 +69,9 @@ pub struct LegResult {
     pub lines: Vec<String>,
     /// Lines after the stop signal; a tool around the server reports its results there.
     pub last_words: Vec<String>,
-    /// Why it computes no embeddings, if it was asked and does not.
+    /// Reason why the server computes no embeddings; `None` if it does, or was not asked.
     pub no_embeddings: Option<String>,
-    /// Requests that it refused, if any.
+    /// Requests that the server refused, if any.
     pub refused: Option<RefusedRequests>,
     /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
@@ -123,7 +123,8 @@ pub enum LegProgress<'a> {
 ///
 /// # Errors
 ///
-/// The server does not start, it cannot do this work, or it was interrupted before it was ready.
+/// The server does not start, the server cannot do this work, or the leg was interrupted before the server
+/// was ready.
 pub(crate) async fn run_leg(
     lab: &Lab,
     leg: &LegSpec,
@@ -237,7 +238,8 @@ impl LegRun<'_> {
         let recording = self.leg.replay.clone();
         let mut script = WorkloadScript::new(workload, &self.lab.numbers, facts, recording)?;
         let mut refused = 0;
-        // At least one round of recorded requests: those of one kind may come one after the other.
+        // Send each recorded request at least once: requests of one kind may follow each other in a
+        // recording.
         let round =
             self.leg.replay.iter().map(|recording| recording.len()).find(|_| workload == Workload::Replay);
         let patience = round.map_or(self.lab.numbers.failures, |round| {
@@ -345,7 +347,7 @@ impl LegRun<'_> {
         }
     }
 
-    /// Reads the memory; returns an end if there is a reason for one.
+    /// Reads the memory; returns a [`LegEnd`] if the leg must end.
     async fn read(&mut self, solo: &SoloProcess) -> Option<LegEnd> {
         let reading = solo.read_sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
@@ -436,8 +438,8 @@ fn check_capability(workload: Workload, props: &SoloProps) -> Result<(), Diagnos
     }
 }
 
-/// Why a server computes no embeddings; `None` if it does. Asked at the end of a leg, which saves a process
-/// for that question.
+/// Returns the reason why a server computes no embeddings; `None` if it computes them. Asked at the end of a
+/// leg, which saves a process for this question.
 async fn check_embeddings(solo: &SoloProcess, limit: Duration) -> Option<String> {
     let client = LabClient::new(solo).ok()?;
     match client.send(&LabRequest::post("/v1/embeddings", json!({ "input": "one" })), limit).await {

@@ -1,11 +1,11 @@
 //! Experiments with fresh llama-servers: one process, one kind of work, and the verdict on its memory.
 //!
 //! ```text
-//!   Experiment ── leg by leg ──> run_leg ── Starter ──> a fresh process
+//!   Experiment ── leg by leg ──> run_leg ── SoloStarter ──> a fresh process
 //!                                   │ workload ──> requests ──> client ──> answers
-//!                                   │ idle ──> reading ──> Judge
+//!                                   │ idle ──> reading ──> LegJudge
 //!                                   └──> LegResult ──┐
-//!   Outcome <── blame, over all legs together <──────┘──> report: JSON, HTML
+//!   ExperimentOutcome <── blame, over all legs <─────┘──> report: JSON, HTML
 //! ```
 //!
 //! Processes are started through [`warden_supervisor::solo`], and verdicts come from
@@ -16,9 +16,9 @@
 //! | [`lab`] | everything that legs share |
 //! | [`leg`] | one leg, from start to stop |
 //! | [`experiment`] | several legs and their combined result |
-//! | [`cure`] | the same with switches and without, to find those that stop the growth, or a crash |
-//! | [`between`] | the same for a line of revisions, to find the one that introduced it |
-//! | [`proof`] | whether one build may replace another |
+//! | [`cure`] | experiments with switches and without, to find switches that stop the growth, or a crash |
+//! | [`between`] | experiments over a line of revisions, to find the one that introduced a symptom |
+//! | [`proof`] | tests if one build may replace another |
 //! | [`headroom`] | prompts up to the context, and their memory |
 //! | `workload` | content of requests: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |

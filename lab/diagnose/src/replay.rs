@@ -27,7 +27,7 @@ impl RequestRecording {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, has a line that is no request, or has none at all.
+    /// The file cannot be read, has a line that is no request, or has no request.
     pub fn read(path: &Path) -> Result<Self, DiagnoseError> {
         let bad = |what: String| DiagnoseError::Recording { path: path.to_owned(), what };
         let text =

@@ -1,8 +1,9 @@
-//! Attributes a memory's growth to counted allocations, and the rest to handles that grow with it.
+//! Attributes the growth of a kind of memory to counted allocations, and the rest to handles (such as CUDA
+//! graphs) whose number grows at the same time.
 //!
-//! A tracer counts allocations; the kernel and the driver measure memory. Growth that is not allocated by
-//! size is kept by a driver for its handles, so handles that grow in step explain it. Settings:
-//! `[diagnose.attribution]` of the defaults.
+//! A tracer counts allocations; the kernel and the driver measure memory. Growth without counted
+//! allocations is memory that a driver keeps for its handles, so handles that grow in step explain it.
+//! Settings: `[diagnose.attribution]` of the defaults.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,54 +12,54 @@ use warden_policies::growth::GrowthVerdict;
 use warden_policies::growth::stats::median;
 use warden_policies::units::as_f64;
 
-/// Caches fill in the first third of a leg.
+/// Share of a leg's readings left out at its start, while caches fill.
 const WARM_UP_SHARE: f64 = 0.3333;
 
-/// Traced moment of a leg.
+/// Values of a tracer at one moment of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TracedMoment {
-    /// Requests answered by then.
+    /// Number of requests answered so far.
     pub requests: u64,
-    /// Bytes of the memory, measured from outside.
+    /// Bytes of memory as measured by the kernel or the driver.
     pub measured: u64,
-    /// Bytes of live counted allocations.
+    /// Bytes in counted allocations that are not freed.
     pub counted: i64,
-    /// Live handles of each kind, in the caller's order.
+    /// Number of existing handles of each kind, in the caller's order of kinds.
     pub handles: [f64; 2],
 }
 
-/// Handles that grow in step with a memory.
+/// Handles whose number grows in step with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CorrelatedHandles {
-    /// Kind, as an index into [`TracedMoment::handles`].
+    /// Kind of handle, as an index into [`TracedMoment::handles`].
     pub kind: usize,
     /// Growth of the handle count per request.
     pub per_request: f64,
-    /// Bytes per handle that no counted allocation explains.
+    /// Bytes per handle that counted allocations do not explain.
     pub bytes_each: f64,
-    /// Correlation, 0 to 1.
+    /// Correlation of the handle count with the bytes, 0 to 1.
     pub correlation: f64,
 }
 
-/// Attribution of one memory's growth in a leg.
+/// Attribution of the growth of one kind of memory in a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GrowthAttribution {
     /// Measured bytes per request.
     pub measured: f64,
     /// Bytes per request in counted allocations.
     pub counted: f64,
-    /// Handles that explain the rest; `None` if little is left or no handles grow with it.
+    /// Handles that explain the rest; `None` if the rest is small or no handles grow with it.
     pub follows: Option<CorrelatedHandles>,
-    /// Handles that grow with the requests, and with which the whole memory rises reading by reading.
+    /// Handles whose number grows with the requests, and with which the whole memory rises at each reading.
     pub along: Option<CorrelatedHandles>,
-    /// Counted allocations grow with every request to the end, make up the growth, and the memory rises
-    /// with them.
+    /// True if counted allocations grow with every request up to the end and make up the growth, and the
+    /// memory rises with them.
     #[serde(default)]
     pub retained: bool,
 }
 
 impl GrowthAttribution {
-    /// Attributes the growth in a leg's readings; `None` with too few.
+    /// Attributes the growth in a leg's readings; `None` if there are too few readings.
     pub fn from_readings(readings: &[TracedMoment]) -> Option<Self> {
         let numbers = attribution_config();
         #[expect(
@@ -74,7 +75,7 @@ impl GrowthAttribution {
         let counted: Vec<f64> = readings.iter().map(|reading| signed_as_f64(reading.counted)).collect();
         let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
-        // Finds the kind of handles that correlates best with these bytes, if closely enough.
+        // Finds the kind of handle that correlates best with these bytes, if the correlation is close enough.
         let closest = |bytes: &[f64], bytes_slope: f64, least: f64| {
             let along = |kind: usize| {
                 let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
@@ -126,7 +127,7 @@ fn signed_as_f64(number: i64) -> f64 {
     number as f64
 }
 
-/// Median slope of all pairs (Theil and Sen); `None` if x never changes.
+/// Returns the median slope of all pairs of points (Theil and Sen); `None` if x never changes.
 fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
     let mut slopes = Vec::new();
     for (index, (from, low)) in along.iter().zip(values).enumerate() {
@@ -139,7 +140,7 @@ fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
     median(&mut slopes)
 }
 
-/// Returns true if values rise in the last third nearly as fast as overall; caches that fill have slowed
+/// Returns true if values rise in the last third nearly as fast as overall. A cache that fills has slowed
 /// down by then.
 fn keeps_rising(along: &[f64], values: &[f64]) -> bool {
     let third = along.len() - along.len() / 3;
@@ -147,7 +148,7 @@ fn keeps_rising(along: &[f64], values: &[f64]) -> bool {
     rises.is_some_and(|(all, last)| all > 0.0 && last >= attribution_config().goes_on * all)
 }
 
-/// Pearson's correlation; 0 if either side is constant.
+/// Returns Pearson's correlation; 0 if either side is constant.
 fn correlation(one: &[f64], other: &[f64]) -> f64 {
     let count = one.len().min(other.len());
     let number = as_f64(count as u64);

@@ -16,13 +16,13 @@
 //!  all together, minus one after the other ──────────────────────────> the rest
 //! ```
 //!
-//! Trials alternate with the baseline, so that drift of the machine affects both. A trial ends once
-//! [`judge`](super::sequential::judge) has decided. Two assumptions save trials: more switches never stop
-//! less, and two switches together do at most the sum of their effects. Where the second one fails,
-//! removing switches one by one still finds a minimal set.
+//! Trials alternate with processes without switches (the baseline), so that drift of the machine affects
+//! both. A trial ends once [`judge`](super::sequential::judge) has decided. Two assumptions save trials:
+//! more switches never stop less growth, and two switches together stop at most the sum of their effects.
+//! If the second assumption is wrong, removing switches one by one still finds a minimal set.
 //!
-//! The planner runs nothing: the caller calls [`CurePlanner::next`], runs the process, and reports to
-//! [`CurePlanner::observe`].
+//! The planner runs nothing: the caller calls [`CurePlanner::next`], runs the process, and passes the
+//! findings to [`CurePlanner::observe`].
 
 use super::sequential::CurePolicy;
 use super::trial::{SwitchTrial, TrialLeg};
@@ -39,7 +39,7 @@ pub use super::trial::{ComparedFigure, SwitchCost, SwitchSet, TrialReport, Workl
 /// Next step of a bisection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CureStep {
-    /// Run a fresh process with these switches through all the work, and report the findings.
+    /// Run a fresh process with these switches under all workloads, and report the findings.
     Run(SwitchSet),
     /// The bisection is over.
     Done(CureConclusion),
@@ -51,9 +51,9 @@ enum CurePhase {
     Baseline,
     Alone,
     Together,
-    /// Set size, and the sets still to try, the next one last.
+    /// Size of the sets being tried, and the sets of this size still to try, the next one last.
     Sets(usize, Vec<Vec<usize>>),
-    /// A set that works, and the switches still to remove, the next ones last.
+    /// A set that works, and the groups of switches still to remove from it, the next one last.
     Reduce(Vec<usize>, Vec<Vec<usize>>),
     Over(CureOutcome),
 }
@@ -66,12 +66,12 @@ pub struct CurePlanner {
     clashes: Vec<[usize; 2]>,
     phase: CurePhase,
     baseline: Vec<TrialLeg>,
-    /// Consecutive failed baseline legs.
+    /// Number of consecutive failed baseline legs.
     failed: u32,
-    /// Legs with switches since the last baseline leg.
+    /// Number of legs with switches since the last baseline leg.
     since: u32,
     leaking: Vec<WorkloadMemory>,
-    /// Memories that some switch can stop; all leaking ones until that is known.
+    /// Kinds of memory that some switch can stop; until that is known, all that leak.
     targets: Vec<WorkloadMemory>,
     trials: Vec<SwitchTrial>,
     sets: u32,
@@ -80,8 +80,8 @@ pub struct CurePlanner {
 }
 
 impl CurePlanner {
-    /// Creates a planner for switches ordered by cost and likelihood, best first. `clashes` lists pairs
-    /// that cannot be combined.
+    /// Creates a planner for switches ordered by cost and likelihood, best first. `clashes` lists pairs of
+    /// switches that cannot be combined.
     pub fn new(policy: &CurePolicy, switches: usize, clashes: Vec<[usize; 2]>) -> Self {
         Self {
             policy: policy.clone(),
@@ -100,7 +100,7 @@ impl CurePlanner {
         }
     }
 
-    /// Returns the next step; repeated calls without an observation return the same.
+    /// Returns the next step; repeated calls without new findings return the same step.
     #[expect(
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
@@ -129,7 +129,7 @@ impl CurePlanner {
         self.add_leg(arm, ended.map_or_else(|| Ok(TrialLeg::from_findings(findings)), Err));
     }
 
-    /// Records that there is no process with these switches, and the reason.
+    /// Records that no process ran with these switches, and the reason.
     pub fn observe_failure(&mut self, arm: &SwitchSet, why: String) {
         self.add_leg(arm, Err(why));
     }
@@ -165,7 +165,7 @@ impl CurePlanner {
         self.judge_open();
     }
 
-    /// Returns the conclusion so far.
+    /// Returns the conclusion that can be drawn now.
     pub fn interrupt(&self) -> CureConclusion {
         match &self.phase {
             CurePhase::Over(outcome) => self.conclude(outcome.clone()),
@@ -173,7 +173,7 @@ impl CurePlanner {
         }
     }
 
-    /// Returns the progress for a display: finished trials, and the most trials up to the end of this phase.
+    /// Returns the progress for a display: finished trials, and the most trials by the end of this phase.
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
@@ -189,7 +189,7 @@ impl CurePlanner {
         match self.baseline.len() {
             0 => return true,
             1 if self.phase == CurePhase::Baseline && self.baseline_is_unclear() => return true,
-            // Before the first switch: nothing can be judged before the scatter between processes is known.
+            // Before the first switch is tried, the scatter between processes must be known.
             few if self.phase != CurePhase::Baseline && few < self.policy.baseline_least => return true,
             _ => {}
         }
@@ -200,7 +200,7 @@ impl CurePlanner {
         }
     }
 
-    /// Judges the open trial by all legs so far.
+    /// Judges the present trial by all legs so far.
     fn judge_open(&mut self) {
         let informs = matches!(self.phase, CurePhase::Alone | CurePhase::Together);
         let Some(trial) = self.trials.last_mut() else { return };

@@ -6,14 +6,14 @@
 //!                 survivors ─────────> Stops, once a switch without effect would hardly have shown as much
 //! ```
 //!
-//! Both are sequential tests with declared error rates:
+//! Recurrence and cure are sequential tests with declared error rates:
 //!
 //! - **Recurrence**: Wald's test between death probabilities `seldom` and `always`. A mixed result at the
 //!   largest number of processes is `Sometimes`.
-//! - **Stops**: two null hypotheses must both be rejected. Each process dies with some probability, or each
+//! - **Stops**: two null hypotheses must both be rejected: each process dies with some probability, or each
 //!   request kills with some probability, both independent of the switch. The first is tested at its worst
-//!   probability. Under the second, deaths divide in proportion to the requests with and without the
-//!   switch, so a survivor counts by its requests.
+//!   probability. Under the second, deaths occur in proportion to the numbers of requests with and without
+//!   the switch, so a surviving process counts by its number of requests.
 //!
 //! This module runs nothing.
 
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::sequential::SwitchEffect;
 use warden_policies::units::as_f64;
 
-/// Largest number of repetitions: ten full workloads take as long as one search for a cure.
+/// Most repetitions: ten complete workloads take as long as one search for a cure.
 const REPETITION_LIMIT: usize = 10;
 
 /// Settings of the crash tests. `defaults.toml`, section `[diagnose.crash]`, gives the reasons.
@@ -31,9 +31,9 @@ pub type CrashPolicy = warden_policies::defaults::Crash;
 /// Result of one fresh process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrashRun {
-    /// Request at which it died, or the number of answered requests.
+    /// Number of the request at which the process died; if it survived, number of answered requests.
     pub requests: u64,
-    /// The process died.
+    /// True if the process died.
     pub died: bool,
 }
 
@@ -52,14 +52,14 @@ pub enum CrashRecurrence {
     NotAgain,
 }
 
-/// A server that ended on its own under a workload.
+/// A server that exited by itself under a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkloadCrash {
-    /// Request at which it died, from 1.
+    /// Number of the request at which the server died, from 1.
     pub at_request: u64,
     /// Exit status or signal, in words.
     pub why: String,
-    /// Last lines of its output, oldest first.
+    /// Last lines of the server's output, oldest first.
     pub lines: Vec<String>,
     /// Repetitions in fresh processes, in order.
     pub runs: Vec<CrashRun>,
@@ -75,7 +75,7 @@ impl WorkloadCrash {
     }
 }
 
-/// Judges repetitions. The first crash does not count, because it caused the test.
+/// Judges the repetitions of a crash. The first crash does not count, because it caused the test.
 pub fn judge_recurrence(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurrence {
     let died = runs.iter().filter(|run| run.died).count();
     let (always, seldom) = (policy.always, policy.seldom);
@@ -92,13 +92,13 @@ pub fn judge_recurrence(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurre
     }
 }
 
-/// Judges a switch by processes without and with it.
+/// Judges a switch by processes run without and with it.
 pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> SwitchEffect {
     if with.iter().any(|run| run.died) {
         return SwitchEffect::Nothing;
     }
-    // Two courses end here, with and without survivors among the processes without the switch; each gets
-    // half of the error rate.
+    // The error rate is halved, because the test may end in two ways: with or without survivors among the
+    // processes run without the switch.
     if no_effect_probability(without, with) <= policy.false_cure / 2.0 {
         SwitchEffect::Stops
     } else {
@@ -106,8 +106,8 @@ pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> S
     }
 }
 
-/// Returns the greatest probability of at least as many deaths without a switch, and none with it, if it
-/// has no effect.
+/// Returns the greatest probability, for a switch without effect, of at least as many deaths without the
+/// switch and none with it.
 pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     let died = without.iter().filter(|run| run.died).count();
     if died == 0 || with.is_empty() {
@@ -125,7 +125,7 @@ pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     per_process.max(per_request)
 }
 
-/// Binomial probability of at least `hits` in `tries`.
+/// Returns the binomial probability of at least `hits` in `tries`.
 fn binomial_tail(hits: usize, tries: usize, chance: f64) -> f64 {
     let mut all = 0.0;
     // Probability of exactly `count` hits, starting with 0.

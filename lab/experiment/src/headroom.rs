@@ -10,10 +10,10 @@
 //!           ubatch                     slot's context
 //! ```
 //!
-//! llama-server allocates buffers for the largest prompt so far and keeps them, so a length costs the
-//! highest figure so far. The curve is linear between measured lengths. Beyond the longest it continues
-//! with the slope of the upper half. If that explains the measurements far better, it continues like a pool
-//! that keeps every outgrown buffer. This module measures nothing.
+//! llama-server allocates buffers for the largest prompt so far and keeps them, so the cost of a length is
+//! the highest value measured up to that length. The curve is linear between measured lengths. Beyond the
+//! longest it continues with the slope of its upper half, or, if that explains the measurements far better,
+//! like a pool that keeps every outgrown buffer. This module measures nothing itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,10 +25,10 @@ use warden_policies::defaults;
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::{ByteSize, as_f64, truncate_to_u64};
 
-/// Smallest micro-batch; below it prefill is hardly faster than decoding.
+/// Smallest micro-batch that is suggested; below it prompt evaluation is hardly faster than decoding.
 const MIN_UBATCH: u64 = 32;
 
-/// Peak of one memory with prompts of one length.
+/// Peak of one kind of memory with prompts of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptPeak {
     /// Tokens of each prompt.
@@ -39,7 +39,7 @@ pub struct PromptPeak {
     pub bytes: u64,
 }
 
-/// Server settings during the measurement.
+/// Settings of the server during the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerSetup {
     /// `-c`: tokens of context of all slots together.
@@ -48,8 +48,8 @@ pub struct ServerSetup {
     pub slots: u32,
     /// Longest prompt of one slot, in tokens.
     pub slot_context: u64,
-    /// Context that `-c` gives to one prompt; a slot has less if the model was trained on less. `None` if
-    /// not reported.
+    /// Tokens of context that `-c` gives to one prompt; a slot has less if the model was trained with less.
+    /// `None` if not reported.
     #[serde(default)]
     pub sequence_context: Option<u64>,
     /// `-ub`: tokens per micro-batch.
@@ -62,33 +62,32 @@ impl ServerSetup {
         (self.context / u64::from(self.slots.max(1))).min(self.slot_context)
     }
 
-    /// Returns the longest prompt of one slot with another `-c`, in tokens. The training context stays a
-    /// limit.
+    /// Returns the longest prompt of one slot with another `-c`, in tokens, at most the training context.
     fn slot_context_with(&self, context: u64) -> u64 {
         let Self { slot_context: slot, context: all, .. } = *self;
         match self.sequence_context {
             _ if all == 0 => context,
             Some(sequence) => slot.min(scale_ratio(sequence, context, all)),
             None if slot >= all => context,
-            // Unknown if the slot's context is a share or a limit: take the larger possibility.
+            // The slot's context may be a share of `-c` or a fixed limit: assume the larger result.
             None => slot.min(context),
         }
     }
 }
 
-/// Memory needed by prompts, as a function of their length.
+/// Memory needed by a prompt, as a function of its length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptCurve {
-    /// Memory that the curve describes.
+    /// Kind of memory that the curve describes.
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
-    /// Prompt lengths in ascending order, with the bytes above idle for one such prompt.
+    /// Prompt lengths in ascending order, each with the bytes above `idle` for one prompt of that length.
     points: Vec<(u64, f64)>,
-    /// Extra bytes per concurrent prompt, and the length at which they were measured.
+    /// Length of the prompts that were measured concurrently, and the extra bytes per concurrent prompt.
     more: Option<(u64, f64)>,
     ubatch: u64,
-    /// Continuation beyond the longest prompt: bytes per token, and per token of [`hoarded_tokens`].
+    /// Slope beyond the longest prompt: bytes per token, plus bytes per token of [`hoarded_tokens`].
     beyond: (f64, f64),
 }
 
@@ -104,7 +103,7 @@ impl PromptCurve {
         let mut alone: Vec<&PromptPeak> = peaks.iter().filter(|peak| peak.together <= 1).collect();
         alone.sort_by_key(|peak| peak.tokens);
         for peak in alone {
-            // Memory is kept, so a longer prompt never needs less.
+            // Buffers are kept, so a longer prompt never needs less than a shorter one.
             let before = points.last().map_or(0.0, |(_, bytes)| *bytes);
             let bytes = as_f64(peak.bytes.saturating_sub(idle)).max(before);
             match points.last_mut() {
@@ -123,12 +122,12 @@ impl PromptCurve {
         Some(curve)
     }
 
-    /// Returns prompt lengths and their bytes above idle.
+    /// Returns the measured prompt lengths with their bytes above `idle`.
     pub fn points(&self) -> &[(u64, f64)] {
         &self.points
     }
 
-    /// Returns the curve without prompts longer than `tokens`, to check a prediction against measurements.
+    /// Returns a curve from prompts of at most `tokens`, to check its prediction against longer prompts.
     #[must_use]
     pub fn truncated_at(&self, tokens: u64) -> Option<Self> {
         let points: Vec<_> = self.points.iter().copied().filter(|(own, _)| *own <= tokens).collect();
@@ -136,16 +135,17 @@ impl PromptCurve {
         Some(Self { points, more: None, beyond, ..self.clone() })
     }
 
-    /// Returns the bytes per token of a prompt a quarter longer than the longest measured one.
+    /// Returns the predicted bytes per token just beyond the longest measured prompt, over a quarter of its
+    /// length.
     pub(crate) fn end_slope(&self) -> f64 {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let more = (longest / 4).max(1);
         (self.above_idle(longest + more) - self.above_idle(longest)) / as_f64(more)
     }
 
-    /// Returns the highest cost per token beyond the largest prompt so far, for admission: the steepest
-    /// stretch over at least a quarter of the length. The first micro-batch is left out, because the first
-    /// requests of every process pay it.
+    /// Returns the highest cost per token beyond the largest prompt so far, for admission: that of the
+    /// steepest stretch of at least a quarter of the longest length. The first micro-batch is left out,
+    /// because the first requests of every process pay for it.
     pub fn price(&self) -> PromptPrice {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let above: Vec<(u64, f64)> =
@@ -158,8 +158,8 @@ impl PromptCurve {
         }
     }
 
-    /// Returns the extra bytes of the first prompt longer than a micro-batch, less its cost per token.
-    /// `None` if not measured, or without such a step.
+    /// Returns the extra bytes that the first prompt longer than a micro-batch costs besides its tokens.
+    /// `None` if not measured, or if there is no such step.
     pub fn step(&self) -> Option<u64> {
         let below = self.points.iter().rfind(|(tokens, _)| *tokens <= self.ubatch)?;
         let above = self.points.iter().find(|(tokens, _)| *tokens > self.ubatch)?;
@@ -168,7 +168,7 @@ impl PromptCurve {
         (step > 0.0).then(|| round_bytes(step))
     }
 
-    /// Returns the bytes above idle for one prompt of this length.
+    /// Returns the bytes above `idle` for one prompt of this length.
     pub(crate) fn above_idle(&self, tokens: u64) -> f64 {
         let mut before = (0, 0.0);
         for point in &self.points {
@@ -191,19 +191,19 @@ impl PromptCurve {
     pub fn bytes_at(&self, tokens: u64, together: u32) -> u64 {
         let others = as_f64(u64::from(together.max(1) - 1));
         let more = self.more.map_or(0.0, |(measured, bytes)| {
-            // Extra bytes of concurrent prompts are proportional to their length: their part of the
-            // attended cache.
+            // Each concurrent prompt costs extra bytes in proportion to its length, for its part of the cache
+            // that attention reads.
             bytes * as_f64(tokens) / as_f64(measured.max(1))
         });
         self.idle.saturating_add(round_bytes(self.above_idle(tokens) + others * more))
     }
 
-    /// Returns the worst case in bytes: the longest prompt alone, or all slots full.
+    /// Returns the worst case in bytes: a single prompt of greatest length, or all slots full.
     pub fn worst_case(&self, setup: &ServerSetup) -> u64 {
         self.bytes_at(setup.slot_context, 1).max(self.bytes_at(setup.full_slot(), setup.slots))
     }
 
-    /// Returns the worst case with another `-c`.
+    /// Returns the worst case in bytes with another `-c`.
     fn worst_with(&self, setup: &ServerSetup, context: u64) -> u64 {
         let slot_context = setup.slot_context_with(context);
         let sequence_context =
@@ -212,10 +212,10 @@ impl PromptCurve {
     }
 }
 
-/// Verdict on the worst case of one memory.
+/// Verdict on the worst case of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadroomVerdict {
-    /// Memory that the verdict is about.
+    /// Kind of memory that the verdict is about.
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
@@ -225,27 +225,27 @@ pub struct HeadroomVerdict {
     pub limit: Option<u64>,
     /// Tokens of context in the worst case.
     pub context: u64,
-    /// Largest `-c` that would fit; `None` if the present one does, or none would.
+    /// Largest `-c` that would fit; `None` if the present `-c` fits, or no value would.
     pub smaller_context: Option<u64>,
-    /// Largest `-ub` that would fit; `None` if the present one does, none would, or smaller ones were not
-    /// measured.
+    /// Largest `-ub` that would fit; `None` if the present `-ub` fits, no value would, or no smaller value
+    /// was measured.
     pub smaller_ubatch: Option<u64>,
     /// Bytes per token of context before any prompt, mostly KV cache; `None` if not measured.
     #[serde(default)]
     pub context_token: Option<f64>,
     /// Bytes per prompt token.
     pub price: PromptPrice,
-    /// Extra bytes, once, of the second micro-batch of a prompt.
+    /// Bytes that the second micro-batch of a prompt adds once.
     pub step: Option<u64>,
 }
 
-/// Settings of headroom. `defaults.toml`, section `[diagnose.headroom]`, gives the reasons.
+/// Returns the settings of headroom. `defaults.toml`, section `[diagnose.headroom]`, gives the reasons.
 fn headroom_config() -> &'static defaults::Headroom {
     &defaults().diagnose.headroom
 }
 
-/// Compares the worst case with the limit. `smaller` is the curve measured with smaller micro-batches, and
-/// their size. `context_token` is the measured bytes per token of context before any prompt.
+/// Compares the worst case with the limit. `smaller`: the curve measured with smaller micro-batches, and
+/// their size. `context_token`: measured bytes per token of context before any prompt.
 pub fn judge(
     curve: &PromptCurve,
     setup: &ServerSetup,
@@ -270,7 +270,7 @@ pub fn judge(
     let step = previous_power_of_two(setup.context / headroom_config().context_steps)
         .max(headroom_config().context_grain);
     let mut context = setup.context.saturating_sub(1) / step * step;
-    // A smaller context makes prompts shorter, and its own allocation smaller.
+    // A smaller context limits the prompt length, and takes less memory itself.
     let with = |context: u64| {
         let saved = context_token.unwrap_or(0.0) * as_f64(setup.context - context);
         curve.worst_with(setup, context).saturating_sub(round_bytes(saved))
@@ -298,7 +298,7 @@ pub fn judge(
 }
 
 impl HeadroomVerdict {
-    /// Returns the missing bytes; 0 if it fits or no limit is known.
+    /// Returns the missing bytes; 0 if the worst case fits or no limit is known.
     pub fn missing_bytes(&self) -> u64 {
         self.limit.map_or(0, |limit| self.worst.saturating_sub(limit))
     }
@@ -352,7 +352,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Bytes per token between all pairs of points at least `apart` tokens apart.
+/// Returns the bytes per token between all pairs of points that are at least `apart` tokens apart.
 fn slopes(points: &[(u64, f64)], apart: u64) -> Vec<f64> {
     let mut slopes = Vec::new();
     for (at, early) in points.iter().enumerate() {
@@ -366,13 +366,13 @@ fn slopes(points: &[(u64, f64)], apart: u64) -> Vec<f64> {
     slopes
 }
 
-/// `value × part ÷ whole`, without overflow.
+/// Returns `value × part ÷ whole`, without overflow.
 fn scale_ratio(value: u64, part: u64, whole: u64) -> u64 {
     let product = u128::from(value) * u128::from(part) / u128::from(whole.max(1));
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
-/// Largest power of two up to the number; 0 for 0.
+/// Returns the largest power of two up to the number; 0 for 0.
 fn previous_power_of_two(number: u64) -> u64 {
     number.checked_ilog2().map_or(0, |log| 1 << log)
 }

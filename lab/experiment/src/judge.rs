@@ -12,15 +12,18 @@ use warden_policies::growth::{
 use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 use warden_policies::units::{as_f64, scale_bytes};
 
-/// 8 MiB of host memory and 3 MiB of VRAM: a heap moves less in a minute of even work.
+/// Share of the least rise (8 MiB of host memory, 3 MiB of VRAM) that still counts as settled: a heap moves
+/// less in a minute of even work.
 const NEAR_SHARE: f64 = 0.125;
-/// VRAM of clean servers is constant; the smallest known leak is 0.22 MiB per request.
+/// Growth of VRAM per request that counts as none. Servers without a leak have constant VRAM; the smallest
+/// known leak is 0.22 MiB per request.
 const STILL_VRAM_BYTES: u64 = 50 << 10;
-/// Clean servers grew by up to 0.05 MiB per request; the smallest known leak is 1.1 MiB.
+/// Growth of host memory per request that counts as none. Servers without a leak grew by up to 0.05 MiB per
+/// request; the smallest known leak is 1.1 MiB.
 const STILL_HOST_BYTES: u64 = 100 << 10;
-/// Extra readings, as a share of the leg, while a memory is suspected. A leak that chance kept below the
-/// last test is found by the next three or four tests. A slowly filling cache would need many times more,
-/// and is not waited for.
+/// Share of the leg's readings that is added if a leak is suspected. A leak that the last test missed by
+/// chance is found by the next three or four tests. A slowly filling cache would need many times more
+/// readings; the leg does not wait for that.
 const DOUBT_SHARE: f64 = 0.5;
 
 /// Decision after a reading.
@@ -32,7 +35,7 @@ pub enum LegDecision {
     Decided,
 }
 
-/// Judge of one leg.
+/// Judges one leg.
 #[derive(Clone, Debug)]
 pub struct LegJudge {
     workload: Workload,
@@ -52,8 +55,8 @@ fn still_bytes(series: MemoryKind) -> u64 {
 }
 
 impl LegJudge {
-    /// Creates a judge for a leg of at most `steps` readings. `policy` is the detector's; changes for
-    /// experiments are applied here.
+    /// Creates a judge for a leg of at most `steps` readings. `policy` is the policy of the leak detector;
+    /// the changes for experiments in `numbers` are applied to it.
     pub fn new(workload: Workload, steps: u64, policy: &GrowthPolicy, numbers: &Diagnose) -> Self {
         let policy = GrowthPolicy { allowance_slack: numbers.allowance_slack, ..policy.clone() };
         Self {
@@ -71,13 +74,13 @@ impl LegJudge {
         &self.readings
     }
 
-    /// Returns the detector's present state, by memory.
+    /// Returns the leak detector's present state for each kind of memory.
     pub fn growth(&self) -> &[SeriesGrowth] {
         self.monitor.growth()
     }
 
-    /// Returns the most readings of this leg. A suspected memory extends the leg, because an undecided
-    /// result is useless.
+    /// Returns the most readings of this leg. The leg is extended if a leak is suspected, because an
+    /// undecided result is useless.
     pub fn readings_most(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let suspected = self.growth().iter().any(|growth| match growth.verdict {
@@ -92,15 +95,15 @@ impl LegJudge {
         self.steps.saturating_add(if suspected { scale_bytes(self.steps, DOUBT_SHARE) } else { 0 })
     }
 
-    /// Adds a reading. `allowed` is the host memory that the server is configured to cache and that is not
-    /// measured. `graphs` is the number of captured graphs by its memory report; `None` if unknown or
+    /// Adds a reading. `allowed`: host memory that the server is configured to cache and that is not
+    /// measured. `graphs`: number of captured CUDA graphs by the server's memory report; `None` if unknown or
     /// limited.
     pub fn observe(&mut self, sample: BackendSample, allowed: u64, graphs: Option<u64>) -> LegDecision {
         self.monitor.set_allowance(MemoryKind::Host, allowed);
         self.monitor.observe(&sample);
         self.readings.push(LegReading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
-        // A full look costs some milliseconds.
+        // A complete judgement costs some milliseconds, so judge only from time to time.
         let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
         if look && self.monitor.growth().iter().all(|growth| self.is_decided(growth)) {
             LegDecision::Decided
@@ -110,14 +113,14 @@ impl LegJudge {
     }
 
     fn is_decided(&self, growth: &SeriesGrowth) -> bool {
-        // Excludes measured pools, because their growth is known.
+        // Leave out measured pools, because their growth is known not to be a leak.
         let levels = levels(growth.series, &self.readings, false);
         let slope = slope(after_start(&levels), &self.policy);
         match growth.verdict {
             GrowthVerdict::Warming | GrowthVerdict::Suspected => false,
             GrowthVerdict::Leaking => slope
                 .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
-            // Even the upper end of the interval could not become a leak in the rest of the leg.
+            // Decided if even the upper end of the interval could not become a leak in the rest of the leg.
             GrowthVerdict::Steady | GrowthVerdict::Bounded => slope.is_some_and(|slope| {
                 let whole = slope.high * as_f64(self.steps) * requests_per_step(&levels);
                 whole < as_f64(self.least_rise(&levels, growth.series)) * self.policy.settle_share
@@ -153,8 +156,8 @@ impl LegJudge {
         }
     }
 
-    /// Returns the readings needed for a verdict. A leg with the least sufficient number and no verdict
-    /// needs twice as many, because its start took unusually long.
+    /// Returns the number of readings needed for a verdict. If a leg had the least sufficient number and no
+    /// verdict, twice as many are needed, because its start took unusually long.
     fn readings_needed(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let least = fewest_readings(&self.policy, &self.numbers);
@@ -194,8 +197,8 @@ impl LegJudge {
         }
     }
 
-    /// Applies the memory report's graph counts to a verdict. Graphs that grow with every request, together
-    /// with the memory, confirm a suspected leak.
+    /// Applies the graph counts of the memory report to a verdict. If the number of graphs grows with every
+    /// request, and the memory with it, a suspected leak is confirmed.
     fn apply_graphs(
         &self,
         series: MemoryKind,
@@ -203,7 +206,7 @@ impl LegJudge {
     ) -> (GrowthVerdict, Option<CorrelatedHandles>) {
         let trace = |reading: &LegReading| {
             let sample = &reading.sample;
-            // Measured pools do not belong to graphs.
+            // Measured pools do not belong to graphs, so subtract them.
             let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
             let handles = [as_f64(reading.graphs?), 0.0];
             Some(TracedMoment { requests: sample.work.requests, measured, counted: 0, handles })
@@ -216,8 +219,8 @@ impl LegJudge {
         (verdict, found.along.filter(|_| verdict.grows()))
     }
 
-    /// Returns the verdict; the detector ignores measured pools, while here growth into them counts as
-    /// bounded.
+    /// Returns the verdict of the leak detector, which ignores measured pools; growth within these pools is
+    /// reported as bounded.
     fn verdict(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let pools = pools(growth.series, &self.readings);
         let bytes = || pools.iter().map(|level| level.bytes);
@@ -228,8 +231,8 @@ impl LegJudge {
         if fills && growth.verdict == GrowthVerdict::Steady { GrowthVerdict::Bounded } else { growth.verdict }
     }
 
-    /// Returns the verdict, but never `Steady` for a memory that rises to the end of the leg. The rise is
-    /// too small for the detector, which has to hold for years, and may be a leak.
+    /// Returns the verdict, but not `Steady` if the memory rises up to the end of the leg: such a rise may
+    /// be a leak, although the detector, which must avoid false alarms for years, ignores it as too small.
     fn cautious_verdict(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let verdict = self.verdict(growth, levels);
         let per_request = slope(after_start(levels), &self.policy);
@@ -262,7 +265,7 @@ impl LegJudge {
         let settled = median(&mut last).unwrap_or(0.0) - as_f64(step);
         let below = levels.iter().rposition(|level| as_f64(level.bytes) < settled);
         let from = below.map_or(0, |index| index + 1);
-        // Movement within the last third leaves no time to see it stop.
+        // If memory still moved in the last third, too little time is left to see the growth stop.
         if from > levels.len() - third {
             return GrowthEnd::Unknown;
         }
@@ -270,7 +273,7 @@ impl LegJudge {
     }
 
     /// Returns the smallest slope, in bytes per request, that the detector can call a leak after these
-    /// readings. A window of floors has to rise by the least effect twice in a row, and all windows
+    /// readings. A window of floors must rise by the least effect in two consecutive tests, and all windows
     /// together by somewhat more.
     fn detection_limit(&self, levels: &[MemoryLevel], series: MemoryKind) -> f64 {
         let policy = &self.policy;
@@ -290,14 +293,14 @@ impl LegJudge {
     }
 }
 
-/// Fewest readings that can suffice for a verdict: the start, one window, and one test after it.
+/// Returns the fewest readings that can suffice for a verdict: the start, one window, and one test after it.
 pub fn fewest_readings(policy: &GrowthPolicy, numbers: &Diagnose) -> u64 {
     let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
     let least = (policy.warmup_requests + 1 + policy.test_every).saturating_add(window);
     least.max(numbers.decide_after)
 }
 
-/// Readings of one memory, with or without measured pools.
+/// Returns the readings of one kind of memory, with or without measured pools.
 pub(super) fn levels(series: MemoryKind, readings: &[LegReading], with_pools: bool) -> Vec<MemoryLevel> {
     let level = |reading: &LegReading| {
         let sample = &reading.sample;
@@ -308,7 +311,7 @@ pub(super) fn levels(series: MemoryKind, readings: &[LegReading], with_pools: bo
     readings.iter().filter_map(level).collect()
 }
 
-/// Readings of the measured pools of one memory.
+/// Returns the readings of the measured pools in one kind of memory.
 fn pools(series: MemoryKind, readings: &[LegReading]) -> Vec<MemoryLevel> {
     let level = |reading: &LegReading| {
         let sample = &reading.sample;
@@ -317,12 +320,12 @@ fn pools(series: MemoryKind, readings: &[LegReading]) -> Vec<MemoryLevel> {
     readings.iter().filter_map(level).collect()
 }
 
-/// Drops the start of a leg.
+/// Returns the readings after the start (the first third) of a leg.
 pub(super) fn after_start(levels: &[MemoryLevel]) -> &[MemoryLevel] {
     &levels[levels.len() / 3..]
 }
 
-/// Requests between two readings.
+/// Returns the mean number of requests between two readings.
 fn requests_per_step(levels: &[MemoryLevel]) -> f64 {
     let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
     let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);

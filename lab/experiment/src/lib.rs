@@ -7,8 +7,9 @@
 //!  findings ──> across: the unit of work that pays, over all legs together
 //! ```
 //!
-//! Verdicts come from the detector ([`warden_policies::growth`]): the supervisor would have replaced a backend for
-//! each leak found here. An experiment only provides enough work of one kind, and no other work.
+//! Verdicts come from the leak detector ([`warden_policies::growth`]): in service, llama-warden would have
+//! replaced a backend for each leak found here. An experiment only provides enough work of one kind, and no
+//! other work.
 
 use std::time::Duration;
 
@@ -38,14 +39,15 @@ pub use judge::{LegDecision, LegJudge, fewest_readings};
 pub use line::FittedLine;
 pub use workload::{Workload, WorkloadError};
 
-/// Reading of a leg, taken with nothing in flight.
+/// Reading of a leg, taken when no request is in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LegReading {
-    /// Sample with the work done by then.
+    /// Memory, and the work done so far.
     pub sample: BackendSample,
-    /// Bytes of host memory that the server is configured to cache and that are not measured, as known then.
+    /// Bytes of host memory that the server was known to be configured to cache and that are not measured.
     pub allowed: u64,
-    /// Captured graphs by the server's memory report; `None` without a report, or if it limits them.
+    /// Number of captured CUDA graphs by the server's memory report; `None` without a report, or if it is
+    /// limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<u64>,
 }
@@ -62,7 +64,7 @@ pub struct LegSpeed {
     pub requests: u64,
 }
 
-/// End of a memory's growth.
+/// Answer to the question if the growth of memory ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "settles")]
 pub enum GrowthEnd {
@@ -71,42 +73,43 @@ pub enum GrowthEnd {
         /// Last request at which memory grew.
         at_request: u64,
     },
-    /// Memory grew to the end.
+    /// Memory grew up to the end of the leg.
     No,
-    /// Too short to say, or a cache was still filling.
+    /// The leg was too short to say, or a cache was still filling.
     Unknown,
 }
 
-/// Finding on one memory in a leg.
+/// Finding on one kind of memory in a leg.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFinding {
-    /// Memory in question.
+    /// Kind of memory.
     pub series: MemoryKind,
-    /// Verdict of the detector.
+    /// Verdict of the leak detector.
     pub verdict: GrowthVerdict,
-    /// Bytes per request after the start of the leg, with a 95 % interval; `None` with too few readings.
+    /// Growth in bytes per request after the start of the leg, with a 95 % interval; `None` with too few
+    /// readings.
     pub per_request: Option<IntervalEstimate>,
     /// Bytes per request that went into measured pools, which the server keeps on purpose.
     pub pooled_per_request: Option<f64>,
-    /// The same growth per evaluated prompt token; `None` without any.
+    /// Growth in bytes per evaluated prompt token; `None` without prompt tokens.
     pub per_prompt_token: Option<f64>,
-    /// The same growth per generated token.
+    /// Growth in bytes per generated token; `None` without generated tokens.
     pub per_output_token: Option<f64>,
-    /// The same growth per image.
+    /// Growth in bytes per image; `None` without images.
     pub per_image: Option<f64>,
-    /// End of the growth.
+    /// Tells if the growth ended.
     pub settles: GrowthEnd,
-    /// Unit of work that pays; only for a leak or a suspected one.
+    /// Unit of work that causes the growth; only for a certain or suspected leak.
     pub blame: Option<GrowthBlame>,
     /// Bytes at the first reading after the warm-up.
     pub first: u64,
     /// Bytes at the last reading.
     pub last: u64,
-    /// Most bytes at a reading between requests.
+    /// Most bytes at any reading between requests.
     pub peak: u64,
-    /// Smallest growth in bytes per request that a leg of this length could have called a leak.
+    /// Smallest growth in bytes per request that could have been detected as a leak in a leg of this length.
     pub sees: f64,
-    /// Captured graphs that grow with the requests and with this memory, by the server's memory report.
+    /// Captured CUDA graphs, by the server's memory report, if their number grows with requests and memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<CorrelatedHandles>,
 }
@@ -121,7 +124,7 @@ impl SeriesFinding {
     }
 }
 
-/// End of a leg.
+/// Reason for the end of a leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum LegEnd {
@@ -138,7 +141,7 @@ pub enum LegEnd {
     },
     /// The operator interrupted the leg.
     Interrupted,
-    /// The server ended on its own.
+    /// The server exited by itself.
     Crashed {
         /// Description, with the server's last lines.
         why: String,
@@ -148,7 +151,7 @@ pub enum LegEnd {
         /// Description.
         why: String,
     },
-    /// The server runs but does not work: it answered only with errors, or not at all.
+    /// The server still runs, but answered only with errors, or not at all.
     Failed {
         /// Description.
         why: String,
@@ -160,41 +163,42 @@ pub enum LegEnd {
 pub struct LegFinding {
     /// Workload of the leg.
     pub workload: Workload,
-    /// Number of readings, which is the number of steps.
+    /// Number of readings, which is also the number of steps.
     pub steps: u64,
-    /// Estimated number of readings for a verdict.
+    /// Estimated number of readings that a verdict needs.
     #[serde(default)]
     pub enough: u64,
-    /// Answered requests, warm-up included.
+    /// Number of answered requests, including the warm-up.
     pub requests: u64,
-    /// Work done, warm-up included.
+    /// Work done, including the warm-up.
     pub work: WorkDone,
-    /// Finding by memory, host memory first.
+    /// Finding on each kind of memory, host memory first.
     pub series: Vec<SeriesFinding>,
     /// Speed of the leg.
     pub speed: LegSpeed,
-    /// End of the leg.
+    /// Reason for the end of the leg.
     pub ended: LegEnd,
     /// Crash that ended the leg, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<crash::WorkloadCrash>,
-    /// A repetition without the prompt cache, because with the cache the cause of the growth was ambiguous.
+    /// True for a repetition without the prompt cache, made because with it the cause of the growth was
+    /// unclear.
     #[serde(default)]
     pub control: bool,
 }
 
 impl LegFinding {
-    /// Returns the worst verdict of all memories; `None` if no memory could be read.
+    /// Returns the worst verdict on any kind of memory; `None` if no memory could be read.
     pub fn worst(&self) -> Option<GrowthVerdict> {
         self.series.iter().map(|series| series.verdict).max()
     }
 
-    /// Returns the finding on one memory.
+    /// Returns the finding on one kind of memory.
     pub fn series_of(&self, series: MemoryKind) -> Option<&SeriesFinding> {
         self.series.iter().find(|found| found.series == series)
     }
 
-    /// Returns true if host memory grew within the declared caches, and these are not measured.
+    /// Returns true if host memory grew within declared caches whose size is not measured.
     pub fn is_ambiguous(&self) -> bool {
         let host = self.series_of(MemoryKind::Host);
         host.is_some_and(|host| {
@@ -204,12 +208,13 @@ impl LegFinding {
         })
     }
 
-    /// Returns true if the leg cannot show a leak: too few readings of a memory, or none at all.
+    /// Returns true if the leg cannot show a leak: some kind of memory has too few readings, or none was
+    /// read.
     pub fn is_too_short(&self) -> bool {
         self.series.is_empty() || self.series.iter().any(SeriesFinding::is_too_short)
     }
 
-    /// Returns the leg as a crash run; `None` if unknown whether the server survived.
+    /// Returns the leg as a crash run; `None` if it is unknown if the server survived.
     pub fn as_crash_run(&self) -> Option<crash::CrashRun> {
         if let Some(crash) = &self.crash {
             return Some(crash::CrashRun { requests: crash.at_request, died: true });
@@ -218,7 +223,7 @@ impl LegFinding {
         whole.then_some(crash::CrashRun { requests: self.requests, died: false })
     }
 
-    /// Returns true if any memory leaks.
+    /// Returns true if any kind of memory leaks.
     pub fn leaks(&self) -> bool {
         self.worst() == Some(GrowthVerdict::Leaking)
     }

@@ -1,4 +1,4 @@
-//! The line fitted to a leg's readings, with its range, for plots.
+//! The line fitted to a leg's readings, with its uncertainty, for plots.
 
 use crate::LegReading;
 use crate::judge::{after_start, levels};
@@ -7,23 +7,23 @@ use warden_policies::growth::stats::{median, scatter};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::as_f64;
 
-/// A line over requests.
+/// A line of bytes over requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FittedLine {
-    /// First request of the fit; the start of the leg before it is not judged.
+    /// First request of the fit; earlier requests are the start of the leg, which is not judged.
     pub from: f64,
     /// Last request of the fit.
     pub to: f64,
     /// Bytes per request.
     slope: IntervalEstimate,
-    /// Centre point, where the slope's uncertainty has no effect.
+    /// Centre of the readings, where the slope's uncertainty has no effect.
     middle: (f64, f64),
     /// Scatter of the readings about the line: a standard deviation in bytes.
     scatter: f64,
 }
 
 impl FittedLine {
-    /// Fits the line of a finding's growth through its readings; `None` with fewer than two.
+    /// Fits a line with the slope of a finding through its readings; `None` with fewer than two readings.
     pub fn through_readings(
         series: MemoryKind,
         readings: &[LegReading],
@@ -45,8 +45,8 @@ impl FittedLine {
         Some(Self { from, to, slope: per_request, middle: (center, median(&mut rests)?), scatter })
     }
 
-    /// Returns the line's bytes at a number of answered requests. The range covers the slope's uncertainty
-    /// and the scatter.
+    /// Returns the bytes of the line at a number of answered requests. The interval covers the slope's
+    /// uncertainty and the scatter of readings.
     pub fn value_at(&self, requests: f64) -> IntervalEstimate {
         let away = requests - self.middle.0;
         let value = self.middle.1 + self.slope.value * away;

@@ -1,4 +1,4 @@
-//! Tests if a switch stops the growth of a memory, with as few processes as possible.
+//! Tests if a switch stops the growth of one kind of memory, with as few processes as possible.
 //!
 //! ```text
 //!  legs without the switch ──> growth per request, uncertainty ──┐
@@ -9,18 +9,18 @@
 //!            Stops                 Halves               Nothing
 //! ```
 //!
-//! Fieller's test at two limits of the share. At each look the legs may prove that the share is below the
-//! first limit, or above one of them. A switch proven to be no cure is `Halves` or `Nothing` by its
-//! measured share; no further process is spent on that word. The scatter of legs is estimated from the
-//! legs, so the limits are Student's with Welch's degrees of freedom: few legs prove little, even if they
-//! agree. Error rates are divided among all possible looks (Bonferroni), so stopping at the first proof
-//! keeps the declared rates:
+//! The test is Fieller's, at two limits of the remaining share. At each look (after each leg) the legs may
+//! prove that the share is below the first limit, or above one of them. A switch that is proven to be no
+//! cure is reported as `Halves` or `Nothing` by its measured share; no further process is run to tell these
+//! apart. The scatter of legs is estimated from the legs, so the test uses Student's distribution with
+//! Welch's degrees of freedom: few legs prove little, even if they agree. Error rates are divided among all
+//! possible looks (Bonferroni), so stopping at the first proof keeps the declared rates:
 //!
 //! - `false_cure`: a switch that leaves `stops_share` of the growth or more is reported to stop it;
 //! - `missed_cure`: a switch that leaves less is reported to leave more.
 //!
-//! The uncertainty of a leg is the larger of two: its own interval, widened for correlated heap readings,
-//! and the scatter between legs of its kind. This module runs nothing.
+//! The uncertainty of a leg is the larger of two values: its own interval, widened for correlated heap
+//! readings, and the scatter between legs of the same kind. This module runs nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,20 +30,20 @@ use warden_policies::growth::IntervalEstimate;
 /// Settings of the cure test. `defaults.toml`, section `[diagnose.cure]`, gives the reasons.
 pub type CurePolicy = warden_policies::defaults::Cure;
 
-/// Deviations in half of a leg's 95 % interval.
+/// Standard deviations in half of a leg's 95 % interval.
 const INTERVAL_Z: f64 = 1.96;
 
-/// Effect of a switch on the growth of one memory.
+/// Effect of a switch on the growth of one kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SwitchEffect {
     /// More legs are needed.
     Undecided,
-    /// The growth ends, but for a small rest.
+    /// The switch stops the growth, except for a small rest.
     Stops,
-    /// About half of the growth or more ends, but not all.
+    /// The switch stops about half of the growth or more, but not all.
     Halves,
-    /// Most of the growth remains.
+    /// The switch leaves most of the growth.
     Nothing,
 }
 
@@ -59,17 +59,17 @@ impl SwitchEffect {
     }
 }
 
-/// Judgement by the legs so far.
+/// Judgement of a switch by the legs so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchJudgement {
     /// Effect of the switch.
     pub does: SwitchEffect,
-    /// Share of the growth that remains with it, 0 to 1 and beyond, with the test's interval. `None` if
-    /// either side was not measured, or there may be no growth without the switch.
+    /// Share of the growth that remains with the switch (above 1 if growth increases), with the test's
+    /// interval. `None` if one kind of leg was not measured, or there may be no growth without the switch.
     pub share: Option<IntervalEstimate>,
-    /// Bytes per request without it.
+    /// Growth without the switch, in bytes per request.
     pub without: Option<f64>,
-    /// Bytes per request with it.
+    /// Growth with the switch, in bytes per request.
     pub with: Option<f64>,
 }
 
@@ -77,18 +77,18 @@ pub struct SwitchJudgement {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct MeanGrowth {
     value: f64,
-    /// Variance of the value.
+    /// Variance of the mean.
     var: f64,
     /// Degrees of freedom of the variance.
     freedom: f64,
-    /// Scatter of the legs as a share of their growth.
+    /// Scatter between the legs, as a share of their growth.
     scatter: f64,
     legs: usize,
 }
 
 impl MeanGrowth {
-    /// Averages legs, each with a 95 % interval; `None` without legs. A single leg is assumed to scatter by
-    /// as large a share as the legs of `like`.
+    /// Averages the growth of legs, each with a 95 % interval; `None` without legs. A single leg is assumed
+    /// to scatter by the same share as the legs of `like`.
     fn over_legs(legs: &[IntervalEstimate], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
         let count = u32::try_from(legs.len()).ok().filter(|count| *count > 0).map(f64::from)?;
         let value = legs.iter().map(|leg| leg.value).sum::<f64>() / count;
@@ -115,7 +115,7 @@ impl MeanGrowth {
 struct ShareDistance {
     value: f64,
     error: f64,
-    /// Welch's degrees of freedom.
+    /// Degrees of freedom after Welch.
     freedom: f64,
 }
 
@@ -127,15 +127,15 @@ impl ShareDistance {
         Self { value: new.value - share * base.value, error: (one + other).sqrt(), freedom }
     }
 
-    /// Returns the probability of such a distance or a larger one by chance; `below` tests negative
-    /// distances.
+    /// Returns the probability that chance causes such a distance or a larger one; with `below`, such a
+    /// negative distance or a larger one.
     fn chance(self, below: bool) -> f64 {
         let t = self.value / self.error.max(f64::MIN_POSITIVE);
         student::upper_tail(if below { -t } else { t }, self.freedom)
     }
 }
 
-/// Judges a switch by the growth per request of legs without and with it. Needs two legs without it.
+/// Judges a switch by the growth per request in legs without and with it. Needs two legs without the switch.
 pub fn judge(
     policy: &CurePolicy,
     without: &[IntervalEstimate],
@@ -163,14 +163,14 @@ pub fn judge(
         Some(IntervalEstimate { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
     let below = |share: f64| ShareDistance::from_share(share, &base, &new).chance(true) <= wrong;
     let above = |share: f64| ShareDistance::from_share(share, &base, &new).chance(false) <= missed;
-    // Legs with a switch may scatter more than those without, so two are needed close to a limit.
+    // Legs with a switch may scatter more than legs without, so at least two are needed to prove a cure.
     let own = new.legs > 1;
     judgement.does = if own && below(policy.stops_share) {
         SwitchEffect::Stops
     } else if above(policy.halves_share) {
         SwitchEffect::Nothing
     } else if own && above(policy.stops_share) {
-        // Proven to be no cure, which is the question; the exact share is worth no further process.
+        // The switch is proven to be no cure; a more exact share is not worth a further process.
         partial_effect(ratio, policy)
     } else {
         SwitchEffect::Undecided
@@ -178,14 +178,14 @@ pub fn judge(
     judgement
 }
 
-/// Effect of a switch proven not to stop the growth, by the measured remaining share.
+/// Returns the effect of a switch that is proven not to stop the growth, from the measured remaining share.
 pub(super) fn partial_effect(share: f64, policy: &CurePolicy) -> SwitchEffect {
     if share < policy.halves_share { SwitchEffect::Halves } else { SwitchEffect::Nothing }
 }
 
-/// Error rate per look in one trial.
+/// Returns the error rate for one look in a trial.
 fn rate_per_look(chance: f64, policy: &CurePolicy) -> f64 {
-    // Each leg of either kind is followed by one look.
+    // There is one look after each leg, with or without the switch.
     chance / f64::from((2 * policy.legs_most).max(1))
 }
 

@@ -1,10 +1,10 @@
 //! Student's distribution: the distribution of a mean whose scatter is estimated from few values.
 //!
 //! Implemented here because the crate `statrs` has 32,000 lines and panics on arguments out of range, which
-//! would end the program. These functions clamp such arguments.
+//! would end the program. The functions of this module clamp such arguments.
 
-/// Probability that a Student variable with `freedom` degrees exceeds `t`. `freedom` may be fractional;
-/// below one it counts as one.
+/// Returns the probability that a Student variable with `freedom` degrees of freedom exceeds `t`. `freedom`
+/// may be fractional; a value below one counts as one.
 pub(super) fn upper_tail(t: f64, freedom: f64) -> f64 {
     let freedom = freedom.max(1.0);
     if t.is_nan() {
@@ -14,7 +14,8 @@ pub(super) fn upper_tail(t: f64, freedom: f64) -> f64 {
     if t >= 0.0 { half } else { 1.0 - half }
 }
 
-/// Value exceeded with this probability, from 0 for one half; relative error at most a millionth.
+/// Returns the value that is exceeded with probability `chance`, at most 0.5; relative error at most a
+/// millionth.
 pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
     let chance = chance.clamp(1e-12, 0.5);
     let (mut low, mut high) = (0.0, 1.0);
@@ -29,8 +30,8 @@ pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// The regularised incomplete beta function. Source: *Numerical Recipes*, 6.4: a continued fraction, after
-/// Lentz.
+/// Returns the regularised incomplete beta function, by a continued fraction after Lentz. Source: *Numerical
+/// Recipes*, 6.4.
 fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;
@@ -69,8 +70,8 @@ fn beta_fraction(a: f64, b: f64, x: f64) -> f64 {
     all
 }
 
-/// Logarithm of the gamma function for positive numbers. Source: Lanczos, with Godfrey's coefficients for g
-/// = 7.
+/// Returns the logarithm of the gamma function for positive numbers. Source: Lanczos, with Godfrey's
+/// coefficients for g = 7.
 fn ln_gamma(x: f64) -> f64 {
     const PARTS: [f64; 8] = [
         676.520_368_121_885_1,

@@ -8,9 +8,9 @@
 //!  together, minus one after the other ── dies? it is needed ─────> the rest
 //! ```
 //!
-//! A trial ends with the first death. Each survivor is followed by a process without switches, so that
-//! drift of the machine affects both. The search runs nothing: the caller calls [`SurvivalSearch::next`], runs the
-//! process, and reports to [`SurvivalSearch::observe`].
+//! A trial ends with the first death. Each process that survives is followed by a process without switches,
+//! so that drift of the machine affects both. The search runs nothing: the caller calls
+//! [`SurvivalSearch::next`], runs the process, and passes the result to [`SurvivalSearch::observe`].
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ use warden_policies::sample::MemoryKind;
 /// Next step of the search.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SurvivalStep {
-    /// Run a fresh process with these switches through the work, and report its survival.
+    /// Run a fresh process with these switches under the workload, and report if it survived.
     Run(SwitchSet),
     /// The search is over.
     Done(SurvivalConclusion),
@@ -35,11 +35,11 @@ pub enum SurvivalStep {
 pub enum SurvivalOutcome {
     /// A switch or a set of switches stops the crash.
     Cured,
-    /// No usable combination stops it.
+    /// No usable combination of switches stops the crash.
     NotCured,
     /// The crash did not recur, so a cure cannot be shown.
     NotAgain,
-    /// The server cannot be run any more without switches.
+    /// The server without switches can no longer be run.
     BaselineFailed {
         /// Reason.
         why: String,
@@ -53,31 +53,31 @@ pub enum SurvivalOutcome {
 pub enum SurvivalResult {
     /// The process died, or completed the work.
     Run {
-        /// Requests, and if it died.
+        /// Number of requests, and true if the process died.
         run: CrashRun,
         /// Tokens per second.
         speed: Option<f64>,
-        /// Verdict by memory.
+        /// Verdict on each kind of memory.
         memory: Vec<(MemoryKind, GrowthVerdict)>,
     },
-    /// No result, with the reason: the process did not start, or was ended by another party.
+    /// No result, with the reason: the process did not start, or was stopped from outside.
     Nothing(String),
 }
 
-/// A set of switches and its results.
+/// A set of switches and the results of its processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SurvivalTrial {
     /// Indices of the switches.
     pub switches: Vec<usize>,
-    /// Runs of its processes.
+    /// Runs of the processes with these switches.
     pub runs: Vec<CrashRun>,
     /// Effect according to the runs.
     pub does: SwitchEffect,
-    /// Reason for giving up, if processes brought no result.
+    /// Reason why the trial was given up, if its processes brought no result.
     pub failed: Option<String>,
-    /// Median tokens per second of its processes.
+    /// Median tokens per second of the processes with these switches.
     pub tokens_per_second: Option<f64>,
-    /// Verdicts by memory of its last survivor.
+    /// Verdicts on each kind of memory, from the last process that survived.
     pub memory: Vec<(MemoryKind, GrowthVerdict)>,
     #[serde(skip)]
     speeds: Vec<f64>,
@@ -92,13 +92,13 @@ pub struct SurvivalConclusion {
     pub outcome: SurvivalOutcome,
     /// Indices of the switches that stop the crash.
     pub cure: Vec<usize>,
-    /// Greatest probability of this result with switches without effect; `None` without a cure.
+    /// Greatest probability of this result if the switches have no effect; `None` without a cure.
     pub doubt: Option<f64>,
-    /// Processes without switches.
+    /// Runs of the processes without switches.
     pub without: Vec<CrashRun>,
     /// Median tokens per second without switches.
     pub tokens_per_second: Option<f64>,
-    /// Trials in order.
+    /// Trials in the order in which they ran.
     pub trials: Vec<SurvivalTrial>,
     /// Number of processes run.
     pub legs: usize,
@@ -122,7 +122,7 @@ pub struct SurvivalSearch {
     phase: SurvivalPhase,
     without: Vec<CrashRun>,
     speeds: Vec<f64>,
-    /// A survivor was not yet followed by a process without switches.
+    /// True if the last survivor must still be followed by a process without switches.
     due: bool,
     /// Consecutive processes without switches that brought no result.
     failed: u32,
@@ -132,8 +132,8 @@ pub struct SurvivalSearch {
 }
 
 impl SurvivalSearch {
-    /// Creates a search for switches ordered by likelihood, best first. `clashes` lists pairs that cannot
-    /// be combined, `without` the known repetitions of the crash.
+    /// Creates a search for switches ordered by likelihood, best first. `clashes` lists pairs of switches
+    /// that cannot be combined, `without` the known repetitions of the crash.
     pub fn new(
         policy: &CrashPolicy,
         switches: usize,
@@ -164,7 +164,7 @@ impl SurvivalSearch {
         search
     }
 
-    /// Returns the next step; repeated calls without an observation return the same.
+    /// Returns the next step; repeated calls without a new result return the same step.
     #[expect(
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
@@ -224,7 +224,7 @@ impl SurvivalSearch {
         self.judge_open();
     }
 
-    /// Returns the conclusion so far.
+    /// Returns the conclusion that can be drawn now.
     pub fn interrupt(&self) -> SurvivalConclusion {
         match &self.phase {
             SurvivalPhase::Over(outcome) => self.conclude(outcome.clone()),
@@ -232,7 +232,7 @@ impl SurvivalSearch {
         }
     }
 
-    /// Returns the finished trials and an estimate of the most trials.
+    /// Returns the number of finished trials, and an estimate of the most trials.
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
@@ -244,7 +244,7 @@ impl SurvivalSearch {
         (done, open.max(done))
     }
 
-    /// Judges the open trial by all processes so far.
+    /// Judges the present trial by all processes so far.
     fn judge_open(&mut self) {
         let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed) else { return };
         trial.does = judge(&self.policy, &self.without, &trial.runs);
@@ -294,11 +294,11 @@ impl SurvivalSearch {
         }
     }
 
-    /// Removes the next switch; if none is left, the set is minimal.
+    /// Tries the set without the next switch; if no switch is left to remove, the set is minimal.
     fn remove_next(&mut self, good: Vec<usize>, mut queue: Vec<usize>) {
         while let Some(away) = queue.pop() {
             let rest: Vec<usize> = good.iter().copied().filter(|one| *one != away).collect();
-            // Each single switch was already tried.
+            // Sets of one switch were already tried.
             if rest.len() > 1 && rest.len() < good.len() {
                 self.begin(rest);
                 self.phase = SurvivalPhase::Less(good, queue);
@@ -313,7 +313,8 @@ impl SurvivalSearch {
         self.phase = SurvivalPhase::Over(SurvivalOutcome::Cured);
     }
 
-    /// Returns a compatible set of switches that start alone, earlier ones first.
+    /// Returns a set of switches that can be combined and with each of which the server starts, earlier
+    /// ones first.
     fn compatible_switches(&self) -> Vec<usize> {
         let mut all: Vec<usize> = Vec::new();
         for one in 0..self.switches {

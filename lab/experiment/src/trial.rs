@@ -7,16 +7,16 @@ use super::{LegFinding, Workload};
 use warden_policies::growth::{GrowthVerdict, IntervalEstimate};
 use warden_policies::sample::MemoryKind;
 
-/// A memory under a workload.
+/// A kind of memory under a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkloadMemory {
     /// Workload of the process.
     pub workload: Workload,
-    /// Measured memory.
+    /// Kind of memory that was measured.
     pub series: MemoryKind,
 }
 
-/// Switches of a process, by index; none is the baseline.
+/// Switches of a process, by index; the empty set is the baseline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchSet {
     /// Indices in ascending order.
@@ -33,9 +33,9 @@ impl SwitchSet {
 /// Result of one fresh process.
 #[derive(Clone, Debug)]
 pub(super) struct TrialLeg {
-    /// Growth per request and verdict, where memory could be read.
+    /// Growth per request, and verdict, for each kind of memory that could be read.
     pub(super) tracks: Vec<(WorkloadMemory, IntervalEstimate, GrowthVerdict)>,
-    /// Some memory has too few readings, or none.
+    /// Some kind of memory has too few readings, or no memory was read.
     pub(super) short: bool,
     speeds: Vec<(Workload, LegPace)>,
 }
@@ -51,17 +51,17 @@ impl TrialLeg {
     pub(super) fn from_findings(findings: &[LegFinding]) -> Self {
         let mut tracks = Vec::new();
         let mut speeds = Vec::new();
-        // A leg without the prompt cache replaces the one with it for the same work.
+        // A leg without the prompt cache replaces the leg with it under the same workload.
         let again = |finding: &LegFinding| {
             let same = |other: &LegFinding| other.control && other.workload == finding.workload;
             !finding.control && findings.iter().any(same)
         };
         for finding in findings.iter().filter(|finding| !again(finding)) {
             for found in &finding.series {
-                // A leg without a fit did not grow, within its detection limit.
+                // Without a fit the memory did not grow, within the detection limit.
                 let flat = IntervalEstimate { value: 0.0, low: -found.sees, high: found.sees };
                 let track = WorkloadMemory { workload: finding.workload, series: found.series };
-                // Growth into measured pools is no leak.
+                // Growth within measured pools is no leak.
                 let pooled = found.pooled_per_request.unwrap_or(0.0);
                 let all = found.per_request.unwrap_or(flat);
                 let rest = IntervalEstimate {
@@ -86,28 +86,29 @@ impl TrialLeg {
     }
 }
 
-/// Cost of a set of switches in speed.
+/// Loss of speed caused by a set of switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwitchCost {
-    /// Tokens per second with and without the switches, medians over the legs.
+    /// Tokens per second with and without the switches, as medians over the legs.
     pub tokens_per_second: Option<ComparedFigure>,
-    /// Seconds to the first token, with and without.
+    /// Seconds to the first token with and without the switches, as medians over the legs.
     pub first_token: Option<ComparedFigure>,
 }
 
-/// A figure with the switches and without them.
+/// A value with the switches and without them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedFigure {
     /// Value without the switches.
     pub without: f64,
     /// Value with the switches.
     pub with: f64,
-    /// Every process with them was slower than every one without; anything less is timing noise.
+    /// True if every process with the switches was slower than every process without; less may be timing
+    /// noise.
     pub slower: bool,
 }
 
 impl ComparedFigure {
-    /// Returns the change as a share of the figure without: -0.1 is a tenth less.
+    /// Returns the change as a share of the value without the switches: -0.1 is a tenth less.
     pub fn change(self) -> f64 {
         if self.without > 0.0 { self.with / self.without - 1.0 } else { 0.0 }
     }
@@ -139,13 +140,13 @@ pub(super) struct SwitchTrial {
 pub struct TrialReport {
     /// Indices of the switches.
     pub switches: Vec<usize>,
-    /// Number of processes with them.
+    /// Number of processes with these switches.
     pub legs: usize,
-    /// Judgement by memory.
+    /// Judgement for each kind of memory and workload.
     pub tracks: Vec<(WorkloadMemory, SwitchJudgement)>,
     /// Loss of speed with the switches.
     pub cost: SwitchCost,
-    /// Reason, if the server ended or did not start.
+    /// Reason, if the server died or did not start.
     pub crashed: Option<String>,
 }
 
@@ -154,8 +155,8 @@ impl SwitchTrial {
         Self { arm, legs: Vec::new(), crashed: None, closed: false, judgements: Vec::new() }
     }
 
-    /// Judges the trial by all legs so far. Growth that the detector still calls a leak is not stopped,
-    /// however small. Two legs decide that, and no more are run to find how close to a limit the rest is.
+    /// Judges the trial by all legs so far. If the detector still calls the rest of the growth a leak, the
+    /// growth is not stopped, however small. Two legs decide that; no more are run to find the exact share.
     pub(super) fn judge(&mut self, policy: &CurePolicy, baseline: &[TrialLeg], leaking: &[WorkloadMemory]) {
         if self.closed {
             return;
@@ -180,8 +181,8 @@ impl SwitchTrial {
         }
     }
 
-    /// Closes the trial if its question is answered. `informs`: the trial must judge every memory, not only
-    /// if it stops all `targets`.
+    /// Closes the trial if it is decided if the switches stop all `targets`. With `informs`, the effect on
+    /// each kind of memory must be decided as well.
     pub(super) fn close(&mut self, policy: &CurePolicy, targets: &[WorkloadMemory], informs: bool) {
         let legs = u32::try_from(self.legs.len()).unwrap_or(u32::MAX);
         if self.closed || legs == 0 {
@@ -212,7 +213,7 @@ impl SwitchTrial {
         !targets.is_empty() && targets.iter().all(|track| self.stops(*track))
     }
 
-    /// Compares its speed with these legs.
+    /// Compares the speed of this trial's legs with that of the baseline legs.
     pub(super) fn cost(&self, baseline: &[TrialLeg]) -> SwitchCost {
         SwitchCost {
             tokens_per_second: compare_legs(baseline, &self.legs, true, |pace| pace.tokens_per_second),
@@ -231,8 +232,8 @@ impl SwitchTrial {
     }
 }
 
-/// Medians over legs with and without the switches; of several workloads, the one that lost most. `more`:
-/// larger is better.
+/// Compares medians over legs with and without the switches; of several workloads, returns the one that lost
+/// most. `more`: a larger value is better.
 fn compare_legs(
     without: &[TrialLeg],
     with: &[TrialLeg],

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of work, repeated on one fresh process.
+/// Kind of work that is repeated on one fresh process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
@@ -10,9 +10,9 @@ pub enum Workload {
     ShortText,
     /// The same long prompt, with a short answer.
     LongText,
-    /// Growing conversations, one per slot, all at once.
+    /// Conversations that grow turn by turn, one per slot, all at the same time.
     Conversation,
-    /// The same image with different text, so that it is evaluated each time.
+    /// The same image with a different text each time, so that the image is evaluated each time.
     SameImage,
     /// Images of different sizes.
     ImageSizes,
@@ -22,11 +22,11 @@ pub enum Workload {
     OutputLengths,
     /// A new prompt each time.
     DistinctPrompts,
-    /// Prompts of many lengths, up to the context.
+    /// Prompts of many lengths, up to the context size.
     PrefillSweep,
     /// Embeddings of texts.
     Embeddings,
-    /// Recorded requests, in their order.
+    /// Recorded requests in their recorded order.
     Replay,
 }
 
@@ -87,7 +87,7 @@ impl std::fmt::Display for Workload {
     }
 }
 
-/// `{0}` is no workload.
+/// `{0}` is not a workload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no workload: they are {all}", all = Workload::ALL.map(Workload::as_str).join(", "))]
 pub struct WorkloadError(String);

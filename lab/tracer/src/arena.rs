@@ -53,7 +53,7 @@ pub(crate) fn is_in_arena(block: *mut c_void) -> bool {
 /// Copies the content of an arena block to a new block of `bytes` bytes, if `new` is not null.
 ///
 /// # Safety
-/// The block came out of the arena, and the new one is another, wherever it came from.
+/// `block` is in the arena; `new` is null or a different block of at least `bytes` bytes.
 #[cold]
 pub(crate) unsafe fn move_block(block: *mut c_void, new: *mut c_void, bytes: usize) -> *mut c_void {
     if !new.is_null() {

@@ -1,4 +1,4 @@
-//! Counts allocations, and decides what each one counts as.
+//! Counts allocations, and decides with which weight each one counts.
 //!
 //! Heap allocations are sampled by bytes: the number of bytes between two samples is random, exponentially
 //! distributed with the mean T (the interval). An allocation of n bytes is sampled with probability p = 1 -
@@ -61,7 +61,7 @@ fn record_sample(local: &'static ThreadState, block: *mut c_void, bytes: usize, 
     let Some(site) = current_site(local, function) else { return };
     let entry = LiveEntry { site, ..entry };
     let key = key(AllocationKind::Heap, block.addr());
-    // An entry of an earlier block at this address: its free was not seen.
+    // A stale entry of an earlier block at this address: the free of that block was not seen.
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));
     }
@@ -146,7 +146,7 @@ pub(crate) fn record_mapping(list: RangeList, start: usize, bytes: usize, site: 
 /// Records a host mapping made by this function.
 pub(crate) fn record_host_mapping(start: usize, bytes: usize, function: u32) {
     let Some(_busy) = enter_if_on() else { return };
-    // Inside a call for pinned memory, the mapping is that memory, which is counted there.
+    // Inside a CUDA call for pinned host memory, this mapping is the memory that the call counts.
     if thread_state().inside_kind.get() == AllocationKind::Pinned as u8 {
         return;
     }
@@ -182,8 +182,8 @@ pub(crate) fn enter_if_on() -> Option<TracerGuard> {
     if is_on() { TracerGuard::enter(thread_state()) } else { None }
 }
 
-/// The site of a call that begins; `None` if it is not counted: inside another call of the same kind, it
-/// allocates the same memory.
+/// Returns the site of a CUDA call that begins. Returns `None` if the call is not counted: an enclosing call
+/// of the same kind counts the same memory.
 pub(crate) fn call_site(function: u32, kind: AllocationKind) -> Option<u32> {
     let _busy = enter_if_on()?;
     let local = thread_state();

@@ -3,13 +3,13 @@
 //! A runtime in a shared library is intercepted by its own symbols. A runtime linked into the program calls
 //! the driver, which `dynamic.rs` intercepts. If both are intercepted, the inner call has the same kind and
 //! is not counted again. Allocations of a call on the host, or in another kind of memory, are attributed to
-//! that call (`count::within`).
+//! that call (`count::run_within`).
 //!
 //! All arguments are pointers, handles and integers, so five registers hold any of them, and every function
 //! is called with five: functions ignore registers beyond their parameters. This includes
-//! `cudaGraphInstantiate`, which had five parameters before CUDA 12 and has three since. Names in future
-//! major versions of the interface may have another meaning: for such a version, the driver's own function
-//! is returned, and calls are not counted.
+//! `cudaGraphInstantiate`, which had five parameters before CUDA 12 and has three since. A future major
+//! version of the interface may give a name another meaning: a look-up with such a version returns the
+//! driver's own function, whose calls are not counted.
 
 use core::ffi::{CStr, c_int, c_void};
 
@@ -50,25 +50,27 @@ enum CallEffect {
 pub(crate) struct CudaHook {
     pub(crate) real: &'static RealFunction,
     ours: CudaFn,
-    /// Its names for `cuGetProcAddress`; empty if it is not looked up this way.
+    /// Names of the function for `cuGetProcAddress`; empty if the function is not looked up this way.
     names: &'static [LookupName],
     /// `Some` for functions on a stream; true in the variant for per-thread default streams.
     stream: Option<bool>,
 }
 
-/// A name of a function for `cuGetProcAddress`. The runtime looks each one up with the interface version of
-/// its present form; for the oldest ones, that is before sizes had 64 bits.
+/// A name of a function for `cuGetProcAddress`. With each name, the runtime passes the interface version
+/// since which the function has its present parameters. For the oldest functions, sizes had no 64 bits in
+/// that version.
 struct LookupName {
     name: &'static [u8],
-    /// Range of versions (`from` included, `below` excluded) in which the name means this form.
+    /// Range of versions (`from` included, `below` excluded) in which the name means the function with our
+    /// parameters.
     from: c_int,
     below: c_int,
 }
 
-/// First unknown interface version: from there on, names may mean forms with other parameters.
+/// First unknown version of the interface: from it on, a name may stand for a function with other parameters.
 const FIRST_UNKNOWN_VERSION: c_int = 14_000;
 
-/// From this interface version to the last known one.
+/// A name that is valid from this interface version to the last known one.
 const fn since(name: &'static [u8], from: c_int) -> LookupName {
     LookupName { name, from, below: FIRST_UNKNOWN_VERSION }
 }
@@ -82,8 +84,8 @@ impl CudaHook {
         self.ours as *mut c_void
     }
 
-    /// `Some` if this name and version mean this function; true in the variant for per-thread default
-    /// streams.
+    /// Returns `Some` if this name and version mean this function; `Some(true)` for its variant with
+    /// per-thread default streams.
     pub(crate) fn match_lookup(&self, name: &[u8], version: c_int) -> Option<bool> {
         let means = |asked: &LookupName| asked.name == name && (asked.from..asked.below).contains(&version);
         self.names.iter().any(means).then_some(self.stream.unwrap_or(false))

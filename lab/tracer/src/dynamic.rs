@@ -18,12 +18,12 @@ use crate::cuda::{CudaHook, HOOKS, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_
 use crate::real::{self, RealFunction};
 use crate::{registered, sys};
 
-// About the assembly of both. Functions are called with the stack pointer at a multiple of 16 bytes. On
-// x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64 it always
-// holds. Only the arguments and, on aarch64, the return address are saved over the call: callers expect
-// nothing of the other caller-saved registers, and `choose` preserves the rest. There is no unwind table,
-// and none is needed: no exception leaves `choose`, a stack walk from inside it stops here, and the real
-// function is entered as if called directly.
+// About the assembly for both processors. Functions are called with the stack pointer at a multiple of 16
+// bytes. On x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64 it
+// always holds. Only the arguments and, on aarch64, the return address are saved over the call: callers
+// expect nothing of the other caller-saved registers, and `choose_address` preserves the rest. There is no
+// unwind table, and none is needed: no exception leaves `choose_address`, a stack walk from inside it stops
+// here, and the real function is entered as if called directly.
 
 /// As in the C library.
 ///
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
     )
 }
 
-/// Result of `choose`, in the two return registers.
+/// Result of [`choose_address`], in the two return registers.
 #[repr(C)]
 struct LookupChoice {
     address: *mut c_void,
@@ -128,7 +128,7 @@ unsafe extern "C" fn choose_address(handle: *mut c_void, name: *const c_char) ->
     ours.map_or(LookupChoice::REAL, LookupChoice::answer)
 }
 
-/// Returns our function instead of the found one, if ours can call it.
+/// Returns our function instead of the found one, if our function can call the found one.
 fn replace_found(hook: &CudaHook, found: *mut c_void) -> Option<*mut c_void> {
     let ours = hook.ours();
     (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)

@@ -86,7 +86,7 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     if is_in_arena(block) {
-        // SAFETY: it is, and the other one is new.
+        // SAFETY: `block` is a block of the arena, and the other block is new.
         return unsafe { move_block(block, malloc(bytes), bytes) };
     }
     let real = REAL_REALLOC.get();
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
         // Only arena blocks can exist so far.
         return if block.is_null() { arena_alloc(bytes) } else { core::ptr::null_mut() };
     }
-    // Before the call: another thread may get the same address as soon as the block is freed.
+    // Take the entry before the call: another thread may get the same address as soon as the block is freed.
     let before = take_entry(block);
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let new = unsafe { core::mem::transmute::<*mut c_void, ReallocFn>(real)(block, bytes) };
@@ -177,7 +177,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let error = unsafe { core::mem::transmute::<*mut c_void, PosixMemalignFn>(real)(out, alignment, bytes) };
     if error == 0 {
-        // SAFETY: it has just been written there.
+        // SAFETY: the successful call has just written the block's address to `out`.
         record_alloc(unsafe { *out }, bytes, POSIX_MEMALIGN);
     }
     error

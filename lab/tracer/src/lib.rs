@@ -7,9 +7,9 @@
 //! unless the environment names a folder to publish in. No code here panics, because a panic would crash
 //! the server.
 //!
-//! Its presence is visible, though: functions have addresses in it, CUDA's names exist without CUDA
-//! (`dynamic.rs`), libgcc is loaded into programs that would not need it, and a library with intercepted
-//! functions stays loaded.
+//! The library's presence is visible, though: functions have addresses in the library, CUDA's names exist
+//! without CUDA (`dynamic.rs`), libgcc is loaded into programs that would not need it, and a library with
+//! intercepted functions stays loaded.
 //!
 //! | file | content |
 //! |---|---|

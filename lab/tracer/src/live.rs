@@ -4,10 +4,11 @@
 //!   BUCKETS lines of 8 keys | two words for each key | two lists of ranges
 //! ```
 //!
-//! A key is in the bucket named by its hash or nowhere, so a look-up costs one cache line. Every `free`
-//! would pay for that, although nearly all blocks were never counted. Therefore a small table, which stays
-//! in the cache, first gives the maximum number of keys in a pair of buckets. Inserting claims a free slot
-//! by one compare-exchange. Only one thread removes a key, because a block is freed once. Nothing blocks.
+//! A key is in the bucket that its hash selects, or in none, so a look-up costs one cache line. Every
+//! `free` would pay for that, although nearly all blocks were never counted. Therefore a small table, which
+//! stays in the cache, first gives an upper limit of the number of keys in a pair of buckets. Inserting
+//! claims a free slot by one compare-exchange. Only one thread removes a key, because a block is freed
+//! once. Nothing blocks.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 

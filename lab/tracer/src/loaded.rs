@@ -25,8 +25,8 @@ pub(crate) fn find_function(name: &CStr) -> *mut c_void {
         return core::ptr::null_mut();
     }
     if first != 0 {
-        // Keep the library loaded, since its address is stored. Not during the iteration, which holds a
-        // loader lock.
+        // Keep the library loaded, since an address in it is stored. Do so after the iteration, which holds a
+        // lock of the loader.
         // SAFETY: the path ends in a zero.
         let kept =
             unsafe { sys::dlopen(search.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD) };
@@ -65,7 +65,7 @@ pub(crate) fn keep_loaded(address: *mut c_void) -> bool {
         1
     }
     let mut question = Question { address: address.addr(), known: false, path: [0; MAX_PATH] };
-    // SAFETY: as in `find`.
+    // SAFETY: as in `find_function`.
     unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
     // The program itself has no name and stays loaded; an address outside of any library needs nothing.
     if !question.known || question.path.first().copied().unwrap_or_default() == 0 {
@@ -84,7 +84,7 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
         ours: bool,
     }
     /// # Safety
-    /// As in `keep`.
+    /// As in `keep_loaded`.
     unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
         // SAFETY: the caller's promise.
         let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
@@ -97,7 +97,7 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
         1
     }
     let mut question = Question { address: address.addr(), ours: false };
-    // SAFETY: as in `find`.
+    // SAFETY: as in `find_function`.
     unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
     question.ours
 }
@@ -173,7 +173,7 @@ unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize>
             sys::DT_HASH => old = address,
             _ => {}
         }
-        // SAFETY: not the last one.
+        // SAFETY: a zero tag ends the table, and this entry has another tag, so there is a next entry.
         entry = unsafe { entry.add(1) };
     }
     if symbols == 0 || strings == 0 {
@@ -207,7 +207,7 @@ unsafe fn look_up_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Opt
         .to_bytes()
         .iter()
         .fold(5381_u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
-    // SAFETY: the table's own numbers lead through it.
+    // SAFETY: counts and indexes are read from the table itself, so no access leaves the table.
     unsafe {
         let (buckets, first, filter) = (*words, *words.add(1), *words.add(2));
         if buckets == 0 {
@@ -234,8 +234,8 @@ unsafe fn look_up_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Opt
     }
 }
 
-/// Looks a name up in a System V hash table: number of buckets and symbols, buckets, and for each symbol
-/// the next one.
+/// Looks a name up in a System V hash table: number of buckets and of symbols, buckets, and for each symbol
+/// the index of the next symbol in its bucket.
 unsafe fn look_up_sysv_hash(
     table: usize,
     name: &CStr,
@@ -247,7 +247,7 @@ unsafe fn look_up_sysv_hash(
         let high = hash & 0xf000_0000;
         (hash ^ (high >> 24)) & !high
     });
-    // SAFETY: the table's own numbers lead through it.
+    // SAFETY: counts and indexes are read from the table itself, so no access leaves the table.
     unsafe {
         let buckets = *words;
         if buckets == 0 {

@@ -4,9 +4,9 @@
 //! library was loaded, and would recurse without end. A preloaded library may use the initial-exec model,
 //! with a fixed offset from the thread pointer, which is written here in assembly.
 //!
-//! A signal handler that maps memory, or allocates although it must not, finds the cells in the interrupted
-//! code's state. While that code is busy, the handler counts nothing; otherwise there is at worst a sample
-//! too many or too few.
+//! A signal handler shares this state with the code of its thread that it interrupts. While that code is busy
+//! in the tracer, allocations and mappings of the handler are not counted. Otherwise there is at worst a
+//! sample too many or too few.
 
 use core::cell::Cell;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -16,7 +16,7 @@ use core::sync::atomic::{Ordering, compiler_fence};
 pub(crate) struct ThreadState {
     /// Bytes that this thread may allocate before the next sample; negative if one is due.
     pub(crate) bytes_to_sample: Cell<i64>,
-    /// State of its random number generator; 0 before the first use.
+    /// State of the thread's random number generator; 0 before the first use.
     pub(crate) random: Cell<u64>,
     /// The thread is in our own code: its allocations are not counted.
     pub(crate) busy: Cell<bool>,
@@ -24,7 +24,7 @@ pub(crate) struct ThreadState {
     pub(crate) resolving: Cell<bool>,
     /// Kind of the enclosing counted CUDA call, or 0.
     pub(crate) inside_kind: Cell<u8>,
-    /// 1 + the number of that call's record, or 0.
+    /// 1 + the record number of the enclosing counted CUDA call, or 0.
     pub(crate) inside_site: Cell<u32>,
 }
 
@@ -69,10 +69,10 @@ pub(crate) fn thread_state() -> &'static ThreadState {
             options(pure, readonly, nostack, preserves_flags),
         );
     }
-    // SAFETY: the storage above has the size and alignment of a `Local`, is zero at first, lives as long as the thread, and
-    // only this thread has its address, be it in a signal handler: no two accesses happen at once, though one may come
-    // between any two others. All fields are cells of numbers that the processor reads and writes whole, so a shared
-    // reference is all that anybody gets.
+    // SAFETY: the storage above has the size and alignment of a `ThreadState`, is zero at first, lives as
+    // long as the thread, and only this thread has its address, be it in a signal handler: no two accesses
+    // happen at once, though one may come between any two others. All fields are cells of numbers that the
+    // processor reads and writes whole, so a shared reference is all that anybody gets.
     unsafe { &*place }
 }
 
@@ -88,8 +88,8 @@ impl TracerGuard {
         if local.busy.replace(true) {
             return None;
         }
-        // A signal handler of this thread must see the mark before anything after it, and on drop after all
-        // of it.
+        // A signal handler of this thread must find the mark set during all of the guarded code: the compiler
+        // must move none of that code before this fence, or on drop after the other one.
         compiler_fence(Ordering::SeqCst);
         // SAFETY: the C library's own place for this thread's error.
         Some(Self { local, error: unsafe { *crate::sys::__errno_location() } })

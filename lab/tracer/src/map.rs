@@ -130,8 +130,8 @@ pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_
     error
 }
 
-/// As in the C library, where the last argument exists only with some flags; otherwise, on our processors,
-/// it is in an unused register.
+/// Like `mremap` of the C library, except that the last argument is always read. Callers pass this argument
+/// only with some flags; otherwise, on our processors, it is read from a register that the call does not use.
 ///
 /// # Safety
 /// See [`mmap`].

@@ -1,11 +1,11 @@
-//! Lists of counted mappings. A mapping may end in parts, or together with others, so a single key does not
-//! suffice.
+//! Lists of counted mappings. A mapping may be unmapped in parts, or together with others, so a table with
+//! one key per mapping does not suffice.
 //!
 //! Two short lists under a spin lock: mappings change some times a second, not some million times.
 //!
 //! Unmapping may fail, and as soon as it succeeds, another thread may get the same addresses. Ranges about
-//! to end are therefore marked first, and removed or unmarked when the result is known. A range counted
-//! there meanwhile has no mark or a different one.
+//! to be unmapped are therefore marked first, and removed or unmarked when the result is known. A range
+//! that was counted at these addresses meanwhile has no mark, or another one.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -24,7 +24,7 @@ const LOCK_SPINS: u32 = 256;
 /// Yields before giving up and leaving something uncounted: the lock's holder may be stopped for good, by a
 /// signal or a debugger.
 const LOCK_YIELDS: u32 = 20_000;
-/// Yields before giving up, once that has happened.
+/// Yields before giving up, after an earlier wait for the lock was given up.
 const LOCK_YIELDS_AFTER_TIMEOUT: u32 = 4;
 
 #[derive(Clone, Copy)]
@@ -39,9 +39,10 @@ struct MappedRange {
     start: u64,
     end: u64,
     site: u32,
-    /// The mapping itself ends with this range: if it was split, that holds for one part only.
+    /// The mapping counts as ended when this range is removed. Of a split mapping, only one part has this
+    /// flag.
     whole: bool,
-    /// Mark of the call that is about to unmap it; 0 for none.
+    /// Mark of the call that is about to unmap this range; 0 for none.
     mark: u32,
 }
 
@@ -194,8 +195,8 @@ fn new_mark() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed).max(1)
 }
 
-/// Adds a range; returns false if it cannot be tracked. Ranges at the same place have ended unnoticed;
-/// `gone` gets them.
+/// Adds a range; returns false if it cannot be tracked. Older ranges at the same addresses were unmapped
+/// unnoticed: they are removed and passed to `gone`.
 pub(crate) fn add_range(
     list: RangeList,
     start: usize,

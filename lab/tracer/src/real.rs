@@ -1,7 +1,7 @@
 //! Looks up the real functions, which the program would call without us.
 //!
-//! Uses `dlsym(RTLD_NEXT)`, so that another preloaded library (an allocator, a fault injector) keeps
-//! working after ours. Since we export `dlsym`, too, the real `dlsym` is looked up by `dlvsym`.
+//! Uses `dlsym(RTLD_NEXT)`, so that our function calls the one of another preloaded library (an allocator, a
+//! fault injector), if there is one. Since we export `dlsym`, too, the real `dlsym` is looked up by `dlvsym`.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -27,7 +27,7 @@ impl RealFunction {
         Self { name, address: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
     }
 
-    /// The function's address; null if there is none, or while this thread is looking it up.
+    /// The function's address; null if there is none, or while this thread is looking the function up.
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
         let at = self.address.load(Ordering::Acquire);
@@ -52,7 +52,7 @@ impl RealFunction {
         }
         local.resolving.set(false);
         if found.is_null() {
-            // Another thread may have received it from the driver meanwhile.
+            // Another thread may have received the function from the driver meanwhile.
             return self.address.load(Ordering::Acquire);
         }
         // The first result stays: an adopted one may belong to another library, and calls to it may be in
@@ -60,8 +60,8 @@ impl RealFunction {
         self.get_or_set(found)
     }
 
-    /// Makes `address` the real function, unless another one is known. With two libraries that have the
-    /// function, a call must not reach the wrong one.
+    /// Makes `address` the real function, unless another address is known: if two libraries have the
+    /// function, a call must not reach the wrong library.
     pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
@@ -74,7 +74,7 @@ impl RealFunction {
         self.get_or_set(address) == address
     }
 
-    /// The known address, or else this one from now on.
+    /// Returns the known address; if there is none, makes `address` the known one.
     fn get_or_set(&self, address: *mut c_void) -> *mut c_void {
         match self.address.compare_exchange(
             core::ptr::null_mut(),
@@ -108,7 +108,8 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    // glibc 2.34 moved it from libdl; before, it had the version of glibc's first release for the processor.
+    // glibc 2.34 moved `dlsym` from libdl. Older releases export it with the version of glibc's first
+    // release for the processor.
     let versions =
         [c"GLIBC_2.34", if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.2.5" }];
     let mut found: *mut c_void = core::ptr::null_mut();

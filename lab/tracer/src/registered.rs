@@ -16,13 +16,13 @@ use crate::real::RealFunction;
 
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a table was registered, or is being registered. A thread that holds libgcc's locks with
-/// a table behind them sees true, because the table was added later and under those locks.
+/// Returns true if a table was registered, or is being registered. A thread that holds libgcc's locks over a
+/// registered table sees true: the flag was set before the table was added under these locks.
 pub(crate) fn any_registered() -> bool {
     ANY.load(Ordering::Acquire)
 }
 
-/// Notes a look-up of a registering function: its caller will call it directly, past our replacement.
+/// Notes a look-up of a registering function: the caller will call the found function directly, past ours.
 pub(crate) fn note_look_up(name: &CStr) {
     if name.to_bytes().starts_with(b"__register_frame") {
         ANY.store(true, Ordering::Release);
@@ -44,7 +44,7 @@ macro_rules! registers {
             /// As in libgcc.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub(crate) unsafe extern "C" fn $symbol(table: usize, room: usize, text: usize, data: usize) {
-                // Before the call, which allocates while it holds its locks.
+                // Set the flag before the call, which allocates while it holds libgcc's locks.
                 ANY.store(true, Ordering::Release);
                 let real = $real.get();
                 // Without the function, there is no unwinder that would search for the table.

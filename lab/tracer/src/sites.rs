@@ -56,7 +56,7 @@ fn fill_record(site: usize, function: u32, parent: u32, addresses: &[usize]) -> 
     Some(())
 }
 
-/// Counts an allocation at a site; an untracked one does not count as live.
+/// Counts an allocation at a site; an allocation that is not `followed` does not count as live.
 pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
     let site = site as usize;
     add_to_counter(site, record::TOTAL_BYTES, bytes);

@@ -92,7 +92,7 @@ fn may_have_size(bytes: usize) -> bool {
     unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
 }
 
-/// Maps a new file of this size, and closes it.
+/// Maps a new file of this size, and closes the file.
 fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
     if file < 0 {
         return None;
@@ -115,7 +115,7 @@ fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
     (at != sys::MAP_FAILED).then_some(at)
 }
 
-/// A page that is zero in a forked child.
+/// Maps a page that the kernel zeroes in a forked child.
 fn map_gate() -> Option<*mut c_void> {
     let mmap = real_mmap()?;
     let access = sys::PROT_READ | sys::PROT_WRITE;

@@ -26,7 +26,7 @@ const LARGE_INTERVALS: usize = 4;
 #[inline]
 pub(crate) fn is_on() -> bool {
     let gate = GATE_PAGE.load(Ordering::Acquire);
-    // SAFETY: not null means the page that `open` was given, which is never unmapped.
+    // SAFETY: not null means the page that `start_counting` was given, which is never unmapped.
     !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
 }
 

@@ -21,7 +21,8 @@ use crate::layout::{MAX_FRAMES, header};
 use crate::sys::{self, UnwindContext};
 use crate::{registered, state};
 
-/// Full walks per second. A walk takes some 10 microseconds, so this is at most 2 % of one core.
+/// Maximum number of full walks per second. A walk takes some 10 microseconds, so this is at most 2 % of
+/// one core.
 const MAX_WALKS_PER_SECOND: u64 = 2000;
 /// Addresses of a truncated walk: our own, and some of the caller.
 const TRUNCATED_FRAMES: usize = 8;
@@ -62,7 +63,7 @@ impl StackWalk {
 /// # Safety
 /// The unwinder's own context, and a [`StackWalk`] that nobody else has.
 unsafe extern "C" fn record_step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise: the unwinder hands on what `here` gave it, and its own context.
+    // SAFETY: the caller's promise: the unwinder hands on what `current` gave it, and its own context.
     let (walk, address) = unsafe { (&mut *data.cast::<StackWalk>(), sys::_Unwind_GetIP(context)) };
     if address == 0 || walk.count >= walk.limit {
         return sys::URC_NORMAL_STOP;

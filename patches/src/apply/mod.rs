@@ -5,10 +5,10 @@
 //!   reverse:  record ──> each original file ──> record removed
 //! ```
 //!
-//! All contents are computed before the first write, and a failed write undoes those before it. The record
-//! is written first, so that a folder with an interrupted write can be reversed, or applied to again. A
-//! file that is neither in its recorded nor in its patched state was edited by the user; then no file is
-//! touched.
+//! All contents are computed before the first write. After a failed write, the writes before it are undone.
+//! The record is written first, so that a folder with an interrupted write can be reversed, or applied to
+//! again. A file that is neither in its recorded nor in its patched state was edited by the user; then no
+//! file is touched.
 
 mod edited;
 mod record;
@@ -106,7 +106,8 @@ impl PatchTarget {
         Ok(Self { _lock: lock, tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
     }
 
-    /// The tree without our patches, applied or not, for judging.
+    /// Returns the tree as it is without our patches, for judging. Patches may be applied in the folder or
+    /// not.
     ///
     /// # Errors
     ///
@@ -210,7 +211,7 @@ impl PatchTarget {
         record.write(self.root())?;
         sync_folder(self.root())?;
         if let Err(error) = write_all(self.root(), changes) {
-            // Otherwise the next apply would find a record of sets that are not applied.
+            // Remove the record: otherwise the next apply would find a record of sets that are not applied.
             if record.files.iter().all(|file| matches!(self.state(file), Ok(FileState::Original))) {
                 PatchRecord::remove(self.root())?;
             }

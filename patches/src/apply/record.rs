@@ -10,7 +10,7 @@ use super::write::{file_inside, place_new_file, read_file};
 use crate::error::{Result, content_error, io_error};
 use crate::tree::sha256;
 
-/// Its file name in llama.cpp's root folder.
+/// File name of the record in llama.cpp's root folder.
 pub(super) const RECORD_FILE: &str = ".llama-warden-patches.json";
 /// Incremented when older programs could not restore a folder from the record any more.
 const RECORD_SCHEMA: u32 = 2;
@@ -39,7 +39,7 @@ struct RecordHead {
 pub struct AppliedSet {
     /// Id of the set.
     pub id: String,
-    /// Hash of its edits, twelve hexadecimal digits.
+    /// Hash of the set's edits, twelve hexadecimal digits.
     pub hash: String,
 }
 

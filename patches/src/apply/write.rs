@@ -18,7 +18,7 @@ pub(super) struct FileChange {
     pub(super) to: Option<Vec<u8>>,
 }
 
-/// Makes all changes or none: if one fails, those before it are undone.
+/// Makes all changes or none: if a change fails, the changes before it are undone.
 pub(super) fn write_all(root: &Path, changes: &[FileChange]) -> Result<()> {
     check_all(root, changes)?;
     for (count, change) in changes.iter().enumerate() {

@@ -43,7 +43,7 @@ pub struct PatchFile {
 
 /// Exports the sets that change something, one patch each, in order.
 ///
-/// `only`: a single fix of them; then the mail describes only that fix.
+/// With `only`, a single fix of the sets, the mail describes only that fix.
 ///
 /// # Errors
 ///
@@ -147,7 +147,7 @@ fn mail_body(edits: &TreeEdits) -> Result<Vec<u8>> {
             diffs.extend_from_slice(b"new file mode 100644\n");
         }
         // Keep the blank on empty context lines: mail programs and older versions of `patch` mishandle
-        // lines without it.
+        // empty lines without a blank.
         PatchFormatter::new()
             .suppress_blank_empty(false)
             .write_patch_into(&patch, &mut diffs)

@@ -140,7 +140,7 @@ fn last_boundary(text: &[u8], start: usize, end: usize) -> Option<usize> {
     })
 }
 
-/// Returns true if a parenthesis is closed here that was opened before the text.
+/// Returns true if the text closes a parenthesis that was opened before the text.
 fn closes_more(text: &[u8]) -> bool {
     let mut depth = 0usize;
     text.iter().any(|byte| {

@@ -10,7 +10,8 @@ use crate::marker::marker;
 pub(super) struct HookInsertion {
     /// Offset in the unchanged file: the beginning of a line.
     pub(super) offset: usize,
-    /// Belongs to the line above, so it precedes insertions that belong to the line below.
+    /// The insertion belongs to the line above, and precedes insertions at the same offset that belong to the
+    /// line below.
     pub(super) after: bool,
     /// Lines without indentation and marker.
     pub(super) lines: Vec<String>,
@@ -63,7 +64,7 @@ impl MergedEdits {
         self.0.is_empty()
     }
 
-    /// Adds edits that apply to the result of the previous ones.
+    /// Adds edits that apply to the result of all edits added before.
     pub(super) fn add(&mut self, edits: TreeEdits) {
         for edit in edits.0 {
             match self.0.get_mut(&edit.path) {

@@ -142,8 +142,8 @@ fn container_suffix(hook: &SetHook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
 
-/// Why it is unknown if a hook's lines are compiled: they are within a preprocessor conditional, and no
-/// seam covers the container.
+/// Returns the reason why it is unknown if a hook's lines are compiled: the lines are within a preprocessor
+/// conditional, and no seam covers the container.
 fn unreviewed_conditional(
     set: &PatchSet,
     hook: &SetHook,
@@ -269,7 +269,7 @@ pub(super) fn sibling_path(path: &str, file: &str) -> String {
     }
 }
 
-/// Our source files next to their hooks' files, with the macros that probes define.
+/// Places our source files next to the files of their hooks, with the macros that probes define.
 pub(super) fn place_sidecars(
     set: &PatchSet,
     reader: &SourceReader<'_>,
@@ -279,7 +279,7 @@ pub(super) fn place_sidecars(
     let mut edits = Vec::new();
     let mut reasons = Vec::new();
     for sidecar in &set.sidecars {
-        // If the hook has no file, the hook itself is the reason.
+        // The hook has no file: the reason was reported for the hook itself.
         let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
         let path = sibling_path(hook, &sidecar.file);
         if reader.tree().read(&path)?.is_some() {

@@ -41,7 +41,8 @@ fn fix_states(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Ve
     set.fixes.iter().map(|fix| FixStanding::from_life(&fix.life, &looked)).collect()
 }
 
-/// Refuses fixes that are harmful in a tree by the tree's own evidence; a build number may be a fork's own.
+/// Refuses fixes that are harmful in a tree, as the tree itself shows. A build number does not suffice,
+/// since a fork may have its own numbers.
 fn harmful_fixes<'a>(
     set: &'a PatchSet,
     lives: &'a [Option<FixStanding>],

@@ -64,7 +64,7 @@ impl<'a> SourceReader<'a> {
         Ok(source.map(|source| ScannedFile { path: path.to_owned(), source }))
     }
 
-    /// The first of these files that exists, and the container in it.
+    /// Returns the first of `files` that exists, and the container in it.
     pub(super) fn resolve(
         &self,
         files: &[String],

@@ -24,7 +24,7 @@ pub fn fingerprint(set: &PatchSet, tree: &dyn SourceTree) -> Result<Vec<SeamSeen
     compare_seams(set, &SourceReader::new(tree)).map(|(seen, _)| seen)
 }
 
-/// The seams, and reasons for unknown ones.
+/// Returns the seams, and the reasons for those with an unknown version.
 pub(super) fn compare_seams(
     set: &PatchSet,
     reader: &SourceReader<'_>,
@@ -136,7 +136,8 @@ fn compare_seam(
     Ok((Some(seen), unknown))
 }
 
-/// Differences to the nearest known version: the line of the first new piece, and the end of a sentence.
+/// Describes the difference to the nearest known version: returns the line of the first new piece, and a text
+/// for the end of a sentence.
 fn describe_difference(pieces: &[CodePiece], known: &[KnownVersion]) -> (Option<usize>, String) {
     let common = |version: &KnownVersion| {
         let mut left = count_hashes(&version.statements);

@@ -1,9 +1,9 @@
 //! Matches observations of a server against known leaks, and suggests untried mitigations.
 //!
 //! ```text
-//!  Seen (growing memory, blamed unit, build, backend, command) ───┐
-//!                                                                 ├──> Advice, the likeliest first
-//!  signs of each leak in patches/mitigations.toml ────────────────┘
+//!  ServerObservations (growing memory, blamed unit, build, backend, command) ───┐
+//!                                                                               ├──> LeakAdvice, the likeliest first
+//!  signs of each leak in patches/mitigations.toml ──────────────────────────────┘
 //! ```
 //!
 //! Pure functions. A known build or backend without a leak rules the leak out; an unknown one makes it less
@@ -64,8 +64,8 @@ pub struct LeakAdvice {
 
 /// Mitigations named in the sentence: the best ones suffice to begin with.
 const MAX_NAMED_MITIGATIONS: usize = 3;
-/// Factor for a leak per request while no unit is blamed: still likely, as a load of one shape consists of
-/// requests.
+/// Factor for a leak per request while no unit is blamed. The leak stays likely: a load of equal requests
+/// does not tell requests from other units.
 const REQUEST_LEAK_FACTOR: f64 = 0.85;
 /// Factor for a leak unrelated to images, if there were images.
 const NON_IMAGE_LEAK_FACTOR: f64 = 0.6;

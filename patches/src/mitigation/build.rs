@@ -18,7 +18,7 @@ pub struct BuildFacts {
     pub binary: PathBuf,
     /// llama.cpp's build number; `None` if unknown.
     pub number: Option<u32>,
-    /// Facts from its provenance; `None` for a binary that we did not build.
+    /// Facts from the binary's provenance; `None` for a binary that we did not build.
     pub provenance: Option<ProvenanceFacts>,
 }
 
@@ -33,7 +33,7 @@ pub struct ProvenanceFacts {
     pub fixes: Option<Vec<String>>,
     /// Fixes of the user's own applied sets, each with its set's id.
     pub own: Vec<(String, SetFix)>,
-    /// State of the judged fixes in its source: needed, superseded, harmful.
+    /// State of the judged fixes in the build's source: needed, superseded, harmful.
     pub fix_states: Vec<(String, FixStanding)>,
     /// cmake options by name; later ones win.
     pub options: Vec<(String, String)>,
@@ -222,7 +222,8 @@ impl MitigationEffect {
 }
 
 impl MitigationEntry {
-    /// Why a value is not supported by a build; `None` if it is, or if that is unknown.
+    /// Returns the reason why a build does not support a value; `None` if the build supports the value, or if
+    /// that is unknown.
     fn outside_limits(&self, choice: &str, build: &BuildFacts) -> Option<String> {
         let number = build.number?;
         let limits = self.value.iter().flat_map(|value| &value.limits);

@@ -134,7 +134,7 @@ impl MitigationCatalogue {
         self.leaks.iter().find(|leak| leak.id == id)
     }
 
-    /// The most similar id of a mitigation, or also of a leak if `leaks`.
+    /// Returns the most similar id of a mitigation; with `leaks`, also of a leak.
     pub fn nearest(&self, text: &str, leaks: bool) -> Option<&str> {
         let leaks = self.leaks.iter().filter(|_| leaks).map(|leak| leak.id.as_str());
         let all = self.mitigations.iter().map(|entry| entry.id.as_str()).chain(leaks);

@@ -30,29 +30,30 @@ pub struct MitigationEntry {
     pub memory: Vec<LeakMemory>,
     /// Affected backends; empty: all.
     pub backends: Vec<String>,
-    /// First build that supports it, or that has the fixed defect, such as `b8852`; empty: unknown or all.
+    /// First build that supports the mitigation, or that has the defect that a fix repairs, such as `b8852`;
+    /// empty: unknown or all.
     pub first: String,
-    /// Last such build; empty: the newest.
+    /// Last build that supports the mitigation or has the defect; empty: the newest.
     pub last: String,
     /// Cost.
     pub cost: String,
     /// Risk.
     pub risk: String,
-    /// Confidence that it helps.
+    /// Confidence that the mitigation helps.
     pub confidence: String,
     /// Measurements.
     pub evidence: Vec<FixEvidence>,
     /// Links to reports and changes.
     pub references: Vec<String>,
-    /// Revisions in which it is needed, superseded or harmful, with the evidence.
+    /// Revisions in which the mitigation is needed, superseded or harmful, with the evidence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub life: Vec<LifeStatement>,
     /// For a fix: upstream's state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<UpstreamState>,
-    /// Ids of the leaks that it cures, and the symptom that a fix names itself.
+    /// Ids of the leaks that the mitigation cures; for a fix, also the symptom in its own description.
     pub cures: Vec<String>,
-    /// Symptoms of these problems.
+    /// Symptoms of the problems in `cures`.
     pub symptoms: Vec<String>,
 }
 
@@ -135,7 +136,7 @@ pub struct MitigationPart {
     pub name: String,
     /// Name of the variable.
     pub variable: String,
-    /// Its value; `None`: on or off.
+    /// Specification of the variable's value; `None`: the variable is only on or off.
     pub value: Option<ValueSpec>,
     /// Effect.
     pub text: String,
@@ -189,19 +190,19 @@ impl MitigationEntry {
         }
     }
 
-    /// Returns true if it applies to this backend.
+    /// Returns true if the mitigation applies to this backend.
     pub fn is_for(&self, backend: &str) -> bool {
         self.backends.is_empty() || self.backends.iter().any(|own| own == backend)
     }
 
     /// State in a build: needed, superseded or harmful; `None` if unknown. Evidence from the build's source
-    /// takes precedence over its number.
+    /// takes precedence over the build's number.
     pub fn state_in(&self, build: Option<u32>, source: &[(String, FixStanding)]) -> Option<FixStanding> {
         let seen = source.iter().find(|(fix, _)| *fix == self.id).map(|(_, standing)| standing.clone());
         seen.or_else(|| FixStanding::from_life(&self.life, &InspectedRevision { build, probes: None }))
     }
 
-    /// Syntax with its value, for a table.
+    /// Formats the mitigation's id with a placeholder for its value, for a table.
     pub fn usage(&self) -> String {
         let Some(value) = &self.value else { return self.id.clone() };
         let what = value.kind.placeholder();

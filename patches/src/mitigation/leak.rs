@@ -38,10 +38,10 @@ pub struct KnownLeak {
     pub upstream: String,
     /// Cures, best first.
     pub cures: Vec<LeakCure>,
-    /// How to distinguish it from other leaks.
+    /// Way to distinguish this leak from other leaks.
     #[serde(default)]
     pub detect: String,
-    /// Signs by which the program detects it; empty: not detectable.
+    /// Signs by which the program detects the leak; empty: not detectable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signs: Vec<LeakSign>,
     /// Measurements.
@@ -67,7 +67,7 @@ pub enum LeakKind {
     Peak,
     /// An artefact of the measurement.
     Monitoring,
-    /// No growth: a crash, a wedge, a wrong answer, or builds to avoid.
+    /// No growth: a crash, a hang, a wrong answer, or builds to avoid.
     Defect,
     /// A diagnostic method.
     Diagnostic,
@@ -91,12 +91,12 @@ pub struct LeakSign {
     /// Memories that must not grow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub still: Vec<LeakMemory>,
-    /// Units of work, one of which is blamed (`request`, `prompt_token`, `output_token`, `image`, `audio`,
-    /// `hour`); empty: any.
+    /// Units of work (`request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`); the growth must
+    /// be blamed on one of these units. Empty: any unit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
-    /// Flags of llama-server, one of which must be given, alone (`-md`) or with a value (`-sm tensor`);
-    /// empty: any command.
+    /// Flags of llama-server, without a value (`-md`) or with one (`-sm tensor`); the command must have one
+    /// of these flags. Empty: any command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,
     /// Active mitigations that exclude this leak.
@@ -156,7 +156,7 @@ pub struct LeakCure {
 }
 
 impl LeakCure {
-    /// Returns true if exactly one of these fields is set.
+    /// Returns true if exactly one field besides `note` is set.
     pub(super) fn is_one_thing(&self) -> bool {
         let said = [
             self.mitigation.is_some(),
@@ -168,7 +168,7 @@ impl LeakCure {
         said.iter().filter(|said| **said).count() == 1
     }
 
-    /// Short form for a table.
+    /// Formats the cure in a few words, for a table.
     pub fn short(&self) -> String {
         match self {
             Self { mitigation: Some(id), .. } => id.clone(),
@@ -199,7 +199,7 @@ impl KnownLeak {
         format_range(&self.first, &self.last)
     }
 
-    /// Returns true if it occurs with this backend.
+    /// Returns true if the leak occurs with this backend.
     pub fn is_for(&self, backend: &str) -> bool {
         self.backends.is_empty() || self.backends.iter().any(|own| own == backend)
     }

@@ -3,9 +3,11 @@
 //!
 //! ```text
 //!  patches/mitigations.toml ──┐
-//!                             ├── Catalogue ── resolve(["graph-cache-cap=64", …]) ──> Resolution { effects, findings }
-//!  fixes of the patch sets ───┘                                                            |
-//!                                                             Effect::fit(BuildFacts) ──> Fit: supported?
+//!                             ├── MitigationCatalogue ── resolve(["graph-cache-cap=64", …])
+//!  fixes of the patch sets ───┘                              │
+//!                                                            v
+//!        MitigationEffect::fit(BuildFacts) <── MitigationResolution { effects, findings }
+//!           └──> MitigationFit: supported by the build?
 //! ```
 //!
 //! Resolving is pure. Only [`MitigationEffect::fit`] may read a file: it searches a binary that we did not build for

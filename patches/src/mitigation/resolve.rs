@@ -198,7 +198,7 @@ impl MitigationCatalogue {
         (format!("there is no mitigation `{id}`"), Some(hint))
     }
 
-    /// Warns about items that another item makes useless, at the later one.
+    /// Warns about items that another item makes useless. The warning is at the later of the two items.
     fn find_pairs(&self, done: &mut MitigationResolution) {
         for pair in &self.pairs {
             let item =

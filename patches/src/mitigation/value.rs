@@ -17,7 +17,7 @@ pub struct ValueSpec {
     /// Maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max: Option<f64>,
-    /// Unit; for text, the thing it names.
+    /// Unit of a number; for text, a noun for its content.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
     /// Default; `None`: a value is required.
@@ -37,10 +37,10 @@ pub struct ValueSpec {
 pub struct ChoiceLimit {
     /// The choice.
     pub choice: String,
-    /// First build that supports it, such as `b8738`; empty: unknown or all.
+    /// First build that supports the choice, such as `b8738`; empty: unknown or all.
     #[serde(default)]
     pub first: String,
-    /// Last such build; empty: the newest.
+    /// Last build that supports the choice; empty: the newest.
     #[serde(default)]
     pub last: String,
     /// Affected backends; empty: all.
@@ -58,7 +58,7 @@ pub enum ValueKind {
     Integer,
     /// A number.
     Number,
-    /// One of a few words.
+    /// A word from a short list.
     Choice,
     /// Any text.
     Text,

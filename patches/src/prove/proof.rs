@@ -96,7 +96,7 @@ impl fmt::Display for ProofStep {
     }
 }
 
-/// Why a record is invalid.
+/// Reason why no record is valid for a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProofObstacle {
     /// No record for this set.
@@ -254,8 +254,8 @@ pub(crate) fn placed_hash(edits: &TreeEdits) -> String {
 }
 
 impl SetJudgement {
-    /// Marks a set as locally verified if nothing else is missing and a record is valid for exactly this
-    /// code.
+    /// Marks a set as locally verified if only a review of its seams is missing, and if a record is valid for
+    /// exactly this code.
     pub fn accept(&mut self, set: &PatchSet, proofs: &ProofRecords) {
         if !self.can_be_proved() {
             return;

@@ -46,7 +46,7 @@ impl ConditionValue {
     }
 }
 
-/// Operators by increasing precedence; in a level, longer ones before their prefixes.
+/// Operators by increasing precedence. Within a level, an operator precedes its prefixes (`<=` before `<`).
 const OPERATOR_LEVELS: [&[&[u8]]; 6] =
     [&[b"||"], &[b"&&"], &[b"==", b"!="], &[b"<=", b">=", b"<", b">"], &[b"+", b"-"], &[b"*", b"/", b"%"]];
 

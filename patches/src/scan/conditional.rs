@@ -33,7 +33,7 @@ pub(super) struct FileVariants {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConditionalAlternative {
     pub(super) range: Range<usize>,
-    /// Directives that select it, such as `#if A #else`.
+    /// Directives that select this alternative, such as `#if A #else`.
     pub(super) condition: String,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct ConditionalAlternative {
 struct ConditionalChain {
     range: Range<usize>,
     branches: Vec<ConditionalBranch>,
-    /// One of the branches is always taken.
+    /// Every configuration takes a branch: there is an `#else`, or a condition is always true.
     has_else: bool,
 }
 
@@ -51,7 +51,7 @@ struct ConditionalBranch {
     chains: Vec<ConditionalChain>,
     /// Never compiled.
     dead: bool,
-    /// Directives that select it; empty if always compiled.
+    /// Directives that select this branch; empty if the branch is always compiled.
     condition: String,
 }
 

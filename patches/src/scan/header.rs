@@ -116,7 +116,7 @@ fn parse_struct(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
             }
             [(HeadToken::Other(b'<'), _), tail @ ..] => after_angles(tail),
             [] | [(HeadToken::Colon, _), ..] => break,
-            // A function that returns a struct, or a variable.
+            // No definition of a struct: a function that returns a struct, or a variable.
             _ => return None,
         };
     }

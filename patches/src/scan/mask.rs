@@ -34,9 +34,9 @@ struct TextMasker<'a> {
     raw: &'a [u8],
     out: MaskedText,
     at: usize,
-    /// The line has only blanks so far.
+    /// The current line has only blanks so far.
     fresh: bool,
-    /// Offset of the line.
+    /// Offset of the current line.
     line: usize,
     /// Offset of the current preprocessor line.
     directive: Option<usize>,

@@ -48,7 +48,7 @@ pub struct ScannedSource {
 /// A container in a file, by byte offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundContainer {
-    /// First byte of its head.
+    /// First byte of the container's head.
     pub start: usize,
     /// Beginning of a function's name, or of the keyword `struct`; the fingerprint begins here.
     pub name: usize,

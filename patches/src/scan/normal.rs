@@ -26,7 +26,7 @@ pub(crate) const PIECE_DIGITS: usize = 8;
 /// A statement, head or preprocessor line of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CodePiece {
-    /// Line where it begins, from 1.
+    /// Line where the piece begins, from 1.
     pub(crate) line: usize,
     /// Normalized text.
     pub(crate) text: String,

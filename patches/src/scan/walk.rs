@@ -12,9 +12,9 @@ pub(super) struct ScannedItem {
     pub(super) kind: ContainerKind,
     /// Name, with the names of enclosing scopes.
     pub(super) path: Vec<String>,
-    /// First byte of its head.
+    /// First byte of the item's head.
     pub(super) start: usize,
-    /// Beginning of its name, or of the keyword `struct`.
+    /// Beginning of the item's name, or of the keyword `struct`.
     pub(super) name: usize,
     pub(super) open: usize,
     /// End: after the closing brace.

@@ -8,7 +8,7 @@ use super::{PatchSet, SetOrigin, load, names};
 use crate::embedded;
 use crate::error::{PatchError, Result, io_error};
 
-/// The available sets. Set ids are unique in it, and so are fix ids.
+/// The available sets. Set ids are unique in the catalogue, and so are fix ids.
 #[derive(Clone, Debug, Default)]
 pub struct SetCatalogue {
     sets: Vec<PatchSet>,
@@ -34,7 +34,7 @@ impl SetCatalogue {
     ///
     /// # Errors
     ///
-    /// Fails if a set is invalid, if there is none, or if an id exists already.
+    /// Fails if a set is invalid, if the folder has no set, or if an id exists already.
     pub fn with_folder(mut self, folder: &Path) -> Result<Self> {
         // Canonical, so that `.` and the like have a name.
         let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {

@@ -69,7 +69,7 @@ impl SeamFingerprints {
 }
 
 /// Adds the versions in `seen` that `existing` lacks. Pure and deterministic: known versions keep their
-/// place, new ones are appended.
+/// order, new versions are appended.
 pub fn add_versions(
     existing: &SeamFingerprints,
     seen: &[SeamSeen],

@@ -38,7 +38,7 @@ pub struct SetFix {
     /// Upstream's state.
     #[serde(default)]
     pub upstream: UpstreamState,
-    /// Revisions in which it is needed, superseded or harmful, with the evidence.
+    /// Revisions in which the fix is needed, superseded or harmful, with the evidence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub life: Vec<LifeStatement>,
     /// Variables of the fix; `mitigations = ["<fix>=<value>"]` sets the first.
@@ -171,7 +171,7 @@ pub struct FixEvidence {
     /// llama.cpp build.
     #[serde(default)]
     pub build: String,
-    /// Command to reproduce it.
+    /// Command to reproduce the measurement.
     #[serde(default)]
     pub command: String,
 }

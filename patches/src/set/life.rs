@@ -2,9 +2,10 @@
 //! harmful, with the evidence.
 //!
 //! ```text
-//!  statements of a set: [Life]  ──┐
-//!                                 ├── Standing::of ──> needed, superseded or harmful, with all statements
-//!  inspected revision: Looked   ──┘      (the probes that hold in a source; else the number of a build)
+//!  statements of a set: [LifeStatement] ──┐
+//!                                         ├── FixStanding::from_life ──> needed, superseded or harmful,
+//!  inspected revision: InspectedRevision ─┘                              with all statements that apply
+//!  (the probes that hold in a source; else the number of a build)
 //! ```
 //!
 //! Evidence from a source takes precedence over a build number: forks count their builds differently, and
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LifeStatement {
-    /// State in these revisions.
+    /// State of the fix in these revisions.
     pub is: LifeState,
     /// First build of llama.cpp's own history, such as `b8832`; empty: from the beginning.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -52,7 +53,7 @@ pub struct LifeStatement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LifeState {
-    /// Upstream has the same fix, or its problem is gone.
+    /// Upstream has the same fix, or no longer has the problem.
     Superseded,
     /// The defect exists.
     Needed,
@@ -125,7 +126,7 @@ impl LifeStatement {
         }
     }
 
-    /// Returns true if a source can show it by probes.
+    /// Returns true if probes in a source can decide this statement.
     fn has_probes(&self) -> bool {
         !self.holds.is_empty() || !self.fails.is_empty()
     }

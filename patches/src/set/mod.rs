@@ -79,7 +79,7 @@ pub struct PatchSet {
     pub diffs: Vec<SetDiff>,
     /// Program that tests the set with a tree's own code.
     pub conformance: Option<ConformanceSpec>,
-    /// Hash over its files except known versions of upstream's code, in hexadecimal digits.
+    /// Hash over the set's files except known versions of upstream's code, in hexadecimal digits.
     pub digest: String,
     /// Known versions of the seams.
     pub fingerprints: SeamFingerprints,
@@ -128,7 +128,7 @@ impl fmt::Display for SetOrigin {
 pub struct SetSidecar {
     /// File name, in the set's folder and in the tree.
     pub file: String,
-    /// Hook to whose file's folder it is copied.
+    /// Id of a hook: our file is copied into the folder of that hook's file.
     pub beside: String,
     /// Content.
     #[serde(skip)]
@@ -143,9 +143,9 @@ pub struct SetHook {
     pub id: String,
     /// Paths relative to llama.cpp's root; the first one that exists counts.
     pub files: Vec<String>,
-    /// Container of the place; `None`: anywhere in the file, and then an anchor is required. (For
-    /// `#include` lines: the scanner must keep their file names unmasked, so that `#include "log.h"` can be
-    /// an anchor.)
+    /// Container in which the lines are inserted; `None`: anywhere in the file, and then an anchor is
+    /// required. An `#include "log.h"` may be that anchor, because the scanner does not blank the file names
+    /// of `#include` lines.
     #[serde(default)]
     pub container: Option<CodeContainer>,
     /// Side of the container or anchor.
@@ -155,7 +155,7 @@ pub struct SetHook {
     pub anchor: Option<String>,
     /// Lines without indentation.
     pub insert: Vec<String>,
-    /// A tree without the container needs no such lines; otherwise that tree is refused.
+    /// `true`: a tree without the container needs no such lines; `false`: such a tree is refused.
     #[serde(default)]
     pub optional: bool,
     /// The lines are needed only if the container matches this pattern; `None`: always needed.
@@ -170,11 +170,11 @@ pub struct SetHook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HookPosition {
-    /// On their own lines before the container's first line.
+    /// As separate lines before the container's first line.
     BeforeContainer,
-    /// On their own lines before the line where the anchor begins.
+    /// As separate lines before the line where the anchor begins.
     Before,
-    /// On their own lines after the line where the anchor ends.
+    /// As separate lines after the line where the anchor ends.
     After,
 }
 
@@ -190,11 +190,11 @@ pub struct SetProbe {
     /// Container to search; `None`: the whole file.
     #[serde(default)]
     pub container: Option<CodeContainer>,
-    /// Functions and structs to skip; missing ones are ignored. Excludes `container`.
+    /// Functions and structs to skip; missing ones are ignored. Cannot be combined with `container`.
     #[serde(default)]
     pub outside: Vec<CodeContainer>,
     /// Hooks whose containers are skipped if the hook is placed: matches in a container without its hook
-    /// count. Excludes `container`.
+    /// count. Cannot be combined with `container`.
     #[serde(default)]
     pub guarded: Vec<String>,
     /// Pattern to count, in text with blanked comments and strings.
@@ -275,13 +275,13 @@ pub struct SetSeam {
 pub struct SetDiff {
     /// File name in the set's folder.
     pub file: String,
-    /// First build that it is for, such as `b8000`.
+    /// First build that the diff is for, such as `b8000`.
     #[serde(default)]
     pub first: Option<String>,
-    /// Last build that it is for.
+    /// Last build that the diff is for.
     #[serde(default)]
     pub last: Option<String>,
-    /// Commits that it is for, each with at least seven hexadecimal digits.
+    /// Commits that the diff is for, each with at least seven hexadecimal digits.
     #[serde(default)]
     pub commits: Vec<String>,
     /// Content.

@@ -26,7 +26,7 @@ pub enum SelectedSets {
     Default,
     /// No set: unpatched upstream.
     None,
-    /// These sets by id, for any backend.
+    /// Only the sets with these ids, for any backend.
     Only(Vec<String>),
 }
 

@@ -7,9 +7,9 @@
 //!  prompt          L0                                 ┘
 //! ```
 //!
-//! Memory rises while a prompt is evaluated, but its size is reported only at its end. Therefore the last
-//! idle reading before the prompt is compared with the highest one since. The first prompt of a process
-//! also pays for the start, so it is no evidence.
+//! Memory rises while a prompt is evaluated, but llama-server reports the prompt's size only afterwards.
+//! Therefore the last idle reading before the prompt is compared with the highest reading since. The first
+//! prompt of a process also pays for the start, so no cost is learnt from it.
 
 use std::collections::VecDeque;
 
@@ -19,28 +19,28 @@ use super::AdmissionPolicy;
 use crate::sample::{BackendSample, MemoryKind};
 use crate::units::{as_f64, truncate_to_u64};
 
-/// Readings searched for the figure before a prompt.
+/// Readings kept to find the memory before a prompt.
 const READINGS_SEARCHED: usize = 32;
-/// Pieces of evidence kept per memory.
+/// Pieces of evidence kept for each kind of memory.
 const EVIDENCE_KEPT: usize = 32;
-/// Least increase of the largest prompt, in tokens, that counts ...
+/// Least increase of the largest prompt, in tokens, that counts as evidence.
 const STEP_TOKENS_LEAST: u64 = 64;
-/// ... and its divisor of the previous largest prompt: pages and pools hide smaller increases.
+/// The increase must also reach the previous largest prompt divided by this: pages and pools hide less.
 const STEP_DIVISOR: u64 = 4;
 
 /// A learnt cost per prompt token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptPrice {
-    /// Memory with this cost.
+    /// Kind of memory that the prompts take.
     pub series: MemoryKind,
     /// Bytes per prompt token beyond the largest prompt so far.
     pub bytes_per_token: f64,
-    /// Number of larger prompts that it was learnt from.
+    /// Number of pieces of evidence (increases of the largest prompt) behind this cost.
     pub evidence: usize,
 }
 
-/// Learns bytes per prompt token. May outlive a generation: the cost belongs to the model, the high-water
-/// mark to the process.
+/// Learns bytes per prompt token. A learner may serve several processes in turn: the cost belongs to the
+/// model, only the largest prompt so far belongs to the process.
 #[derive(Clone, Debug)]
 pub struct PromptCost {
     policy: AdmissionPolicy,
@@ -52,11 +52,11 @@ pub struct PromptCost {
 #[derive(Clone, Debug)]
 struct PriceLearner {
     series: MemoryKind,
-    /// Latest readings of this generation: bytes, and true if nothing was in flight.
+    /// Latest readings of this process: bytes, and true if no request was in flight.
     recent: VecDeque<(u64, bool)>,
-    /// Small increases, summed until large enough: bytes and tokens.
+    /// Sums of increases that are too small as evidence until added up: bytes and tokens.
     open: (u64, u64),
-    /// Bytes per token, oldest first.
+    /// Learnt values in bytes per token, oldest first.
     evidence: VecDeque<f64>,
 }
 
@@ -97,8 +97,8 @@ impl PromptCost {
         &mut self.learners[at]
     }
 
-    /// Sets a price from a diagnosis, or from an earlier run of the same build, model and flags. It holds
-    /// until a higher one is learnt.
+    /// Sets a price from a diagnosis, or from an earlier run of the same build, model and flags. The price
+    /// holds until a higher price is learnt.
     pub fn set_price(&mut self, price: PromptPrice) {
         if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
             self.told.retain(|known| known.series != price.series);
@@ -106,7 +106,7 @@ impl PromptCost {
         }
     }
 
-    /// Returns the price in one memory; `None` without enough evidence.
+    /// Returns the price for one kind of memory; `None` without enough evidence.
     pub fn price(&self, series: MemoryKind) -> Option<PromptPrice> {
         let told = self.told.iter().find(|price| price.series == series).copied();
         let learnt = self.learners.iter().find(|learner| learner.series == series).and_then(|learner| {
@@ -124,13 +124,13 @@ impl PromptCost {
         }
     }
 
-    /// Returns all prices, for the next process of this kind ([`PromptCost::set_price`]).
+    /// Returns all prices, to be passed to [`PromptCost::set_price`] for the next process of the same kind.
     pub fn learnt_prices(&self) -> Vec<PromptPrice> {
         self.learners.iter().filter_map(|learner| self.price(learner.series)).collect()
     }
 
-    /// Returns the bytes in each priced memory that a prompt of `tokens` needs after a largest prompt of
-    /// `largest`.
+    /// Returns the bytes that a prompt of `tokens` needs in each memory with a price, if the largest prompt
+    /// so far had `largest` tokens.
     pub fn needed_bytes(&self, tokens: u64, largest: u64) -> Vec<(MemoryKind, u64)> {
         let mut known: Vec<MemoryKind> = self.learners.iter().map(|learner| learner.series).collect();
         known.extend(self.told.iter().map(|price| price.series));

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! llama-server keeps its buffers for the largest prompt so far, so memory has a high-water mark. Only a
-//! prompt larger than all earlier ones can need more: a price per token above the mark.
+//! prompt larger than all earlier prompts needs more: a price for each token above the mark.
 
 mod cost;
 #[cfg(test)]
@@ -52,16 +52,16 @@ impl AdmissionMode {
 /// Settings of admission. `defaults.toml`, section `[admission]`, gives the reasons.
 pub type AdmissionPolicy = crate::defaults::Admission;
 
-/// A memory of an open replica, with the prompt's need.
+/// A kind of memory of an open replica, with the prompt's need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRoom {
-    /// Memory in question.
+    /// Kind of memory.
     pub series: MemoryKind,
     /// Bytes that the prompt needs, given the replica's largest prompt so far.
     pub need: u64,
-    /// Bytes left to the limit (a hard budget, or all memory); `None` if unknown, which counts as sufficient.
+    /// Bytes left to the limit (a hard budget, or all memory); `None` if unknown: then the prompt fits.
     pub left: Option<u64>,
-    /// Bytes that return when the requests in flight have ended.
+    /// Bytes that become free when the requests in flight have ended.
     pub returns: u64,
     /// Bytes that the prompt needs in a fresh process.
     pub need_fresh: u64,
@@ -69,14 +69,14 @@ pub struct MemoryRoom {
     pub left_fresh: Option<u64>,
 }
 
-/// An open replica.
+/// State of an open replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaRoom {
     /// Number of the replica.
     pub replica: u32,
     /// Requests in flight.
     pub in_flight: u32,
-    /// Waiting time that a recycle costs; `None` if it may not be recycled now.
+    /// Time that the prompt would wait for a recycle; `None` if the replica must not be recycled now.
     pub recycle: Option<Duration>,
     /// Memories of the replica; if empty, nothing is known and the prompt fits.
     pub rooms: Vec<MemoryRoom>,
@@ -88,7 +88,7 @@ pub struct ReplicaRoom {
 pub enum AdmitDecision {
     /// The prompt may be sent to the chosen replica.
     Fits,
-    /// The prompt fits there once requests in flight have ended.
+    /// The prompt fits into the chosen replica once requests in flight have ended.
     Wait {
         /// Memory that is short.
         series: MemoryKind,
@@ -109,11 +109,11 @@ pub enum AdmitDecision {
     Refuse {
         /// Memory that is short.
         series: MemoryKind,
-        /// Bytes needed there, the reserve included.
+        /// Bytes needed in that memory, including the reserve.
         needed: u64,
         /// Bytes that a fresh process would have left.
         have: u64,
-        /// Time of a retry; `None` if pointless.
+        /// Time after which the client may retry; `None` if a retry is pointless.
         retry_after: Option<Duration>,
     },
 }
@@ -157,9 +157,9 @@ impl std::fmt::Display for AdmitDecision {
     }
 }
 
-/// Decides on a prompt for the replica `chosen`, one of `replicas`.
+/// Decides on a prompt for the replica numbered `chosen`, which is among `replicas`.
 ///
-/// Takes the cheapest way that works: another replica costs a cold cache, waiting costs the rest of the
+/// Prefers the cheapest way that works: another replica costs a cold cache, waiting costs the rest of the
 /// running answers, a recycle costs a load. Unknown memory counts as sufficient, because a refusal needs
 /// evidence.
 pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) -> AdmitDecision {
@@ -215,13 +215,13 @@ impl MemoryRoom {
     }
 
     fn fresh(&self) -> (u64, Option<u64>) {
-        // If a fresh process is unknown, assume that it is no better than this one.
+        // If the memory left in a fresh process is unknown, assume as much as in this process.
         (self.need_fresh, self.left_fresh.or(self.left))
     }
 }
 
 impl ReplicaRoom {
-    /// Returns the memory that is shortest for the prompt, if one is.
+    /// Returns the memory that lacks most for the prompt; `None` if no memory is short.
     fn shortest_memory(
         &self,
         reserve: u64,
@@ -241,7 +241,7 @@ impl ReplicaRoom {
     }
 }
 
-/// Estimates the tokens of a text by its bytes, if the backend was not asked; rounded up.
+/// Estimates the tokens of a text from its bytes, rounded up, for a prompt that the backend has not counted.
 pub fn estimate_tokens(policy: &AdmissionPolicy, bytes: u64) -> u64 {
     truncate_to_u64((as_f64(bytes) / policy.bytes_per_token.max(0.1)).ceil())
 }

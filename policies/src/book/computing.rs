@@ -2,13 +2,13 @@
 
 use super::{CacheType, LayerShape, ModelShape, OutputDemand, ServerRun};
 
-/// Build numbers below this say nothing about age: a source archive without history reports build 0 or 1.
+/// Least plausible build number: a source archive without git history reports build 0 or 1.
 pub(crate) const LEAST_BUILD_NUMBER: u32 = 1000;
 /// First build known to reserve output rows for one token per slot (llama.cpp #23861, between b9413 and
-/// this one). Earlier ones reserve them for each token of a micro-batch.
+/// this one). Earlier builds reserve output rows for each token of a micro-batch.
 const OUTPUTS_BY_SLOT_SINCE: u32 = 9489;
 /// First build that reserves the copies of a quantised cache with the compute buffers (llama.cpp #23907).
-/// Earlier ones take them from the CUDA backend's pool while computing.
+/// Earlier builds take these copies from the CUDA backend's pool while computing.
 const COPIES_RESERVED_SINCE: u32 = 9489;
 
 /// Known properties of the llama-server that will run a model.
@@ -18,7 +18,7 @@ pub struct ServerBuild {
     pub has_gpu: bool,
     /// The build uses GPUs through ggml's CUDA backend; builds for HIP and MUSA do, too.
     pub is_cuda: bool,
-    /// Build number of llama.cpp. A build without one, or with one below 1,000, counts as the newest.
+    /// Build number of llama.cpp. If absent or below 1,000, the build counts as the newest.
     pub number: Option<u32>,
 }
 
@@ -33,7 +33,7 @@ impl ServerBuild {
     }
 }
 
-/// Sizes on which buffers depend.
+/// Sizes that determine the buffers.
 pub(super) struct BatchSizes {
     /// Tokens of context of all slots together.
     pub(super) context: u64,
@@ -47,10 +47,10 @@ pub(super) struct BatchSizes {
 
 /// Bytes of compute buffers.
 pub(super) struct ComputeBuffers {
-    /// Allocated when the model is loaded; before [`COPIES_RESERVED_SINCE`], includes the pool's later
-    /// growth.
+    /// Bytes allocated when the model is loaded; for builds before [`COPIES_RESERVED_SINCE`], plus the later
+    /// growth of the CUDA backend's pool.
     pub(super) reserved: u64,
-    /// Written by the longest prompt; never more than `reserved`.
+    /// Bytes written while the longest prompt is evaluated; never more than `reserved`.
     pub(super) touched: u64,
 }
 
@@ -73,7 +73,8 @@ impl ComputeBuffers {
         let copied = if in_pool { 0 } else { batch.copied };
         let layers = (inner + attention).max(attention + row * shape.embedding * 2 + copied);
         let with_outputs = |tokens: u64| layers.max(4 * tokens * (shape.vocabulary + shape.embedding));
-        // A slot needs the outputs of its prompt's last token; embedding requests need those of each token.
+        // A slot needs the output of its prompt's last token; an embedding request needs outputs of all
+        // tokens.
         let asked = match run.outputs {
             OutputDemand::EachToken => batch.ubatch,
             OutputDemand::LastToken => batch.slots.min(batch.ubatch),
@@ -84,8 +85,8 @@ impl ComputeBuffers {
     }
 }
 
-/// Bytes of the 16-bit copies that flash attention on CUDA makes of a layer's keys and values, for prompts,
-/// if the cache has another type. Only one layer needs them at a time.
+/// Returns the bytes of the 16-bit copies that flash attention on CUDA makes of a layer's keys and values for
+/// a prompt, if the cache has another type. Only one layer at a time needs such copies.
 pub(super) fn half_copy_bytes(layer: &LayerShape, run: &ServerRun, server: ServerBuild, tokens: u64) -> u64 {
     if run.flash == Some(false) || run.cache_on_host || !server.is_cuda {
         return 0;

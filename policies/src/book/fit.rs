@@ -1,4 +1,4 @@
-//! Places models on a machine's memory. Pure.
+//! Assigns models to the GPUs and the host memory of a machine; does no I/O.
 
 use super::MemoryNeeds;
 
@@ -18,18 +18,18 @@ pub struct PlacementRequest {
     pub name: String,
     /// Memory needs of the model.
     pub needs: MemoryNeeds,
-    /// GPUs that the model may use; empty: any.
+    /// GPUs that the model may use; if empty, the model may use any GPU.
     pub gpus: Vec<usize>,
     /// The model may be split over several GPUs.
     pub may_split: bool,
 }
 
-/// Place of a model.
+/// GPUs assigned to a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFit {
     /// Name of the model.
     pub name: String,
-    /// GPUs with the bytes on each.
+    /// GPUs with the model's bytes on each; empty for a model without GPU memory.
     pub gpus: Vec<(usize, u64)>,
 }
 
@@ -47,15 +47,15 @@ pub enum FitError {
     Gpu {
         /// Name of the model.
         name: String,
-        /// Bytes needed, on as few GPUs as possible.
+        /// Bytes needed when the model uses as few GPUs as possible.
         needed: u64,
-        /// Most bytes left: on the allowed GPUs together if the model may be split, else on one.
+        /// Most bytes free: on all allowed GPUs together if the model may be split, else on a single GPU.
         left: u64,
     },
 }
 
-/// Places all models at once, those with fewest choices first, then the largest. Each goes to one GPU if
-/// possible, else it is split over as few as suffice.
+/// Assigns all models at once: models with fewest possible GPUs first, then the largest. Each model goes to
+/// one GPU if possible, else it is split over as few GPUs as suffice.
 ///
 /// # Errors
 /// The models do not fit.
@@ -63,13 +63,14 @@ pub fn fit_models(
     machine: &MachineCapacity,
     wanted: &[&PlacementRequest],
 ) -> Result<Vec<ModelFit>, FitError> {
-    // The kernel can reclaim mapped pages, but each token would read them again, so they must fit, too.
+    // The kernel can reclaim mapped pages, but each token would read them again, so these pages must fit,
+    // too.
     let needed = wanted.iter().map(|one| one.needs.host_bytes() + one.needs.mapped).sum();
     if needed > machine.host {
         return Err(FitError::Host { needed, there: machine.host });
     }
     let mut order: Vec<&PlacementRequest> = wanted.to_vec();
-    // Models with fewer possible GPUs come first; among equals, the largest.
+    // Models with fewer possible GPUs come first; among models with equally many, the largest comes first.
     let choices =
         |one: &PlacementRequest| if one.gpus.is_empty() { machine.gpus.len() } else { one.gpus.len() };
     order.sort_by_key(|one| (choices(one), std::cmp::Reverse(one.needs.gpu_bytes(1)), one.name.clone()));
@@ -82,7 +83,7 @@ pub fn fit_models(
     Err(worst.unwrap_or(FitError::Host { needed, there: machine.host }))
 }
 
-/// Places all models from index `at` on. On failure `worst` holds the first model without room.
+/// Assigns the models from index `at` on. If that fails, `worst` holds the first model without room.
 fn place_from(
     order: &[&PlacementRequest],
     at: usize,
@@ -98,7 +99,7 @@ fn place_from(
     let allowed: Vec<usize> =
         (0..free.len()).filter(|gpu| one.gpus.is_empty() || one.gpus.contains(gpu)).collect();
     let whole = one.needs.gpu_bytes(1);
-    // Try the tightest GPU first; GPUs with equal room need no second try.
+    // Try the GPU with the least sufficient room first; GPUs with equal room need no second try.
     let mut single: Vec<usize> = allowed.iter().copied().filter(|gpu| free[*gpu] >= whole).collect();
     single.sort_by_key(|gpu| free[*gpu]);
     single.dedup_by_key(|gpu| free[*gpu]);
@@ -139,7 +140,7 @@ fn place_from(
     false
 }
 
-/// Splits a model over these GPUs in proportion to their room; `None` if that is insufficient.
+/// Splits a model over these GPUs in proportion to their free memory; `None` if the model does not fit.
 fn split_shares(one: &PlacementRequest, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
     let count = group.len() as u64;
     let own = one.needs.own_of_each_gpu();

@@ -1,13 +1,13 @@
-//! Memory that processes of one kind were measured to hold. It replaces the plan.
+//! Memory measured in processes with the same command. Measured values replace predicted values.
 
 use serde::{Deserialize, Serialize};
 
 use crate::sample::MemoryKind;
 
-/// Measured bytes of one memory of one kind of process.
+/// Measured bytes of processes with the same command, in one kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldMemory {
-    /// Memory that was measured.
+    /// Kind of memory that was measured.
     pub series: MemoryKind,
     /// Bytes when the latest process was ready.
     pub ready: u64,
@@ -15,10 +15,10 @@ pub struct HeldMemory {
     pub most: u64,
 }
 
-/// Divisor: smaller relative differences are not stored.
+/// Divisor of a value: differences below the quotient are not stored.
 const SMALL_CHANGE_DIVISOR: u64 = 64;
 
-/// Records a process's present bytes. `sound`: none of them are known to be a leak.
+/// Records a process's present bytes. The maximum rises only if `sound`: no part is known to be a leak.
 pub fn record_held(held: &mut Vec<HeldMemory>, series: MemoryKind, bytes: u64, sound: bool) {
     match held.iter_mut().find(|held| held.series == series) {
         Some(held) if sound => held.most = held.most.max(bytes),
@@ -27,10 +27,10 @@ pub fn record_held(held: &mut Vec<HeldMemory>, series: MemoryKind, bytes: u64, s
     }
 }
 
-/// Merges a further process's measurements; `None` if no value changes significantly.
+/// Merges a further process's measurements into the known ones; `None` if no value changes significantly.
 pub fn merge_held(known: &[HeldMemory], shown: &[HeldMemory]) -> Option<Vec<HeldMemory>> {
     let mut all = known.to_vec();
-    // A kind that moved to another GPU holds nothing on the old one.
+    // If the latest process used other GPUs, the values of GPUs that it did not use are obsolete.
     let on_gpus = |held: &HeldMemory| held.series != MemoryKind::Host;
     if shown.iter().any(on_gpus) {
         all.retain(|known| !on_gpus(known) || shown.iter().any(|now| now.series == known.series));

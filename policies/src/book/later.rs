@@ -1,22 +1,22 @@
 //! Host memory that a server takes while it runs: caches that fill with use. Their size depends on the
-//! requests, so they do not count among a model's needs.
+//! requests, so these caches do not count among a model's needs.
 
 use super::{ModelShape, ServerRun, context_and_slots};
 
 /// Upper bounds of caches that fill with use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaterMemory {
-    /// Largest prompt cache in bytes; `None` without a limit in bytes.
+    /// Largest size of the prompt cache in bytes; `None` without a limit in bytes.
     pub prompt_cache: Option<u64>,
-    /// Bytes of one context checkpoint: the windowed layers' cache or the recurrent state of one slot. 0
+    /// Bytes of one context checkpoint: the cache of windowed layers, or the recurrent state, of one slot. 0
     /// for models without checkpoints.
     pub checkpoint: u64,
-    /// Most checkpoints of all slots together.
+    /// Most checkpoints that all slots together can hold.
     pub checkpoints: u64,
 }
 
 impl LaterMemory {
-    /// Computes the bounds. `prompt_cache` is its limit in bytes, `checkpoints` the limit per slot.
+    /// Computes the bounds. `prompt_cache`: limit in bytes; `checkpoints`: limit per slot.
     pub fn estimate(
         shape: &ModelShape,
         run: &ServerRun,
@@ -24,7 +24,7 @@ impl LaterMemory {
         checkpoints: u32,
     ) -> Self {
         let (context, slots, _) = context_and_slots(shape, run);
-        // With `--swa-full` the cache can be cut anywhere, so no checkpoints are needed.
+        // With `--swa-full` the cache can be truncated at any token, so no checkpoints are needed.
         let window = if run.whole_windows { 0 } else { shape.window.min(context) };
         let kept = shape.layers.iter().map(|layer| {
             let tokens = if layer.windowed { window } else { 0 };

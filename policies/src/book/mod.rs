@@ -9,9 +9,9 @@
 //!            Shape, Run ────────> LaterMemory: caches that fill while the server runs, not part of the needs
 //! ```
 //!
-//! The book follows llama.cpp's allocations: the cache for all tokens of context, windowed layers for their
-//! window and one micro-batch, compute buffers for the largest micro-batch. Other memory of a process
-//! (code, vocabulary, CUDA context) is fixed and was measured.
+//! The book follows llama.cpp's allocations: the cache of a layer for all tokens of context, or, for windowed
+//! layers, for the window and one micro-batch; compute buffers for the largest micro-batch. Other memory of a
+//! process (code, vocabulary, CUDA context) is estimated with measured constants.
 //!
 //! Compute buffers have two sizes. A GPU provides all *reserved* bytes at once. The host provides pages
 //! when they are first *touched*, so reserved bytes that are never written cost nothing.
@@ -37,25 +37,25 @@ use self::computing::{BatchSizes, ComputeBuffers};
 use crate::sample::MemoryKind;
 use crate::units::MIB;
 
-/// Default number of slots, which then share one cache.
+/// llama-server's default number of slots; with this default, all slots share one cache.
 const DEFAULT_SLOTS: u64 = 4;
-/// Default number of tokens per micro-batch.
+/// llama-server's default number of tokens per micro-batch.
 const DEFAULT_UBATCH: u64 = 512;
-/// Context sizes of caches are multiples of this.
+/// Cache sizes, in tokens of context, are multiples of this.
 const CACHE_STEP: u64 = 256;
 /// Bytes of a process before it has loaded anything: library buffers, threads.
 const PROCESS_BYTES: u64 = 18 * MIB;
-/// Bytes per vocabulary token: its text in two tables, its score, and its place in a third. Measured with
-/// 262,144 tokens.
+/// Host bytes per vocabulary token: its text in two tables, its score, and its index in a third table.
+/// Measured with 262,144 tokens.
 const BYTES_PER_WORD: u64 = 150;
-/// Bytes per merge of the vocabulary: both texts and their rank. Measured with 48,900 merges.
+/// Host bytes per merge rule of the vocabulary: two texts and a rank. Measured with 48,900 merges.
 const BYTES_PER_MERGE: u64 = 180;
 /// GPU bytes of a CUDA context with llama.cpp's kernels and cuBLAS, on an H100; less on older GPUs.
 const CUDA_CONTEXT_BYTES: u64 = 690 * MIB;
-/// Host bytes of the same context.
+/// Host bytes of a CUDA context with llama.cpp's kernels and cuBLAS.
 const CUDA_HOST_BYTES: u64 = 212 * MIB;
 
-/// Purpose of memory.
+/// Purpose of a part of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NeedPurpose {
     /// Tensors of the model.
@@ -89,15 +89,15 @@ impl NeedPurpose {
 /// Memory needs of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeeds {
-    /// Own bytes on the host.
+    /// Host bytes of the process itself, without mapped files, by purpose.
     pub host: Vec<(NeedPurpose, u64)>,
     /// Mapped bytes of the model file; the kernel can reclaim them, but each token would read them again.
     pub mapped: u64,
-    /// Bytes on all GPUs together, by part.
+    /// Bytes on all GPUs together, by purpose.
     pub gpu: Vec<(NeedPurpose, u64)>,
-    /// Extra bytes on each used GPU, besides its share and the compute buffers.
+    /// Fixed bytes on each used GPU, besides weights, cache and compute buffers.
     pub each_gpu: u64,
-    /// Host buffers that llama-server reserves besides those of `host`, and never touches.
+    /// Bytes of host buffers that llama-server reserves but never touches; not included in `host`.
     pub untouched: u64,
     /// Tokens of context of all slots together.
     pub context: u64,
@@ -105,16 +105,16 @@ pub struct MemoryNeeds {
     pub slots: u64,
     /// Flags that take memory and that this book does not support.
     pub unknown: Vec<String>,
-    /// Measured needs of processes with the same command; these replace the plan.
+    /// Measured needs of processes with the same command; measured values replace predicted ones.
     pub measured: MeasuredNeeds,
 }
 
-/// Most memory of a kind of process.
+/// Most memory measured in processes with the same command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MeasuredNeeds {
-    /// Bytes on the host; `None` if never read.
+    /// Bytes on the host; `None` if never measured.
     pub host: Option<u64>,
-    /// Bytes on all GPUs together, and the number of GPUs.
+    /// Bytes on all GPUs together, and the number of GPUs; `None` if never measured.
     pub gpu: Option<(u64, u64)>,
 }
 
@@ -137,26 +137,26 @@ impl MeasuredNeeds {
 }
 
 impl MemoryNeeds {
-    /// Returns the bytes on the host: measured, else planned.
+    /// Returns the bytes on the host: measured if known, else predicted.
     pub fn host_bytes(&self) -> u64 {
         self.measured.host.unwrap_or_else(|| self.planned_host())
     }
 
-    /// Returns the planned bytes on the host.
+    /// Returns the predicted bytes on the host.
     pub fn planned_host(&self) -> u64 {
         self.host.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the bytes on this many GPUs together: measured, else planned.
+    /// Returns the bytes on this many GPUs together: measured if known, else predicted.
     pub fn gpu_bytes(&self, gpus: u64) -> u64 {
         match self.measured.gpu {
-            // Each additional GPU has a context and buffers of its own.
+            // Each additional GPU has its own context and compute buffers.
             Some((bytes, were)) => bytes + self.own_of_each_gpu() * gpus.saturating_sub(were),
             None => self.planned_gpu(gpus),
         }
     }
 
-    /// Returns the planned bytes on this many GPUs together.
+    /// Returns the predicted bytes on this many GPUs together.
     pub fn planned_gpu(&self, gpus: u64) -> u64 {
         let one: u64 = self.gpu.iter().map(|(_, bytes)| bytes).sum();
         if one == 0 { 0 } else { one + self.each_gpu + self.own_of_each_gpu() * gpus.saturating_sub(1) }
@@ -174,7 +174,7 @@ impl MemoryNeeds {
     }
 }
 
-/// Returns the tokens of context, the slots, and if all slots share one cache.
+/// Returns the tokens of context, the number of slots, and true if all slots share one cache.
 fn context_and_slots(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
     let slots = run.slots.unwrap_or(DEFAULT_SLOTS);
     let unified = run.is_one_pool();
@@ -185,8 +185,8 @@ fn context_and_slots(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
     (context, slots, unified)
 }
 
-/// Predicts a model's needs with this llama-server and these flags. `projector`: bytes of the projector's
-/// file.
+/// Predicts the memory needs of a model for this llama-server build and these flags. `projector`: size of
+/// the projector's file in bytes.
 pub fn predict_needs(
     shape: &ModelShape,
     run: &ServerRun,
@@ -197,7 +197,7 @@ pub fn predict_needs(
     let (context, slots, unified) = context_and_slots(shape, run);
     let ubatch = run.ubatch.unwrap_or(DEFAULT_UBATCH).min(context);
     let count = shape.layers.len() as u64;
-    // The output counts as the last layer.
+    // llama.cpp counts the output as the last layer.
     let first_on_gpu = match run.gpu_layers {
         _ if !gpus => count + 1,
         None | Some(GpuLayers::All) => 0,
@@ -236,7 +236,7 @@ pub fn predict_needs(
     let uses_gpu = gpu[slot(NeedPurpose::Weights)] > 0;
     if uses_gpu {
         gpu[slot(NeedPurpose::Computing)] += computing.reserved;
-        // Transferred data: tokens, the mask, and the output rows.
+        // Buffers for data transferred to and from the GPUs: tokens, the mask, and the output rows.
         host[slot(NeedPurpose::Computing)] +=
             ubatch * (context * 4 + shape.embedding * 4) + slots * shape.vocabulary * 4;
         if projector > 0 {

@@ -15,25 +15,25 @@ pub struct ServerRun {
     pub ubatch: Option<u64>,
     /// Number of layers on GPUs.
     pub gpu_layers: Option<GpuLayers>,
-    /// Number of first layers whose experts stay on the host.
+    /// Number of layers, counted from the first, whose experts stay on the host.
     pub host_experts: u64,
     /// Cache type of keys.
     pub key_type: CacheType,
     /// Cache type of values.
     pub value_type: CacheType,
-    /// Flash attention; `None`: used if available.
+    /// Flash attention on or off; `None`: on if available.
     pub flash: Option<bool>,
-    /// Prompt tokens whose outputs are needed.
+    /// Prompt tokens for which outputs are computed.
     pub outputs: OutputDemand,
-    /// Windowed layers keep the whole context.
+    /// Windowed layers cache the whole context (`--swa-full`).
     pub whole_windows: bool,
-    /// The cache stays on the host.
+    /// The key-value cache stays on the host.
     pub cache_on_host: bool,
     /// Weights are read instead of mapped.
     pub no_mmap: bool,
     /// `--split-mode`: distribution of weights over GPUs.
     pub split: Option<String>,
-    /// `--tensor-split`: shares of GPUs, as given.
+    /// `--tensor-split`: each GPU's share, as given.
     pub shares: Vec<f64>,
     /// `--main-gpu`: the GPU used if all weights are on one.
     pub main_gpu: Option<usize>,
@@ -43,10 +43,10 @@ pub struct ServerRun {
     pub unknown: Vec<String>,
 }
 
-/// Prompt tokens whose outputs are needed.
+/// Prompt tokens for which outputs are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputDemand {
-    /// The last one, for generation.
+    /// Only the last token, for generation.
     #[default]
     LastToken,
     /// All tokens, for embeddings and reranking.
@@ -58,19 +58,19 @@ pub enum OutputDemand {
 pub enum GpuLayers {
     /// All layers.
     All,
-    /// The last ones, counting the output as one.
+    /// This many of the last layers; the output counts as one layer.
     Last(u64),
 }
 
-/// Number format of the cache.
+/// Number format of the key-value cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheType {
-    /// 32 bits each.
+    /// 32 bits per number.
     F32,
-    /// 16 bits each, the default.
+    /// 16 bits per number, the default.
     #[default]
     F16,
-    /// 16 bits each, with a larger exponent.
+    /// 16 bits per number, with a larger exponent.
     Bf16,
     /// 32 numbers in 34 bytes.
     Q8,

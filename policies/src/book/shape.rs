@@ -9,7 +9,7 @@ use crate::units::truncate_to_u64;
 pub struct GgufDescription {
     /// The architecture, such as `llama`.
     pub architecture: String,
-    /// Numbers by key; arrays in order.
+    /// Numeric values by key; an array keeps its order.
     pub numbers: BTreeMap<String, Vec<f64>>,
     /// Lengths of arrays by key.
     pub lengths: BTreeMap<String, u64>,
@@ -24,13 +24,13 @@ pub struct LayerShape {
     pub keys: u64,
     /// Value elements per token.
     pub values: u64,
-    /// Attends only within the window.
+    /// The layer attends only to the tokens within the window.
     pub windowed: bool,
     /// Recurrent state per sequence, in 32-bit numbers.
     pub state: u64,
-    /// Bytes of its tensors, experts included.
+    /// Bytes of the layer's tensors, experts included.
     pub bytes: u64,
-    /// Bytes of its experts.
+    /// Bytes of the layer's experts.
     pub experts: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct ModelShape {
     pub input: u64,
     /// Bytes of the output tensors.
     pub output: u64,
-    /// The output shares the input's tensor, so a GPU needs a copy.
+    /// The output uses the tensor of the token embeddings, so a GPU needs a copy.
     pub tied: bool,
     /// Embedding size: numbers per token between layers.
     pub embedding: u64,
@@ -57,13 +57,14 @@ pub struct ModelShape {
     pub vocabulary: u64,
     /// Number of merges in the vocabulary.
     pub merges: u64,
-    /// Training context in tokens.
+    /// Context length in tokens that the model was trained with.
     pub context: u64,
     /// Window of windowed layers in tokens.
     pub window: u64,
 }
 
-/// Period of layers with full attention, by architecture as in llama.cpp, if the file does not state it.
+/// Period of layers with full attention by architecture, used if the file does not state the period; values
+/// from llama.cpp.
 const WINDOW_PERIODS: [(&str, u64); 6] =
     [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
 
@@ -87,7 +88,7 @@ impl ModelShape {
             return Err("its file does not say what it is (`general.architecture`)".to_owned());
         }
         let count = needed("block_count")?;
-        // Draft layers come after the others, and are loaded only for drafting.
+        // Draft layers (multi-token prediction) come last, and are loaded only for speculative decoding.
         let drafts = one("nextn_predict_layers").unwrap_or(0);
         let embedding = needed("embedding_length")?;
         let heads = needed("attention.head_count").unwrap_or(1).max(1);
@@ -102,7 +103,7 @@ impl ModelShape {
         let value_length = one("attention.value_length").unwrap_or(embedding / heads);
         let short_key = one("attention.key_length_swa").unwrap_or(key_length);
         let short_value = one("attention.value_length_swa").unwrap_or(value_length);
-        // Latent-attention models keep one short row for both keys and values.
+        // Models with latent attention (MLA) cache one short row for both keys and values.
         let latent = one("attention.kv_lora_rank").filter(|_| own("attention.key_length_mla").is_some());
         let window = one("attention.sliding_window").unwrap_or(0);
         let pattern = own("attention.sliding_window_pattern");
@@ -184,7 +185,7 @@ impl ModelShape {
     }
 }
 
-/// Recurrent numbers of a layer per sequence: of its convolution and its recurrence.
+/// Returns the 32-bit numbers of a layer's recurrent state per sequence: of its convolution and recurrence.
 fn recurrent_state(own: &impl Fn(&str) -> Option<Vec<u64>>) -> u64 {
     let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
     if let Some(head) = one("wkv.head_size") {

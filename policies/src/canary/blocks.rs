@@ -1,6 +1,6 @@
 //! Groups requests for comparison: one canary request with requests of the serving build that ended at
-//! about the same time. Changes that affect both builds, such as load or time of day, cancel out. Blocks
-//! depend only on when requests end, not on their results.
+//! about the same time. Changes that affect both builds, such as load or time of day, cancel out. The
+//! grouping depends only on the time when requests end, not on their results.
 
 use std::collections::VecDeque;
 

@@ -1,11 +1,11 @@
-//! Sequential evidence that may be checked after every request: the wealth of a bettor against a
-//! hypothesis, who cannot be expected to win if it holds.
+//! Sequential evidence that may be checked after every request. The evidence is the wealth of a gambler who
+//! bets against a hypothesis, and whose expected gain is zero or less if the hypothesis holds.
 //!
-//! While the hypothesis holds, the wealth reaches `1 / wrong` with probability at most `wrong`, for any
+//! If the hypothesis holds, the wealth reaches `1 / wrong` with probability at most `wrong`, for any
 //! number of checks (Ville's inequality). Stopping at that moment keeps the declared error rate. Several
-//! bets run with equal shares, because the size of the difference is unknown.
+//! bets run with equal shares of the wealth, because the size of the difference is unknown.
 
-/// Stakes of bets on a mean: small ones find small differences, large ones are fast.
+/// Stakes of bets on a mean: small stakes find small differences, large stakes decide sooner.
 const BET_STAKES: [f64; 5] = [0.1, 0.25, 0.5, 0.75, 0.95];
 
 /// Pairs of failure rates (serving build, canary) to bet on.
@@ -22,10 +22,10 @@ const BET_FAILURE_RATES: [(f64, f64); 10] = [
     (0.3, 0.7),
 ];
 
-/// Factors by which the canary dies more often, to bet on.
+/// Assumed ratios of the canary's death rate to that of the serving build, to bet on.
 const BET_DEATH_FACTORS: [f64; 4] = [4.0, 20.0, 100.0, 1000.0];
 
-/// Wealth of several bets, as logarithms.
+/// Wealth of several bets, as logarithms of the factors by which each has grown.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct BetWealth(Vec<f64>);
 
@@ -34,7 +34,7 @@ impl BetWealth {
         Self(vec![0.0; bets])
     }
 
-    /// Returns the total wealth; initially 1.
+    /// Returns the mean wealth of all bets; initially 1.
     pub(super) fn total(&self) -> f64 {
         let (most, count) = (self.0.iter().copied().fold(f64::MIN, f64::max), self.0.len());
         let sum: f64 = self.0.iter().map(|log| (log - most).exp()).sum();
@@ -42,7 +42,7 @@ impl BetWealth {
     }
 }
 
-/// Bets that a mean of values in [-1, 1] is above 0. Fair or losing if it is not.
+/// Bets that the mean of values in [-1, 1] is above 0. If it is not, no bet wins on average.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PositiveMean(BetWealth);
 
@@ -65,9 +65,9 @@ impl PositiveMean {
 }
 
 /// Bets that the canary fails more often. Each block multiplies the wealth by its probability under two
-/// given failure rates, divided by its probability under their common mean. This is fair for any common
-/// rate, and loses if the canary fails less (Turner, Ly and Grünwald: generic E-variables for exact
-/// sequential k-sample tests, 2024).
+/// given failure rates, divided by its probability under the mean of these rates. Such a bet is fair if both
+/// builds have the same rate, and loses if the canary fails less (Turner, Ly and Grünwald: generic
+/// E-variables for exact sequential k-sample tests, 2024).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MoreFailures(BetWealth);
 
@@ -76,7 +76,7 @@ impl MoreFailures {
         Self(BetWealth::new(BET_FAILURE_RATES.len()))
     }
 
-    /// Adds a block: a canary request, with the number of compared requests and of failures among them.
+    /// Adds a block: a canary request, the number of requests compared with it, and their failures.
     pub(super) fn add_block(&mut self, failed: bool, beside: u64, failures: u64) {
         let (all, broken) = (crate::units::as_f64(beside), crate::units::as_f64(failures.min(beside)));
         let log = |rate: f64, failures: f64, sound: f64| failures * rate.ln() + sound * (-rate).ln_1p();
@@ -93,8 +93,8 @@ impl MoreFailures {
     }
 }
 
-/// Bets that the canary dies more often per work. Each death multiplies the wealth by the probability that
-/// it hits the canary, divided by the canary's share of the work.
+/// Bets that the canary dies more often per request. Each death multiplies the wealth by the assumed
+/// probability of its side (canary or serving build), divided by that side's share of the requests.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MoreDeaths(BetWealth);
 
@@ -103,7 +103,7 @@ impl MoreDeaths {
         Self(BetWealth::new(BET_DEATH_FACTORS.len()))
     }
 
-    /// Adds a death, with the canary's share of all work, strictly between 0 and 1.
+    /// Adds a death. `tried`: the canary died; `share`: the canary's share of all work, between 0 and 1.
     pub(super) fn add_death(&mut self, tried: bool, share: f64) {
         for (wealth, times) in self.0.0.iter_mut().zip(BET_DEATH_FACTORS) {
             let own = times * share / (times * share + 1.0 - share);

@@ -1,4 +1,4 @@
-//! Input of a trial: ended requests and memory.
+//! Input of a trial: requests that have ended, and memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,14 +14,14 @@ pub enum TrialArm {
     Canary,
 }
 
-/// An ended request.
+/// A request that has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrialExchange {
-    /// Build that answered it.
+    /// Build that answered the request.
     pub arm: TrialArm,
-    /// Number that identifies its conversation.
+    /// Number that identifies the request's conversation.
     pub conversation: u64,
-    /// Failed through its build: a 5xx answer, or an aborted one.
+    /// The request failed through its build: the answer had a 5xx status or was aborted.
     pub failed: bool,
     /// Milliseconds from the lease to the first byte of the answer.
     pub latency_ms: Option<f64>,
@@ -32,8 +32,8 @@ pub struct TrialExchange {
 /// Memory of one build's processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ArmMemory {
-    /// State of each series.
+    /// The detector's state of each kind of memory.
     pub growth: Vec<SeriesGrowth>,
-    /// Bytes of host memory when ready.
+    /// Bytes of host memory when the process became ready.
     pub host_at_ready: Option<u64>,
 }

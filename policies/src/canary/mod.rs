@@ -1,5 +1,5 @@
-//! Judges if a canary build of llama-server is as good as the serving one, from requests of both in the
-//! same period.
+//! Judges if a canary build of llama-server is as good as the serving one, from requests that both builds
+//! answer in the same period.
 //!
 //! ```text
 //!  requests of both ─> blocks ─┬─ failures  ─> more often? / not by much?  ┐
@@ -41,16 +41,16 @@ pub type CanaryConfig = crate::defaults::Canary;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum CanaryVerdict {
-    /// Neither answer is certain.
+    /// The evidence suffices neither for "better or equal" nor for "worse".
     Undecided {
-        /// Missing evidence, or the reason of the end, in words.
+        /// Missing evidence in words; if the trial is over, preceded by the reason for its end.
         missing: Vec<String>,
     },
-    /// The canary is better, or as good within the declared margins.
+    /// The canary is better, or not worse by more than the declared margins.
     BetterOrEqual,
     /// The canary is worse.
     Worse {
-        /// Aspects in which it is worse, in words.
+        /// Aspects in which the canary is worse, in words.
         reasons: Vec<String>,
     },
 }
@@ -75,7 +75,7 @@ impl CanaryVerdict {
         }
     }
 
-    /// Returns true if the verdict compares the builds.
+    /// Returns true if the verdict is "better or equal" or "worse".
     pub const fn is_decided(&self) -> bool {
         !matches!(self, Self::Undecided { .. })
     }

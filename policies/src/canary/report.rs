@@ -15,8 +15,8 @@ pub struct CanaryReport {
     pub evidence: Vec<QuestionEvidence>,
 }
 
-/// Evidence on one question. Both values start at 1; an answer is certain once its value reaches the
-/// threshold.
+/// Evidence on one question. Each of the two evidence values starts at 1 and is conclusive once it reaches
+/// its threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuestionEvidence {
     /// Name of the question: `failures`, `latency` or `pace`.
@@ -34,20 +34,20 @@ pub struct QuestionEvidence {
 /// State of one build.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ArmReport {
-    /// Ended requests.
+    /// Number of requests that have ended.
     pub requests: u64,
-    /// Ended requests that failed through the build.
+    /// Number of requests that failed through the build.
     pub failures: u64,
-    /// Deaths of its processes through their own fault.
+    /// Deaths of the build's processes through their own fault.
     pub deaths: u64,
-    /// Median milliseconds until an answer begins; `None` before the first.
+    /// Median milliseconds until an answer begins; `None` before the first answer.
     pub latency_ms: Option<f64>,
-    /// Median milliseconds per token; `None` before the first.
+    /// Median milliseconds per token; `None` before the first answer with a token count.
     pub token_ms: Option<f64>,
-    /// Symptoms, in words.
+    /// Symptoms of the build's processes, in words.
     pub unwell: Vec<String>,
     /// Host memory of a fresh process, in bytes.
     pub host_at_ready: Option<u64>,
-    /// Worst verdict of the detector; `None` before the first reading.
+    /// Worst verdict of the leak detector; `None` before the first reading.
     pub growth: Option<growth::GrowthVerdict>,
 }

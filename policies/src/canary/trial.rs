@@ -11,14 +11,14 @@ use crate::growth::stats::median;
 use crate::growth::{self, SeriesGrowth};
 use crate::units;
 
-/// Answers without a token count after which none is expected: embeddings have none.
+/// Successful answers without a token count after which none is awaited; embeddings, for example, have none.
 const MISSING_PACE_ANSWERS: u64 = 32;
-/// Error rate of each of the three tests that must agree before a canary counts as good; the detector
-/// continues after that.
+/// Error rate of each of the three tests (failures, latency, pace) that must agree before a canary counts as
+/// good. The leak detector goes on watching after that.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;
 /// Number of tests that may call a canary worse by chance: failures, deaths, latency, pace.
 const WORSE_TESTS: f64 = 4.0;
-/// Most remembered conversations, more than any trial needs; later ones do not count for speeds.
+/// Most remembered conversations, more than any trial needs; speeds of later conversations are not compared.
 const CONVERSATIONS_MOST: usize = 65_536;
 
 /// Trial of a canary build against the serving one.
@@ -48,7 +48,7 @@ struct ArmState {
     growth: Vec<SeriesGrowth>,
 }
 
-/// Comparison of one speed.
+/// Comparison of the builds' latencies, or of their times per token.
 #[derive(Clone, Debug)]
 struct SpeedComparison {
     blocks: RequestBlocks<f64>,
@@ -68,8 +68,8 @@ impl SpeedComparison {
         }
     }
 
-    /// Adds a duration in milliseconds. A canary that takes `margin` times as long loses half of the
-    /// comparisons.
+    /// Adds a duration in milliseconds. A canary that takes exactly `margin` times as long as the serving
+    /// build loses half of the comparisons.
     fn note(&mut self, arm: TrialArm, ms: f64) {
         let Some((tried, others)) = self.blocks.add_value(arm, ms) else { return };
         let lost = |other: f64| match tried.total_cmp(&(other * self.margin)) {
@@ -110,8 +110,8 @@ impl CanaryTrial {
         }
     }
 
-    /// Records an ended request. Requests that say nothing about the build (client left, refused) must not
-    /// be passed.
+    /// Records a request that has ended. Callers must leave out requests that do not depend on the build
+    /// (the client left, the request was refused).
     pub fn record_exchange(&mut self, exchange: &TrialExchange) {
         let TrialExchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
         let shown = self.numbers.shown;
@@ -147,7 +147,7 @@ impl CanaryTrial {
 
     /// Records the death of a build's process through its own fault.
     pub fn record_death(&mut self, arm: TrialArm) {
-        // The running request is not counted yet.
+        // The request that was running is not counted yet, so add 1.
         let work = |side: &ArmState| units::as_f64(side.report.requests + 1);
         let (tried, other) = (work(&self.canary), work(&self.base));
         self.more_deaths.add_death(arm == TrialArm::Canary, tried / (tried + other));
@@ -171,13 +171,13 @@ impl CanaryTrial {
         side.growth = memory.growth;
     }
 
-    /// Returns the time to wait for a canary's answer before the serving build gets the request.
+    /// Returns the time to wait for the canary's answer before the serving build gets the request instead.
     pub fn patience(&self) -> Duration {
         let ms = self.slowest_ms * self.numbers.patience;
         Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX).max(self.numbers.patience_least)
     }
 
-    /// Returns the verdict after this time, and true if the trial is over.
+    /// Returns the verdict after `elapsed` time, and true if the trial is over.
     pub fn judge(&self, elapsed: Duration) -> (CanaryVerdict, bool) {
         let reasons = self.reasons();
         if !reasons.is_empty() {
@@ -245,7 +245,7 @@ impl CanaryTrial {
         reasons
     }
 
-    /// Returns the reason if the canary leaks and the serving build does not, or leaks less.
+    /// Returns a reason for "worse" if the canary leaks and the serving build leaks less or not at all.
     fn leak_reason(&self) -> Option<String> {
         self.canary.growth.iter().filter(|growth| growth.verdict.leaks()).find_map(|growth| {
             let other = self.base.growth.iter().find(|other| other.series == growth.series);
@@ -261,7 +261,7 @@ impl CanaryTrial {
         })
     }
 
-    /// Returns the evidence missing for a verdict "as good".
+    /// Returns the evidence missing for the verdict "better or equal".
     fn missing(&self) -> Vec<String> {
         let needs = 1.0 / WRONG_EQUAL_CHANCE;
         let mut missing = Vec::new();

@@ -1,14 +1,14 @@
 //! Holds back recycles by policy: too soon after the last one, or when recycling has proved futile.
 //!
-//! | held | reason | until |
+//! | reason | details | held back until |
 //! |---|---|---|
-//! | too soon | the last recycle is recent, by an interval and by the load time | time passes |
+//! | too soon | the last recycle is more recent than an interval, or a multiple of the load time | time passes |
 //! | futile | several times the new process was as big as the old one | an operator restarts the model |
-//! | budget too small | a fresh process exceeds the budget, at ready or with its first work ([`working_set`]) | the same |
+//! | budget too small | a fresh process exceeds the budget, at ready or with its first work ([`working_set`]) | an operator restarts the model |
 //! | growth | several recycles because of growth in a few hours | an operator restarts the model |
-//! | driver | memory did not return after the process exited | it returns, or an operator restarts the model |
+//! | driver | memory did not return after the process exited | memory returns, or an operator restarts the model |
 //!
-//! Each memory counts separately: where recycling does not help VRAM it may still help the host.
+//! Each kind of memory counts separately: a recycle that does not help VRAM may still help the host.
 
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ use crate::units::ByteSize;
 use crate::units::format_span;
 use working_set::{BudgetPass, BudgetRecords, BudgetShortfall};
 
-/// Rule that separates recycles.
+/// Rule for the least time between two recycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseRule {
@@ -55,13 +55,13 @@ impl PauseRule {
 pub enum HoldReason {
     /// The last recycle was too recent.
     TooSoon {
-        /// Time until it is allowed, in whole seconds, rounded up.
+        /// Time until a recycle is allowed, in whole seconds, rounded up.
         seconds_left: u64,
-        /// Rule that holds it back.
+        /// Rule that sets the interval.
         #[serde(default)]
         rule: PauseRule,
     },
-    /// A drain was abandoned, because requests still ran at its deadline and the machine has memory.
+    /// The last drain was abandoned, because requests still ran at its deadline and the machine had memory.
     LongRequests {
         /// Time until the next drain, in whole seconds, rounded up.
         seconds_left: u64,
@@ -89,10 +89,10 @@ pub enum HoldReason {
         /// Missing bytes.
         bytes: u64,
     },
-    /// The next process could not start, so this one would be stopped for nothing.
+    /// The next process could not start, so stopping the present process would only cause an outage.
     CannotStart,
-    /// The budget is below the working set of the model. It causes no replacement until an operator acts,
-    /// or until the process exceeds the suggested budget.
+    /// The budget is below the working set of the model. The budget causes no replacement until an operator
+    /// acts, or until the process exceeds the suggested budget.
     BudgetTooSmall {
         /// Memory in question.
         series: MemoryKind,
@@ -166,14 +166,14 @@ impl std::fmt::Display for HoldReason {
     }
 }
 
-/// Circumstances of a decision.
+/// Circumstances of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CooldownQuery {
-    /// Time since the caller's epoch.
+    /// Present time, as the time since the caller's epoch.
     pub now: Duration,
-    /// Last time from spawn to ready; `None` if unknown.
+    /// Time that the last start took from spawn to ready; `None` if unknown.
     pub load_time: Option<Duration>,
-    /// Random number of the generation in `[0, 1)`.
+    /// Random number in `[0, 1)`, fixed for a process, for the jitter.
     pub unit: f64,
     /// Bytes that the process holds of the memory in question; `None` if unknown.
     pub held: Option<u64>,
@@ -183,12 +183,12 @@ pub struct CooldownQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecycleCooldown {
     last: Option<Duration>,
-    /// Consecutive recycles that did not help, by memory.
+    /// Consecutive recycles that did not help, by kind of memory.
     futile: Vec<(MemoryKind, u32)>,
     /// Times of the latest recycles because of growth.
     growth: Vec<Duration>,
     growth_off: Option<HoldReason>,
-    /// Consecutive exits after which memory was missing, and the bytes missing after the last.
+    /// Consecutive exits after which memory was missing, and the bytes missing after the last exit.
     unreturned: Vec<(MemoryKind, u32, u64)>,
     /// Budgets that were exceeded soon after ready.
     #[serde(default)]
@@ -200,7 +200,7 @@ impl RecycleCooldown {
     ///
     /// # Errors
     ///
-    /// Reason that holds it back.
+    /// Reason that holds the recycle back.
     pub fn check(
         &self,
         decision: &RecycleDecision,
@@ -211,7 +211,7 @@ impl RecycleCooldown {
         if let Some(held) = decision.reason.and_then(barred) {
             return Err(held);
         }
-        // The pause is for policies that do not help, not for a machine that is running out of memory.
+        // The intervals are for policies that do not help, not for a machine that is running out of memory.
         if decision.threat || decision.action == RecycleAction::KillNow {
             return Ok(());
         }
@@ -225,8 +225,8 @@ impl RecycleCooldown {
         Ok(())
     }
 
-    /// Returns what bars a recycle for this reason until an operator acts, ignoring the time since the last
-    /// one. `held` is the process's bytes of that memory.
+    /// Returns the reason that bars a recycle until an operator acts; ignores the time since the last
+    /// recycle. `held`: bytes of the process in that memory.
     pub fn find_bar(
         &self,
         reason: Reason,
@@ -241,7 +241,7 @@ impl RecycleCooldown {
         self.budgets.find_bar(reason, series, held).or_else(|| self.check_cure(reason, series, policy).err())
     }
 
-    /// Records a recycle because of a budget that the process had exceeded at `first`.
+    /// Records a recycle because of a budget. `first`: the first reading above that budget.
     pub fn record_replacement(
         &mut self,
         first: &BudgetPass,
@@ -251,7 +251,8 @@ impl RecycleCooldown {
         self.budgets.record_replacement(first, load_time, policy);
     }
 
-    /// Returns true if a recycle for this budget is futile, because the one before did not last either.
+    /// Returns true if a recycle for this budget is futile: this process and its predecessor exceeded it
+    /// soon.
     pub fn is_repeated(
         &self,
         first: &BudgetPass,
@@ -261,8 +262,8 @@ impl RecycleCooldown {
         self.budgets.is_repeated(first, load_time, policy)
     }
 
-    /// Records that the process after a recycle is ready. Intervals count from here, so that a long load is
-    /// not service time.
+    /// Records that the process after a recycle is ready. Intervals count from this time, so that the load
+    /// time is not part of them.
     pub fn record_ready(&mut self, now: Duration) {
         self.last = self.last.map(|last| last.max(now));
     }
@@ -291,7 +292,7 @@ impl RecycleCooldown {
         Ok(())
     }
 
-    /// Records the start of a recycle by policy. Returns what it switches off, if anything.
+    /// Records the start of a recycle by policy. Returns the new bar if this recycle is one too many.
     pub fn record_start(
         &mut self,
         now: Duration,
@@ -313,8 +314,8 @@ impl RecycleCooldown {
         Some(held)
     }
 
-    /// Records that the generation after a recycle because of `series` has settled. Returns what this
-    /// switches off, if anything.
+    /// Records whether a recycle because of `series` helped, once the new process has settled. Returns the
+    /// new bar if too many recycles in a row did not help.
     pub fn record_result(
         &mut self,
         series: MemoryKind,
@@ -329,8 +330,8 @@ impl RecycleCooldown {
             .then_some(HoldReason::Futile { recycles, series: Some(series) })
     }
 
-    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned_bytes`]. Returns
-    /// what this switches off, if anything.
+    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned_bytes`].
+    /// Returns the new bar if memory was missing after too many exits.
     pub fn record_exit(
         &mut self,
         series: MemoryKind,
@@ -347,13 +348,14 @@ impl RecycleCooldown {
             .then_some(HoldReason::DriverLeak { series, bytes })
     }
 
-    /// Resets the policy after an operator's restart. The interval since the last recycle stays.
+    /// Resets the policy after an operator's restart, but keeps the time of the last recycle.
     pub fn reset(&mut self) {
         *self = Self { last: self.last, ..Self::default() };
     }
 }
 
-/// Returns the least time between two recycles, and its rule. Urgent recycles never wait longer than others.
+/// Returns the least time between two recycles, and the rule behind it. Urgent recycles wait no longer than
+/// others.
 fn least_interval(
     action: RecycleAction,
     ask: &CooldownQuery,
@@ -378,12 +380,12 @@ fn least_interval(
     (Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain), rule)
 }
 
-/// Returns true if a recycle helped: the next generation is clearly smaller, and within the budget that
-/// caused it.
+/// Returns true if a recycle helped: the next process is clearly smaller, and within the budget that
+/// caused the recycle.
 ///
-/// `fresh` is the old generation's size when it was young. If known, three quarters of the growth since
-/// then must be gone; weights may be most of a process and never shrink. Otherwise a tenth must be gone:
-/// less may be allocator noise.
+/// `fresh` is the old process's size when it was young. If known, three quarters of the growth since then
+/// must be gone, because most of a process may be weights, which never shrink. If unknown, a tenth of the
+/// size must be gone, because less may be allocator noise.
 pub fn recycle_helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
     let most = match fresh.filter(|fresh| *fresh < before) {
         Some(fresh) => fresh.saturating_add((before - fresh) / 4),
@@ -392,9 +394,8 @@ pub fn recycle_helped(before: u64, after: u64, fresh: Option<u64>, budget: Optio
     after <= most && budget.is_none_or(|budget| after < budget)
 }
 
-/// Returns the bytes that did not return: free before the spawn, and not free after the exit. `None` if
-/// nothing is missing, or less than a quarter of the process's last size, because other programs' memory
-/// varies, too.
+/// Returns the bytes that were free before the spawn and are not free after the exit. `None` if nothing is
+/// missing, or less than a quarter of the process's last size, because other programs' memory varies, too.
 pub fn unreturned_bytes(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
     let missing = free_before_spawn.saturating_sub(free_after_exit);
     (missing > 0 && missing >= held_at_end / 4).then_some(missing)

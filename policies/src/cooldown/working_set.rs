@@ -7,11 +7,12 @@
 //! ```
 //!
 //! A reading at ready includes no prompts, caches and work buffers, so a replacement may look successful
-//! and be undone by the first request. Time and work between ready and the budget separate two cases. A
-//! leak exceeds its budget late, or is known as a leak; a working set exceeds it with the first requests.
+//! and be undone by the first request. Two cases are told apart by the time and work between ready and the
+//! first reading above the budget. A leak exceeds its budget late, or the detector reports it; a working
+//! set exceeds it with the first requests.
 //!
-//! A barred budget is replaced by the suggested one until an operator acts. A young process that grows
-//! beyond the suggested budget raises it; later growth beyond it causes recycles again.
+//! A barred budget is replaced by the suggested one until an operator acts. If a young process grows beyond
+//! the suggested budget, the suggestion rises; if an older process does, it is recycled.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -24,10 +25,10 @@ use crate::recycle::{Reason, RecycleAction, RecycleFacts, RecyclePolicy, SeriesF
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, scale_bytes};
 
-/// Two consecutive tries are no accident, and each costs the model a load.
+/// Futile replacements that bar a budget: two in a row are no accident, and each costs a load of the model.
 const BUDGET_TRIES: u32 = 2;
 
-/// A process at the reading at which it exceeded a budget.
+/// A process's state at a reading above a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BudgetPass {
     /// Budget in question: [`Reason::HostSoft`] or a similar one.
@@ -44,7 +45,7 @@ pub struct BudgetPass {
     pub age: Duration,
     /// Answered requests since ready.
     pub requests: u64,
-    /// The detector reports a leak, so the budget says nothing about work.
+    /// The detector reports a leak, so the budget may suffice for the working set.
     pub leaks: bool,
 }
 
@@ -76,7 +77,8 @@ impl BudgetPass {
         passed.collect()
     }
 
-    /// Returns true if it came so soon after ready that another process would exceed the budget as well.
+    /// Returns true if the budget was exceeded so soon after ready that a new process would exceed it as
+    /// well.
     pub(super) fn is_soon(&self, load_time: Option<Duration>, policy: &RecyclePolicy) -> bool {
         let hard = matches!(self.reason, Reason::HostHard | Reason::VramHard);
         let action = if hard { RecycleAction::DrainNow } else { RecycleAction::RecycleWhenQuiet };
@@ -92,7 +94,7 @@ impl BudgetPass {
 pub struct PassedBudgets(Vec<BudgetPass>);
 
 impl PassedBudgets {
-    /// Adds the facts of a judgement. Returns the budgets that they show to be too small.
+    /// Adds the facts of a judgement. Returns the budgets that these facts show to be too small.
     pub fn add_facts(
         &mut self,
         facts: &RecycleFacts,
@@ -111,7 +113,7 @@ impl PassedBudgets {
         news.collect()
     }
 
-    /// Returns the reading at which a budget was exceeded; `None` if it was not.
+    /// Returns the first reading above a budget; `None` if the budget was not exceeded.
     pub fn find(&self, reason: Reason, series: Option<MemoryKind>) -> Option<&BudgetPass> {
         self.0.iter().find(|known| known.reason == reason && Some(known.series) == series)
     }
@@ -122,7 +124,7 @@ impl PassedBudgets {
 struct BudgetRecord {
     reason: Reason,
     series: MemoryKind,
-    /// Consecutive replacements for which it was exceeded soon.
+    /// Consecutive replacements of processes that had exceeded the budget soon after ready.
     tries: u32,
     /// Set if the budget is below the working set.
     shortfall: Option<BudgetShortfall>,
@@ -137,7 +139,7 @@ pub struct BudgetShortfall {
     /// Bytes of a fresh process at ready; `None` if not read.
     #[serde(rename = "ready_bytes")]
     pub at_ready: Option<u64>,
-    /// Most bytes of a process after work.
+    /// Most bytes that a process held soon after ready, with its first work.
     #[serde(rename = "held_bytes")]
     pub held: u64,
     /// Budget in bytes that suffices for the model.
@@ -208,8 +210,8 @@ const fn budget_key(reason: Reason) -> &'static str {
     }
 }
 
-/// Finds budgets that are too small for the recorded memory of earlier processes without a leak. `total`
-/// returns the machine's bytes of a memory, if known.
+/// Finds budgets that are too small for the memory that earlier processes held without a leak. `total`
+/// returns the size of one kind of memory in bytes, if known.
 pub fn find_shortfalls(
     policy: &RecyclePolicy,
     seen: &[Seen],
@@ -219,7 +221,7 @@ pub fn find_shortfalls(
         let (series, at_ready, held) = (seen.series, seen.ready, seen.most.max(seen.ready));
         let facts = SeriesFacts { total: total(series), ..SeriesFacts::from_bytes(series, Some(held)) };
         let too_small = move |budget: u64| {
-            // A process replaced at its budget holds slightly more by then.
+            // A process that is replaced at its budget has grown slightly beyond it by then.
             at_ready >= budget || held > scale_bytes(budget, policy.levels.kill_over)
         };
         let (soft, hard) = budget_reasons(series);
@@ -257,8 +259,8 @@ impl BudgetRecords {
         &mut self.0[index]
     }
 
-    /// Records that a process over a budget was judged. `first` is the reading at which it exceeded the
-    /// budget, `now` the present one. Returns what this switches off, if anything.
+    /// Records that a process over a budget was judged. `first`: the first reading above the budget; `now`:
+    /// the present reading. Returns the new bar if the budget has proved too small.
     pub(super) fn record_pass(
         &mut self,
         first: &BudgetPass,
@@ -271,7 +273,7 @@ impl BudgetRecords {
         let suggested = scale_bytes(now.held, policy.levels.host_soft);
         let fresh_is_over = first.at_ready.is_some_and(|at_ready| at_ready >= now.budget);
         if !fresh_is_over {
-            // An earlier process was over it at ready, and this one was not.
+            // Earlier processes were above the budget at ready; this one was not, so forget that shortfall.
             entry.shortfall = entry.shortfall.filter(|known| known.tries > 0);
         }
         if let Some(known) = &mut entry.shortfall {
@@ -309,8 +311,8 @@ impl BudgetRecords {
         entry.tries = if first.is_soon(load_time, policy) { entry.tries.saturating_add(1) } else { 0 };
     }
 
-    /// Returns what bars a budget as too small for a process of this size. A hard budget that is too small
-    /// bars the soft one below it as well.
+    /// Returns the reason that bars a budget as too small, if the process holds less than the suggested
+    /// budget. A hard budget that is too small bars the soft budget as well.
     pub(super) fn find_bar(
         &self,
         reason: Reason,
@@ -332,7 +334,7 @@ impl BudgetRecords {
             .map(|(reason, shortfall)| HoldReason::BudgetTooSmall { series, reason, shortfall })
     }
 
-    /// Returns true if a process exceeded a budget as soon as its predecessor that was replaced for it.
+    /// Returns true if this process exceeded a budget soon, as did its predecessor that was replaced for it.
     pub(super) fn is_repeated(
         &self,
         first: &BudgetPass,

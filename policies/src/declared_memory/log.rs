@@ -1,4 +1,4 @@
-//! Parses lines of llama-server's log about its caches. Upstream's texts are the same from b6723 to October
+//! Parses lines of llama-server's log about its caches. llama.cpp's texts are the same from b6723 to October
 //! 2026; the prefixes (`srv  …: `, `slot …: `, times, colours) vary and are skipped.
 
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ pub enum CacheLogLine {
 
 /// Parses one line; `None` if it says nothing about caches.
 pub fn parse_line(line: &str) -> Option<CacheLogLine> {
-    // Nearly all lines of a busy server are about other things.
+    // Nearly all lines of a busy server are about other things, so only cheap searches are made.
     if let Some(rest) = text_after(line, "cache state: ") {
         return Some(CacheLogLine::CacheState { bytes: mib(text_after(rest, " prompts, ")?)? });
     }
@@ -89,7 +89,7 @@ pub fn parse_line(line: &str) -> Option<CacheLogLine> {
     None
 }
 
-/// `slot create_check: id  1 | task 0 | …`
+/// Parses the slot number in a line such as `slot create_check: id  1 | task 0 | …`.
 fn slot(line: &str) -> Option<u32> {
     number(text_after(line, ": id ")?.trim_start())
 }
@@ -103,7 +103,7 @@ fn number(text: &str) -> Option<u32> {
     text[..digits].parse().ok()
 }
 
-/// `62.813 MiB` in bytes.
+/// Parses a size such as `62.813 MiB`; returns bytes.
 fn mib(text: &str) -> Option<u64> {
     let (number, rest) =
         text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! llama-server has two such pools in host memory: the prompt cache (`--cache-ram`), and the checkpoints of
-//! contexts that cannot be cut (`--ctx-checkpoints`, for models with sliding windows or recurrent layers).
-//! Log values replace declared ones, because they describe this process.
+//! contexts that cannot be truncated (`--ctx-checkpoints`, for models with sliding windows or recurrent
+//! layers). Values in the log replace declared values, because the log describes this process.
 
 mod log;
 #[cfg(test)]
@@ -26,9 +26,9 @@ use crate::units::{ByteSize, MIB};
 const PROMPT_CACHE_SINCE: u32 = 6723;
 /// Default limit of the prompt cache in MiB.
 const CACHE_DEFAULT_MIB: u64 = 8192;
-/// First build with checkpoints of any context, and the default number per slot.
+/// First build with checkpoints for any kind of context, and its default number of checkpoints per slot.
 const CHECKPOINTS: (u32, u32) = (6685, 32);
-/// The same for older builds, which have checkpoints of sliding windows only.
+/// First build with checkpoints for sliding windows only, and its default number of checkpoints per slot.
 const SWA_CHECKPOINTS: (u32, u32) = (6160, 3);
 
 /// Source of a value.
@@ -64,7 +64,7 @@ struct SourcedValue<T> {
     from: ValueSource,
 }
 
-/// Host memory that one server is configured to cache.
+/// Host memory that one server may use for its caches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeclaredMemory {
     /// Limit of the prompt cache in bytes; `None` for no limit.
@@ -72,7 +72,7 @@ pub struct DeclaredMemory {
     /// Checkpoints per slot.
     checkpoints: SourcedValue<u32>,
     slots: SourcedValue<u32>,
-    /// The slots share one context. Records of other versions do not contain it.
+    /// The slots share one context. Records of older versions lack this field.
     #[serde(default)]
     one_pool: bool,
     /// Bytes of the largest checkpoint in the log.
@@ -108,7 +108,7 @@ impl CachePool {
 /// Declared size of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeclaredPool {
-    /// Pool in question.
+    /// Pool that these sizes describe.
     pub pool: CachePool,
     /// Most bytes.
     pub most: u64,
@@ -138,8 +138,8 @@ impl DeclaredMemory {
     };
 
     /// Reads the values from a command. `env` holds the process's variables, `build` llama.cpp's build
-    /// number; an unknown build gets the newest defaults, which are the larger ones. Invalid values are
-    /// ignored: llama-server will not start with them. The number of slots may also come from
+    /// number; an unknown build gets the defaults of the newest, which are the largest. Invalid values are
+    /// ignored, because llama-server does not start with them. The number of slots may also come from
     /// [`DeclaredMemory::set_slots`] or the log.
     pub fn from_command(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
         let build = build.filter(|build| *build >= LEAST_BUILD_NUMBER);
@@ -180,23 +180,23 @@ impl DeclaredMemory {
         Self { cache, checkpoints, slots, one_pool, ..Self::NONE }
     }
 
-    /// Sets the number of slots by `/props`.
+    /// Sets the number of slots that `/props` reports.
     pub fn set_slots(&mut self, slots: u32) {
         self.slots = SourcedValue { value: slots, from: ValueSource::Props };
     }
 
-    /// Returns true if all slots share one context, so that one slot can use all of it. Irrelevant with one
-    /// slot.
+    /// Returns true if all slots share one context, so that one slot can use all of it. Irrelevant for a
+    /// server with a single slot.
     pub const fn is_one_pool(&self) -> bool {
         self.one_pool
     }
 
-    /// Sets the machine's available bytes; half of them stand in for a missing limit.
+    /// Sets the machine's available bytes; half of them are assumed for a prompt cache without a limit.
     pub fn set_available(&mut self, bytes: u64) {
         self.available = Some(bytes);
     }
 
-    /// Applies a log line. `None` if it says nothing about caches.
+    /// Applies a log line and returns its content; `None` if the line does not describe a cache.
     pub fn apply_log_line(&mut self, line: &str) -> Option<CacheLogLine> {
         let learned = parse_line(line)?;
         match learned {
@@ -226,32 +226,31 @@ impl DeclaredMemory {
         Some(learned)
     }
 
-    /// Returns the most bytes of host memory in all pools.
+    /// Returns the most bytes of host memory that all pools can hold.
     pub fn bytes(&self) -> u64 {
         self.cache_bytes().saturating_add(self.checkpoint_bytes())
     }
 
-    /// Returns the limit of the prompt cache in bytes; `None` without one.
+    /// Returns the limit of the prompt cache in bytes; `None` without a limit.
     pub fn cache_bound(&self) -> Option<u64> {
         self.cache.value
     }
 
-    /// Returns the checkpoints per slot and the slots. Their size is known only from the log.
+    /// Returns the limit of checkpoints per slot, and the slots. Only the log shows a checkpoint's size.
     pub fn checkpoints(&self) -> (u32, u32) {
         (self.checkpoints.value, self.slots.value)
     }
 
-    /// Returns the most bytes in pools whose present size the log does not report. This part of
-    /// [`DeclaredMemory::bytes`] remains to be allowed for after [`DeclaredMemory::measured`] is
-    /// subtracted.
+    /// Returns the most bytes of pools whose present size the log does not report. Callers that subtract
+    /// [`DeclaredMemory::measured`] from a reading must still allow for these bytes.
     pub fn unmeasured(&self) -> u64 {
         let cache = if self.cache_now.is_some() { 0 } else { self.cache_bytes() };
         let checkpoints = if self.slots_now.is_empty() { self.checkpoint_bytes() } else { 0 };
         cache.saturating_add(checkpoints)
     }
 
-    /// Returns the present bytes by the log: the host part of a sample's pools. Builds
-    /// since about b9000 log them only with `--log-verbosity 4`.
+    /// Returns the present bytes of the pools according to the log; `None` if the log does not report them.
+    /// Builds since about b9000 log sizes only with `--log-verbosity 4`.
     pub fn measured(&self) -> Option<u64> {
         if self.cache_now.is_none() && self.slots_now.is_empty() {
             return None;
@@ -260,7 +259,7 @@ impl DeclaredMemory {
         Some(self.cache_now.unwrap_or(0).saturating_add(checkpoints))
     }
 
-    /// Returns all pools that can hold anything.
+    /// Returns all pools with a limit above zero.
     pub fn pools(&self) -> Vec<DeclaredPool> {
         let checkpoints = (!self.slots_now.is_empty())
             .then(|| self.slots_now.values().copied().fold(0, u64::saturating_add));
@@ -272,8 +271,8 @@ impl DeclaredMemory {
     }
 
     fn cache_bytes(&self) -> u64 {
-        // Without a limit in bytes, upstream stops at as many tokens as the context has, whose size is not
-        // reported.
+        // Without a limit in bytes, llama-server limits the cache to as many tokens as the context has; their
+        // size is not reported.
         self.cache.value.unwrap_or_else(|| self.available.map_or(CACHE_DEFAULT_MIB * MIB, |bytes| bytes / 2))
     }
 
@@ -282,7 +281,7 @@ impl DeclaredMemory {
         count.saturating_mul(self.checkpoint_size.unwrap_or(0))
     }
 
-    /// Returns the source of each value, one sentence each, for status.
+    /// Returns one sentence for each value that names its source, for `status`.
     pub fn source_sentences(&self) -> Vec<String> {
         let mut words = Vec::new();
         let cache = ByteSize(self.cache_bytes());
@@ -320,7 +319,8 @@ impl DeclaredMemory {
     }
 }
 
-/// Returns the value of a flag, else of a variable, with its text. The last flag counts, as in llama-server.
+/// Returns the value of a flag, or else of a variable, with its text. The last of repeated flags counts, as
+/// in llama-server.
 fn flag_or_variable(
     args: &[String],
     env: &BTreeMap<String, String>,
@@ -338,7 +338,7 @@ fn flag_or_variable(
     Some((value.trim().parse().ok()?, format!("{variable}={value}")))
 }
 
-/// llama-server accepts `_` for `-` in long flags.
+/// Replaces `_` in long flags by `-`, because llama-server accepts both.
 fn normalize_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }

@@ -5,12 +5,12 @@
 //!                        └──> a non-negative fit with each other unit ──> the other unit's share, if it pays any
 //! ```
 //!
-//! A floor read just after images is higher than one read after text, because some image memory is still
-//! held. This is not growth, but a fit would blame the unit that comes with images, so it is removed before
-//! fitting.
+//! A floor read just after images is higher than a floor read after text, because some image memory is still
+//! held. This is not growth, but a fit would blame the units that come with images, so such held memory is
+//! subtracted before fitting.
 //!
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
-//! squares. Units that the load does not separate are all named; the module never guesses between them.
+//! squares. If the load does not separate several units, all of them are named; the module never guesses.
 
 use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{length_as_f64, median};
@@ -18,9 +18,9 @@ use crate::growth::{GrowthBlame, GrowthPolicy, WorkUnit};
 use crate::sample::WorkDone;
 use crate::units::as_f64;
 
-/// Gain in loss that a second unit must bring. Where one unit leaks, a pair hardly ever gains so much.
+/// Least gain in loss by a second unit. If a single unit leaks, a pair of units hardly ever gains so much.
 const PAIR_GAIN: f64 = 2.0;
-/// Units, in the order in which sentences name them.
+/// All units, in the order in which sentences name them.
 const UNIT_ORDER: [WorkUnit; 6] = [
     WorkUnit::Request,
     WorkUnit::Image,
@@ -33,13 +33,13 @@ const UNIT_ORDER: [WorkUnit; 6] = [
 const HUBER_CONSTANT: f64 = 1.345;
 const REWEIGHT_ROUNDS: usize = 8;
 const DESCENT_SWEEPS: usize = 30;
-/// Share of a column's power that is rounding error.
+/// A column whose remaining sum of squares is below this share of the original is only rounding error.
 const ROUNDING_SHARE: f64 = 1e-9;
 
 /// Bytes and share of the growth that one unit explains.
 #[derive(Clone, Copy)]
 struct UnitShare {
-    /// Bytes for the mean amount of the unit in a row.
+    /// Bytes for the mean amount of the unit between two floors.
     each: f64,
     /// Share of the growth, 0 to 1.
     share: f64,
@@ -49,10 +49,10 @@ struct UnitShare {
 #[derive(Clone)]
 struct FloorDifferences {
     rise: Vec<f64>,
-    /// Units that occur, each with its amounts divided by their mean, and the mean itself.
+    /// For each unit that occurs: the unit, its amounts divided by their mean, and the mean.
     columns: Vec<(WorkUnit, Vec<f64>, f64)>,
-    /// Change of the floors' own work between two floors, for each unit. Memory still held for that work
-    /// raises a floor and is not growth.
+    /// For each unit, the change between two floors of the work done in a floor's own step. Memory still held
+    /// for that work raises a floor and is not growth.
     around: Vec<Vec<f64>>,
 }
 
@@ -79,13 +79,13 @@ impl FloorDifferences {
         Self { rise, columns, around }
     }
 
-    /// Removes the component that follows `around` from the rise and from all columns.
+    /// Removes from the rise and from all columns the part that is proportional to a column of `around`.
     fn without_held(mut self) -> Self {
         let power = |change: &Vec<f64>| change.iter().map(|c| c * c).sum::<f64>();
         let before: Vec<f64> = self.around.iter().map(power).collect();
         while let Some(change) = self.around.pop() {
             let power = power(&change);
-            // Units that always occur together leave only rounding error of each other.
+            // If units always occur together, removing one leaves only rounding error of the others.
             if power <= ROUNDING_SHARE * before[self.around.len()] {
                 continue;
             }
@@ -100,8 +100,8 @@ impl FloorDifferences {
         self
     }
 
-    /// Returns the table without held work, if that improves the fit, and the deviation of the residuals. A
-    /// GPU's pools never shrink, so nothing held shows in them.
+    /// Returns the table with held work removed if that improves the fit, else unchanged, and the deviation
+    /// of the residuals. Pools of a GPU never shrink, so held work does not show there.
     fn remove_held_if_better(&self, all: &[usize]) -> (Self, f64) {
         let (betas, scale) = self.fit(all, None);
         let without = self.clone().without_held();
@@ -113,8 +113,8 @@ impl FloorDifferences {
         }
     }
 
-    /// Returns the share of `column` when `other` pays, too. `None` if the pair lowers `loss`, the loss of
-    /// `column` alone, by too little.
+    /// Returns the share of `column` when `other` may cause growth, too. `None` if the pair improves too
+    /// little on `loss`, the loss of a fit with `column` only.
     fn share_with_other(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<UnitShare> {
         let of = [column, other];
         let (pair, _) = self.fit(&of, Some(scale));
@@ -130,7 +130,7 @@ impl FloorDifferences {
         self.rise.iter().enumerate().map(|(row, rise)| rise - fitted(row)).collect()
     }
 
-    /// Returns how much the amount of a unit per request varies: the mean distance between both shares.
+    /// Returns how unevenly a unit is spread over requests: the mean distance between the shares of both.
     fn unevenness(&self, unit: WorkUnit) -> f64 {
         let of = |unit| self.columns.iter().find(|column| column.0 == unit).map(|column| &column.1);
         let Some((requests, amounts)) = of(WorkUnit::Request).zip(of(unit)) else { return 0.0 };
@@ -138,8 +138,8 @@ impl FloorDifferences {
             / length_as_f64(requests.len().max(1))
     }
 
-    /// Returns true if hours explain the growth clearly better than all work, and the request rate varies
-    /// enough to separate them.
+    /// Returns true if hours explain the growth clearly better than all units of work, and the request rate
+    /// varies enough to separate hours from requests.
     fn hours_fit_better(&self, policy: &GrowthPolicy) -> bool {
         if self.unevenness(WorkUnit::Hour) < policy.blame_uneven {
             return false;
@@ -156,8 +156,8 @@ impl FloorDifferences {
         hour + policy.blame_margin < work
     }
 
-    /// Robust non-negative fit of some columns. `scale` is the deviation of the residuals; `None` estimates
-    /// it.
+    /// Fits some columns robustly, without negative coefficients. `scale` is the deviation of the residuals;
+    /// with `None` it is estimated.
     fn fit(&self, of: &[usize], scale: Option<f64>) -> (Vec<f64>, f64) {
         let mut betas = vec![0.0; of.len()];
         let mut weights = vec![1.0; self.rise.len()];
@@ -197,7 +197,7 @@ impl FloorDifferences {
         (betas, used)
     }
 
-    /// Deviation of residuals, never zero: pages and pool steps are coarser than the floor used here.
+    /// Estimates the deviation of residuals. A lower limit keeps it above zero; pages and pools are coarser.
     fn scale(&self, rests: &[f64]) -> f64 {
         let of = |values: &[f64]| {
             let mut sizes: Vec<f64> = values.iter().map(|value| value.abs()).collect();
@@ -208,7 +208,7 @@ impl FloorDifferences {
         of(rests).max(0.01 * power.sqrt())
     }
 
-    /// Huber's loss in squared deviations. Differences of it behave like a chi-squared statistic.
+    /// Returns Huber's loss in squared deviations. Differences of losses behave like a chi-squared statistic.
     fn loss(&self, of: &[usize], betas: &[f64], scale: f64) -> f64 {
         let loss = |rest: f64| {
             let t = (rest / scale).abs();
@@ -233,7 +233,7 @@ fn amount(work: &WorkDone, unit: WorkUnit) -> f64 {
     }
 }
 
-/// Finds the unit of work that pays for the growth between these floors, given oldest first.
+/// Finds the unit of work that causes the growth between these floors, which are given oldest first.
 pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
     let whole = FloorDifferences::from_floors(floors);
     let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
@@ -279,8 +279,8 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
         each: beta,
         share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 },
     };
-    // Hours are already certain here. With a steady stream of requests, a fit of two units would split
-    // their share.
+    // If hours have won, no second unit is sought: with a steady stream of requests, a fit of two units would
+    // split the share of the hours.
     if unit_at(column) != WorkUnit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
             let beside = table.share_with_other(column, other, loss, scale);
@@ -294,15 +294,15 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
     GrowthBlame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
 }
 
-/// Returns true if hours pay between neighbouring floors and also between every fourth floor. Requests at a
-/// constant rate make hours look guilty, and more so because a request in flight takes memory before it is
-/// counted. Over longer stretches that effect vanishes, and the remaining difference is the rate.
+/// Returns true if hours explain the growth both between neighbouring floors and between every fourth floor.
+/// Requests at a constant rate make hours look guilty, all the more because a request in flight takes memory
+/// before it is counted. Over longer stretches the latter effect vanishes.
 fn hourly(floors: &[FloorPoint], table: &FloorDifferences, policy: &GrowthPolicy) -> bool {
     let fourth: Vec<FloorPoint> = floors.iter().step_by(4).copied().collect();
     table.hours_fit_better(policy) && FloorDifferences::from_floors(&fourth).hours_fit_better(policy)
 }
 
-/// Returns true if hours pay for the growth between these floors beyond doubt.
+/// Returns true if there are enough floors and hours clearly explain the growth between them.
 pub(super) fn hours_pay(floors: &[FloorPoint], policy: &GrowthPolicy) -> bool {
     floors.len() >= policy.blame_floors && hourly(floors, &FloorDifferences::from_floors(floors), policy)
 }

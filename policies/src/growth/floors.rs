@@ -1,4 +1,4 @@
-//! Floors: the lowest memory reading in each stretch of work, at several stretch lengths.
+//! Floors: the lowest memory reading in each stretch of work, for several stretch lengths.
 //!
 //! ```text
 //!  readings   .  ' . .'   . ' .  . ' '.  .      (peaks of requests in flight)
@@ -7,10 +7,10 @@
 //!  scale 4    .-----------    .----------       …
 //! ```
 //!
-//! A step is a reading that shows more requests than the one before: one request on a quiet server,
-//! hundreds on a busy one that a timer reads. Another reading at the same work only lowers the floor of its
-//! step, so extra readings and readings during a request change nothing. Every floor keeps the exact work
-//! count at which it was read.
+//! A step begins with a reading that shows more requests than the reading before: one more on a quiet server,
+//! hundreds more on a busy server that is read by a timer. Further readings at the same work can only lower
+//! the floor of the step, so extra readings and readings during a request do no harm. Every floor keeps the
+//! exact work count at which it was read.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use crate::growth::WorkUnit;
 use crate::sample::WorkDone;
 use crate::units::as_f64;
 
-/// Reading of a series.
+/// A memory reading.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct FloorPoint {
     /// Memory in bytes.
@@ -29,13 +29,13 @@ pub(super) struct FloorPoint {
     pub(super) hours: f64,
     /// Work done since the spawn.
     pub(super) work: WorkDone,
-    /// Work of the step in which the point was read; some of its memory may still be held.
+    /// Work of the step in which the reading was taken; some memory of that work may still be held.
     #[serde(default)]
     pub(super) fresh: WorkDone,
 }
 
 impl FloorPoint {
-    /// Returns the amount of a unit done by then.
+    /// Returns the amount of a unit done since the spawn.
     pub(super) fn done(&self, unit: WorkUnit) -> f64 {
         match unit {
             WorkUnit::Request => as_f64(self.work.requests),
@@ -52,11 +52,11 @@ impl FloorPoint {
 struct FloorScale {
     /// Steps per floor.
     steps: u64,
-    /// Steps in the open stretch.
+    /// Steps so far in the stretch that is not complete yet.
     open: u64,
     lowest: Option<FloorPoint>,
     floors: VecDeque<FloorPoint>,
-    /// Floors since the beginning, dropped ones included.
+    /// Number of floors since the beginning, including dropped floors.
     count: u64,
 }
 
@@ -74,7 +74,8 @@ pub(super) struct ScaledFloors {
 }
 
 impl ScaledFloors {
-    /// Creates `scales` stretch lengths, each twice the one before, that keep their last `keep` floors.
+    /// Creates `scales` stretch lengths, each twice as long as the one before; each keeps its last `keep`
+    /// floors.
     pub(super) fn new(scales: u32, keep: usize) -> Self {
         let scale = |power| FloorScale {
             steps: 1_u64.checked_shl(power).unwrap_or(u64::MAX),
@@ -105,7 +106,8 @@ impl ScaledFloors {
         }
     }
 
-    /// Adds a reading. Returns true if it began a new step; only then can floors have been completed.
+    /// Adds a reading. Returns true if the reading began a new step; only then can floors have been
+    /// completed.
     pub(super) fn push(&mut self, mut point: FloorPoint) -> bool {
         let step = self.requests != Some(point.work.requests);
         self.requests = Some(point.work.requests);
@@ -128,7 +130,7 @@ impl ScaledFloors {
                 }
                 scale.open += 1;
             }
-            // Only after the first step: a second reading must not restore cleared floors.
+            // Wait for the first step: a further reading of an old step must not restore cleared floors.
             if scale.open > 0 && scale.lowest.is_none_or(|lowest| point.level < lowest.level) {
                 scale.lowest = Some(point);
             }
@@ -141,8 +143,8 @@ impl ScaledFloors {
         &self.scales[scale].floors
     }
 
-    /// Returns true if the latest step completed a floor of the scale, and the count is a multiple of
-    /// `every`.
+    /// Returns true if the latest step completed a floor of the scale, and the number of floors is a multiple
+    /// of `every`.
     pub(super) fn is_due(&self, scale: usize, every: u64) -> bool {
         let scale = &self.scales[scale];
         scale.open == 1 && scale.count > 0 && scale.count.is_multiple_of(every.max(1))

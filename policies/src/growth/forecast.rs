@@ -10,11 +10,11 @@ use crate::growth::stats;
 use crate::growth::{GrowthForecast, IntervalEstimate};
 use crate::units::as_f64;
 
-/// Divisor of the floor count that gives the lag at which a random walk is measured. Over fewer floors
-/// noise hides the walk; over more there are too few samples.
+/// The lag, in floors, at which a random walk is measured is the number of floors divided by this. With a
+/// shorter lag, noise hides the walk; with a longer lag, there are too few samples.
 const WALK_LAG_DIVISOR: usize = 4;
 
-/// Requests per second, averaged with a half-life so that recent traffic counts most.
+/// Requests per second, averaged with a half-life, so that recent traffic counts most.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct RequestRate {
     last: Option<(Duration, u64)>,
@@ -23,7 +23,7 @@ pub(super) struct RequestRate {
 }
 
 impl RequestRate {
-    /// Records the requests answered by a moment; an earlier moment than the last one is ignored.
+    /// Records the total of answered requests at the time `at`; ignored if earlier than the last record.
     pub(super) fn observe(&mut self, at: Duration, requests: u64, half_life: Duration) {
         if let Some((before, had)) = self.last {
             let Some(passed) = at.checked_sub(before).map(|passed| passed.as_secs_f64()) else { return };
@@ -40,7 +40,7 @@ impl RequestRate {
     }
 }
 
-/// Uncertainty of a fitted line's continuation.
+/// Uncertainty of a fitted line beyond its last floor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LineUncertainty {
     /// Requests that the line spans.
@@ -54,7 +54,7 @@ pub(super) struct LineUncertainty {
 }
 
 impl LineUncertainty {
-    /// Measures floors against their line; `None` if they span fewer than two work counts.
+    /// Measures floors against their line; `None` if the floors have fewer than two different work counts.
     pub(super) fn from_floors<'a>(
         floors: impl Iterator<Item = &'a FloorPoint>,
         line: &StretchFinding,
@@ -79,8 +79,9 @@ impl LineUncertainty {
         })
     }
 
-    /// Returns the slope over the next `left` bytes, with `z` deviations to each side. Sums the error of
-    /// the line, the difference between future and past requests, and the scatter of a floor.
+    /// Returns the slope over the next `left` bytes, with `z` deviations to each side. The variance is the
+    /// sum of the line's error, the difference between future and past requests, and the scatter of a
+    /// floor.
     pub(super) fn project_slope(&self, slope: IntervalEstimate, left: f64, z: f64) -> IntervalEstimate {
         if left <= 0.0 {
             return slope;
@@ -89,7 +90,7 @@ impl LineUncertainty {
         let noise = self.scatter.powi(2);
         let line = 12.0 * noise / (self.floors * self.seen.powi(2));
         let variance = self.walk * (1.0 / self.seen + 1.0 / ahead) + line + 2.0 * noise / ahead.powi(2);
-        // A whole request crosses the limit.
+        // The limit is crossed by a whole request, which adds one request of uncertainty.
         let half = z * variance.sqrt() + slope.value / ahead;
         IntervalEstimate {
             value: slope.value,

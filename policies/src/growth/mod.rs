@@ -8,13 +8,13 @@
 //!
 //! | file | part |
 //! |---|---|
-//! | `floors` | the lowest memory in each stretch of work, at several lengths |
+//! | `floors` | the lowest memory in each stretch of work, for several stretch lengths |
 //! | `stats` | Sen's slope with bounds, the Mann-Kendall trend test after Hamed and Rao |
-//! | `shape` | tests one stretch of floors for the shape of a leak |
+//! | `shape` | tests if one stretch of floors has the shape of a leak |
 //! | `series` | from tests to a verdict: warm-up, allowance, persistence, end of a leak |
-//! | `blame` | the unit of work that pays for the growth |
+//! | `blame` | the unit of work that causes the growth |
 //! | `forecast` | work and time until a limit |
-//! | `monitor` | all series of one generation |
+//! | `monitor` | all memory series of one process |
 //! | `stretches` | slope and blame over several processes with different work, for experiments |
 //!
 //! A series is judged by the work done, not by the clock: idle hours add nothing, a busy minute adds much.
@@ -42,7 +42,7 @@ pub use stretches::{MemoryLevel, slope};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GrowthVerdict {
-    /// Too little work, or memory has not settled yet.
+    /// The process has done too little work, or its memory has not settled yet.
     #[default]
     Warming,
     /// Memory does not grow.
@@ -51,7 +51,7 @@ pub enum GrowthVerdict {
     Bounded,
     /// Memory may be growing without bound.
     Suspected,
-    /// Memory grows with work beyond the declared caches, and no end is in sight.
+    /// Memory grows with work beyond the declared caches, and does not level off.
     Leaking,
 }
 
@@ -66,7 +66,7 @@ impl GrowthVerdict {
         matches!(self, Self::Suspected | Self::Leaking)
     }
 
-    /// Returns true if memory grows and no end is in sight.
+    /// Returns true if memory leaks: it grows and does not level off.
     pub const fn leaks(self) -> bool {
         matches!(self, Self::Leaking)
     }
@@ -83,7 +83,7 @@ impl GrowthVerdict {
     }
 }
 
-/// Unit of work that may pay for growth.
+/// Unit of work that may cause growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkUnit {
@@ -127,20 +127,20 @@ impl WorkUnit {
     }
 }
 
-/// Unit of work that pays for the growth.
+/// Unit of work that causes the growth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum GrowthBlame {
-    /// A unit explains the growth.
+    /// A single unit explains the growth.
     Pays {
-        /// Unit that pays.
+        /// Unit that explains the growth.
         unit: WorkUnit,
         /// Bytes per unit.
         bytes_per_unit: f64,
-        /// Share of the growth that it explains, 0 to 1.
+        /// Share of the growth that the unit explains, 0 to 1.
         share: f64,
     },
-    /// The load does not separate the units, or nothing explains the growth.
+    /// The load does not separate the units, or no unit explains the growth.
     Undecided {
         /// Reason, one sentence.
         why: String,
@@ -167,8 +167,8 @@ pub struct AllowanceFill {
     pub used: u64,
 }
 
-/// Growth line that the detector sees in a series, at the present work. All values are bytes charged to the
-/// process: they include measured pools and exclude memory given back on demand.
+/// Straight line that the detector fits to a series, at the present work. All values are bytes charged to the
+/// process: they include measured pools and exclude memory that was reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrowthLine {
     /// Value of the line.
@@ -182,23 +182,23 @@ pub struct GrowthLine {
 /// Current state of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesGrowth {
-    /// Memory of the series.
+    /// Kind of memory of the series.
     pub series: MemoryKind,
     /// Verdict on the series.
     pub verdict: GrowthVerdict,
-    /// Request number of the generation since which the verdict holds.
+    /// Request number in the process's life since which the verdict holds.
     pub since_request: u64,
     /// Bytes per request; `None` before the first fit.
     pub slope: Option<IntervalEstimate>,
-    /// Bytes at the end of the warm-up; `None` before.
+    /// Bytes at the end of the warm-up; `None` during the warm-up.
     pub baseline: Option<u64>,
     /// Latest floor in bytes: the lowest reading in the last stretch of work.
     pub floor: Option<u64>,
     /// Use of the declared caches.
     pub fill: AllowanceFill,
-    /// Unit of work that pays; `None` unless suspected or leaking.
+    /// Unit of work that causes the growth; `None` if the verdict is neither suspected nor leaking.
     pub blame: Option<GrowthBlame>,
-    /// Line of `slope`; `None` before the first fit.
+    /// Line with the slope `slope`; `None` before the first fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub law: Option<GrowthLine>,
 }
@@ -225,7 +225,7 @@ impl SeriesGrowth {
 pub struct VerdictChange {
     /// Time since the spawn.
     pub at: Duration,
-    /// Request number.
+    /// Number of requests answered since the spawn.
     pub request: u64,
     /// Verdict before.
     pub before: GrowthVerdict,
@@ -238,22 +238,22 @@ pub struct VerdictChange {
 pub struct GrowthForecast {
     /// Limit in bytes.
     pub limit: u64,
-    /// Requests until it is reached.
+    /// Requests until the limit is reached.
     pub requests: IntervalEstimate,
-    /// Seconds until it is reached at the present rate of requests; `None` while no rate is known.
+    /// Seconds until the limit is reached at the present rate of requests; `None` if no rate is known.
     pub seconds: Option<IntervalEstimate>,
 }
 
 /// Settings of the detector. `defaults.toml`, section `[growth]`, gives the reasons.
 pub type GrowthPolicy = crate::defaults::Growth;
 
-/// Leak known from earlier generations of the same build, model and flags.
+/// Leak known from earlier processes of the same build, model and flags.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeakPrior {
     /// Memory that leaked.
     pub series: MemoryKind,
     /// Leaked bytes per request.
     pub slope: IntervalEstimate,
-    /// Unit of work that paid.
+    /// Unit of work that caused the leak.
     pub blame: Option<GrowthBlame>,
 }

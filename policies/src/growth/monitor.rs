@@ -1,6 +1,6 @@
-//! Monitors all memory series of one generation.
+//! Monitors all memory series (host and each GPU) of one process.
 //!
-//! Sorts readings by series and keeps the request rate; a watch of its own judges each series.
+//! Sorts readings by series and keeps the request rate; each series is judged separately.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::growth::{GrowthForecast, GrowthPolicy, GrowthVerdict, LeakPrior, Seri
 use crate::sample::{BackendSample, MemoryKind};
 use crate::units::as_f64;
 
-/// Watches all series of one generation.
+/// Monitors all memory series of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GrowthMonitor {
     #[serde(skip, default = "default_policy")]
@@ -24,14 +24,13 @@ pub struct GrowthMonitor {
 }
 
 impl GrowthMonitor {
-    /// Creates a monitor for a generation that was just spawned.
+    /// Creates a monitor for a process that was just spawned.
     pub fn new(policy: &GrowthPolicy) -> Self {
         Self::with_prior(policy, Vec::new())
     }
 
-    /// Creates a monitor that knows the leaks of earlier generations of the same build, model and flags. It
-    /// reports the same growth as a leak at the first sign instead of after several, but never without a
-    /// sign.
+    /// Creates a monitor that knows the leaks of earlier processes of the same build, model and flags. Such a
+    /// leak is reported after the first test that finds it instead of after several.
     pub fn with_prior(policy: &GrowthPolicy, priors: Vec<LeakPrior>) -> Self {
         Self {
             policy: policy.clone(),
@@ -44,7 +43,7 @@ impl GrowthMonitor {
         }
     }
 
-    /// Resumes from another monitor's state of the same generation, stored as JSON. Returns false and
+    /// Restores the state of another monitor of the same process, stored as JSON. Returns false and
     /// changes nothing if the state is unreadable or was judged by other rules.
     pub fn resume(&mut self, written: &serde_json::Value) -> bool {
         let Ok(mut other) = Self::deserialize(written) else { return false };
@@ -57,9 +56,9 @@ impl GrowthMonitor {
         true
     }
 
-    /// Sets the bytes that the server is configured to cache in a series, beyond the policy's slack. The
-    /// last call counts, so a caller may correct the value when a log line reports more. With 0, the
-    /// default, there is neither an allowance nor slack: all growth counts.
+    /// Sets the bytes that the server is configured to cache in a series; the policy's slack is added. A
+    /// later call replaces the value, for example when a log line reports more. With 0, the default, there
+    /// is neither an allowance nor slack: all growth counts.
     pub fn set_allowance(&mut self, series: MemoryKind, bytes: u64) {
         self.declared.retain(|(of, _)| *of != series);
         self.declared.push((series, bytes));
@@ -69,8 +68,8 @@ impl GrowthMonitor {
         }
     }
 
-    /// Adds a reading and returns the verdict changes that it causes. Ignores readings older than the last
-    /// one; falling counters reset everything.
+    /// Adds a reading and returns the verdict changes that it causes. Ignores a reading older than the last
+    /// one. If counters have fallen, starts again from nothing.
     pub fn observe(&mut self, sample: &BackendSample) -> Vec<VerdictChange> {
         if let Some((at, requests)) = self.last {
             if sample.at < at {
@@ -121,7 +120,7 @@ impl GrowthMonitor {
         &self.growth
     }
 
-    /// Returns the leaking series, to be remembered for the next generation.
+    /// Returns the leaks found, to be passed to [`Self::with_prior`] for the next process.
     pub fn priors(&self) -> Vec<LeakPrior> {
         let leaking = self.growth.iter().filter(|growth| growth.verdict == GrowthVerdict::Leaking);
         let prior = |growth: &SeriesGrowth| {
@@ -131,7 +130,7 @@ impl GrowthMonitor {
         leaking.filter_map(prior).collect()
     }
 
-    /// Forecasts when a series reaches a limit, from its latest floor; `None` while it does not grow.
+    /// Forecasts when a series reaches a limit, from its latest floor; `None` if the series does not grow.
     pub fn forecast(&self, series: MemoryKind, limit: u64) -> Option<GrowthForecast> {
         let watch = self.watches.iter().find(|watch| watch.growth().series == series)?;
         let growth = watch.growth();

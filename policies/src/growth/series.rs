@@ -14,7 +14,7 @@
 //!         within the allowance: Bounded, independent of the tests
 //! ```
 //!
-//! The watch takes no action and knows no limit; it only finds growth and the work that causes it.
+//! This module takes no action and knows no limit; it only finds growth and the work that causes the growth.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -35,27 +35,27 @@ use crate::growth::{
 use crate::sample::{BackendSample, MemoryKind, WorkDone};
 use crate::units::{self, as_f64};
 
-/// A known leak that returns with half of its slope is the same leak under another load.
+/// Growth with at least this share of a known leak's slope counts as the same leak under another load.
 const PRIOR_SLOPE_RATIO: f64 = 0.5;
-/// A slow leak takes longer to reach each new height; four times that long counts as calm.
+/// A leak is over after this many times the requests that it usually needs to reach a new height.
 const CALM_FACTOR: f64 = 4.0;
-/// Pauses of a leak shorter than this come from other kinds of requests.
+/// Least requests without growth after which a leak is over; other kinds of requests cause shorter pauses.
 const CALM_REQUESTS: u64 = 256;
-/// The lowest of the last four short floors is the present floor: it drops peaks and lags little.
+/// Number of latest short floors whose lowest is the present level: this drops peaks and lags little.
 const PRESENT_FLOORS: usize = 4;
-/// A leak that begins late makes a long stretch look flat. A long stretch is outdated if a shorter one
-/// surely grows faster by a fifth.
+/// Ratio of slopes at which the line of a shorter stretch replaces that of a longer stretch, because a leak
+/// that begins late makes a long stretch look flat.
 const LATE_SLOPE_RATIO: f64 = 1.2;
-/// Consecutive tests that blame the same unit before it counts as the payer.
+/// Consecutive tests that must blame the same unit before it counts as the cause.
 const PAID_TESTS: usize = 5;
-/// Share of the growth at which a blamed unit counts as its cause.
+/// Least share of the growth that a blamed unit must explain to count as its cause.
 const PAID_SHARE: f64 = 0.7;
-/// Drift, daily cycles and settling heaps rise by some 100 MiB and turn; 3.5 times the effect is beyond
-/// their reach.
+/// Multiple of the effect that a rise must reach if its line is not straight. Drift, daily cycles and
+/// settling heaps rise by some 100 MiB at most, then turn.
 const LONG_EFFECT_FACTOR: f64 = 3.5;
-/// Floors per group. Three groups show whether the start still slows down; each median tolerates two peaks.
+/// Floors per group. Three groups show if the rise still slows down; a group's median tolerates two peaks.
 const SETTLE_FLOORS: usize = 5;
-/// A start that slows down for longer is judged anyway; the shape rules recognise braking.
+/// Requests after which the warm-up ends even if the rise still slows down; later tests recognise that, too.
 const WARM_UP_REQUESTS: u64 = 200;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -72,45 +72,45 @@ pub(super) struct SeriesWatch {
     prior: Option<LeakPrior>,
     floors: ScaledFloors,
     tracks: Vec<ScaleTests>,
-    /// Pools are measured and subtracted from the readings.
+    /// Sizes of pools are measured and subtracted from the readings.
     pooled: bool,
-    /// Consecutive readings without the pools measured before.
+    /// Consecutive readings that lack the pool sizes which earlier readings had.
     unmeasured: u32,
     /// Bytes in the pools at the latest reading.
     pool: f64,
-    /// Number of reclaims, and the bytes given back so far. These are added to the readings, so that a
-    /// sawtooth that leaks forms one line.
+    /// Number of reclaims, and (`lift`) the bytes reclaimed so far. These bytes are added to the readings, so
+    /// that a leak interrupted by reclaims forms one line instead of a sawtooth.
     reclaims: u64,
     lift: f64,
     /// Latest floor, with `lift` added.
     lifted: f64,
-    /// Request number of the latest floor, and of the latest reading.
+    /// Request number of the latest floor, and (`now`) of the latest reading.
     #[serde(default)]
     floored: u64,
     #[serde(default)]
     now: u64,
-    /// Line to show, and its uncertainty.
+    /// Line to show, and (`spread`) its uncertainty.
     line: Option<StretchFinding>,
     #[serde(default)]
     spread: Option<LineUncertainty>,
-    /// Unit blamed by the latest tests, and the number of consecutive tests.
+    /// Unit blamed by the latest tests, and the number of consecutive tests that blamed it.
     paid: Option<(WorkUnit, usize)>,
     declared: u64,
     warm: bool,
     baseline: Option<f64>,
-    /// Level above which a new height counts, and the request number of the last growth.
+    /// Level above which a new height counts, and the request number at which memory last grew.
     #[serde(with = "height")]
     height: f64,
     grew: u64,
     growth: SeriesGrowth,
 }
 
-/// Default for the policy, which is not serialized.
+/// Policy of a deserialized watch until the caller sets one; the policy is not serialized.
 pub(super) fn default_policy() -> GrowthPolicy {
     crate::defaults().growth.clone()
 }
 
-/// Serializes "no height yet" as none, because `f64::MAX` does not survive a decimal round trip.
+/// Serializes "no height yet" (`f64::MAX`) as none, because `f64::MAX` does not survive a decimal round trip.
 mod height {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
@@ -125,7 +125,8 @@ mod height {
 }
 
 impl SeriesWatch {
-    /// Continues under a policy; returns false if the stretch lengths differ.
+    /// Adopts a policy after deserialization; returns false if its stretch lengths differ from the stored
+    /// ones.
     pub(super) fn resume_under(&mut self, policy: &GrowthPolicy) -> bool {
         self.policy = policy.clone();
         let scales = policy.scales.max(1) as usize;
@@ -172,8 +173,8 @@ impl SeriesWatch {
         self.update_fill();
     }
 
-    /// Estimates the bytes charged to the process now: its latest floor with measured pools, plus growth
-    /// since by the shown slope.
+    /// Estimates the bytes charged to the process now: its latest floor with measured pools, plus the growth
+    /// since that floor according to the shown slope.
     pub(super) fn charged_now(&self) -> Option<f64> {
         let floor = as_f64(self.growth.floor?) + if self.pooled { self.pool } else { 0.0 };
         let since = as_f64(self.now.saturating_sub(self.floored));
@@ -194,7 +195,7 @@ impl SeriesWatch {
         LineUncertainty::from_floors(floors.range(from..), &line)
     }
 
-    /// Forgets all readings, because the next ones measure something else.
+    /// Forgets all readings, because further readings measure something else.
     pub(super) fn restart(&mut self) {
         self.floors.clear();
         self.tracks.iter_mut().for_each(|track| *track = ScaleTests::default());
@@ -227,9 +228,9 @@ impl SeriesWatch {
         false
     }
 
-    /// Returns the reading without measured pools. The series restarts when pools begin or cease to be
-    /// measured, because their size is neither a fall nor a jump. A few readings without pools count as
-    /// unknown, not as a change.
+    /// Returns the reading without measured pools. The series restarts when pool sizes begin or cease to be
+    /// reported, because the change is neither a fall nor a rise of memory. A few readings without pool sizes
+    /// are skipped instead.
     fn level(&mut self, sample: &BackendSample) -> Option<f64> {
         let charged = as_f64(sample.charged(self.growth.series)?);
         let pool = sample.pooled(self.growth.series).map(as_f64);
@@ -315,8 +316,8 @@ impl SeriesWatch {
         }
     }
 
-    /// Returns the lowest of the latest short floors, or the reading while there is none, and its request
-    /// number.
+    /// Returns the lowest of the latest short floors and its request number, or the reading itself if there
+    /// is no floor.
     fn present_floor(&self, level: f64, requests: u64) -> (f64, u64) {
         let latest = self.floors.at_scale(0).iter().rev().take(PRESENT_FLOORS);
         let least = |least: (f64, u64), floor: &FloorPoint| {
@@ -325,7 +326,7 @@ impl SeriesWatch {
         latest.fold((level, requests), least)
     }
 
-    /// Returns true once the warm-up is over: enough work, and memory no longer rises ever more slowly.
+    /// Returns true once the warm-up is over: enough work was done, and the rise of memory has settled.
     fn is_warmed_up(&self, requests: u64) -> bool {
         let floors = self.floors.at_scale(0);
         if requests < self.policy.warmup_requests || floors.len() < 3 * SETTLE_FLOORS {
@@ -368,12 +369,13 @@ impl SeriesWatch {
         true
     }
 
-    /// Returns the scale whose line is shown: the longest growing one, else the longest.
+    /// Returns the scale whose line is shown: the longest scale that grows, else the longest scale.
     fn shown_scale(&self) -> Option<usize> {
         let lines =
             || (0..self.tracks.len()).rev().filter_map(|scale| Some((scale, self.tracks[scale].last?)));
         let grows = || lines().filter(|(_, line)| line.grows);
-        // A long stretch is flat before a late leak begins; trust a shorter stretch that surely grows faster.
+        // A long stretch is flat before a late leak begins; prefer a shorter stretch that surely grows
+        // faster.
         let outdated = |(scale, line): &(usize, StretchFinding)| {
             grows().any(|(other, shorter)| {
                 other < *scale && shorter.slope.low > LATE_SLOPE_RATIO * line.slope.high
@@ -389,7 +391,7 @@ impl SeriesWatch {
         self.tracks.iter().any(|track| track.last.is_some_and(|last| last.grows))
     }
 
-    /// Returns true if growth was found repeatedly, and the whole stretch leaves no doubt.
+    /// Returns true if growth was found repeatedly at some scale, and all floors of that scale confirm it.
     fn growth_persists(&self, effect: f64) -> bool {
         (0..self.tracks.len()).any(|scale| self.scale_persists(scale, effect).unwrap_or(false))
     }
@@ -400,7 +402,7 @@ impl SeriesWatch {
         if self.matches_prior(last.slope) {
             return Some(true);
         }
-        // Takes every other test: these share only half of their floors.
+        // Use every other test: consecutive tests share most floors, every other ones only half.
         let spaced = || track.recent.iter().rev().step_by(2);
         let first = track.recent.front()?;
         let again = track.recent.iter().rev().take(2).filter(|finding| finding.grows).count() > 1;
@@ -409,7 +411,8 @@ impl SeriesWatch {
             && last.slope.value >= policy.persist_ratio * first.slope.value;
         let whole =
             scale_statistics(self.floors.at_scale(scale).iter(), WorkUnit::Request, self.grain(), policy)?;
-        // An almost straight line far above the wander of such readings needs only one test. Not at scale 0.
+        // At scales above 0, an almost straight line far above the random drift of such readings needs one
+        // test.
         let far = scale > 0
             && whole.bent <= policy.broad_scatter * policy.straight_scatter
             && whole.far_drift
@@ -418,8 +421,8 @@ impl SeriesWatch {
         if !(often || again || far) {
             return None;
         }
-        // Readings with requests in flight vary so much that no rise stands out from a random walk of
-        // single steps. Over four steps at a time they cancel out, and a walk does not.
+        // Readings with requests in flight vary so much that no rise exceeds a random walk of single steps.
+        // Over four steps at a time such variations cancel out, but a random walk does not.
         let rises = often
             && whole.far_drift
             && whole.rise >= policy.paid_effect * effect
@@ -438,14 +441,14 @@ impl SeriesWatch {
         let broad = whole.pace >= policy.straight_ratio
             && scatter <= policy.broad_scatter
             && whole.rise >= policy.swift_effect * scatter.powi(2) * effect;
-        // Only at scale 0: over longer stretches, plateaus add up to as much.
+        // Only at scale 0: over longer stretches, harmless plateaus add up to as much.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
         let long = line || whole.rise >= LONG_EFFECT_FACTOR * effect;
         Some(far || again && (ruled || scatter > 1.0 && broad || steep) || often && long)
     }
 
-    /// Returns true if the rise slows down in this stretch or in longer ones. A straight line slows down
-    /// more surely.
+    /// Returns true if the rise slows down in this stretch or in longer ones. For a straight line, a smaller
+    /// loss of slope suffices.
     fn slows_down(&self, scale: usize, near: &ScaleStatistics, effect: f64) -> bool {
         let far = |scale: usize| {
             let floors = self.floors.at_scale(scale);
@@ -459,8 +462,8 @@ impl SeriesWatch {
         slows(near) || (scale + 1..end).filter_map(far).any(|far| slows(&far))
     }
 
-    /// Returns true if memory fell, within an equal stretch of work, by a good part of its present rise: it
-    /// may fall again.
+    /// Returns true if memory fell, within an equal stretch of work, by a good part of its present rise: then
+    /// it may fall again.
     fn has_fallen(&self, scale: usize, rise: f64) -> bool {
         let far = (scale + self.policy.past_scales).min(self.floors.len() - 1);
         let span = self.floors.at_scale(scale).len() >> (far - scale);
@@ -475,12 +478,12 @@ impl SeriesWatch {
         }
     }
 
-    /// Returns true for growth as in an earlier generation, which needs no repetition.
+    /// Returns true if growth matches a leak of an earlier process, and so needs no repeated tests.
     fn matches_prior(&self, slope: IntervalEstimate) -> bool {
         self.prior.as_ref().is_some_and(|prior| slope.value >= PRIOR_SLOPE_RATIO * prior.slope.value)
     }
 
-    /// Records the last growth: a test, or a new height.
+    /// Records growth at this request if a test found growth or memory reached a new height.
     fn record_height(&mut self, requests: u64, effect: f64, tested: bool) {
         let floor = self.lifted;
         if floor >= self.height + effect * self.policy.height_share {
@@ -525,7 +528,7 @@ impl SeriesWatch {
         }
     }
 
-    /// Finds steps that are too few and too large for a line.
+    /// Finds growth in steps that are too few and too large to form a line.
     fn find_stairs(&self, effect: f64) -> Option<StepGrowth> {
         let longest = (0..self.floors.len())
             .rev()
@@ -546,7 +549,7 @@ impl SeriesWatch {
     }
 
     /// Returns true if one unit was blamed repeatedly, and memory still rises along that unit. With mixed
-    /// requests, growth paid by images is no line over requests, but it is one over images.
+    /// requests, growth caused by images forms no line over requests, but forms one over images.
     fn is_paid(&self, effect: f64) -> bool {
         let policy = &self.policy;
         let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= PAID_TESTS) else {
@@ -557,8 +560,8 @@ impl SeriesWatch {
         let floors = self.floors.at_scale(longest);
         let Some(whole) = scale_statistics(floors.iter(), unit, self.grain(), policy) else { return false };
         let even = whole.rise >= policy.paid_effect * effect && whole.pace >= policy.paid_pace;
-        // A rise this large that still continues, if more slowly: memory that settles is not blamed for so
-        // long.
+        // Accept a large rise that continues, even if more slowly: memory that merely settles is not blamed
+        // on one unit for so long.
         let far = whole.rise >= policy.far_effect * effect
             && whole.end >= policy.brake_ratio
             && whole.pace >= policy.steep_ratio;
@@ -573,8 +576,8 @@ impl SeriesWatch {
         CALM_REQUESTS.max(units::truncate_to_u64(expected))
     }
 
-    /// Finds the paying unit in the longest stretch with enough floors, or in the next shorter one. Hours
-    /// are also sought in all shorter ones, because these average less.
+    /// Finds the unit that causes the growth, in the longest stretch with enough floors or in the next
+    /// shorter one. Hours are also sought in all shorter stretches, because these average less.
     fn find_blame(&self) -> Option<GrowthBlame> {
         let floors = |scale| self.floors.at_scale(scale).iter().copied().collect::<Vec<_>>();
         let long = |scale: &usize| self.floors.at_scale(*scale).len() >= self.policy.window;
@@ -582,15 +585,16 @@ impl SeriesWatch {
         if let Some(hourly) = (0..longest).map(floors).find(|floors| hours_pay(floors, &self.policy)) {
             return Some(blame(&hourly, &self.policy));
         }
-        // Long stretches average the mix of work; if they cannot separate units, the next shorter one may.
+        // Long stretches average the mix of work; if that hides the unit, the next shorter stretch may show
+        // it.
         let found = blame(&floors(longest), &self.policy);
         let shorter = longest.checked_sub(1).filter(|_| matches!(found, GrowthBlame::Undecided { .. }));
         let shorter = shorter.map(|scale| blame(&floors(scale), &self.policy));
         Some(shorter.filter(|blame| matches!(blame, GrowthBlame::Pays { .. })).unwrap_or(found))
     }
 
-    /// Returns true if growth can be within an allowance. Where host pools are measured, declared memory is
-    /// the unmeasured rest. GPU pools are measured completely, and nothing else is declared for a GPU.
+    /// Returns true if growth can be within an allowance. If host pools are measured, the allowance covers
+    /// only unmeasured pools. GPU pools are measured completely, and nothing else is declared for a GPU.
     fn has_allowance(&self) -> bool {
         self.declared > 0 || (self.pooled && self.growth.series == MemoryKind::Host)
     }
@@ -604,7 +608,7 @@ impl SeriesWatch {
     }
 }
 
-/// Returns the blame for growth in steps.
+/// Returns the blame for growth in steps: undecided, with the steps described.
 fn stepwise_blame(stairs: &StepGrowth) -> GrowthBlame {
     let why = format!(
         "it grows in steps: {} of some {:.0} each, one in some {:.0} requests",

@@ -7,7 +7,7 @@
 //!    .'            .'        braking              ----'         jump
 //! ```
 //!
-//! Looks at one stretch at a time and keeps no state.
+//! Each function looks at one stretch of floors and keeps no state.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,20 +18,23 @@ use crate::growth::stats::{self, TrendTest, length_as_f64};
 use crate::growth::{GrowthPolicy, IntervalEstimate, WorkUnit};
 use crate::units::as_f64;
 
-/// Share of the rise that must remain without its largest jump.
+/// Least share of the rise that must remain if the largest jump is left out.
 const JUMP_REST_SHARE: f64 = 0.5;
-/// Three deviations above both neighbours mark a peak of a request in flight, not a step of the heap.
+/// A floor this many deviations above both neighbours is a peak of a request in flight, not a step of the
+/// heap.
 const PEAK_DEVIATIONS: f64 = 3.0;
-/// Required rise in deviations of the readings about their line: noisy memory has to rise more.
+/// Required rise in deviations of the readings from their line: noisier memory has to rise more.
 const EFFECT_DEVIATIONS: f64 = 5.0;
-/// A random walk rises by this many of its deviations once in 3,000 times; each verdict needs a trend, too.
+/// Required rise in deviations of a random walk, which rises that far once in 3,000 times. A trend is
+/// required as well.
 const DRIFT_DEVIATIONS: f64 = 4.0;
-/// Pure curvature costs the later half 14 times the scatter of the floors, a random walk 7 times, noise
-/// twice; this value lies between.
+/// A later half that loses more than this many times the scatter is curved. Pure curvature loses 14 times the
+/// scatter of the floors, a random walk 7 times, noise twice.
 const BEND_NOISE_FACTOR: f64 = 10.0;
-/// A later half that is up to five percent slower is due to the load, however straight the line.
+/// Ratio of the halves' slopes: from this value on, the load explains the difference, even for a straight
+/// line.
 const PACE_LIMIT: f64 = 0.95;
-/// A later half that lost less than four times the scatter of the floors slowed down by chance.
+/// A later half that loses less than this many times the scatter of the floors slowed down by chance.
 const PACE_NOISE_FACTOR: f64 = 4.0;
 
 /// Result of one test of a stretch.
@@ -43,7 +46,7 @@ pub(super) struct StretchFinding {
     pub(super) grows: bool,
     /// Value of the line before any work, in bytes.
     pub(super) foot: f64,
-    /// Deviation of the floors from the line, as the standard deviation of normal noise.
+    /// Deviation of the floors from the line, estimated robustly as a standard deviation.
     pub(super) scatter: f64,
 }
 
@@ -54,8 +57,8 @@ impl StretchFinding {
     }
 }
 
-/// Tests a stretch of floors. `effect` is the smallest rise in bytes that counts. `None` if all floors are
-/// at the same work.
+/// Tests a stretch of floors. `effect` is the smallest rise in bytes that counts. `None` if all floors have
+/// the same work count.
 pub(super) fn examine<'a>(
     floors: impl Iterator<Item = &'a FloorPoint>,
     effect: f64,
@@ -83,24 +86,26 @@ pub(super) fn examine<'a>(
 pub(super) struct ScaleStatistics {
     /// Rise in bytes.
     pub(super) rise: f64,
-    /// The rise exceeds that of a random walk with steps of this size. Slow wandering shows trends
-    /// everywhere, but no drift.
+    /// The rise exceeds that of a random walk with steps of the observed size. Slow random wandering shows
+    /// trends everywhere, but does not rise this far.
     pub(super) drift: bool,
-    /// The same over four floors at a time, for the part that work leaves unexplained. Readings with
-    /// requests in flight vary much between neighbours and cancel out.
+    /// The rise that work leaves unexplained exceeds that of a random walk with steps over four floors. Over
+    /// four floors, variations between neighbours (requests in flight) cancel out.
     pub(super) far_drift: bool,
-    /// Slope of the later half as a share of the earlier one's; above 1 where the earlier half does not rise.
+    /// Slope of the later half divided by that of the earlier half; above 1 if the earlier half does not
+    /// rise.
     pub(super) pace: f64,
-    /// Slope of the last third as a share of the total slope.
+    /// Slope of the last third divided by the total slope.
     pub(super) end: f64,
-    /// Deviation of the floors from their line as a share of the rise.
+    /// Deviation of the floors from their line, divided by the rise.
     pub(super) scatter: f64,
-    /// The same, less the share caused by allocation granularity.
+    /// Deviation of the floors from their line, less the part caused by allocation granularity, divided by
+    /// the rise.
     pub(super) bent: f64,
 }
 
-/// Computes the statistics of all floors of a scale; `None` if there are too few for a slope of each half.
-/// `along` is the work on the x axis, `grain` the allocation granularity in bytes.
+/// Computes the statistics of all floors of a scale; `None` if there are too few floors for a slope of each
+/// half. `along` is the work on the x axis, `grain` the allocation granularity in bytes.
 pub(super) fn scale_statistics<'a>(
     floors: impl Iterator<Item = &'a FloorPoint>,
     along: WorkUnit,
@@ -128,22 +133,23 @@ pub(super) fn scale_statistics<'a>(
 }
 
 impl ScaleStatistics {
-    /// Returns true if the later half rises more slowly than the earlier one. Straight lines need a smaller
-    /// loss.
+    /// Returns true if the later half rises more slowly than the earlier half. For a straighter line, a
+    /// smaller loss of slope suffices.
     pub(super) fn slows(&self, effect: f64, policy: &GrowthPolicy) -> bool {
         if self.rise >= policy.steep_effect * effect {
             return self.pace < policy.steep_ratio;
         }
         let noise = 1.0 - PACE_NOISE_FACTOR * self.scatter;
         let limit = noise.min(PACE_LIMIT).max(policy.persist_ratio);
-        // The line scatters only because it bends: a heap that settles quietly.
+        // If the loss is large against the scatter, the line scatters only because it is curved: the heap
+        // settles.
         let bent = 1.0 - self.pace > BEND_NOISE_FACTOR * self.scatter;
         self.pace < limit || bent
     }
 }
 
-/// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed down for two. A
-/// single low reading is no fall.
+/// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed low for two
+/// floors. A single low reading is no fall.
 pub(super) fn has_fallen(floors: &VecDeque<FloorPoint>, span: usize, depth: f64) -> bool {
     (2..floors.len()).any(|end| {
         let low = floors[end].level.max(floors[end - 1].level);
@@ -151,12 +157,12 @@ pub(super) fn has_fallen(floors: &VecDeque<FloorPoint>, span: usize, depth: f64)
     })
 }
 
-/// Growth in few large steps, flat between them.
+/// Growth in few large steps, with flat stretches between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepGrowth {
     /// Number of steps.
     pub(super) steps: u32,
-    /// Mean height in bytes.
+    /// Mean height of a step in bytes.
     pub(super) height: f64,
     /// Mean requests between steps.
     pub(super) requests: f64,
@@ -201,8 +207,8 @@ impl StepGrowth {
     }
 }
 
-/// Returns the expected distance of a random walk over as many floors, with steps over `lag` floors of the
-/// measured size less the allocation granularity `grain`.
+/// Returns the expected distance of a random walk over all values of `ys`. Its steps are those measured over
+/// `lag` floors, less the allocation granularity `grain`.
 fn random_walk_distance(ys: &[f64], lag: usize, grain: f64) -> f64 {
     let steps: Vec<f64> = ys.iter().zip(ys.iter().skip(lag)).map(|(from, to)| to - from).collect();
     let places = vec![0.0; steps.len()];
@@ -210,24 +216,24 @@ fn random_walk_distance(ys: &[f64], lag: usize, grain: f64) -> f64 {
         * (length_as_f64(ys.len().saturating_sub(1)) / length_as_f64(lag)).sqrt()
 }
 
-/// Trend test, corrected for autocorrelation.
+/// Returns true if the trend is significant, also after a correction for autocorrelation.
 fn is_significant(ys: &[f64], trend: TrendTest, rise: f64, policy: &GrowthPolicy) -> bool {
-    // Run the cheap test first: the correction only lowers z.
+    // Run the cheap test first: the correction can only lower z.
     trend.z() >= policy.trend_z && {
         let per_step = rise / (length_as_f64(ys.len()) - 1.0).max(1.0);
         trend.widened(stats::hamed_rao_factor(ys, per_step, policy.bound_z)).z() >= policy.trend_z
     }
 }
 
-/// Returns true if the end of the stretch rises less than the whole, so the rise is about to end.
+/// Returns true if the last two fifths rise much less than the whole stretch, so the rise is about to end.
 fn is_braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool {
     let from = xs.len() - xs.len() * 2 / 5;
     let last = stats::sen_slope(&xs[from..], &ys[from..]);
     last.is_none_or(|last| last < policy.brake_ratio * slope)
 }
 
-/// Returns true if a few steps make most of the rise, or the floors vary enough that they could. A single
-/// outlier is no step: it is replaced by the median of itself and its neighbours.
+/// Returns true if a few jumps make most of the rise, or the floors vary enough that jumps could. A single
+/// outlier is no jump: it is replaced by the median of itself and its neighbours.
 fn is_jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
     let smooth: Vec<f64> = ys
         .windows(3)

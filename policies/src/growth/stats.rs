@@ -13,7 +13,7 @@ pub(super) fn length_as_f64(length: usize) -> f64 {
     u32::try_from(length).map_or(f64::MAX, f64::from)
 }
 
-/// Returns the median, the mean of the two middle values for an even count; `None` if empty. Reorders the
+/// Returns the median (for an even count, the mean of the two middle values); `None` if empty. Reorders the
 /// values.
 pub fn median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len() / 2;
@@ -60,7 +60,7 @@ impl TrendTest {
         Self { s, var: (of(length_as_f64(values.len())) - ties) / 18.0 }
     }
 
-    /// Deviations of `s` from no trend, with continuity correction; 0 if all values are equal.
+    /// Returns `s` in standard deviations, with continuity correction; 0 if all values are equal.
     pub(super) fn z(self) -> f64 {
         if self.var <= 0.0 || self.s == 0.0 {
             return 0.0;
@@ -74,9 +74,9 @@ impl TrendTest {
     }
 }
 
-/// Factor by which autocorrelation widens the variance of the Mann-Kendall S. At least 1, so that the test
-/// never becomes more sensitive. `slope` is Sen's slope per step; only lags beyond `z_lag` deviations
-/// count.
+/// Returns the factor by which autocorrelation widens the variance of the Mann-Kendall S, at least 1, so that
+/// the test never becomes more sensitive. `slope` is Sen's slope per step. A lag counts only if its
+/// autocorrelation exceeds `z_lag` deviations.
 pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     let n = length_as_f64(values.len());
     if values.len() < 4 {
@@ -102,7 +102,7 @@ pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     (1.0 + 2.0 / (n * (n - 1.0) * (n - 2.0)) * sum).max(1.0)
 }
 
-/// Ranks from 1; equal values share their mean rank.
+/// Returns the rank of each value, counted from 1; equal values share their mean rank.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_unstable_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -118,7 +118,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
     ranks
 }
 
-/// Slopes between all pairs of points; pairs with equal x have none.
+/// Returns the slopes between all pairs of points, except pairs with equal x.
 fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
     let mut slopes = Vec::with_capacity(xs.len() * xs.len() / 2);
     for i in 0..xs.len() {
@@ -132,12 +132,12 @@ fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
     slopes
 }
 
-/// Sen's slope: the median slope of all pairs of points; `None` without two different x.
+/// Returns Sen's slope: the median slope of all pairs of points; `None` without two different x.
 pub(super) fn sen_slope(xs: &[f64], ys: &[f64]) -> Option<f64> {
     median(&mut slopes(xs, ys))
 }
 
-/// Sen's slope with the bounds given by the variance of S, `z` deviations to each side.
+/// Returns Sen's slope with bounds `z` deviations to each side, from the variance `var` of S.
 pub(super) fn sen_slope_with_bounds(xs: &[f64], ys: &[f64], var: f64, z: f64) -> Option<IntervalEstimate> {
     let mut slopes = slopes(xs, ys);
     let value = median(&mut slopes)?;
@@ -156,8 +156,8 @@ fn value_at_rank(values: &mut [f64], rank: f64) -> Option<&mut f64> {
     Some(values.select_nth_unstable_by(rank, f64::total_cmp).1)
 }
 
-/// Scatter of points about a line of a given slope: the median distance from the median line, scaled to the
-/// standard deviation of normal noise.
+/// Returns the scatter of points about a line of the given slope: the median distance from the line through
+/// the median offset, scaled to the standard deviation of normal noise.
 pub fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
     let mut rests: Vec<f64> = xs.iter().zip(ys).map(|(x, y)| y - slope * x).collect();
     let Some(middle) = median(&mut rests) else { return 0.0 };

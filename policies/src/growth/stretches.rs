@@ -1,7 +1,8 @@
-//! Growth over several processes, for experiments: the slope of readings, and the unit of work that pays.
+//! Growth over several processes, for experiments: slope of the readings, and the unit of work that causes
+//! it.
 //!
-//! The watch of one process knows only that process's work. Units cannot be separated where every request
-//! brings the same; several processes with different work can separate them.
+//! A growth monitor knows only the work of its own process. If every request does the same work, units cannot
+//! be separated; several processes with different work can separate them.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::growth::{GrowthBlame, GrowthPolicy, IntervalEstimate};
 use crate::sample::WorkDone;
 use crate::units::as_f64;
 
-/// Most points for a slope, because the cost grows with the square.
+/// Most points used for a slope, because the cost grows with their square.
 const SLOPE_POINTS: usize = 160;
 
 /// Memory reading of one process.
@@ -22,12 +23,12 @@ pub struct MemoryLevel {
     pub at: Duration,
     /// Work done since the spawn.
     pub work: WorkDone,
-    /// Bytes.
+    /// Memory in bytes.
     pub bytes: u64,
 }
 
-/// Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without any
-/// work.
+/// Returns Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without
+/// any work.
 pub fn slope(levels: &[MemoryLevel], policy: &GrowthPolicy) -> Option<IntervalEstimate> {
     let stride = levels.len().div_ceil(SLOPE_POINTS).max(1);
     let pair = |level: &MemoryLevel| (as_f64(level.work.requests), as_f64(level.bytes));
@@ -35,28 +36,28 @@ pub fn slope(levels: &[MemoryLevel], policy: &GrowthPolicy) -> Option<IntervalEs
     if xs.len() < 4 {
         return None;
     }
-    // Heap readings are correlated, so the effective number is smaller.
+    // Heap readings are correlated, so the effective number of readings is smaller.
     let per_step =
         stats::sen_slope(&xs, &ys)? * (xs.last()? - xs.first()?) / (stats::length_as_f64(xs.len()) - 1.0);
     let trend = TrendTest::from_values(&ys).widened(stats::hamed_rao_factor(&ys, per_step, policy.bound_z));
     stats::sen_slope_with_bounds(&xs, &ys, trend.var, policy.bound_z)
 }
 
-/// Most readings merged into one point: more would leave too few points of a short leg.
+/// Most readings merged into one point: with more, a short run would have too few points.
 const MERGED_READINGS: usize = 8;
 
-/// Finds the unit that pays for the growth of these processes; each has its readings in order.
+/// Finds the unit of work that causes the growth of these processes; the readings of each are in order.
 pub fn blame_processes(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) -> GrowthBlame {
-    // A GPU pool grows in pieces larger than one request's need. Between most readings it does not move, so
-    // a robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
+    // A GPU pool grows in pieces larger than one request's need and is constant between most readings, so a
+    // robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
     // remain.
     let all: usize = processes.iter().map(Vec::len).sum();
     let stride = (all / (2 * policy.blame_floors)).clamp(1, MERGED_READINGS);
     let mut points: Vec<FloorPoint> = Vec::new();
     for levels in processes {
         let Some(first) = levels.first() else { continue };
-        // Joins all processes to one curve: each continues at the end of the previous one, so only
-        // differences within one count.
+        // Joins all processes to one curve: each starts at the end of the previous process, so only
+        // differences within a process count.
         let end = points.last().copied().unwrap_or(FloorPoint {
             level: 0.0,
             hours: 0.0,

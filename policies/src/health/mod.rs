@@ -1,15 +1,16 @@
-//! Detects illness of a backend apart from its memory.
+//! Detects faults of a backend other than memory growth.
 //!
 //! | symptom | sign | action |
 //! |---|---|---|
-//! | wedged | requests wait, no token comes and the server's loop does not turn, for longer than its own speed explains | drain; a server that stays silent as long again is ended |
-//! | compute errors | consecutive compute errors without a success | drain: it only answers errors |
-//! | device fault | an Xid that ends a process's use of its GPU | drain |
-//! | slow decode | tokens per second and busy slot are far below the backend's own | when quiet, if the mode allows |
+//! | wedged | requests wait, no token arrives and the server's main loop does not turn, for longer than its own speed explains | drain; a server that then stays silent for as long again is stopped |
+//! | compute errors | consecutive compute errors without a success | drain: the server only answers errors |
+//! | device fault | an Xid error that ends a process's use of its GPU | drain |
+//! | slow decode | tokens per second and busy slot are far below the backend's earlier speed | recycle when quiet, if the mode allows |
 //!
-//! `patience` defines the time limits. Latency alone is never a symptom: a busy server is slow and healthy.
-//! Causes outside the server do not count: a client that does not read, a stopped process, a wait for the
-//! disk, a machine that slept. Stream comments are no progress, because another thread sends them.
+//! `patience` defines the time limits. Latency without another sign is never a symptom: a busy server is
+//! slow and healthy. Causes outside the server do not count: a client that does not read, a stopped
+//! process, a wait for the disk, a machine that slept. Comments in an event stream are no progress, because
+//! another thread of the server sends them.
 
 mod offload;
 mod patience;
@@ -36,30 +37,30 @@ pub type HealthPolicy = crate::defaults::Health;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum HealthSymptom {
-    /// Requests wait, and nothing has moved for some time.
+    /// Requests wait, and the server has made no progress for too long.
     Wedged {
         /// Whole seconds without progress.
         seconds: u64,
         /// Limit that was exceeded.
         limit: SilenceLimit,
     },
-    /// Consecutive answers reported failed computation.
+    /// Consecutive answers reported that computation failed.
     ComputeErrors {
         /// Number of consecutive answers.
         in_a_row: u32,
     },
-    /// Decoding is far below the backend's own speed.
+    /// Decoding is far below the backend's earlier speed.
     SlowDecode {
         /// Tokens per second and busy slot now.
         now: f64,
-        /// Tokens per second and busy slot when it was young.
+        /// Tokens per second and busy slot when the process was young.
         baseline: f64,
     },
     /// The GPU reported a fault.
     DeviceFault {
         /// GPU with the fault.
         gpu: GpuIndex,
-        /// Fault number of the driver.
+        /// Number of the Xid error that the driver reported.
         xid: u64,
     },
 }
@@ -85,7 +86,7 @@ impl HealthSymptom {
         }
     }
 
-    /// Returns the GPU memory in question, if any.
+    /// Returns the memory of the GPU with the fault; `None` for other symptoms.
     pub const fn series(&self) -> Option<MemoryKind> {
         match self {
             Self::DeviceFault { gpu, .. } => Some(MemoryKind::Vram(*gpu)),
@@ -112,29 +113,29 @@ impl std::fmt::Display for HealthSymptom {
     }
 }
 
-/// Observation of a generation. Counters only grow.
+/// Observation of a process. Counters never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthObservation {
     /// Time since the caller's epoch; never decreases.
     pub at: Duration,
     /// Requests that the server owes answers to.
     pub awaited: AwaitedWork,
-    /// Data events and complete answers of computing requests since its spawn.
+    /// Data events and complete answers since the spawn, of requests that compute something.
     pub moves: u64,
-    /// Decode count since its spawn (`n_decode_total`); `None` if not reported or not answered.
+    /// Decode calls since the spawn (`n_decode_total`); `None` if not reported or not answered.
     pub decodes: Option<u64>,
     /// Reported slot state; `None` if not asked or not answered.
     pub slots: Option<SlotActivity>,
-    /// A healthy server of this build answers one of these queries.
+    /// A healthy server of this build answers `/slots` or `/metrics`.
     pub tells: bool,
-    /// Pauses between its tokens so far.
+    /// Pauses between the server's tokens so far.
     pub gaps: Option<TokenGaps>,
-    /// Since the last observation the process was stopped, or waited for pages from a disk.
+    /// The process was stopped, or waited for pages from a disk, since the last observation.
     pub hindered: bool,
-    /// Time that a reload of the model after a sleep may take; zero if it does not sleep.
+    /// Time that a reload of the model after a sleep may take; zero if the server does not sleep.
     pub wake: Duration,
-    /// Consecutive answers that reported failed computation. Refusals, bad requests and cancelled ones
-    /// neither count nor end the streak.
+    /// Consecutive answers reporting that computation failed. Refused, invalid and cancelled requests neither
+    /// count nor end the streak.
     pub compute_errors: u32,
 }
 
@@ -147,36 +148,36 @@ pub struct SlotActivity {
     pub mark: u64,
 }
 
-/// Health monitor of one generation.
+/// Health monitor of one process.
 #[derive(Clone, Debug)]
 pub struct HealthMonitor {
     policy: HealthPolicy,
     last: HealthObservation,
-    /// Time of the last progress, or of the first of the present requests.
+    /// Time of the last progress, or of the arrival of the first request that waits now.
     progress: Duration,
-    /// Time at which its loop last turned: by progress, or by an answer from the loop.
+    /// Time at which the server's main loop last turned: shown by progress, or by an answer from that loop.
     turned: Duration,
     /// Consecutive observations without progress.
     still: u32,
-    /// Consecutive observations in which its loop did not turn.
+    /// Consecutive observations in which the server's main loop did not turn.
     silent: u32,
-    /// The server answers progress queries, or once did; a wedged one does not.
+    /// The server can answer progress queries. Stays true when a wedged server no longer answers.
     told: bool,
     decodes: Option<u64>,
     mark: Option<u64>,
     pace: PromptPace,
     faults: Vec<(GpuIndex, u64)>,
-    /// By the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more. One slot of eight is slower than a
-    /// single one.
+    /// Speeds by the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more; with eight busy slots, each is
+    /// slower than a single one.
     speeds: [SpeedTrend; 4],
 }
 
-/// Observations without progress that a wedge needs: a machine that slept has one long pause between two of
-/// them.
+/// Observations without progress before a server counts as wedged: if the machine slept, the long pause lies
+/// between only two observations.
 const WEDGE_OBSERVATIONS: u32 = 3;
 
 impl HealthMonitor {
-    /// Creates a monitor for a generation that just became ready.
+    /// Creates a monitor for a process that just became ready.
     pub fn new(policy: &HealthPolicy) -> Self {
         Self {
             policy: policy.clone(),
@@ -205,7 +206,7 @@ impl HealthMonitor {
         let moved = look.moves != last.moves
             || changed(self.decodes, look.decodes)
             || changed(self.mark, mark)
-            // The loop turns and is idle: the request waits for something else, such as a download.
+            // The loop turns and no slot is busy: the request waits for something else, such as a download.
             || look.slots.is_some_and(|slots| slots.busy == 0);
         self.decodes = look.decodes.or(self.decodes);
         self.mark = mark.or(self.mark);
@@ -215,7 +216,7 @@ impl HealthMonitor {
             return;
         }
         if look.hindered {
-            // The server is not responsible for that time.
+            // The server is not responsible for the time since the last observation.
             self.progress = self.progress.saturating_add(since_last);
             self.turned = self.turned.saturating_add(since_last);
             return;
@@ -227,13 +228,13 @@ impl HealthMonitor {
         }
     }
 
-    /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
+    /// Records an evaluated prompt of `all` tokens, `new` of them not cached, and its time in milliseconds.
     pub fn record_prompt(&mut self, new: u64, all: u64, ms: f64) {
         self.pace.record_prompt(new, all, ms);
     }
 
-    /// Returns true if the server should be asked for its progress: a request waits, and nothing else shows
-    /// it.
+    /// Returns true if the server should be asked for its progress: a request waits, and no other sign shows
+    /// progress.
     pub fn needs_query(&self) -> bool {
         self.still > 0
     }
@@ -265,8 +266,8 @@ impl HealthMonitor {
             .then(|| wedged(still, SilenceLimit { seconds, basis: LimitBasis::Unmoved }))
     }
 
-    /// Records the speed of one answer: generated tokens, their seconds, and the requests in flight, itself
-    /// included.
+    /// Records the speed of one answer: generated tokens, the seconds for them, and the requests in flight,
+    /// including this one.
     pub fn record_speed(&mut self, at: Duration, tokens: u64, seconds: f64, busy: u32) {
         let speed = as_f64(tokens) / seconds;
         if tokens == 0 || !speed.is_finite() || speed <= 0.0 {
@@ -276,7 +277,7 @@ impl HealthMonitor {
         self.speeds[bucket].add_reading(at, speed);
     }
 
-    /// Records a driver fault on a GPU that the backend uses.
+    /// Records an Xid error on a GPU that the backend uses.
     pub fn record_xid(&mut self, gpu: GpuIndex, xid: u64) {
         if is_fatal(xid) && !self.faults.contains(&(gpu, xid)) {
             self.faults.push((gpu, xid));
@@ -296,7 +297,7 @@ impl HealthMonitor {
 
 /// Returns true for an Xid after which no process can continue to use the GPU.
 ///
-/// | Xid | what (NVIDIA, "Xid Errors") |
+/// | Xid | meaning (NVIDIA, "Xid Errors") |
 /// |---|---|
 /// | 48 | uncorrectable double-bit ECC error |
 /// | 62 | the power controller halted |
@@ -306,9 +307,9 @@ impl HealthMonitor {
 /// | 119, 120 | the GPU's system processor does not answer, or failed |
 /// | 140 | unrecovered ECC error |
 ///
-/// Not fatal: faults of one program (13, 31, 43, 45, 94), which NVML does not tie to a process; if the
-/// backend caused them, compute errors or an exit show it. Notes and corrected errors (63, 92, 154) and
-/// link errors (74), which traffic may route around, are not fatal either.
+/// Not fatal are faults of one program (13, 31, 43, 45, 94), because NVML does not name the process; if it
+/// was the backend, compute errors or an exit show the fault. Nor are notes, corrected errors (63, 92,
+/// 154), and link errors (74), which traffic may route around.
 pub(crate) const fn is_fatal(xid: u64) -> bool {
     matches!(xid, 48 | 62 | 64 | 79 | 95 | 119 | 120 | 140)
 }

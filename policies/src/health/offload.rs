@@ -1,8 +1,9 @@
-//! Detects a server that came up with less of the GPU than an earlier one: with a lost or full device
-//! llama-server starts on the processor, without a machine-readable message, and many times slower.
+//! Detects a server that started with fewer layers or less memory on the GPU than an earlier process. If a
+//! device is lost or full, llama-server starts on the CPU, many times slower, without a machine-readable
+//! message.
 //!
-//! The best generation of one kind of process is the reference. A kind includes all flags, the model and
-//! the build, so different settings are never compared.
+//! The reference is the best process with the same model, build and flags, so different settings are never
+//! compared.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,15 +14,15 @@ use crate::units::{ByteSize, scale_bytes};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuOffload {
-    /// Layers on GPUs by its log; `None` if not logged.
+    /// Number of layers on GPUs according to the log; `None` if not logged.
     pub layers: Option<u32>,
-    /// Total layers by its log.
+    /// Total number of layers according to the log; `None` if not logged.
     pub of: Option<u32>,
     /// Bytes of VRAM on all GPUs; `None` if unknown.
     pub vram: Option<u64>,
 }
 
-/// Loss of GPU use compared with the best process of the same kind.
+/// Loss of GPU use compared with the best process of the same model, build and flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OffloadLoss {
     /// Present GPU use.
@@ -36,7 +37,7 @@ impl GpuOffload {
         self.layers.is_some_and(|layers| layers > 0) || self.vram.is_some_and(|bytes| bytes > 0)
     }
 
-    /// Returns the maximum of both.
+    /// Returns the maximum of each value.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         let layers = self.layers.max(other.layers);
@@ -47,8 +48,8 @@ impl GpuOffload {
         }
     }
 
-    /// Parses a log line: `load_tensors: offloaded 33/33 layers to GPU`. Several models in one server add
-    /// up. Returns true if the line matches.
+    /// Parses a log line such as `load_tensors: offloaded 33/33 layers to GPU`, and adds its numbers,
+    /// because a server may load several models. Returns true if the line matches.
     pub fn apply_log_line(&mut self, line: &str) -> bool {
         let Some((layers, of)) = layers(line) else { return false };
         self.layers = Some(self.layers.unwrap_or(0).saturating_add(layers));
@@ -56,7 +57,7 @@ impl GpuOffload {
         true
     }
 
-    /// Returns the loss compared with the best process of the kind, if it is large.
+    /// Returns the loss compared with `known`, the best process of the same settings; `None` if small.
     pub fn loss_against(self, known: Self, policy: &HealthPolicy) -> Option<OffloadLoss> {
         let less = |now: Option<u64>, known: Option<u64>, share: f64| {
             now.zip(known).is_some_and(|(now, known)| now < scale_bytes(known, share))
@@ -87,7 +88,7 @@ impl std::fmt::Display for OffloadLoss {
     }
 }
 
-/// Parses the numbers of `offloaded 33/33 layers to GPU`, the same text since 2023.
+/// Parses the numbers of `offloaded 33/33 layers to GPU`, a text that is unchanged since 2023.
 fn layers(line: &str) -> Option<(u32, u32)> {
     let rest = &line[line.find("offloaded ")? + "offloaded ".len()..];
     let (layers, rest) = rest.split_once('/')?;

@@ -1,5 +1,5 @@
-//! Limits of a server's silence while requests wait, derived from its own tokens and prompts instead of one
-//! number for all machines. Each [`SilenceLimit`] contains its basis, so that people can check it.
+//! Limits of a server's silence while requests wait, derived from its own token and prompt times instead of
+//! one number for all machines. Each [`SilenceLimit`] names its basis, so that people can check it.
 //!
 //! ```text
 //!   all waiting have had a first token ─ progress is reported ── TOKEN_TIME_FACTOR × 99th percentile of token times
@@ -10,9 +10,9 @@
 //!   an answer in one piece, not reported ─────────────────────── wedged_unseen
 //! ```
 //!
-//! Progress is reported by `/slots` or `/metrics`. llama-server answers these between two batches from its
-//! compute loop, so an answer shows that the loop turns, and silence for longer than a batch shows that it
-//! does not.
+//! Progress is reported by `/slots` or `/metrics`. llama-server answers these requests in its main loop
+//! between two batches, so an answer shows that the loop turns, and silence for longer than a batch shows
+//! that it does not.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,32 +22,33 @@ use serde::{Deserialize, Serialize};
 use super::HealthPolicy;
 use crate::units::{as_f64, format_span};
 
-/// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens; the lower
-/// value is the cautious side.
+/// Estimated depth in tokens at which attention makes half of the work: for common models 8,000 to 30,000;
+/// the lower value is the cautious side.
 const ATTENTION_HALF_DEPTH: u64 = 8192;
-/// Half of the speed is common where other programs share the processor; a quarter is not.
+/// Factor on prompt times. Half of the speed is common if other programs share the processor; a quarter is
+/// not.
 const PREFILL_TIME_FACTOR: f64 = 4.0;
-/// A prompt of another slot, a context shift or saving a cache make single tokens several times slower, not
-/// twenty times.
+/// Factor on token times. A prompt in another slot, a context shift or saving a cache makes single tokens
+/// several times slower, but not twenty times.
 const TOKEN_TIME_FACTOR: f64 = 20.0;
 
-/// Answers that a server owes at one moment, to completely sent requests. Clients that do not read or still
-/// send are not counted.
+/// Answers that a server owes at one moment, to completely sent requests. A client that does not read its
+/// answer, or is still sending its request, is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AwaitedWork {
-    /// Streams after their first token.
+    /// Number of streams after their first token.
     pub begun: u32,
-    /// Streams before their first token.
+    /// Number of streams before their first token.
     pub prompts: u32,
-    /// Answers in one piece.
+    /// Number of answers without streaming.
     pub whole: u32,
-    /// Prompts of clients that have left, which the server may still evaluate. No client waits for them.
+    /// Number of prompts of clients that have left, which the server may still be evaluating.
     pub left: u32,
-    /// Prompt tokens of all requests without a token yet.
+    /// Prompt tokens of all requests that have no token yet.
     pub prompt_tokens: u64,
-    /// Tokens of the largest such prompt.
+    /// Tokens of the largest prompt of a request that has no token yet.
     pub largest_prompt: u64,
-    /// Their images and recordings, plus requests that pause computing, such as saving a slot.
+    /// Images and recordings in these prompts, plus requests that pause computing, such as saving a slot.
     pub media: u32,
 }
 
@@ -86,27 +87,27 @@ pub enum LimitBasis {
         /// 99th percentile of token times, in milliseconds.
         usual_ms: f64,
     },
-    /// Token times, for a server that does not report progress: some tokens may give no event.
+    /// Token times, for a server that does not report progress, and some of whose tokens may cause no event.
     Silent {
         /// Median token time, in milliseconds.
         token_ms: f64,
-        /// Tokens without an event.
+        /// Number of consecutive tokens that may cause no event.
         tokens: u64,
     },
-    /// Waiting prompts, and the prompt speed so far.
+    /// Prompts that wait for evaluation, and the prompt speed so far.
     Prompt {
         /// Tokens of the batch, or of all waiting prompts.
         tokens: u64,
         /// Milliseconds per token at the depth of these prompts.
         token_ms: f64,
-        /// Images and recordings that were allowed for.
+        /// Number of images and recordings that were allowed for.
         media: u32,
     },
     /// No prompt and no token was measured yet.
     Unmeasured,
-    /// The server answers queries, and computes nothing.
+    /// The server answers queries, but its computation makes no progress.
     Unmoved,
-    /// An answer in one piece, from a server that does not report progress.
+    /// An answer without streaming, from a server that does not report progress.
     Unseen,
 }
 
@@ -140,22 +141,22 @@ impl std::fmt::Display for SilenceLimit {
 /// Prompt speed so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PromptPace {
-    /// Seconds per token at the beginning of a prompt, for the latest prompts.
+    /// Seconds per token, converted to the beginning of a prompt, for the latest prompts.
     prompts: VecDeque<f64>,
 }
 
-/// Number of remembered prompts, so that one outlier does not count.
+/// Number of remembered prompts, so that a single outlier has no effect.
 const PROMPTS_KEPT: usize = 32;
-/// Fewer tokens cost as much as this many: reading the model once.
+/// Least tokens that a prompt is counted with: fewer take as long, because the whole model is read anyway.
 const PRICED_TOKENS_LEAST: u64 = 64;
 
 impl PromptPace {
-    /// Records an evaluated prompt: `new` tokens of `all`, in milliseconds.
+    /// Records an evaluated prompt of `all` tokens, `new` of them not cached, and its time in milliseconds.
     pub(super) fn record_prompt(&mut self, new: u64, all: u64, ms: f64) {
         if new == 0 || !ms.is_finite() || ms <= 0.0 {
             return;
         }
-        // The average new token is in the middle of the new ones.
+        // New tokens follow the cached ones, so their average depth is that of the middle new token.
         let depth = all.max(new) - new / 2;
         let price = ms / 1000.0 / as_f64(new.max(PRICED_TOKENS_LEAST)) / slowdown(depth);
         if self.prompts.len() == PROMPTS_KEPT {
@@ -171,8 +172,8 @@ impl PromptPace {
         prices.get(prices.len() * 9 / 10).copied()
     }
 
-    /// Returns the longest silence of a healthy server with these requests. `told`: it reports progress.
-    /// `wake`: time of a possible reload.
+    /// Returns the longest silence of a healthy server with these requests. `told`: the server reports
+    /// progress. `wake`: time of a possible reload of the model.
     pub(super) fn limit(
         &self,
         awaited: &AwaitedWork,
@@ -188,7 +189,7 @@ impl PromptPace {
                 basis: LimitBasis::Unmeasured,
             });
         }
-        // Prompts and tokens may share one batch.
+        // A batch may contain both prompts and tokens, so both limits apply.
         let of_prompts = self.prompt_limit(awaited, told, wake, policy);
         let of_tokens = of_tokens.filter(|_| awaited.begun > 0 || told && awaited.whole > 0);
         match of_tokens {
@@ -205,7 +206,7 @@ impl PromptPace {
         policy: &HealthPolicy,
     ) -> SilenceLimit {
         let wake = wake.as_secs_f64();
-        // Media are processed one after another; a server that reports progress shows each.
+        // Media are processed one after another; a server that reports progress shows the end of each.
         let media = if told { awaited.media.min(1) } else { awaited.media };
         let pictures = policy.media_patience.as_secs_f64() * f64::from(media);
         if awaited.whole > 0 && !told {
@@ -239,7 +240,7 @@ fn token_gap_limit(gaps: TokenGaps, told: bool, policy: &HealthPolicy) -> Silenc
     SilenceLimit { seconds: seconds.max(silent), basis }
 }
 
-/// Cost factor of a token by its depth: attention looks at all earlier tokens.
+/// Returns the factor by which a token costs more at a depth: attention reads all earlier tokens.
 fn slowdown(depth: u64) -> f64 {
     1.0 + as_f64(depth) / as_f64(ATTENTION_HALF_DEPTH)
 }

@@ -1,23 +1,24 @@
-//! Detects slow decoding: compares window medians with the medians of the first windows, so that single
-//! slow answers or minutes do not count.
+//! Detects slow decoding: compares the median speed of a time window with the medians of the first windows,
+//! so that single slow answers or minutes have no effect.
 
 use std::time::Duration;
 
 use super::HealthSymptom;
 
-/// Consecutive slow windows, half an hour: other programs' batch jobs are over by then.
+/// Consecutive slow windows, together half an hour: other programs' batch jobs are over by then.
 const SLOW_WINDOWS: usize = 6;
-/// Speed halves when a context grows or other load appears. Leaks and throttling begin with a lasting loss
-/// of a third; half is beyond doubt.
+/// Share of the baseline speed below which a window is slow. Leaks and throttling begin with a lasting loss
+/// of a third, but context growth or other load can halve the speed; a lasting loss of half is beyond
+/// doubt.
 const SLOW_SHARE: f64 = 0.5;
-/// Windows for the baseline: their median over half an hour is the backend's own speed.
+/// Number of first windows, together half an hour, whose median is the baseline.
 const BASELINE_WINDOWS: usize = 6;
-/// Fewer readings let the median jump with single slow answers.
+/// Least readings per window: with fewer, single slow answers change the median.
 const WINDOW_READINGS: usize = 5;
-/// Five minutes contain enough answers to average their lengths.
+/// Least duration of a window: enough answers to average their lengths.
 const WINDOW_TIME: Duration = Duration::from_secs(5 * 60);
 
-/// Speeds at a similar number of busy slots.
+/// Speeds measured with a similar number of busy slots.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SpeedTrend {
     /// Start of the present window; `None` before the first answer.
@@ -25,7 +26,7 @@ pub(super) struct SpeedTrend {
     readings: Vec<f64>,
     /// Medians of the first windows.
     first: Vec<f64>,
-    /// Consecutive slow windows, and the last median of them.
+    /// Number of consecutive slow windows, and (`now`) the median of the last slow window.
     slow: usize,
     now: f64,
 }
@@ -68,7 +69,7 @@ impl SpeedTrend {
     }
 }
 
-/// Median, the upper of two middle values; 0 if empty.
+/// Returns the median (for an even count, the upper of the two middle values); 0 if empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)

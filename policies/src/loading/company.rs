@@ -1,11 +1,11 @@
-//! Companions: models that are loaded along with another one and stay loaded while it is.
+//! Companions: models that are loaded along with another model and stay loaded as long as that model.
 //!
 //! ```text
 //!   a (with b) is admitted, with room for both ─> b is called, its room reserved ─> b asks ─> b is admitted
 //!   b is to be unloaded ─> a is unloaded, too
 //! ```
 //!
-//! Companions are optional: a model is loaded alone where its companions do not fit next to pinned models.
+//! Companions are optional: if they do not fit next to pinned models, a model is loaded without them.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use super::{
 };
 
 impl LoadingState {
-    /// Returns the absent companions of a model, with their own companions, that may be loaded and fit next
-    /// to pinned models.
+    /// Returns the unloaded companions of a model, and their own companions, if they may be loaded and fit
+    /// next to pinned models.
     pub(super) fn absent_companions(&self, name: &ModelId) -> Vec<ModelId> {
         let Some(model) = self.models.get(name).filter(|model| !model.spec.companions.is_empty()) else {
             return Vec::new();
@@ -33,7 +33,7 @@ impl LoadingState {
             }
             good
         });
-        // Companions that are already loaded stay for the model.
+        // Companions that are already loaded are not unloaded for the model.
         let mobile: Vec<&ModelId> =
             self.movable_models().into_iter().filter(|who| !stays.contains(who)).collect();
         let left = self.left_if_gone(&mobile);
@@ -66,25 +66,25 @@ impl LoadingState {
         all.iter().filter_map(|who| self.models.get_key_value(who)).collect()
     }
 
-    /// Loaded models that have companions.
+    /// Returns the loaded models that have companions.
     fn models_with_companions(&self) -> impl Iterator<Item = (&ModelId, &LoadedModel)> {
         self.models.iter().filter(|(_, model)| model.is_staying() && !model.spec.companions.is_empty())
     }
 
-    /// Returns the loaded models that have this one as a companion, and so are unloaded with it.
+    /// Returns the loaded models that have this model as a companion, and so are unloaded with it.
     pub(super) fn unloaded_with(&self, name: &ModelId) -> Vec<ModelId> {
         let hosts = self.models_with_companions().map(|(who, _)| who).filter(|who| *who != name);
         hosts.filter(|who| self.all_companions(who).contains(name)).cloned().collect()
     }
 
-    /// Returns true if a pinned model holds this one as its companion.
+    /// Returns true if a pinned model has this model as a companion, and so keeps it loaded.
     pub(super) fn is_held(&self, name: &ModelId) -> bool {
         let forever =
             self.models_with_companions().filter(|(who, model)| *who != name && model.stays_for_good());
         forever.into_iter().any(|(who, _)| self.all_companions(who).contains(name))
     }
 
-    /// Returns the companions of loaded models. A model whose own TTL has passed holds no companions.
+    /// Returns the companions that loaded models keep loaded. A model whose own TTL has passed keeps none.
     pub fn held_companions(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> Vec<ModelId> {
         let rests = |who: &ModelId, model: &LoadedModel| {
             let seen = seen(who);
@@ -97,7 +97,7 @@ impl LoadingState {
         all
     }
 
-    /// Calls the companions of an admitted model.
+    /// Orders the companions of an admitted model to ask to be loaded.
     pub(super) fn call_companions(&mut self, party: Vec<ModelId>, now: Duration) -> Vec<LoaderOrder> {
         for who in party {
             if let Some(model) = self.models.get_mut(&who) {
@@ -107,7 +107,7 @@ impl LoadingState {
         self.call_pending(now)
     }
 
-    /// Calls the pending companions that are unloaded by now.
+    /// Calls the companions that were still being unloaded when a model called them, and are unloaded now.
     pub(super) fn call_pending(&mut self, now: Duration) -> Vec<LoaderOrder> {
         let out = self
             .models

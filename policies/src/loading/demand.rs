@@ -5,10 +5,10 @@ use std::time::Duration;
 /// Time constant in seconds of the fading request count.
 const FADE_SECONDS: f64 = 1800.0;
 
-/// Faded request count of a model.
+/// Request count of a model, in which older requests count less.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RequestDemand {
-    /// Request count, exponentially faded.
+    /// Request count, decaying exponentially with time.
     count: f64,
     /// Total requests at the last call.
     asked: u64,
@@ -24,8 +24,8 @@ impl RequestDemand {
         (self.asked, self.at) = (asked, now.max(self.at));
     }
 
-    /// Estimates the seconds to the next request: the usual gap, or the present idle time if that is
-    /// longer. Infinite for a model without requests.
+    /// Estimates the seconds to the next request: the usual gap between requests, or the present idle time if
+    /// that is longer. Infinite for a model without requests.
     pub fn expected_gap(&self, idle_for: Duration) -> f64 {
         if self.count <= 0.0 {
             f64::INFINITY

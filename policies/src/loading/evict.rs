@@ -1,4 +1,4 @@
-//! Chooses the models to unload so that another one can be loaded.
+//! Chooses the models to unload so that another model can be loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,17 +7,17 @@ use super::{
     LoadWish, LoadedModel, LoadingConfig, LoadingState, ModelActivity, ModelId, ModelLoadState, Placement,
 };
 
-/// Most candidates for which all combinations are tried; more are unloaded one by one, cheapest first.
+/// Most candidates for which all combinations are tried; with more, candidates are added cheapest first.
 const COMBINATION_LIMIT: usize = 12;
 
-/// Value of keeping models that can only be unloaded together, and the models.
+/// Models that can only be unloaded together, preceded by the value of keeping them.
 type EvictionGroup = (f64, Vec<ModelId>);
 
-/// Seconds until the next request of a model in use: less than for any idle model.
+/// Assumed seconds until the next request of a model in use: less than for any idle model.
 const IN_USE_SECONDS: f64 = 0.1;
 
 impl LoadingState {
-    /// Chooses the models whose unloading costs least and makes enough room; empty if no set does.
+    /// Chooses the models that make enough room and cost least to unload; empty if room cannot be made.
     pub(super) fn choose_evictions(
         &self,
         wish: &LoadWish<'_>,
@@ -48,8 +48,9 @@ impl LoadingState {
         if !is_enough(&candidates) {
             return Vec::new();
         }
-        // The wanted model's companions would be loaded again with it, and a model that has it as a
-        // companion would call it again. Both kinds are unloaded only where others are not enough.
+        // If the wanted model's companions were unloaded, they would be loaded again with it; a loaded
+        // model that has the wanted model as a companion would call it again. Both are unloaded only if
+        // other models do not suffice.
         let company = self.all_companions(wish.name);
         let is_own = |(_, leave): &EvictionGroup| leave.iter().any(|who| company.contains(who));
         let calls = |(_, leave): &EvictionGroup| leave.iter().any(|who| self.calls(who, wish.name));
@@ -70,13 +71,13 @@ impl LoadingState {
         cheapest.unwrap_or_default()
     }
 
-    /// Returns true if a loaded model has the wanted one as an absent companion, and so would call it.
+    /// Returns true if the loaded model `there` has the wanted model as an absent companion, and so calls it.
     fn calls(&self, there: &ModelId, wanted: &ModelId) -> bool {
         self.models.get(there).is_some_and(|model| !model.spec.companions.is_empty())
             && self.absent_companions(there).contains(wanted)
     }
 
-    /// Returns true if a model may be unloaded now: not in use, or in use for its full turn.
+    /// Returns true if a model may be unloaded now: it is idle, or was in use for its full turn.
     fn may_leave(&self, model: &LoadedModel, now: Duration, seen: ModelActivity) -> bool {
         if model.spec.guest {
             return matches!(model.state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. });
@@ -95,8 +96,8 @@ impl LoadingState {
         turn.max(turn_least).min(turn_most)
     }
 
-    /// Value of keeping a model: the load and prompt evaluation that it saves, divided by the time to its
-    /// next request.
+    /// Returns the value of keeping a model: the load and prompt evaluation time that it saves, divided by
+    /// the time to its next request.
     fn keep_value(&self, model: &LoadedModel, seen: ModelActivity) -> f64 {
         if model.spec.guest {
             return 0.0;
@@ -134,7 +135,7 @@ impl LoadingState {
         let all: Vec<&EvictionGroup> = candidates.iter().collect();
         let enough = (1..=all.len()).find(|count| self.is_enough(wish, &distinct_models(&all[..*count])))?;
         let mut leave = all[..enough].to_vec();
-        // Keep the models that are not needed, the most valuable first.
+        // Drop the models that need not be unloaded from the set, the most valuable first.
         for one in all[..enough].iter().rev() {
             let without: Vec<&EvictionGroup> =
                 leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
@@ -146,7 +147,7 @@ impl LoadingState {
     }
 }
 
-/// All models of the sets, each once.
+/// Returns all models of the groups, each once.
 fn distinct_models<'a>(sets: &[&'a EvictionGroup]) -> Vec<&'a ModelId> {
     let all: BTreeSet<&ModelId> = sets.iter().flat_map(|(_, leave)| leave).collect();
     all.into_iter().collect()

@@ -20,26 +20,26 @@ pub struct ModelId {
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadSpec {
-    /// Needs of one process. `None` if unknown: the model is admitted and counts with its measured memory.
+    /// Needs of one process. `None` if unknown: the model is admitted, and its measured memory counts.
     pub needs: Option<MemoryNeeds>,
     /// Number of processes.
     pub replicas: u32,
-    /// GPUs that the model may use; empty: any.
+    /// GPUs that the model may use; if empty, the model may use any GPU.
     pub gpus: Vec<usize>,
     /// The model may be split over several GPUs.
     pub may_split: bool,
-    /// The model is never unloaded for another one.
+    /// The model is never unloaded to make room for another model.
     pub pin: bool,
-    /// Models that are never loaded at the same time.
+    /// Models that are never loaded at the same time as this model.
     pub never_with: Vec<ModelName>,
-    /// Companions: models that are loaded along with it and stay loaded while it is.
+    /// Companions: models that are loaded along with this model and stay loaded as long as it.
     pub companions: Vec<ModelName>,
     /// Idle time after which the model is unloaded, even if it is pinned.
     pub ttl: Option<Duration>,
-    /// The model can start with less memory, so a start that cannot fit is not tried.
+    /// The model can start with less memory, so a start that does not fit is not tried.
     pub can_do_with_less: bool,
-    /// Guest: loaded only into room that no other model needs. Nothing is reserved for it, and it is
-    /// unloaded before any other model, in use or not.
+    /// The model is a guest: loaded only into room that no other model needs, without reservations, and
+    /// unloaded before any other model, even while in use.
     pub guest: bool,
 }
 
@@ -48,9 +48,9 @@ pub struct LoadSpec {
 pub struct ModelActivity {
     /// Total requests so far.
     pub requests: u64,
-    /// Requests that wait.
+    /// Number of requests that wait.
     pub waiting: usize,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub in_flight: u32,
     /// Time without waiting or running requests.
     pub idle_for: Duration,
@@ -68,9 +68,9 @@ impl ModelActivity {
 #[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelReading {
-    /// Bytes per memory, without the mapped model file.
+    /// Bytes in each kind of memory, without the mapped model file.
     pub held: MemoryAmounts,
-    /// GPU memory is unknown, so the promise counts instead.
+    /// GPU memory could not be read, so the memory that the model was admitted with counts instead.
     pub gpus_unknown: bool,
     /// The model leaks.
     pub leaks: bool,
@@ -80,21 +80,21 @@ pub struct ModelReading {
     pub outdated: bool,
 }
 
-/// Reasons for which a model waits.
+/// Reasons for which a model is not loaded yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRoom {
     /// Needs of all processes, each on one GPU, if known.
     pub needed: Option<MemoryAmounts>,
-    /// Bytes left for the model: not promised, not in use, and not reserved for earlier waiters.
+    /// Bytes left for the model: not promised to others, not in use, and not reserved for earlier waiters.
     pub left: MemoryAmounts,
-    /// Loaded models exclude it, or `loading.max_loaded` is reached.
+    /// The model must not be loaded next to a loaded one, or `loading.max_loaded` is reached.
     pub excluded: bool,
 }
 
 /// Order to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoaderOrder {
-    /// Start the processes of a model on the given GPUs; an empty list leaves the choice to the command.
+    /// Start the processes of a model on the given GPUs; an empty list leaves the choice to llama-server.
     Load {
         /// Model to load.
         model: ModelId,
@@ -108,7 +108,7 @@ pub enum LoaderOrder {
         /// Model that needs the room.
         replaced_by: ModelId,
     },
-    /// Make a companion ask to be loaded; room is reserved for it.
+    /// Make a companion ask to be loaded; its room is reserved.
     CallCompanion {
         /// Companion to call.
         model: ModelId,
@@ -118,21 +118,21 @@ pub enum LoaderOrder {
         /// Model to ask.
         model: ModelId,
     },
-    /// A model fits in place with its new settings: its processes may be replaced.
+    /// A model may stay loaded with its new settings: its processes may be replaced.
     Renew {
         /// Model to renew.
         model: ModelId,
         /// GPUs of each replica.
         places: Vec<Vec<usize>>,
-        /// Old and new processes fit at the same time.
+        /// Old and new processes fit into memory at the same time.
         beside: bool,
     },
-    /// A model does not fit in place with its new settings: drain and stop it, so that it can ask to be
-    /// loaded.
+    /// A model may not stay loaded with its new settings, for lack of room: drain and stop it, so that it can
+    /// ask to be loaded again.
     Restart {
         /// Model to stop.
         model: ModelId,
-        /// Missing memory. `left` is the room the model would have after the stop.
+        /// Missing memory; its `left` is the room for the model after the stop.
         lacks: MissingRoom,
     },
 }

@@ -1,4 +1,4 @@
-//! Reclaims hoarded memory so that no model has to be unloaded.
+//! Reclaims unused memory from loaded processes so that no model has to be unloaded.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use super::{
     room,
 };
 
-/// Least pause between reclaims of a model. A model that grows back faster leaks, and only a fresh process
-/// cures it.
+/// Least pause between reclaims of a model. A model whose memory grows back sooner leaks, and only a fresh
+/// process helps.
 const RECLAIM_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Result of the reclaim step that precedes an eviction.
+/// Result of the reclaim attempt that precedes an eviction.
 pub(super) enum ReclaimStep {
-    /// Models to be asked.
+    /// These models are to be asked to reclaim memory.
     Asked(Vec<ModelId>),
-    /// Running reclaims would free enough.
+    /// Reclaims that already run may free enough.
     Awaited,
-    /// Reclaiming cannot free enough.
+    /// Reclaims cannot free enough.
     Useless,
 }
 
 impl LoadingState {
-    /// Chooses the models to ask for memory, if reclaiming would make enough room for the wish.
+    /// Chooses the models to ask for memory, if their reclaims would make enough room for the waiting model.
     pub(super) fn request_reclaim(&mut self, wish: &LoadWish<'_>, now: Duration) -> ReclaimStep {
         let Some(free) = wish.free else { return ReclaimStep::Useless };
         let numbers = &self.numbers;
@@ -53,8 +53,8 @@ impl LoadingState {
         ReclaimStep::Asked(asked)
     }
 
-    /// Returns whether a model without room lacks host memory, and whether it lacks GPU memory; both if
-    /// neither alone explains it.
+    /// Returns true for host memory and for GPU memory, depending on which a waiting model lacks; true for
+    /// both if neither explains why the model does not fit.
     fn is_short_of(&self, wish: &LoadWish<'_>) -> (bool, bool) {
         let left = self.room_left(wish.free);
         let Some(needed) = self.models.get(wish.name).and_then(room::needed_bytes) else {
@@ -66,7 +66,7 @@ impl LoadingState {
         }
     }
 
-    /// Records that a model's reclaim has ended and its memory was read since, or that it failed.
+    /// Records that a model's reclaim failed, or that it has ended and the memory was read again.
     pub fn reclaim_ended(&mut self, model: &ModelId) {
         if let Some(model) = self.models.get_mut(model) {
             model.reclaiming = false;
@@ -75,8 +75,8 @@ impl LoadingState {
 }
 
 impl LoadedModel {
-    /// Returns the reclaimable bytes: memory above the promise, if the build supports reclaim and none was
-    /// tried within the interval.
+    /// Returns the reclaimable bytes: memory above the promise, if the build supports reclaim and no reclaim
+    /// was tried within the interval.
     fn reclaimable(&self, now: Duration, numbers: &LoadingConfig) -> Option<MemoryAmounts> {
         let reading = self.reading.as_ref().filter(|reading| reading.can_reclaim)?;
         let since = self.last_reclaim.map(|asked| now.saturating_sub(asked));

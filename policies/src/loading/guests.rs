@@ -1,4 +1,4 @@
-//! Guests: models that stay loaded only while no other model needs their room.
+//! Guests: models that stay loaded only as long as no other model needs their room.
 
 use super::next::Placement;
 use super::state::ModelLoadState;
@@ -12,7 +12,7 @@ impl LoadingState {
         guests.map(|(who, _)| who).collect()
     }
 
-    /// Returns all guests, if unloading them frees enough room for the wish.
+    /// Returns all guests if unloading them makes enough room for the waiting model, else none.
     pub(super) fn guests_leaving_for(&self, wish: &LoadWish<'_>) -> Vec<ModelId> {
         let guests = self.guests();
         if guests.is_empty() || matches!(self.find_place(wish, &guests), Placement::Nowhere) {
@@ -21,8 +21,8 @@ impl LoadingState {
         guests.into_iter().cloned().collect()
     }
 
-    /// Unloads all guests once a model with new settings does not fit next to them. The model stays loaded
-    /// until the guests are gone.
+    /// Unloads all guests if a model with new settings does not fit next to them. The model stays loaded
+    /// while the guests stop.
     pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
         let remade =
             self.models.iter().filter(|(_, model)| model.renewal_asked.is_some() && !model.spec.guest);

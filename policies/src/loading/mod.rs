@@ -1,5 +1,5 @@
-//! Decides which models are loaded, on which GPUs, and which ones are unloaded for others. No I/O: the
-//! caller reports events and gets orders.
+//! Decides which models are loaded, on which GPUs, and which models are unloaded to make room. Does no I/O:
+//! the caller reports events and gets orders.
 //!
 //! ```text
 //!   wants ─> waits for room ──Load──> comes ──loaded──> serves ──Unload──> leaves ──gone──> out
@@ -8,14 +8,14 @@
 //!                  leaking ones first; never a model that was just loaded and is in use
 //! ```
 //!
-//! **A promise** is the memory that a model was admitted with: its needs by the book until the first
-//! reading, then the most that it held. The part of a promise that the model has not taken yet is kept for
-//! it, even if it is free.
+//! **A promise** is the memory that a model was admitted with: its predicted needs until the first reading,
+//! then the most that it held. The part of a promise that the model has not taken yet is reserved, even while
+//! that memory is free.
 //!
-//! **The queue** is served in order. A later model is admitted first only into room that an earlier one
+//! **The queue** is served in order. A later model is admitted first only into room that an earlier model
 //! cannot use. A newly loaded model keeps its memory for a turn while it is in use; a turn is a multiple of
-//! its load time. So every waiting model gets its turn, and none waits longer than the turns of those
-//! before it.
+//! its load time. So every waiting model gets its turn, and waits at most for the turns of the models before
+//! it.
 
 mod company;
 mod demand;
@@ -58,7 +58,7 @@ impl LoadingConfig {
     }
 }
 
-/// Memory state of all models of a fleet.
+/// Memory state of all models of this instance.
 #[derive(Debug)]
 pub struct LoadingState {
     numbers: LoadingConfig,
@@ -68,11 +68,11 @@ pub struct LoadingState {
     last_place: u64,
     /// Room reserved for waiting models by the last decision.
     kept: Reservations,
-    /// Free memory as it would be if the models now taking memory had taken none.
+    /// Free memory as if the models that are taking memory now had not taken any.
     free_before_starts: Option<MemoryAmounts>,
     /// Memory of ended processes that does not show as free yet.
     returning: ReturningMemory,
-    /// The part of it that will return, set only while [`Self::next_orders`] decides.
+    /// Part of that memory that is expected to return; set only during [`Self::next_orders`].
     returning_soon: Option<MemoryAmounts>,
 }
 
@@ -141,15 +141,15 @@ impl LoadingState {
         self.kept.retain(|(who, _)| who != model);
     }
 
-    /// Queues a model for loading. With `urgent` others are unloaded for it even without waiting requests.
-    /// No effect if it is loaded.
+    /// Queues a model for loading. With `urgent`, others may be unloaded for it even if no request waits.
+    /// No effect if the model is loaded.
     pub fn enqueue(&mut self, model: &ModelId, urgent: bool) {
         self.last_place += 1;
         let place = self.last_place;
         let Some(model) = self.models.get_mut(model) else { return };
         match &mut model.state {
             ModelLoadState::Out => model.state = ModelLoadState::Wants { place, urgent },
-            // Called companions have reserved room, so no model has to be unloaded for this one.
+            // Room was reserved when this companion was called, so no model has to be unloaded for it.
             ModelLoadState::Called { .. } => model.state = ModelLoadState::Wants { place: 0, urgent },
             ModelLoadState::Wants { urgent: known, .. } => *known |= urgent,
             ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } | ModelLoadState::Leaves => {}
@@ -166,7 +166,7 @@ impl LoadingState {
         self.models.values().any(moves)
     }
 
-    /// Returns true if orders are likely soon: a model starts or stops, or requests wait.
+    /// Returns true if orders are likely soon: a model starts or stops, or requests wait for one.
     pub fn expects_orders_soon(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> bool {
         let hurries = |(who, model): (&ModelId, &LoadedModel)| match model.state {
             ModelLoadState::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
@@ -176,12 +176,13 @@ impl LoadingState {
         self.has_waiters() && self.models.iter().any(hurries)
     }
 
-    /// Returns true if memory of an ended process has not shown as free yet, so a waiting model may soon fit.
+    /// Returns true if memory of an ended process does not show as free yet, so that a waiting model may
+    /// soon fit.
     pub fn awaits_memory(&self) -> bool {
         self.returning.is_awaited()
     }
 
-    /// Records that a model serves.
+    /// Records that a model is ready to serve.
     pub fn record_loaded(&mut self, name: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(name)
             && let ModelLoadState::Comes { since } = model.state
@@ -195,8 +196,8 @@ impl LoadingState {
         }
     }
 
-    /// Records a model that the predecessor instance loaded, each process on the given GPUs. The next
-    /// reading gives its memory.
+    /// Records a model that the previous llama-warden loaded, each process on the given GPUs. Its memory is
+    /// unknown until the next reading.
     pub fn record_inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
         if let Some(model) = self.models.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
@@ -212,7 +213,7 @@ impl LoadingState {
         }
     }
 
-    /// Stops waiting for a reading: the last reading, or the promise, counts as held.
+    /// Stops waiting for a reading: the last reading counts as held memory, or the promise if there is none.
     fn stop_settling(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.reading_deadline.is_some()) {
             let promised = || ModelReading { held: model.promised.clone(), ..ModelReading::default() };
@@ -221,8 +222,8 @@ impl LoadingState {
         }
     }
 
-    /// Ends the start of a model without a reading. It counts as holding the memory missing since the first
-    /// start, at most its promise.
+    /// Ends the start of a model that has no reading. The memory that has vanished since the first start
+    /// counts as held by this model, up to its promise.
     fn attribute_missing(&mut self, who: &ModelId) {
         let missing = self
             .free_before_starts
@@ -242,16 +243,16 @@ impl LoadingState {
         }
     }
 
-    /// Returns the free memory as it would be if the models now taking memory had taken none. For the first
-    /// such model this is `free` itself.
+    /// Returns the free memory as if the models that are taking memory now had not taken any. If no model is
+    /// taking memory yet, this is `free` itself.
     fn free_before_taking(&self, free: &MemoryAmounts) -> MemoryAmounts {
         let before =
             self.free_before_starts.as_ref().filter(|_| self.models.values().any(LoadedModel::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
-    /// Adjusts the free memory from before the present starts, after a part of it was attributed or
-    /// returned. The remaining difference is memory taken by starting models.
+    /// Adjusts the free memory from before the present starts, after some of it was attributed to a model or
+    /// returned. The difference to the present free memory is what starting models have taken.
     fn adjust_before(&mut self, change: impl Fn(&MemoryAmounts) -> MemoryAmounts) {
         self.free_before_starts = self.free_before_starts.as_ref().map(change);
     }
@@ -281,11 +282,11 @@ impl LoadingState {
                 let first = !reading.outdated && std::mem::take(&mut model.unread);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
                 if first && std::mem::take(&mut model.alone) {
-                    // The model was too large by the book, but is not.
+                    // The model was admitted as too large, but its reading shows that it is not.
                     model.promised = MemoryAmounts::none();
                 } else if first && !measured {
-                    // GPU memory is allocated at once, so the first reading is better than the plan. Host
-                    // memory is taken at first use, so there the plan still counts.
+                    // GPU memory is allocated at once, so the first reading replaces the prediction. Host
+                    // memory is taken at first use, so there the prediction still counts.
                     model.promised.gpus.clear();
                 }
                 model.promised = model.promised.max(&reading.held);
@@ -297,17 +298,17 @@ impl LoadingState {
         }
     }
 
-    /// Records that a model stops on its own: its TTL passed, or an operator drains it.
+    /// Records that a model stops for another reason than lack of room: TTL passed, or an operator drains it.
     pub fn record_leaving(&mut self, model: &ModelId) {
         if self.models.get(model).is_some_and(LoadedModel::is_there) {
             self.start_leaving(model);
         }
     }
 
-    /// Records that a start ran out of memory within its promise: raises the model's needs.
+    /// Raises a model's needs, because a start ran out of memory although it stayed within its promise.
     pub fn raise_needs(&mut self, model: &ModelId, now: Duration) {
         let by = self.numbers.short;
-        // Pinned models never give room to this one.
+        // Pinned models are never unloaded for this one.
         let pinned =
             self.models.iter().filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
         let room = self
@@ -325,7 +326,7 @@ impl LoadingState {
         }
     }
 
-    /// Records that all processes of a model have ended, and it does not ask to be loaded.
+    /// Records that all processes of a model have ended and that the model does not ask to be loaded.
     pub fn record_gone(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name) {
             // A model without a reading was not counted as having taken memory.
@@ -342,7 +343,7 @@ impl LoadingState {
         }
     }
 
-    /// Returns the promised memory that started or serving models have not taken yet; reserved although free.
+    /// Returns the promised memory that starting or loaded models have not taken yet, and that is reserved.
     pub fn owed(&self) -> BTreeMap<ModelId, MemoryAmounts> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there.map(|(name, model)| (name.clone(), model.untaken_promise())).collect()

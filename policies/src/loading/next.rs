@@ -1,4 +1,4 @@
-//! The decision step: which models are admitted, renewed in place, asked to reclaim, or unloaded.
+//! The decision step: selects models to admit, to renew in place, to ask for memory, or to unload.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use super::room;
 use super::state::ModelLoadState;
 use super::{LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
 
-/// Longest wait for an ended process's memory. Drivers take some tens of milliseconds. Memory that does not
-/// return has another owner, and then delays a load by this much.
+/// Longest wait for an ended process's memory to show as free. Drivers take some tens of milliseconds. Memory
+/// that another program has taken never returns, and delays a load by this much.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl LoadingState {
@@ -27,7 +27,7 @@ impl LoadingState {
         for (name, model) in &mut self.models {
             model.demand.record_total(now, seen[name].requests);
             if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
-                // Another program may have held the memory then, and released it since.
+                // Another program may have held the memory when the start failed, and have freed it since.
                 model.raised = 1.0;
             }
         }
@@ -62,8 +62,8 @@ impl LoadingState {
         orders.extend(self.call_pending(now));
         let mut kept = self.kept_for_called(now, free);
         kept.extend(self.kept_for_remade());
-        // Once a model waits for others' turns to end, no model is unloaded for later waiters. Otherwise
-        // new turns would begin all the time, and the waiter would never find all of them ended.
+        // Once a model waits for the turns of others to end, no model is unloaded for later waiters.
+        // Otherwise new turns would begin all the time, and the first waiter might wait forever.
         let mut blocked = false;
         for (guest, number, name, urgent) in waiting {
             let mut party = self.absent_companions(&name);
@@ -76,7 +76,7 @@ impl LoadingState {
                     Placement::Nowhere
                 )
             {
-                // Pinned models have the room of the companions.
+                // Pinned models occupy the room that the companions would need.
                 party.clear();
             }
             let wish = LoadWish { party: &party, ..alone };
@@ -139,7 +139,7 @@ impl LoadingState {
         LoaderOrder::Unload { model, replaced_by: makes_room_for.clone() }
     }
 
-    /// Returns the place after all unpinned models have been unloaded.
+    /// Returns the room for a model as if all unpinned models were unloaded.
     fn place_without_movers(&self, wish: &LoadWish<'_>) -> Placement {
         let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
         let movers: Vec<&ModelId> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
@@ -164,26 +164,26 @@ impl LoadingState {
     }
 }
 
-/// Reserved room by model.
+/// Reserved room for each model.
 pub(super) type Reservations = Vec<(ModelId, MemoryAmounts)>;
 
 /// A model that waits for room.
 #[derive(Clone, Copy)]
 pub(super) struct LoadWish<'a> {
     pub(super) name: &'a ModelId,
-    /// Room reserved for earlier models, and perhaps for itself.
+    /// Room reserved for earlier models, and perhaps for this one.
     pub(super) kept: &'a [(ModelId, MemoryAmounts)],
     /// Measured free memory.
     pub(super) free: Option<&'a MemoryAmounts>,
-    /// Companions to be loaded along with it.
+    /// Companions to be loaded along with the model.
     pub(super) party: &'a [ModelId],
 }
 
 /// Availability of room for a model.
 pub(super) enum Placement {
-    /// Room is free: the GPUs of each process, the promise, and the reservations for companions.
+    /// Room is free now. Holds the GPUs of each process, the promise, and the reservations for companions.
     Now(Vec<Vec<usize>>, MemoryAmounts, Reservations),
-    /// Room will be free once leaving models are gone: the promise, and the reservations for companions.
+    /// Room is free once models have stopped. Holds the promise, and the reservations for companions.
     Later(MemoryAmounts, Reservations),
     Nowhere,
 }

@@ -1,6 +1,6 @@
 //! Renews a loaded model in place after its settings changed. The model stays if its new needs fit next to
-//! the others' memory and promises, or do not exceed its own promise. Otherwise it is unloaded and waits
-//! for room like any other.
+//! the memory and promises of others, or do not exceed its own promise. Otherwise it is unloaded and waits
+//! for room like any other model.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use super::room;
 use super::state::{LoadedModel, ModelLoadState};
 use super::{LoaderOrder, LoadingState, MemoryAmounts, MissingRoom, ModelId, Reservations};
 
-/// Longest wait for a decision, because no process of the model may start meanwhile, not even after a crash.
+/// Longest wait for a decision. Until then no process of the model may start, not even after a crash.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Decision on a model with new settings.
 enum RenewalDecision {
     Stays(RenewalInPlace),
-    /// Room will be free once others are unloaded.
+    /// Room will be free once other models have stopped.
     Waits,
-    /// There is no room: the model would have this much.
+    /// There is not enough room, only this much.
     Leaves(MemoryAmounts),
 }
 
@@ -24,16 +24,16 @@ struct RenewalInPlace {
     /// GPUs of each process.
     places: Vec<Vec<usize>>,
     promised: MemoryAmounts,
-    /// The model is too large by the book and was promised all memory.
+    /// The model is predicted to be larger than all memory; all memory was promised to it.
     alone: bool,
-    /// Old and new processes fit at the same time.
+    /// Old and new processes fit into memory at the same time.
     beside: bool,
 }
 
 impl LoadingState {
-    /// Records that a model's settings changed ([`LoadingState::set_spec`]) and it wants to replace its processes.
-    /// [`LoadingState::next_orders`] decides within `STAY_TIMEOUT` if the model may stay
-    /// loaded. No effect if it is not loaded.
+    /// Records that a model's settings changed ([`LoadingState::set_spec`]) and its processes are to be
+    /// replaced. [`LoadingState::next_orders`] decides within `RENEWAL_TIMEOUT` if the model may stay
+    /// loaded. No effect if the model is not loaded.
     pub fn request_renewal(&mut self, model: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {
             model.renewal_asked =
@@ -42,7 +42,8 @@ impl LoadingState {
         }
     }
 
-    /// Records that the new processes did not start: the model keeps its old memory and may be renewed later.
+    /// Records that the new processes did not start; the model keeps its old processes and may be renewed
+    /// later.
     pub fn renewal_failed(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed_promise.is_some()) {
             model.renewed_promise = None;
@@ -50,7 +51,8 @@ impl LoadingState {
         }
     }
 
-    /// Returns the additional needs of models that wait for a renewal; later models do not get this room.
+    /// Returns the additional needs of models that wait for a renewal; this room is not given to later
+    /// models.
     pub(super) fn kept_for_remade(&self) -> Reservations {
         let waiting = self.models.iter().filter(|(_, model)| model.renewal_asked.is_some());
         let needs = |(who, model): (&ModelId, &LoadedModel)| {
@@ -81,13 +83,15 @@ impl LoadingState {
             RenewalDecision::Stays(RenewalInPlace { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
                 let model = self.models.get_mut(&who)?;
-                // Until the new processes run, the old ones hold their memory.
+                // The old processes hold their memory until the new processes run.
                 let has = held_or_renewed(model);
                 if !model.is_taking() {
-                    // The promise includes the old processes' memory, in either order of replacement.
+                    // The promise covers the old processes' memory, whether these stop before or after the
+                    // start.
                     let held = model.held();
                     self.free_before_starts = before.map(|before| before.plus(&held));
-                    // A load may take twice the last load time and still fail; others must not wait forever.
+                    // Allow twice the last load time, but not more: a failed load must not block others
+                    // forever.
                     let load = self.numbers.turn_most.max(model.load_time.saturating_mul(2));
                     model.reading_deadline = Some(now.saturating_add(load.min(self.numbers.short_for)));
                 }
@@ -112,13 +116,13 @@ impl LoadingState {
         Some(LoaderOrder::Restart { model: who, lacks })
     }
 
-    /// Returns the room for a model if it and all leaving models were gone.
+    /// Returns the room for a model as if its own processes and all models being unloaded were gone.
     fn left_without(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> MemoryAmounts {
         self.room_balance(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
-    /// Returns true if a model with new settings may start its new processes next to everything loaded, its
-    /// old ones included.
+    /// Returns true if a model with new settings may start its new processes next to all loaded processes,
+    /// including its own old ones.
     pub(super) fn stays_beside_all(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> bool {
         matches!(
             self.renewal_decision(who, free),
@@ -148,9 +152,9 @@ impl LoadingState {
                 beside: both.is_within(room),
             })
         };
-        // Memory of leaving models is not free yet.
+        // Memory of models that are being unloaded is not free yet.
         let now = self.room_left(free).plus(&held_or_promised(model)).plus(&of_file).min(&soon);
-        // Needs within its own promise always fit: no waiter has a claim on it.
+        // Needs within the model's own promise always fit: that memory is not available to waiting models.
         if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
             return Some(stays(fits, &now));
         }
@@ -161,7 +165,7 @@ impl LoadingState {
         if !is_alone || model.spec.can_do_with_less {
             return Some(RenewalDecision::Leaves(soon));
         }
-        // No model would be unloaded for this one. If it fits on other GPUs, it moves there.
+        // No model would be unloaded for this one. If it fits on other GPUs, its new processes start there.
         match (fit(&self.capacity), room::fits(who, model, &self.capacity)) {
             (Some(fits), _) => Some(stays(fits, &now)),
             (None, true) => Some(RenewalDecision::Leaves(soon)),
@@ -175,8 +179,8 @@ impl LoadingState {
     }
 }
 
-/// Returns the known memory of a model. While processes with earlier settings run, these may still be
-/// taking their old promise.
+/// Returns the known memory of a model. While processes with earlier settings run, this is at least their old
+/// promise, because they may still be taking it.
 fn held_or_renewed(model: &LoadedModel) -> MemoryAmounts {
     match &model.reading {
         Some(reading) if model.renewed_promise.is_none() => reading.held.clone(),
@@ -184,7 +188,7 @@ fn held_or_renewed(model: &LoadedModel) -> MemoryAmounts {
     }
 }
 
-/// Returns the memory that a model holds or was promised; free for the model itself.
+/// Returns the memory that a model holds or was promised, which is available to the model itself.
 fn held_or_promised(model: &LoadedModel) -> MemoryAmounts {
     model.promised.max(&model.held())
 }

@@ -1,8 +1,8 @@
 //! Memory of ended processes, until it shows as free.
 //!
-//! A driver may return memory a moment after its process has ended. In that moment the memory has no owner
-//! and is not free. Without this module the loader would unload another model for memory that is about to
-//! return.
+//! A driver may return memory a moment after its process has ended. Until then the memory has no owner and
+//! does not show as free. Without this module the loader would unload another model although the memory is
+//! about to return.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use super::room::MemoryAmounts;
 /// Memory that has not returned yet.
 #[derive(Debug, Default)]
 pub(super) struct ReturningMemory {
-    /// Memory of each ended process, with the end of the wait; `None` until the first look.
+    /// Memory of each ended process, and the end of the wait for it; `None` until the first reading.
     gone: Vec<(MemoryAmounts, Option<Duration>)>,
-    /// Free memory before the first of them ended; anything above it has returned.
+    /// Free memory before the first of these processes ended; anything above has returned.
     before: MemoryAmounts,
-    /// Time of the last look, and the free memory then.
+    /// Time of the last reading, and the free memory at that time.
     seen: Option<(Duration, MemoryAmounts)>,
 }
 
-/// Divisor: a missing rest below this part of a process's memory is ignored, because other programs move,
-/// too.
+/// Divisor: missing memory below this part of a process's memory is ignored, because other programs take and
+/// return memory, too.
 const IGNORED_REST_DIVISOR: u64 = 16;
 
 impl ReturningMemory {
-    /// Returns the free memory at the last look.
+    /// Returns the free memory at the last reading.
     pub(super) fn free(&self) -> Option<&MemoryAmounts> {
         self.seen.as_ref().map(|(_, free)| free)
     }
@@ -43,14 +43,14 @@ impl ReturningMemory {
         self.gone.push((held, None));
     }
 
-    /// Compares with the free memory; returns the memory that has not returned and is still awaited.
+    /// Updates the free memory; returns the memory that has not returned and is still awaited.
     pub(super) fn update(
         &mut self,
         now: Duration,
         free: Option<&MemoryAmounts>,
         within: Duration,
     ) -> Option<MemoryAmounts> {
-        // The last look is too old: the ended process may have taken or returned memory since.
+        // An old reading cannot be compared: the ended process may have taken or returned memory since.
         let is_old = |seen: &(Duration, MemoryAmounts)| now.saturating_sub(seen.0) > within;
         let is_stale = self.seen.as_ref().is_none_or(is_old);
         self.seen = free.map(|free| (now, free.clone()));

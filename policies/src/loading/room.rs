@@ -22,7 +22,7 @@ impl MemoryAmounts {
         Self { host: 0, gpus: Vec::new() }
     }
 
-    /// Unlimited host memory and no GPU.
+    /// Unlimited host memory, but no GPU.
     pub const fn everything() -> Self {
         Self { host: u64::MAX, gpus: Vec::new() }
     }
@@ -74,13 +74,13 @@ impl MemoryAmounts {
         self.combine(other, u64::max)
     }
 
-    /// Returns whether the host amount exceeds that of `left`, and whether the largest GPU amount exceeds
-    /// the largest of `left`.
+    /// Compares with the amounts in `left`. The first result is true if the host amount exceeds that of
+    /// `left`, the second if the largest GPU amount exceeds the largest of `left`.
     pub fn exceeds(&self, left: &Self) -> (bool, bool) {
         (self.host > left.host, self.gpus.iter().max() > left.gpus.iter().max())
     }
 
-    /// Returns true if there is memory of a requested kind: (host, GPUs).
+    /// Returns true if any amount of a requested kind (host, GPUs) is above zero.
     pub(super) fn is_any_of(&self, (host, gpus): (bool, bool)) -> bool {
         host && self.host > 0 || gpus && self.gpus.iter().any(|bytes| *bytes > 0)
     }
@@ -89,27 +89,27 @@ impl MemoryAmounts {
         self.combine(other, u64::min)
     }
 
-    /// Returns true if no amount exceeds the other's.
+    /// Returns true if each amount is at most that of `other`.
     pub(super) fn is_within(&self, other: &Self) -> bool {
         *self == self.min(other)
     }
 }
 
-/// Converts a GPU index for a list of all GPUs.
+/// Converts a GPU index to a position in a list of all GPUs.
 fn gpu_position(gpu: GpuIndex) -> usize {
     usize::try_from(gpu.0).unwrap_or(usize::MAX)
 }
 
-/// Reason for which pinned models keep another one from being loaded.
+/// Reason for which pinned models keep another model from being loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadRefusal {
-    /// Pinned models exclude it.
+    /// The model must not be loaded next to these pinned models.
     Excluded(Vec<ModelName>),
     /// Pinned models fill `loading.max_loaded`.
     Count {
         /// Pinned models.
         pinned: Vec<ModelName>,
-        /// `loading.max_loaded`.
+        /// Value of `loading.max_loaded`.
         most: u32,
     },
     /// Pinned models leave too little memory.
@@ -123,14 +123,14 @@ pub enum LoadRefusal {
     },
 }
 
-/// Memory left now, and after all leaving models are gone.
+/// Memory left now, and memory left (`soon`) once all models being unloaded are gone.
 pub(super) struct RoomBalance {
     pub(super) now: MemoryAmounts,
     pub(super) soon: MemoryAmounts,
 }
 
 impl RoomBalance {
-    /// Computes the balance as if `leave` were being unloaded, too.
+    /// Computes the balance as if the models in `leave` were being unloaded, too.
     fn compute(
         models: &BTreeMap<ModelId, LoadedModel>,
         capacity: &MemoryAmounts,
@@ -152,9 +152,10 @@ impl RoomBalance {
         let of_file = |model: &LoadedModel| MemoryAmounts { host: model.mapped, gpus: Vec::new() };
         let promised = |model: &LoadedModel| model.promised.plus(&of_file(model));
         let held = LoadedModel::held;
-        // Free memory counts the pages of a mapped file as free.
+        // The kernel counts the pages of a mapped file as free memory, so add the file to the reserved
+        // memory.
         let owed = |model: &LoadedModel| model.untaken_promise().plus(&of_file(model));
-        // A model with new settings will hold the new promise.
+        // A model with new settings will hold the memory of its new promise.
         let will = |model: &LoadedModel| {
             model.renewed_promise.as_ref().unwrap_or(&model.promised).plus(&of_file(model))
         };
@@ -162,8 +163,8 @@ impl RoomBalance {
         let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {
             let comes = || there().filter(|model| model.is_taking());
-            // Memory that vanished since the starts began counts as taken from their promises. If another
-            // program took it, the start fails for lack of memory and reports that.
+            // Memory that vanished since the starts began counts as taken by the starting models. If another
+            // program took it, a start fails for lack of memory and reports the shortage.
             let before = before.unwrap_or(free);
             let not_taken = all(&mut comes(), &|model| model.promised.clone());
             let taken = before.minus(free).min(&not_taken);
@@ -171,8 +172,8 @@ impl RoomBalance {
             let files = all(&mut comes(), &of_file);
             let owed = all(&mut serves(), &owed).plus(&files).plus(&not_taken.minus(&taken));
             now = now.min(&free.minus(&owed));
-            // During a start, free memory predicts little about the future, so no model is unloaded because
-            // of it.
+            // During a start, free memory does not show how much will be left, so no model is unloaded on
+            // that evidence.
             if comes().next().is_none() {
                 let returns = all(&mut leaves(), &held);
                 let returns = returning.map_or_else(|| returns.clone(), |gone| returns.plus(gone));
@@ -192,26 +193,26 @@ impl LoadedModel {
         self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
     }
 
-    /// Promised memory not yet taken, so free memory still includes it.
+    /// Returns the promised memory that the model has not taken yet, and that therefore still shows as free.
     pub(super) fn untaken_promise(&self) -> MemoryAmounts {
         self.promised.minus(&self.held())
     }
 }
 
-/// Sums the room reserved for other models than this one.
+/// Returns the sum of the room reserved for all models but this one.
 pub(super) fn kept_for_others(kept: &[(ModelId, MemoryAmounts)], name: &ModelId) -> MemoryAmounts {
     let others = kept.iter().filter(|(who, _)| who != name);
     others.fold(MemoryAmounts::none(), |sum, (_, amounts)| sum.plus(amounts))
 }
 
 impl LoadingState {
-    /// Returns the memory left, as if `leave` were being unloaded, too.
+    /// Returns the memory left, as if the models in `leave` were being unloaded, too.
     pub(super) fn room_balance(&self, free: Option<&MemoryAmounts>, leave: &[&ModelId]) -> RoomBalance {
         let free = (free, self.returning_soon.as_ref());
         RoomBalance::compute(&self.models, &self.capacity, self.free_before_starts.as_ref(), free, leave)
     }
 
-    /// Finds room for a model next to others' reservations, as if `leave` were being unloaded.
+    /// Finds room for a model next to the reservations of others, as if those in `leave` were being unloaded.
     pub(super) fn find_place(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Placement {
         let LoadWish { name, kept, free, party } = *wish;
         let Some(model) = self.models.get(name) else { return Placement::Nowhere };
@@ -219,9 +220,9 @@ impl LoadingState {
         if company == Compatibility::Bad {
             return Placement::Nowhere;
         }
-        // The model's own reservation is available to it.
+        // The model may use its own reservation.
         let others = || kept.iter().filter(|(who, _)| who != name);
-        // The book may be wrong: a model that is too large by the book may still try, alone.
+        // Predictions may be wrong: a model that is predicted to be too large may still try, with all memory.
         let members = self.members(party);
         let fit = |room: &MemoryAmounts| fit_with((name, model), &members, room, self.numbers.make_room);
         let Some((alone, needed, guests)) = fit(&self.capacity) else {
@@ -240,7 +241,7 @@ impl LoadingState {
             };
         };
         let ledger = self.room_balance(free, leave);
-        // The others' claims on free memory are those after all leaving models are gone.
+        // Other models' reservations count against the memory left once models being unloaded are gone.
         let soon = ledger.soon.minus(&kept_for_others(kept, name));
         if let Some((places, promised, guests)) =
             fit(&ledger.now.min(&soon)).filter(|_| company == Compatibility::Good)
@@ -250,7 +251,7 @@ impl LoadingState {
         if let Some((_, promised, guests)) = fit(&soon) {
             return Placement::Later(promised, guests);
         }
-        // Nothing is loaded, and another program has the memory: try anyway.
+        // No model is loaded, so another program holds the memory: try the start anyway.
         if !self.models.values().any(LoadedModel::is_there) && others().next().is_none() {
             return Placement::Now(alone, needed, guests);
         }
@@ -259,14 +260,14 @@ impl LoadingState {
 }
 
 impl LoadingState {
-    /// Returns true if a model has no room even after all `mobile` models are gone: pinned ones hold the
-    /// memory or exclude it. Ignores free memory.
+    /// Returns true if a model has no room even if all `mobile` models are unloaded, because pinned models
+    /// hold the memory or exclude the model. Ignores the measured free memory.
     fn is_hopeless(&self, name: &ModelId, mobile: &[&ModelId]) -> bool {
         let wish = LoadWish { name, kept: &[], free: None, party: &[] };
         matches!(self.find_place(&wish, mobile), Placement::Nowhere)
     }
 
-    /// Returns the models that can be unloaded, stop on their own, or may still fail to start.
+    /// Returns the models that can be unloaded, will stop by their TTL, or may still fail to start.
     pub(super) fn movable_models(&self) -> Vec<&ModelId> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there
@@ -275,22 +276,22 @@ impl LoadingState {
             .collect()
     }
 
-    /// Returns the memory not promised to pinned models.
+    /// Returns the memory that is not promised to pinned models.
     fn left_by_pinned(&self) -> MemoryAmounts {
         self.left_if_gone(&self.movable_models())
     }
 
-    /// Returns the memory not promised once these models are gone, too.
+    /// Returns the memory that is not promised, as if these models were gone.
     pub(super) fn left_if_gone(&self, gone: &[&ModelId]) -> MemoryAmounts {
         self.room_balance(None, gone).soon
     }
 }
 
-/// Compatibility of a model with the loaded ones, apart from memory.
+/// Answer to the question if a model may be loaded next to the loaded ones, apart from memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compatibility {
     Good,
-    /// Compatible once leaving models are gone.
+    /// Compatible once models that are being unloaded are gone.
     Soon,
     Bad,
 }
@@ -331,7 +332,7 @@ impl LoadingState {
     }
 }
 
-/// Bytes that all processes of a model need, each on one GPU; `None` if unknown.
+/// Returns the bytes that all processes of a model need, if each uses one GPU; `None` if unknown.
 pub(super) fn needed_bytes(model: &LoadedModel) -> Option<MemoryAmounts> {
     let needs = scaled_needs(model.spec.needs.as_ref()?, model.raised);
     let count = replicas(model) as u64;
@@ -346,15 +347,15 @@ impl LoadingState {
         self.room_balance(free, &[]).now
     }
 
-    /// Returns the models that are loaded, or could be without unloading others and next to reserved room.
-    /// `free` is the measured free memory.
+    /// Returns the models that are loaded, or could be loaded next to reserved room without unloading any
+    /// model but guests. `free` is the measured free memory.
     pub fn models_with_room(&self, free: Option<&MemoryAmounts>) -> BTreeSet<ModelId> {
         let has_room = |who: &ModelId, model: &LoadedModel| match model.state {
             ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } => true,
             ModelLoadState::Leaves => false,
             ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Wants { .. } => {
                 let wish = LoadWish { name: who, kept: &self.kept, free, party: &[] };
-                // Guests are unloaded for any other model.
+                // Guests do not count, because they are unloaded for any other model.
                 matches!(self.find_place(&wish, &[]), Placement::Now(..))
                     || !self.guests_leaving_for(&wish).is_empty()
             }
@@ -363,7 +364,7 @@ impl LoadingState {
         roomy.map(|(who, _)| who.clone()).collect()
     }
 
-    /// Returns the models that pinned ones keep from being loaded and that cannot do with less.
+    /// Returns the models that pinned models keep from being loaded and that cannot start with less memory.
     pub fn refused_models(&self) -> BTreeSet<ModelId> {
         let is_out = |model: &LoadedModel| {
             matches!(
@@ -426,12 +427,12 @@ fn scaled_needs(needs: &MemoryNeeds, by: f64) -> MemoryNeeds {
     raised
 }
 
-/// Mapped bytes of the model file, counted separately from the promise.
+/// Returns the mapped bytes of the model file, which are not part of the promise.
 pub(super) fn mapped_bytes(model: &LoadedModel) -> MemoryAmounts {
     MemoryAmounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
 }
 
-/// Places all processes of a model, and returns the GPUs, the promise, and the promises of companions.
+/// Places all processes of a model; returns their GPUs, the promise, and the promises of its companions.
 pub(super) fn fit_with(
     (name, model): (&ModelId, &LoadedModel),
     along: &[(&ModelId, &LoadedModel)],
@@ -450,7 +451,7 @@ pub(super) fn fit_with(
     Some((places, promised, all))
 }
 
-/// Places all processes of a model, and returns the GPUs and the promise.
+/// Places all processes of a model; returns their GPUs and the promise.
 fn fit(
     name: &ModelId,
     model: &LoadedModel,
@@ -460,7 +461,7 @@ fn fit(
     fit_at(name, model, &[], room, counts)
 }
 
-/// Places the processes of a model whose first processes keep their GPUs.
+/// Places the processes of a model; the first ones keep the GPUs that they have.
 pub(super) fn fit_at(
     name: &ModelId,
     model: &LoadedModel,
@@ -477,7 +478,7 @@ pub(super) fn fit_at(
     };
     let needs = &scaled_needs(needs, model.raised);
     if needs.uses_gpu() && room.gpus.is_empty() {
-        // No GPU reports its memory, so nothing can be fitted.
+        // No GPU reports its memory, so any GPU is accepted.
         return Some((
             anywhere(),
             MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() },
@@ -486,7 +487,7 @@ pub(super) fn fit_at(
     let wanted: Vec<PlacementRequest> = (0..count)
         .map(|number| PlacementRequest {
             name: format!("{} {number}", name.name),
-            // The processes share one mapped file.
+            // All processes share one mapped file, so only the first counts it.
             needs: MemoryNeeds { mapped: if number == 0 { needs.mapped } else { 0 }, ..needs.clone() },
             gpus: place(number).unwrap_or(&spec.gpus).clone(),
             may_split: spec.may_split || place(number).is_some_and(|place| place.len() > 1),
@@ -497,7 +498,7 @@ pub(super) fn fit_at(
     let mut promised =
         MemoryAmounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);
-    // Assign the fits in process order.
+    // Return the GPUs in the order of the processes.
     for one in &wanted {
         let fit = fits.iter().find(|fit| fit.name == one.name)?;
         for (gpu, bytes) in &fit.gpus {

@@ -6,18 +6,18 @@ use super::demand::RequestDemand;
 use super::facts::{LoadSpec, ModelReading};
 use super::room::MemoryAmounts;
 
-/// Life-cycle state of a model.
+/// State of a model with respect to loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelLoadState {
     Out,
-    /// Called as a companion, and has not asked to be loaded yet.
+    /// The model was called as a companion, but has not asked to be loaded yet.
     Called {
         since: Duration,
     },
     Wants {
         /// Position in the queue.
         place: u64,
-        /// Others are unloaded for it even without waiting requests.
+        /// Others may be unloaded for this model even if no request waits for it.
         urgent: bool,
     },
     Comes {
@@ -35,33 +35,33 @@ pub(super) struct LoadedModel {
     pub(super) spec: LoadSpec,
     pub(super) state: ModelLoadState,
     pub(super) demand: RequestDemand,
-    /// Promised memory.
+    /// Memory that the model was admitted with and that is reserved for it.
     pub(super) promised: MemoryAmounts,
-    /// Mapped bytes of the model file; the kernel counts them as free.
+    /// Mapped bytes of the model file, which the kernel counts as free memory.
     pub(super) mapped: u64,
     pub(super) reading: Option<ModelReading>,
-    /// Deadline for the first reading of a newly loaded or renewed model; until then its memory is unknown.
+    /// Deadline for the first reading of a newly loaded or renewed model, whose memory is unknown until then.
     pub(super) reading_deadline: Option<Duration>,
-    /// The next reading is the first one under the present settings.
+    /// The next reading is the first with the present settings.
     pub(super) unread: bool,
     /// GPUs of each process.
     pub(super) places: Vec<Vec<usize>>,
-    /// Time of the last change of settings, while the decision on it is pending.
+    /// Time of the last change of settings, if the decision on it is pending.
     pub(super) renewal_asked: Option<Duration>,
-    /// Promise under the new settings, while processes with earlier ones remain.
+    /// Promise with the new settings, if processes with earlier settings still run.
     pub(super) renewed_promise: Option<MemoryAmounts>,
-    /// Deadline for `renewed`.
+    /// Time until which `renewed_promise` is valid.
     pub(super) renewed_until: Duration,
-    /// Admitted although too large by the book: the promise is all memory.
+    /// The model was admitted although predicted to be too large; all memory is promised to it.
     pub(super) alone: bool,
     pub(super) load_time: Duration,
-    /// Was being unloaded when another model called it as a companion.
+    /// The model was still being unloaded when another model called it as a companion.
     pub(super) call_pending: bool,
-    /// Was asked to reclaim memory, and has not answered.
+    /// The model was asked to reclaim memory, and has not answered.
     pub(super) reclaiming: bool,
     /// Time of the last reclaim request.
     pub(super) last_reclaim: Option<Duration>,
-    /// Factor on its needs after a start ran out of memory.
+    /// Factor on the model's needs, raised when a start runs out of memory.
     pub(super) raised: f64,
     /// Time at which `raised` was set.
     pub(super) raised_at: Duration,
@@ -92,7 +92,7 @@ impl LoadedModel {
         }
     }
 
-    /// Returns true while its taken memory shows only as a decrease of free memory.
+    /// Returns true if the memory taken by the model shows only as a decrease of free memory.
     pub(super) const fn is_taking(&self) -> bool {
         matches!(self.state, ModelLoadState::Comes { .. }) || self.reading_deadline.is_some()
     }

@@ -15,30 +15,30 @@ use std::fmt;
 use super::{BalancedModel, InstanceFacts, UnreadyReason, readiness};
 use crate::units::as_f64;
 
-/// Percent of an instance whose slots are all taken and whose queue is empty. It must still get some
-/// requests, because its neighbours may be as busy.
+/// Weight in percent of an instance whose slots are all taken and whose queue is empty. Above zero, because
+/// its neighbours may be as busy.
 const BUSY_PERCENT: f64 = 10.0;
 
-/// Percent while no process takes requests: the first request would wait for a load, and a neighbour may
-/// have the model.
+/// Weight in percent of an instance without a process that takes requests: its first request would wait for a
+/// load, and a neighbour may have the model loaded.
 const COLD_PERCENT: f64 = 25.0;
 
-/// Least share of its weight that a forecast leaves.
+/// Least factor on the weight of an instance whose memory is forecast to reach a limit.
 const LIMIT_SHARE_LEAST: f64 = 0.25;
 
 /// Answer to an agent check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentAnswer {
-    /// Only bound clients should come.
+    /// Only clients bound to this instance should come.
     Drain,
     /// No request can be served.
     Down(UnreadyReason),
-    /// Requests may come.
+    /// New requests may come.
     Up {
         /// Percent of the configured weight, 1 to 100.
         weight: u8,
-        /// Useful number of concurrent requests; more should wait in the balancer. `None`: unknown, keep
-        /// the last value.
+        /// Useful number of concurrent requests; more should wait in the balancer. `None` if unknown: the
+        /// balancer keeps the last value.
         connections: Option<u32>,
     },
 }
@@ -60,7 +60,7 @@ pub fn agent_answer(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
     match readiness(facts) {
         Ok(()) => {}
         Err(UnreadyReason::Draining) => return AgentAnswer::Drain,
-        // The connection limit is reached: fewer requests should come, but the instance is alive.
+        // The connection limit is reached: ask for fewer requests, but the instance is alive.
         Err(UnreadyReason::Connections) => return AgentAnswer::Up { weight: 1, connections: None },
         Err(why) => return AgentAnswer::Down(why),
     }
@@ -83,8 +83,8 @@ pub fn agent_answer(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
     } else {
         1.0
     };
-    // A free slot is filled from the local queue, so as many requests may wait as there are slots. Further
-    // ones wait in the balancer, which can still send them elsewhere.
+    // A freed slot is filled from the local queue, so as many requests may wait here as there are slots.
+    // Further requests wait in the balancer, which can still send them to other instances.
     let connections = u32::try_from(slots.saturating_add(slots.min(depth))).ok().filter(|most| *most > 0);
     AgentAnswer::Up { weight: percent(share * queue * near), connections }
 }

@@ -2,27 +2,27 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | here | if a request would be served or queued ([`readiness`]), and the use of the slots' context ([`context_fill`]) |
+//! | this module | if a request would be served or queued ([`readiness`]), and the use of the slots' context ([`context_fill`]) |
 //! | [`agent`] | the line that `HAProxy` reads: state, weight, connections |
 
 pub mod agent;
 
 use std::fmt;
 
-/// Balancing facts of one model.
+/// Facts about one model for load balancing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BalancedModel {
-    /// Slots of processes that take requests.
+    /// Number of slots of processes that take requests.
     pub slots: u32,
-    /// Requests in slots.
+    /// Number of requests that occupy a slot.
     pub running: u32,
-    /// Requests that wait for a slot.
+    /// Number of requests that wait for a slot.
     pub waiting: u32,
-    /// Most waiting requests.
+    /// Most requests that may wait for a slot.
     pub depth: u32,
-    /// Requests are refused at once, because no process of the model starts.
+    /// Requests are refused at once, because no process of the model can start.
     pub refuses: bool,
-    /// Seconds until the first of its processes reaches a memory limit; `None` without a forecast.
+    /// Seconds until the first of the model's processes reaches a memory limit; `None` without a forecast.
     pub limit_in: Option<f64>,
 }
 
@@ -33,10 +33,10 @@ impl BalancedModel {
     }
 }
 
-/// An instance at one moment.
+/// State of an instance at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InstanceFacts {
-    /// An operator or SIGTERM has asked it to drain.
+    /// An operator or SIGTERM has asked the instance to drain.
     pub draining: bool,
     /// The connection limit is reached.
     pub full: bool,
@@ -44,20 +44,20 @@ pub struct InstanceFacts {
     pub models: Vec<BalancedModel>,
 }
 
-/// Reason for which no request should come.
+/// Reason for which no new request should be sent to an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadyReason {
-    /// An operator or SIGTERM has asked it to drain; it still serves requests that come.
+    /// An operator or SIGTERM has asked the instance to drain; requests that still come are served.
     Draining,
     /// No model is configured.
     NoModel,
-    /// No model starts.
+    /// No model can start.
     Refusing,
     /// All slots and queues are full.
     Full,
     /// The connection limit is reached.
     Connections,
-    /// The last check is too old, or there was none yet.
+    /// The last check of the instance is too old, or none was made yet.
     Unknown,
 }
 
@@ -89,11 +89,11 @@ impl fmt::Display for UnreadyReason {
     }
 }
 
-/// Checks if requests should come to this instance.
+/// Checks if new requests should be sent to this instance.
 ///
 /// # Errors
 ///
-/// Reason for which they should not.
+/// Reason for which no new request should be sent.
 pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
     if facts.draining {
         return Err(UnreadyReason::Draining);
@@ -111,8 +111,8 @@ pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
     Err(if all_refuse { UnreadyReason::Refusing } else { UnreadyReason::Full })
 }
 
-/// Returns the share of the slots' context in use, 0 to 1: `tokens` of running requests, in slots with room
-/// for `capacity`. 0 without slots.
+/// Returns the share of the slots' context in use, 0 to 1: `tokens` of running requests, divided by the
+/// `capacity` of all slots in tokens. 0 without slots.
 pub fn context_fill(tokens: u64, capacity: u64) -> f64 {
     if capacity == 0 {
         return 0.0;

@@ -10,15 +10,16 @@
 //!                                                      +-------- or not sent for a while ----+-----------+ is released
 //! ```
 //!
-//! A [`RequestFingerprint`] identifies a request, not its content. One death proves nothing, because all requests
-//! in flight look the same. So each suspect is tried alone, and only a death with no other request in
-//! flight refuses it. A death that we caused, or that came from outside, makes no suspects. A death for
-//! lack of memory makes suspects but refuses none, because all requests share the memory.
+//! A [`RequestFingerprint`] identifies a request without revealing its content. A single death proves
+//! nothing, because all requests in flight look equally guilty. So each suspect is tried alone, and is
+//! refused only if the server dies again with no other request in flight. A death that llama-warden caused,
+//! or that came from outside, makes no suspects. A death for lack of memory makes suspects but refuses no
+//! request, because all requests share the memory.
 //!
-//! A server continues for a while with a request whose client has left. So such a request still counts as
-//! in flight: as a suspect at a death, as company of a trial, and as the one on trial.
+//! A server goes on working for a while on a request whose client has left. So such a request still counts as
+//! in flight: as a suspect at a death, as an obstacle to a trial, and as the request on trial.
 //!
-//! No synchronisation: the owner keeps this value under one lock.
+//! Not synchronised: the owner keeps this value under one lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -31,24 +32,24 @@ pub use terms::{
     DeathResult, QuarantinePolicy, QuarantinedRequest, RequestFingerprint, RequestStanding, ServerDeath,
 };
 
-/// Remembered ends of generations, for connections whose break is noticed late.
+/// Number of remembered ends of processes, for broken connections that are noticed late.
 const ENDS_KEPT: usize = 64;
 
-/// End of a generation, from the view of requests.
+/// Way in which a process ended, as far as requests are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GenerationEnd {
-    /// On its own.
+    /// The process died by itself.
     Died,
-    /// Caused by one request.
+    /// The process died of one request, tried alone.
     KilledByRequest,
-    /// Stopped by llama-warden or from outside.
+    /// The process was stopped by llama-warden or from outside.
     Stopped,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct SuspectTrial {
     request: RequestFingerprint,
-    /// Time at which its client left.
+    /// Time at which the request's client left.
     left: Option<Duration>,
 }
 
@@ -62,25 +63,25 @@ struct AbandonedRequest {
 
 #[derive(Clone, Debug)]
 struct QuarantineEntry {
-    /// Generations to which its connections broke and whose fate is unknown.
+    /// Processes to which connections of this request broke and which may have died.
     doubts: Vec<GenerationId>,
     suspect: bool,
-    /// End of its refusal.
+    /// Time at which the refusal ends.
     refused_until: Option<Duration>,
-    /// Time at which it is forgotten.
+    /// Time at which this entry is forgotten.
     until: Duration,
     deaths: u32,
     refusals: u64,
 }
 
-/// State of one model's requests. Times are since the caller's epoch and never decrease.
+/// Quarantine of one model's requests. Times count from the caller's epoch and never decrease.
 #[derive(Debug)]
 pub struct RequestQuarantine {
     policy: QuarantinePolicy,
     entries: BTreeMap<RequestFingerprint, QuarantineEntry>,
-    /// Requests on trial, by generation.
+    /// Requests on trial, by process.
     trials: BTreeMap<GenerationId, SuspectTrial>,
-    /// Oldest first.
+    /// Requests whose client has left, oldest first.
     left: VecDeque<AbandonedRequest>,
     ends: VecDeque<(GenerationId, GenerationEnd)>,
     refused: u64,
@@ -120,7 +121,7 @@ impl RequestQuarantine {
         !self.policy.refuse_for.is_zero() && self.policy.known > 0
     }
 
-    /// Returns true if no request is known, so every request is clear.
+    /// Returns true if the quarantine has no entries, so that every request is clear.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -137,7 +138,7 @@ impl RequestQuarantine {
         }
     }
 
-    /// Counts a refusal.
+    /// Counts a refusal of this request.
     pub fn count_refusal(&mut self, request: RequestFingerprint) {
         self.refusals += 1;
         if let Some(entry) = self.entries.get_mut(&request) {
@@ -145,8 +146,8 @@ impl RequestQuarantine {
         }
     }
 
-    /// Records that a request's connection to this generation broke after it was sent completely. Returns
-    /// true if the server is known to have died on its own, so that the request is a suspect.
+    /// Records that a request's connection to this process broke after the request was sent completely.
+    /// Returns true if the process is known to have died by itself, so that the request is a suspect.
     pub fn record_break(
         &mut self,
         generation: GenerationId,
@@ -158,7 +159,7 @@ impl RequestQuarantine {
         }
         let end = self.ends.iter().find(|(ended, _)| *ended == generation).map(|(_, end)| *end);
         if matches!(end, Some(GenerationEnd::Stopped | GenerationEnd::KilledByRequest)) {
-            // Felled: the responsible request is known.
+            // The request responsible for the death is known already.
             return false;
         }
         let until = now.saturating_add(self.policy.suspect_for);
@@ -172,9 +173,9 @@ impl RequestQuarantine {
         end.is_some()
     }
 
-    /// Records that a client left after its request was sent completely and before its answer was; the
-    /// server may continue with it for a while. Returns true if the server is known to have died on its own
-    /// meanwhile, so that the request is a suspect.
+    /// Records that a client left after its request was sent completely, but before the answer was complete.
+    /// The server may go on working on it for a while. Returns true if the process is known to have died by
+    /// itself meanwhile, so that the request is a suspect.
     pub fn record_abandoned(
         &mut self,
         generation: GenerationId,
@@ -194,7 +195,7 @@ impl RequestQuarantine {
         false
     }
 
-    /// Returns the time until no other abandoned request may still run on a generation; `None` if none does.
+    /// Returns the time for which other abandoned requests may still run on a process; `None` if none does.
     pub fn lingering_time(
         &self,
         generation: GenerationId,
@@ -207,12 +208,13 @@ impl RequestQuarantine {
         (until > now).then(|| until.saturating_sub(now))
     }
 
-    /// Records that the generation answers, so broken connections prove nothing.
+    /// Records that a process answers, so that its broken connections do not show a death.
     pub fn record_alive(&mut self, generation: GenerationId) {
         for (request, entry) in &mut self.entries {
             let before = entry.doubts.len();
             entry.doubts.retain(|doubted| *doubted != generation);
-            // The trial is over without a result; the generation's later fate does not concern the request.
+            // The trial ends without a result; a later death of this process is no evidence against the
+            // request.
             if entry.doubts.len() < before
                 && self.trials.get(&generation).is_some_and(|trial| trial.request == *request)
             {
@@ -222,25 +224,26 @@ impl RequestQuarantine {
         self.entries.retain(|_, entry| entry.is_worth_keeping());
     }
 
-    /// Returns true if the fate of a generation with broken connections is known.
+    /// Returns true if no request has a broken connection to a process that may have died.
     pub fn is_settled(&self, generation: GenerationId) -> bool {
         self.has_ended(generation) || self.entries.values().all(|entry| !entry.doubts.contains(&generation))
     }
 
-    /// Returns true if the generation's process is known to have ended.
+    /// Returns true if the process is known to have ended.
     pub fn has_ended(&self, generation: GenerationId) -> bool {
         self.ends.iter().any(|(ended, _)| *ended == generation)
     }
 
-    /// Returns the time that a suspect waits to be alone. Doubles with each further death: a guilty request
-    /// costs all others a death each time, and long-running requests must not postpone its trial forever.
+    /// Returns the longest time that a suspect waits to be alone. Doubles with each further death: a guilty
+    /// request costs all others a death each time, so long-running requests must not postpone its trial
+    /// forever.
     pub fn alone_wait(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 5;
         self.policy.alone_wait.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
     }
 
-    /// Returns the time that a suspect may be alone. Longer after further deaths, which it may cause only
-    /// late, and never as long as later requests wait.
+    /// Returns the time that a suspect may run alone. Longer after further deaths, which the request may
+    /// cause only late, but shorter than the time that other requests wait in the queue.
     pub fn alone_time(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
         self.policy.alone_for.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
@@ -251,18 +254,18 @@ impl RequestQuarantine {
         self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1))
     }
 
-    /// Starts a trial, with no other request on the generation.
+    /// Starts the trial of a request, when no other request runs on the process.
     pub fn begin_trial(&mut self, generation: GenerationId, request: RequestFingerprint) {
         self.trials.insert(generation, SuspectTrial { request, left: None });
     }
 
-    /// Returns the request on trial.
+    /// Returns the request on trial on this process.
     pub fn trial(&self, generation: GenerationId) -> Option<RequestFingerprint> {
         self.trials.get(&generation).map(|trial| trial.request)
     }
 
-    /// Ends a trial without a result, because the request is no longer alone or has ended. After a broken
-    /// connection the generation's fate still counts, and for a while if its client left.
+    /// Ends a trial without a result, because the request is no longer alone or has ended. If the request's
+    /// connection broke, or for a while if its client left, a death of the process still counts against it.
     pub fn end_trial(&mut self, generation: GenerationId) {
         let Some(trial) = self.trials.get_mut(&generation) else { return };
         let doubted = |entry: &QuarantineEntry| entry.doubts.contains(&generation);
@@ -276,7 +279,7 @@ impl RequestQuarantine {
         }
     }
 
-    /// Clears a request that was answered, on trial or in company.
+    /// Clears a request that was answered, whether on trial or next to other requests.
     pub fn record_survival(&mut self, generation: GenerationId, request: RequestFingerprint) {
         if self.trial(generation) == Some(request) {
             self.trials.remove(&generation);
@@ -286,7 +289,7 @@ impl RequestQuarantine {
         }
     }
 
-    /// Records that the generation's process ended on its own.
+    /// Records that a process ended by itself.
     pub fn record_death(
         &mut self,
         generation: GenerationId,
@@ -304,7 +307,7 @@ impl RequestQuarantine {
         self.left = others;
         let lingering =
             of_it.into_iter().filter(|left: &AbandonedRequest| lingers(left.at)).map(|left| left.request);
-        // The broken connection of the request on trial may not have been noticed yet.
+        // Include the request on trial, whose broken connection may not have been noticed yet.
         for request in trial.into_iter().chain(lingering).filter(|_| self.is_on()).collect::<Vec<_>>() {
             let entry = self.entry(request, until, now);
             if !entry.doubts.contains(&generation) {
@@ -335,7 +338,7 @@ impl RequestQuarantine {
         found
     }
 
-    /// Records that the process was stopped by us or from outside, so no request is responsible.
+    /// Records that a process was stopped by llama-warden or from outside, so no request is responsible.
     pub fn record_stop(&mut self, generation: GenerationId) {
         self.trials.remove(&generation);
         self.left.retain(|left| left.generation != generation);
@@ -343,12 +346,12 @@ impl RequestQuarantine {
         self.record_end(generation, GenerationEnd::Stopped);
     }
 
-    /// Returns true if the generation died of a request that is now refused.
+    /// Returns true if the process died of a request that is now refused.
     pub fn was_killed_by_request(&self, generation: GenerationId) -> bool {
         self.ends.iter().any(|(ended, end)| *ended == generation && *end == GenerationEnd::KilledByRequest)
     }
 
-    /// Forgets a request by its fingerprint or a prefix of it, or all of them; returns the number.
+    /// Forgets all requests whose fingerprint begins with `which`, or all if `None`; returns their number.
     pub fn release(&mut self, which: Option<&str>) -> usize {
         let before = self.entries.len();
         match which {
@@ -377,7 +380,7 @@ impl RequestQuarantine {
         all
     }
 
-    /// Returns the number of requests ever refused, and of refusals so far.
+    /// Returns the number of requests that were ever quarantined as refused, and the number of refusals.
     pub fn counts(&self) -> (u64, u64) {
         (self.refused, self.refusals)
     }
@@ -396,7 +399,7 @@ impl RequestQuarantine {
     fn entry(&mut self, request: RequestFingerprint, until: Duration, now: Duration) -> &mut QuarantineEntry {
         if !self.entries.contains_key(&request) && self.entries.len() >= self.policy.known {
             self.forget_old(now);
-            // Suspects are dropped before requests known to kill, the oldest first.
+            // Suspects are dropped before refused requests; in each group, the oldest first.
             let least =
                 self.entries.iter().min_by_key(|(_, entry)| (entry.refused_until.is_some(), entry.until));
             if let Some(request) = least.map(|(request, _)| *request)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A keyed hash of a request: allows comparison, and reveals nothing else without the key.
+/// A keyed hash of a request: requests can be compared, but nothing else is revealed without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestFingerprint(pub u128);
 
@@ -35,9 +35,9 @@ pub type QuarantinePolicy = crate::defaults::Quarantine;
 pub enum RequestStanding {
     /// The request is unknown.
     Clear,
-    /// A server died with it in flight: it must be tried alone.
+    /// A server died while the request was in flight: it must be tried alone.
     Suspect,
-    /// A server died of it alone.
+    /// A server died while the request ran alone.
     Refused {
         /// Remaining time of the refusal.
         left: Duration,
@@ -47,15 +47,15 @@ pub enum RequestStanding {
 /// Circumstances of an unexplained death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerDeath {
-    /// Requests in flight besides the one on trial, or in total.
+    /// Number of requests in flight besides the one on trial, or in total without a trial.
     pub others: u32,
-    /// Time that the server had worked only on the cause of its death; zero unless it hung.
+    /// Time for which the server had hung on the request that caused its death; zero if it did not hang.
     pub hung: Duration,
-    /// The death is evidence against a request that was alone.
+    /// The death is evidence against a request that ran alone.
     pub proves: bool,
 }
 
-/// Result of a death.
+/// Consequences of a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeathResult {
     /// Requests that are suspects now.
@@ -64,16 +64,16 @@ pub struct DeathResult {
     pub refused: Option<RequestFingerprint>,
 }
 
-/// A listed request.
+/// A request in the list of quarantined requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuarantinedRequest {
     /// Fingerprint of the request.
     pub fingerprint: RequestFingerprint,
     /// True if refused, false if a suspect.
     pub refused: bool,
-    /// Seconds until it is forgotten.
+    /// Seconds until the request is forgotten.
     pub left_s: u64,
-    /// Deaths of servers with it in flight.
+    /// Number of servers that died while the request was in flight.
     pub deaths: u32,
     /// Number of refusals.
     pub refusals: u64,

@@ -1,4 +1,4 @@
-//! Reclaimable parts of a process, and its report on reclaimed bytes. Plain values to print, store and send.
+//! Parts of a process from which memory can be reclaimed, and reports on reclaimed bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,12 +15,12 @@ pub struct ReclaimParts {
 }
 
 impl ReclaimParts {
-    /// Returns true if any part supports it.
+    /// Returns true if any part supports reclaim.
     pub const fn any(self) -> bool {
         self.heap || self.cuda
     }
 
-    /// Returns true if a part holds this memory. Graphs are on the host and on the GPU.
+    /// Returns true if one of these parts uses this kind of memory. CUDA graphs use both host and GPU memory.
     pub const fn hold(self, series: MemoryKind) -> bool {
         match series {
             MemoryKind::Host => self.any(),
@@ -39,13 +39,13 @@ impl ReclaimParts {
     }
 }
 
-/// Outcome of a request.
+/// Outcome of a reclaim request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReclaimOutcome {
-    /// Everything requested was given back, as far as it existed.
+    /// All requested memory was given back, as far as it existed.
     Done,
-    /// A part was given back.
+    /// A part of the requested memory was given back.
     Partly,
     /// Nothing was given back: the memory was in use all the time.
     Refused,
@@ -107,7 +107,7 @@ impl ReclaimOutcome {
         matches!(self, Self::Done | Self::Partly)
     }
 
-    /// Combines two answers to one request: done, partly, or the more serious failure.
+    /// Combines two answers to one request: done, partly done, or the more serious failure.
     #[must_use]
     pub fn combine(self, other: Self) -> Self {
         match (self.has_freed(), other.has_freed()) {
@@ -121,17 +121,17 @@ impl ReclaimOutcome {
     }
 }
 
-/// Reclaimed bytes by the process's own count. Graphs and cuBLAS are estimates.
+/// Reclaimed bytes as counted by the process. The values for graphs and cuBLAS are estimates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReclaimedBytes {
-    /// Host memory of graphs.
+    /// Host memory of CUDA graphs.
     pub graphs_host: u64,
-    /// VRAM of graphs.
+    /// VRAM of CUDA graphs.
     pub graphs_device: u64,
     /// VRAM of pools.
     pub pools: u64,
-    /// VRAM of cuBLAS workspaces, where known.
+    /// VRAM of cuBLAS workspaces, if known.
     pub cublas: u64,
     /// Host memory of the heap.
     pub heap: u64,
@@ -149,7 +149,7 @@ impl ReclaimedBytes {
         ]
     }
 
-    /// Adds both.
+    /// Adds each part of `other` to this one's.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Reclaim: asks a running process to give back memory before it is replaced for it.
+//! Reclaim: asks a running process to give back memory, before it is replaced because of that memory.
 //!
 //! ```text
 //!   memory calls for a replacement ── reclaim supported? ── ask ── answer and a reading ── enough? ── not replaced
@@ -6,13 +6,13 @@
 //!                                          └──────────────── replaced as without it ────────┘ and not asked again
 //! ```
 //!
-//! | cause | after a successful reclaim |
+//! | cause of the request | after a successful reclaim |
 //! |---|---|
-//! | a budget | asked again when the budget is exceeded again; if that is sooner than `reclaim_again`, replaced |
-//! | growth | nothing until it holds as much as before, and not at once; then asked again. Budgets apply meanwhile |
-//! | a shared budget | replaced if it is still the chosen one |
+//! | a budget | the process is asked again when it exceeds the budget again; if that is sooner than `reclaim_again`, it is replaced |
+//! | growth | nothing happens until the process holds as much as before and some time has passed; then it is asked again. Budgets still apply |
+//! | a shared budget | the process is replaced if it is still the chosen one |
 //!
-//! No clock and no processes: the caller reports requests, answers and readings.
+//! No clock and no processes here: the caller reports requests, answers and readings.
 
 mod given;
 #[cfg(test)]
@@ -29,7 +29,7 @@ use crate::recycle::{Reason, RecycleAction, RecycleDecision, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, format_span, scale_bytes};
 
-/// First step for a decision that calls for a replacement.
+/// First step when a decision calls for a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimDecision {
     /// Ask the process to reclaim memory.
@@ -40,7 +40,7 @@ pub enum ReclaimDecision {
     Rest {
         /// Whole seconds since the answer.
         seconds: u64,
-        /// Bytes reclaimed then.
+        /// Bytes that were reclaimed.
         bytes: u64,
     },
     /// Replace the process.
@@ -51,11 +51,11 @@ pub enum ReclaimDecision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum NoReclaim {
-    /// The replacement is not for memory, or memory is almost exhausted.
+    /// The cause of the replacement is not memory, or memory is almost exhausted.
     NotMemory,
     /// `policy.reclaim` is off.
     Off,
-    /// The process does not support reclaim, or not for this memory.
+    /// The process does not support reclaim, at least not for this kind of memory.
     CannotAsk,
     /// A reclaim freed too little.
     NoHelp {
@@ -66,7 +66,7 @@ pub enum NoReclaim {
     NoAnswer,
     /// Memory grew back too soon after a reclaim.
     TooOften {
-        /// Seconds after the reclaim.
+        /// Seconds from the reclaim to the next decision.
         seconds: u64,
     },
 }
@@ -93,7 +93,7 @@ impl std::fmt::Display for NoReclaim {
     }
 }
 
-/// Result of a request, by a reading after its answer.
+/// Result of a reclaim request, from a reading after its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimWorth {
     /// The memory in question fell far enough.
@@ -104,11 +104,11 @@ pub enum ReclaimWorth {
     Unknown,
 }
 
-/// A request in progress.
+/// A reclaim request in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ActiveReclaim {
     at: Duration,
-    /// Cause of the request; `None` for an operator's.
+    /// Memory that caused the request; `None` for an operator's request.
     cause: Option<ReclaimCause>,
     /// Time of the answer.
     answered: Option<Duration>,
@@ -120,7 +120,7 @@ struct ReclaimCause {
     series: MemoryKind,
     /// Bytes at the request.
     before: u64,
-    /// Bytes at which the request has helped.
+    /// The request has helped if at most this many bytes are left.
     most: u64,
 }
 
@@ -129,32 +129,33 @@ struct ReclaimCause {
 struct FreedMemory {
     series: MemoryKind,
     at: Duration,
-    /// Bytes before.
+    /// Bytes held before the request.
     before: u64,
     /// Bytes freed.
     bytes: u64,
 }
 
-/// History of the requests to one generation. All times are since one epoch of the caller.
+/// History of the reclaim requests to one process. All times are since one epoch of the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimHistory {
     asked: Option<ActiveReclaim>,
-    /// Completion of the last request.
+    /// Time at which the last request was completed.
     last: Option<Duration>,
-    /// Result of the last request by memory; requests for other memories or by operators do not change it.
+    /// Last success for each kind of memory; an operator's request or one for other memory does not change
+    /// it.
     fell: Vec<FreedMemory>,
-    /// Memories for which no further request is made.
+    /// Kinds of memory for which no further request is made, with the reasons.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
-    /// The last request was for other limits, so its recency is no argument against the next one, which
-    /// waits.
+    /// Limits have changed since the last request, so the next request waits for its time instead of being
+    /// given up as too soon after the last.
     forgiven: bool,
-    /// The process refused the last request as too soon, although no earlier one is known.
+    /// The process refused the last request as too soon, although no earlier request is known here.
     refused: bool,
 }
 
 impl ReclaimHistory {
-    /// Returns the first step for this decision. `facts` describe the memory in question; `parts` are the
-    /// reclaimable parts, `None` while unknown.
+    /// Returns the first step for this decision. `facts` describe the memory that the decision is about;
+    /// `parts` are the parts of the process that support reclaim, `None` if unknown.
     pub fn decide(
         &self,
         policy: &Recycle,
@@ -194,7 +195,7 @@ impl ReclaimHistory {
                 return ReclaimDecision::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
             }
             if since < policy.reclaim_again {
-                // The running request is for another memory or by an operator; this memory's request
+                // The running request is for other memory or from an operator; a request for this memory
                 // follows later.
                 return ReclaimDecision::Wait;
             }
@@ -208,7 +209,7 @@ impl ReclaimHistory {
         ReclaimDecision::Reclaim
     }
 
-    /// Records a request, for this decision or by an operator.
+    /// Records a request, made for this decision or by an operator.
     pub fn record_request(
         &mut self,
         policy: &Recycle,
@@ -221,7 +222,7 @@ impl ReclaimHistory {
                 decision.reason,
                 Some(Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard)
             );
-            // Other limits concern more than this process, or are far away.
+            // Other limits are shared with other processes, or are far away, so they set no target.
             let reach = decision.limit_bytes.filter(|_| own).map_or(before, |limit| limit.min(before));
             let fresh = facts.and_then(SeriesFacts::fresh).filter(|fresh| *fresh < reach);
             let most = match fresh {
@@ -233,15 +234,15 @@ impl ReclaimHistory {
         self.asked = Some(ActiveReclaim { at: now, cause, answered: None });
     }
 
-    /// Handles changed limits: requests that failed for the old limits may help for the new ones. The time
-    /// of the last request stays, because a process refuses requests that come too soon.
+    /// Handles changed limits: requests that did not suffice for the old limits may suffice for the new
+    /// ones. The time of the last request is kept, because a process refuses requests that follow too soon.
     pub fn handle_new_limits(&mut self) {
         self.in_vain.clear();
         self.fell.clear();
         self.forgiven = true;
     }
 
-    /// Records the answer, or its absence. Returns true if the next reading shows the result.
+    /// Records the answer, or that none came. Returns true if the next reading shows the result.
     pub fn record_answer(&mut self, outcome: ReclaimOutcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };
         if matches!(outcome, ReclaimOutcome::NoAnswer | ReclaimOutcome::Nobody) {
@@ -252,7 +253,7 @@ impl ReclaimHistory {
             return false;
         }
         if outcome == ReclaimOutcome::TooSoon && !self.refused {
-            // The process knows of a request that we do not. Retry once that is long ago.
+            // The process had another request that is unknown here. Retry later.
             (self.asked, self.last, self.refused) = (None, Some(now), true);
             return false;
         }
@@ -260,8 +261,8 @@ impl ReclaimHistory {
         true
     }
 
-    /// Adds a reading started at this time, with the process's bytes by memory; `None` if it completes no
-    /// request.
+    /// Adds a reading begun at `begun`, with the process's bytes of each kind of memory. Returns the result
+    /// of a request that this reading completes; `None` if there is none.
     pub fn add_reading(
         &mut self,
         begun: Duration,
@@ -273,7 +274,7 @@ impl ReclaimHistory {
         }
         self.asked = None;
         let mut worth = ReclaimWorth::Unknown;
-        // A missing reading does not prove a failure; the next decision shows the result.
+        // A missing reading does not prove a failure; the next decision is based on a new reading.
         if let Some(cause) = cause
             && let Some(after) = charged(cause.series)
         {
@@ -294,7 +295,7 @@ impl ReclaimHistory {
     }
 }
 
-/// Returns the reclaimable memory that a decision is about, and its bytes.
+/// Returns the kind of memory that a decision is about, and its bytes; `None` if it cannot be reclaimed.
 fn reclaimable_memory(decision: &RecycleDecision, facts: Option<&SeriesFacts>) -> Option<(MemoryKind, u64)> {
     let wanted = matches!(decision.action, RecycleAction::RecycleWhenQuiet | RecycleAction::DrainNow);
     let memory = matches!(

@@ -1,5 +1,4 @@
-//! Decisions of the policy: action, reason and hindrance. Plain values to print, store and send; no logic
-//! here.
+//! Decisions of the recycle policy: action, reason and hindrance. Data types only, without logic.
 
 use std::time::Duration;
 
@@ -15,11 +14,11 @@ use crate::units::{ByteSize, format_span};
 pub enum RecycleAction {
     /// No action.
     Observe,
-    /// Replace it at the next quiet moment, or at the end of the wait.
+    /// Replace the backend at the next quiet moment, or when the longest wait is over.
     RecycleWhenQuiet,
-    /// Drain and replace it now.
+    /// Drain and replace the backend now.
     DrainNow,
-    /// Kill it without draining.
+    /// Kill the backend without draining.
     KillNow,
 }
 
@@ -94,7 +93,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Returns true if a policy decided it, so that [`crate::cooldown`] applies.
+    /// Returns true if a policy decided the replacement, so that [`crate::cooldown`] applies.
     pub const fn is_policy(self) -> bool {
         !matches!(
             self,
@@ -107,7 +106,7 @@ impl Reason {
         )
     }
 
-    /// Returns true for memory reasons, where a replacement must reduce memory to count as helpful.
+    /// Returns true for memory reasons: such a replacement must reduce memory to count as helpful.
     pub const fn is_memory(self) -> bool {
         matches!(
             self,
@@ -130,7 +129,7 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// Hindrance of a wanted replacement.
+/// Reason why a wanted replacement does not take place now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RecycleHindrance {
@@ -146,19 +145,19 @@ pub enum RecycleHindrance {
     },
     /// The mode is `observe`.
     Observing {
-        /// Action in another mode.
+        /// Action that another mode would take.
         would: RecycleAction,
     },
-    /// Memory leaks, but the limit is not near enough.
+    /// Memory leaks, but its limit is not near enough.
     NotYet {
         /// Whole seconds until the limit is reached.
         seconds_to_limit: u64,
-        /// Whole seconds to the limit below which a replacement is wanted.
+        /// Whole seconds: a replacement is wanted once the limit is nearer than this.
         seconds_before: u64,
     },
-    /// The exact reading of host memory does not confirm the growth of the counters.
+    /// The exact reading of host memory does not confirm the growth that the counters show.
     NotConfirmed,
-    /// Another replacement goes first: of the same model, or on the same GPU.
+    /// Another replacement, of the same model or on the same GPU, goes first.
     InTurn,
     /// A reclaim is in progress.
     Reclaiming,
@@ -169,7 +168,7 @@ pub enum RecycleHindrance {
         /// Bytes reclaimed.
         bytes: u64,
     },
-    /// The cooldown holds it back.
+    /// The cooldown holds the replacement back.
     Held {
         /// Reason of the cooldown.
         by: HoldReason,
@@ -221,13 +220,13 @@ impl std::fmt::Display for RecycleHindrance {
 pub struct RecycleDecision {
     /// Action to take.
     pub action: RecycleAction,
-    /// Reason. `None` with [`RecycleAction::Observe`], unless [`RecycleHindrance::Observing`] names another mode's action, or
-    /// [`RecycleHindrance::NotYet`] a future one.
+    /// Reason. `None` with [`RecycleAction::Observe`], except with [`RecycleHindrance::Observing`] (reason in
+    /// another mode) and [`RecycleHindrance::NotYet`] (reason of a future action).
     pub reason: Option<Reason>,
-    /// True if the action is due now: always above [`RecycleAction::RecycleWhenQuiet`], never for
+    /// True if the action is due now: always for actions above [`RecycleAction::RecycleWhenQuiet`], never for
     /// [`RecycleAction::Observe`].
     pub due: bool,
-    /// Memory that is the reason, if any.
+    /// Kind of memory that is the reason, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
     /// Limit that is or will be exceeded, in bytes.
@@ -236,7 +235,7 @@ pub struct RecycleDecision {
     /// Hindrance, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<RecycleHindrance>,
-    /// The machine or the device is short of that memory, so no cooldown pause applies.
+    /// The machine or the GPU is short of that memory, so no cooldown interval applies.
     #[serde(default)]
     pub threat: bool,
 }
@@ -253,7 +252,7 @@ impl RecycleDecision {
         threat: false,
     };
 
-    /// Returns the same decision, held back: not due, with a hindrance.
+    /// Returns this decision, held back: not due, with a hindrance.
     #[must_use]
     pub fn held_back(self, why_not: RecycleHindrance) -> Self {
         Self { due: false, why_not: Some(why_not), ..self }

@@ -1,4 +1,4 @@
-//! Input of a decision.
+//! Input of a recycle decision.
 
 use std::time::Duration;
 
@@ -11,59 +11,59 @@ use crate::replacement_cost::ReplacementLoad;
 use crate::sample::{MemoryKind, WorkDone};
 use crate::share::SharedChoice;
 
-/// Latest reading of one memory of a generation.
+/// Latest reading of one kind of memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeriesReading {
-    /// Memory that was read.
+    /// Kind of memory that was read.
     pub series: MemoryKind,
     /// Bytes charged to the process group; `None` if unknown, which disables the rules of this series.
     pub charged: Option<u64>,
     /// Bytes at the previous reading, some seconds ago; `None` if unknown.
     pub before: Option<u64>,
-    /// Bytes when ready; `None` if unknown.
+    /// Bytes when the process became ready; `None` if unknown.
     pub at_ready: Option<u64>,
     /// True if `charged` is an estimate.
     pub estimated: bool,
-    /// Total bytes of the machine or the device.
+    /// Total bytes of the machine or the GPU.
     pub total: Option<u64>,
-    /// Available bytes of the machine, or free bytes of the device.
+    /// Available bytes of the machine, or free bytes of the GPU.
     pub free: Option<u64>,
-    /// Declared caches in bytes, beyond the measured pools.
+    /// Bytes of declared caches, without measured pools.
     pub allowance: u64,
-    /// Most bytes of such a process in an experiment with its largest prompts; `None` without one.
+    /// Most bytes of such a process in an experiment with its largest prompts; `None` without an experiment.
     pub worst: Option<u64>,
 }
 
-/// Facts about one memory of a generation.
+/// Facts about one kind of memory of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFacts {
-    /// Memory in question.
+    /// Kind of memory.
     pub series: MemoryKind,
     /// Bytes charged to the process group; `None` if unknown, which disables the rules of this series.
     pub charged: Option<u64>,
-    /// True if it grew since the previous reading; false if unknown.
+    /// True if the memory grew since the previous reading; false if unknown.
     pub rising: bool,
-    /// Bytes when ready; `None` if unknown.
+    /// Bytes when the process became ready; `None` if unknown.
     pub at_ready: Option<u64>,
-    /// True if `charged` is an estimate. Budgets apply to estimates, too, but no process is killed because
-    /// of one.
+    /// True if `charged` is an estimate. Budgets apply to estimates as well, but no process is killed on the
+    /// basis of an estimate.
     pub estimated: bool,
-    /// Total bytes of the machine or the device.
+    /// Total bytes of the machine or the GPU.
     pub total: Option<u64>,
-    /// Available bytes of the machine, or free bytes of the device.
+    /// Available bytes of the machine, or free bytes of the GPU.
     pub free: Option<u64>,
     /// Declared caches in bytes.
     pub allowance: u64,
-    /// Most bytes of such a process in an experiment with its largest prompts; `None` without one.
+    /// Most bytes of such a process in an experiment with its largest prompts; `None` without an experiment.
     #[serde(default)]
     pub worst: Option<u64>,
-    /// State of the series by the detector.
+    /// State of the memory according to the leak detector.
     pub growth: Option<SeriesGrowth>,
-    /// Forecast to the soft budget.
+    /// Work and time until the soft budget is reached.
     pub to_soft: Option<GrowthForecast>,
-    /// Forecast to the hard budget.
+    /// Work and time until the hard budget is reached.
     pub to_hard: Option<GrowthForecast>,
-    /// Forecast to the exhaustion of the memory.
+    /// Work and time until the memory is exhausted.
     pub to_end: Option<GrowthForecast>,
     /// Budgets in bytes.
     #[serde(default)]
@@ -71,7 +71,7 @@ pub struct SeriesFacts {
 }
 
 impl SeriesFacts {
-    /// Creates a series with only a reading.
+    /// Creates facts from a reading only.
     pub const fn from_bytes(series: MemoryKind, charged: Option<u64>) -> Self {
         Self {
             series,
@@ -116,7 +116,7 @@ impl SeriesFacts {
         facts
     }
 
-    /// Returns the bytes of a fresh, settled process: the detector's baseline, or its size when ready.
+    /// Returns the bytes of a fresh, settled process: the detector's baseline, or the size when it was ready.
     pub fn fresh(&self) -> Option<u64> {
         self.growth.as_ref().and_then(|growth| growth.baseline).or(self.at_ready)
     }
@@ -127,39 +127,39 @@ impl SeriesFacts {
     }
 }
 
-/// Facts about a generation at the moment of the decision.
+/// Facts about a process at the moment of the decision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecycleFacts {
-    /// Known memories; the rules of others are disabled.
+    /// Known kinds of memory; the rules for all others are disabled.
     pub series: Vec<SeriesFacts>,
-    /// Symptoms of illness ([`crate::health::HealthMonitor`]).
+    /// Symptoms of faults ([`crate::health::HealthMonitor`]).
     pub symptoms: Vec<HealthSymptom>,
-    /// Choice of this generation by a shared budget ([`crate::share`]).
+    /// Set if this process was chosen because a shared budget is exceeded ([`crate::share`]).
     pub shared: Option<SharedChoice>,
-    /// Memory for which a prompt waits for a fresh process, because it would not fit into the present one
-    /// ([`crate::admission`]).
+    /// Kind of memory in which a waiting prompt fits only into a fresh process ([`crate::admission`]).
     pub admission: Option<MemoryKind>,
-    /// Time since ready.
+    /// Time since the process became ready.
     pub age: Duration,
-    /// Work done.
+    /// Work done since the spawn.
     pub work: WorkDone,
-    /// Time without a request in flight; `None` while one is.
+    /// Time without a request in flight; `None` if one is in flight now.
     pub idle_for: Option<Duration>,
-    /// Time for which a replacement has been wanted; `None` if only now.
+    /// Time for which a replacement has been wanted; `None` if it was not wanted before.
     pub wanted_for: Option<Duration>,
-    /// Time for which it has drained with [`super::RecycleAction::DrainNow`] or more; `None` if only now, or if it
-    /// does not drain. A draining process is judged, too: so a drain that lasts too long becomes a kill.
+    /// Time for which the process has drained with [`super::RecycleAction::DrainNow`] or above; `None` if
+    /// it does not drain, or only begins to. A draining process is judged as well, so that a drain that
+    /// lasts too long becomes a kill.
     pub urgent_for: Option<Duration>,
-    /// Local time, in minutes of the day; `None` if unknown, which closes no window.
+    /// Local time in minutes of the day; `None` if unknown: then no window is closed.
     pub minute: Option<u16>,
     /// Cost of a replacement now.
     pub load: ReplacementLoad,
-    /// Random number of this generation in `[0, 1)`, drawn once.
+    /// Random number in `[0, 1)`, drawn once for each process.
     pub unit: f64,
 }
 
 impl RecycleFacts {
-    /// Returns the bytes of one memory; `None` if unknown.
+    /// Returns the bytes of one kind of memory; `None` if unknown.
     pub fn charged(&self, series: Option<MemoryKind>) -> Option<u64> {
         self.series.iter().find(|facts| Some(facts.series) == series)?.charged
     }

@@ -1,4 +1,4 @@
-//! Decides if a backend should be replaced: memory budgets, growth, illness, requests and age.
+//! Decides if a backend should be replaced because of memory budgets, growth, faults, requests or age.
 //!
 //! ```text
 //!  policy ─┐                                              ┌─ when quiet ── window? quiet? cheapest moment? ── due
@@ -6,8 +6,8 @@
 //!  Facts ──┘                                              └─ end it ──────────────────────────────────────── due
 //! ```
 //!
-//! The function maps one [`RecycleFacts`] to one [`RecycleDecision`] and keeps no state. [`crate::cooldown`] decides if
-//! the action may be carried out now.
+//! [`decide`] maps one [`RecycleFacts`] to one [`RecycleDecision`] and keeps no state. [`crate::cooldown`]
+//! decides if the action may be carried out now.
 
 mod decision;
 mod facts;
@@ -38,18 +38,18 @@ struct RecycleWish {
     series: Option<MemoryKind>,
     limit: Option<u64>,
     observing: bool,
-    /// The machine or the device is short.
+    /// The machine or the GPU is short of memory.
     threat: bool,
 }
 
-/// Judges one generation.
+/// Judges one process.
 pub fn decide(policy: &RecyclePolicy, facts: &RecycleFacts) -> RecycleDecision {
     decide_without_barred(policy, facts, |_, _| false)
 }
 
-/// Judges one generation with barred reasons ([`crate::cooldown::RecycleCooldown::find_bar`]). A barred reason never
-/// precedes another one, however urgent. If nothing else is wanted it is returned anyway, so that the
-/// cooldown holds it back and says why.
+/// Judges one process, with barred reasons ([`crate::cooldown::RecycleCooldown::find_bar`]). A barred reason
+/// never precedes another reason, however urgent. If only barred reasons exist, the strongest is returned
+/// anyway, so that the cooldown holds it back and says why.
 pub fn decide_without_barred(
     policy: &RecyclePolicy,
     facts: &RecycleFacts,
@@ -57,7 +57,7 @@ pub fn decide_without_barred(
 ) -> RecycleDecision {
     let wishes = collect_wishes(policy, facts);
     let of = |observing: bool, all: bool| {
-        // `max_by_key` takes the last of equals, and the list has the weightiest first.
+        // `max_by_key` takes the last of equal values, and the list has the strongest reason first.
         let kind = wishes.iter().rev().filter(move |wish| wish.observing == observing);
         kind.filter(|wish| all || !barred(wish.reason, wish.series)).max_by_key(|wish| wish.action)
     };
@@ -87,7 +87,7 @@ pub fn decide_without_barred(
     }
 }
 
-/// Decides if the moment for a deferrable replacement has come.
+/// Decides if a replacement that can be deferred should take place now.
 fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDecision) -> RecycleDecision {
     if let Some(minute) = facts.minute
         && !policy.only.is_open(minute)
@@ -96,8 +96,8 @@ fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDe
             .held_back(RecycleHindrance::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
     let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.common.quiet_for);
-    // Closed hours do not count as waiting; otherwise every waiting replacement would be due when a window
-    // opens.
+    // Time outside the windows does not count as waiting; otherwise every waiting replacement would be due as
+    // soon as a window opens.
     let opened = facts.minute.and_then(|minute| policy.only.open_for(minute)).unwrap_or(Duration::MAX);
     let waited = facts.wanted_for.unwrap_or_default().min(opened);
     let last = facts.minute.is_some_and(|minute| policy.only.is_closing(minute));
@@ -113,7 +113,7 @@ fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDe
     decision.held_back(RecycleHindrance::NotQuiet { seconds_left })
 }
 
-/// Returns the earliest exhaustion of a leaking memory.
+/// Returns the earliest forecast for the exhaustion of a leaking memory.
 fn soonest_end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
     let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
@@ -127,7 +127,7 @@ fn soonest_end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
     })
 }
 
-/// Returns all arguments for a replacement, the weightiest first.
+/// Returns all arguments for a replacement, the strongest first.
 fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWish> {
     let mut wishes = Vec::new();
     for series in &facts.series {
@@ -195,8 +195,8 @@ fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWi
     wishes
 }
 
-/// Returns the action for a symptom. A drain waits for requests that a wedged server will not finish: a
-/// server that stays silent as long again while draining is killed.
+/// Returns the action for a symptom. A wedged server never finishes the requests that a drain waits for, so
+/// it is killed if it stays silent while draining for as long as before.
 fn symptom_action(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> RecycleAction {
     match symptom {
         HealthSymptom::Wedged { limit, .. }
@@ -208,12 +208,12 @@ fn symptom_action(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> Recy
     }
 }
 
-/// Last defence for almost exhausted memory. A backend is killed only if that frees enough: killing a small
-/// one for another program's memory use would cost its requests and help no one.
+/// Returns the wish to kill a backend because memory is almost exhausted. A backend is killed only if that
+/// frees enough: killing a small one would cost its requests without helping.
 fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<RecycleWish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let limit = policy.exhaustion_bytes(facts);
-    // Free VRAM is constant on a device filled by design; only a process that still grows is in danger.
+    // A GPU that was filled on purpose always has little free VRAM; only a growing process is a danger there.
     let still = facts.series == MemoryKind::Host || facts.rising;
     (free < limit && still && gain >= limit && !facts.estimated).then_some(RecycleWish {
         action: RecycleAction::KillNow,
@@ -244,7 +244,7 @@ fn budget_wish(
         let lost = charged > units::scale_bytes(limit, policy.levels.kill_over)
             && urgent_for.is_some_and(|wanted| wanted >= policy.levels.kill_after)
             && !facts.estimated;
-        // While the machine has memory, the drain continues: its requests are worth more than the budget.
+        // If the machine still has memory, the drain continues: requests are worth more than the budget.
         let action =
             if lost && policy.is_short(facts) { RecycleAction::KillNow } else { RecycleAction::DrainNow };
         return wish(action, hard, limit)
@@ -256,7 +256,7 @@ fn budget_wish(
         .and_then(|limit| wish(RecycleAction::RecycleWhenQuiet, soft, limit))
 }
 
-/// Memory that grows without bound, with the time that this may continue.
+/// Returns the wish to replace a leaking process, if the leak reaches a limit soon.
 fn growth_wish(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFacts) -> Option<RecycleWish> {
     let leaks = series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     if policy.common.growth == GrowthMode::Off || !leaks {
@@ -288,8 +288,8 @@ fn growth_wish(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFact
     })
 }
 
-/// A leak that will be handled later: the first limit that it reaches, and the time at which that is near
-/// enough.
+/// Returns a decision for a leak that will be handled later: the limit that it reaches first, and the time
+/// before that limit at which a replacement will be wanted.
 fn future_decision(policy: &RecyclePolicy, facts: &RecycleFacts) -> Option<RecycleDecision> {
     if policy.common.growth != GrowthMode::Recycle {
         return None;
@@ -314,11 +314,11 @@ fn future_decision(policy: &RecyclePolicy, facts: &RecycleFacts) -> Option<Recyc
     })
 }
 
-/// Returns the time before a budget at which a growing backend is replaced at a quiet moment.
+/// Returns the time before a budget is reached from which a growing backend is replaced at a quiet moment.
 ///
-/// With daily windows: half a day, or the time until the window after the present one opens, if that is
-/// longer. Without: as long as finding a lull certainly takes, at most half a day, and at least twice the
-/// horizon of a drain.
+/// With daily windows: half a day, or, if longer, the time until the window after the present one opens.
+/// Without windows: the time that finding a lull takes almost surely, at most half a day, and at least twice
+/// the horizon of a drain.
 fn quiet_horizon(policy: &RecyclePolicy, facts: &RecycleFacts) -> Duration {
     if !policy.only.is_always() {
         let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.time_to_next(minute));
@@ -331,7 +331,7 @@ fn quiet_horizon(policy: &RecyclePolicy, facts: &RecycleFacts) -> Duration {
         .map_or(policy.common.growth_quiet, |time| time.clamp(least, policy.common.growth_quiet))
 }
 
-/// Returns a factor between `1 - jitter` and `1`: jitter only lowers a limit, so the configured one is
+/// Returns a factor between `1 - jitter` and `1`: jitter only lowers a limit, so the configured limit is
 /// never exceeded.
 fn jitter_factor(jitter: f64, unit: f64) -> f64 {
     1.0 - jitter.clamp(0.0, 1.0) * unit.clamp(0.0, 1.0)

@@ -6,10 +6,10 @@
 //!                           |  quiet      |  now      |  and the machine is short
 //! ```
 //!
-//! A budget cuts no request while the machine has memory.
+//! As long as the machine has memory, exceeding a budget does not cut any request.
 //!
-//! `auto` needs the settled size from the detector: until then such a budget is unknown, and its rules are
-//! disabled. Only the last defence, for almost exhausted memory, applies from the start.
+//! `auto` needs the settled size from the leak detector. Until that size is known, an automatic budget is
+//! unknown and its rules are disabled; only the rule for almost exhausted memory applies from the start.
 
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ use crate::units::{ByteSize, MemoryLimit, scale_bytes};
 pub enum GrowthMode {
     /// No action; verdicts are still shown.
     Off,
-    /// The action is only reported.
+    /// The action that would be taken is only reported.
     #[default]
     Observe,
-    /// The backend is replaced in time.
+    /// The backend is replaced before it reaches a limit.
     Recycle,
 }
 
@@ -66,30 +66,31 @@ pub struct RecyclePolicy {
     pub max_age: Option<Duration>,
     /// Times of the day for deferrable replacements.
     pub only: DayWindows,
-    /// Numbers and modes with defaults. `max_requests` and `max_age` vary by `jitter` between generations,
-    /// because replicas that were started together must not be replaced together.
+    /// Numbers and modes that have defaults. `max_requests` and `max_age` vary by `jitter` from process to
+    /// process, so that replicas that were started together are not replaced together.
     pub common: Recycle,
-    /// Meaning of `auto`, and limits for killing a backend.
+    /// Numbers that define `auto`, and limits for killing a backend.
     pub levels: LevelsPolicy,
-    /// Settings of the cheapest moment.
+    /// Settings for choosing the cheapest moment.
     pub replacement_cost: ReplacementCostPolicy,
 }
 
-/// Numbers of `auto` and of the last defence. `defaults.toml`, section `[levels]`, gives the reasons.
+/// Numbers for `auto` and for almost exhausted memory. `defaults.toml`, section `[levels]`, gives the
+/// reasons.
 pub type LevelsPolicy = crate::defaults::Levels;
 
 /// A budget in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryBudget {
-    /// Soft budget; `None` without one, or while unknown.
+    /// Soft budget; `None` if there is none or it is not known yet.
     pub soft: Option<u64>,
-    /// Hard budget; `None` without one, or while unknown.
+    /// Hard budget; `None` if there is none or it is not known yet.
     pub hard: Option<u64>,
 }
 
 impl RecyclePolicy {
-    /// Creates a policy without budgets: numbers from one section of the model's configuration, and
-    /// fleet-wide ones from the compiled-in defaults.
+    /// Creates a policy without budgets: `common` from the model's configuration, all other numbers from the
+    /// compiled-in defaults.
     pub fn new(common: &Recycle) -> Self {
         let defaults = crate::defaults();
         Self {
@@ -106,7 +107,7 @@ impl RecyclePolicy {
         }
     }
 
-    /// Returns the free memory in bytes below which the machine or the device is exhausted.
+    /// Returns the free memory in bytes below which the machine or the GPU counts as exhausted.
     pub fn exhaustion_bytes(&self, facts: &SeriesFacts) -> u64 {
         let levels = &self.levels;
         match facts.series {
@@ -118,22 +119,23 @@ impl RecyclePolicy {
         }
     }
 
-    /// Returns true if the machine or the device is short of this memory. Unknown memory counts as short,
-    /// because then only the budget protects it.
+    /// Returns true if the machine or the GPU is short of this memory. Unknown free memory counts as short,
+    /// because then only the budget protects the machine.
     pub fn is_short(&self, facts: &SeriesFacts) -> bool {
         facts.free.is_none_or(|free| free < scale_bytes(self.exhaustion_bytes(facts), self.levels.short))
     }
 
-    /// Returns the budgets of one series in bytes.
+    /// Returns the budgets of one kind of memory in bytes.
     ///
-    /// A percentage refers to the machine's or the device's memory, and is unknown without it. `auto`:
+    /// A percentage refers to the memory of the machine or the GPU, and is unknown if that is unknown.
+    /// `auto`:
     /// - host: (baseline + allowance) × 1.25, at least baseline + 1 GiB, at most 85 % of the machine; hard is
     ///   soft × 1.15, at most 95 %;
-    /// - VRAM: 95 % and 98 % of the device memory available to the process (its own and free memory), but at
+    /// - VRAM: 95 % and 98 % of the GPU memory available to the process (its own and free memory), but at
     ///   least half and four fifths of the range from the baseline to there.
     ///
-    /// The experiment's result for the largest prompts is no growth: on the host it counts like the
-    /// baseline, on a device it is a lower limit of the soft budget.
+    /// Memory measured in an experiment with the largest prompts is not growth: on the host it counts like
+    /// the baseline, on a GPU it is a lower limit of the soft budget.
     pub fn budget(&self, facts: &SeriesFacts) -> MemoryBudget {
         let (soft, hard) = match facts.series {
             MemoryKind::Host => (self.host_soft, self.host_hard),
@@ -146,7 +148,7 @@ impl RecyclePolicy {
             percent @ MemoryLimit::Percent(_) => percent.resolve(ByteSize(facts.total?)).map(|bytes| bytes.0),
         };
         let soft = resolve(soft, auto.soft);
-        // An automatic hard budget follows the effective soft one, not the automatic one.
+        // An automatic hard budget is computed from the soft budget in effect, even if that is configured.
         let auto_hard = match (facts.series, soft) {
             (MemoryKind::Host, Some(soft)) => Some(self.host_hard_above(soft, facts.total)),
             _ => auto.hard,

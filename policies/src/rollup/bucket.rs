@@ -13,22 +13,22 @@ pub struct RollupReading {
     pub at: u64,
     /// Bytes of the process.
     pub bytes: u64,
-    /// Context drawn next to the reading.
+    /// Other values at the time of the reading, drawn next to it in charts.
     pub lines: RollupContext,
 }
 
-/// Context of readings. It changes seldom, so a bucket keeps only the last one.
+/// Values drawn next to readings. They change seldom, so a bucket keeps only the last ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RollupContext {
-    /// Generation number; 0 without one.
+    /// Number of the process (generation); 0 without a process.
     pub generation: u64,
-    /// Verdict of the detector.
+    /// Verdict of the leak detector.
     pub verdict: GrowthVerdict,
-    /// Growth line of the detector, with its band.
+    /// Line that the leak detector fits to the growth, with its band.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub law: Option<GrowthLine>,
-    /// Range of the declared caches in bytes: from the settled size to that plus all declared memory.
+    /// Range of the declared caches in bytes: the settled size, and that size plus all declared memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<(u64, u64)>,
     /// Soft budget in bytes.
@@ -54,20 +54,20 @@ pub struct ReadingBucket {
     pub max: u64,
     /// Last reading in bytes.
     pub last: u64,
-    /// Mean of all readings.
+    /// Mean of all readings in bytes.
     pub mean: f64,
     /// Time of the first reading, in milliseconds since 1970.
     pub first_at: u64,
     /// Time of the last reading, in milliseconds since 1970.
     pub last_at: u64,
-    /// Milliseconds covered by fresh readings.
+    /// Milliseconds of the bucket in which a reading counted as the present value.
     pub covered: u64,
-    /// Context of the last reading.
+    /// Values drawn next to the last reading.
     pub lines: RollupContext,
 }
 
-/// Percent of a bucket that readings must cover to make it whole: a process started in its last seconds
-/// does not count.
+/// Percent of a bucket's time that readings must cover for the bucket to be complete, which a process started
+/// near its end does not reach.
 const WHOLE_PERCENT: u64 = 90;
 
 impl ReadingBucket {
@@ -94,36 +94,37 @@ impl ReadingBucket {
         self.merge(&Self::from_reading(reading, tier));
     }
 
-    /// Merges a bucket of the same or a neighbouring stretch. The latest reading becomes the last one.
+    /// Merges a bucket of the same or a neighbouring stretch. The latest reading of both becomes the last
+    /// one.
     pub fn merge(&mut self, other: &Self) {
         let (own, others) = (as_f64(self.count), as_f64(other.count));
         let mean = (self.mean * own + other.mean * others) / (own + others).max(1.0);
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
-        // Rounding must not leave the range of the readings.
+        // Rounding must not move the mean out of the range of the readings.
         self.mean = mean.clamp(as_f64(self.min), as_f64(self.max));
         self.count = self.count.saturating_add(other.count);
         self.first_at = self.first_at.min(other.first_at);
-        // Among readings at the same time, the last added wins.
+        // Of two readings at the same time, the one added later becomes the last reading.
         if other.last_at >= self.last_at {
             (self.last_at, self.last, self.lines) = (other.last_at, other.last, other.lines);
         }
         self.covered = self.covered.saturating_add(other.covered).min(self.seconds.saturating_mul(1000));
     }
 
-    /// Adds the part of a time span, in milliseconds since 1970, in which memory is known.
+    /// Counts as covered the part of this bucket between two times, in milliseconds since 1970.
     pub(super) fn cover(&mut self, from: u64, to: u64) {
         let (start, end) = (self.start.saturating_mul(1000), self.end().saturating_mul(1000));
         let inside = to.min(end).saturating_sub(from.max(start));
         self.covered = self.covered.saturating_add(inside).min(end - start);
     }
 
-    /// Returns its end in seconds since 1970.
+    /// Returns the end of the bucket in seconds since 1970.
     pub const fn end(&self) -> u64 {
         self.start.saturating_add(self.seconds)
     }
 
-    /// Returns true if readings cover the whole stretch.
+    /// Returns true if readings cover the bucket's time almost completely.
     pub const fn is_whole(&self) -> bool {
         self.covered >= self.seconds.saturating_mul(1000) / 100 * WHOLE_PERCENT
     }

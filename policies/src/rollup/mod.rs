@@ -1,4 +1,4 @@
-//! Compact history of memory: readings of one memory go in, buckets of several widths come out.
+//! Compact history of memory: readings of one kind of memory go in, buckets of several widths come out.
 //!
 //! ```text
 //!  readings   . .. .  .   . .  ..  .      at any time
@@ -12,9 +12,9 @@
 //! | `bucket` | summary of the readings in a stretch of time, and merging of two |
 //! | `pick` | choice of the tier for a range, and reduction to the requested number of points |
 //!
-//! **Output contains only what was added since the last output**, to be merged with the stored bucket of
-//! the same stretch. So a clock that is set back, a restart and a repeated stretch all end in the same
-//! bucket, in any order.
+//! **A returned bucket contains only readings added since the last output**; the caller merges it with the
+//! stored bucket of the same stretch of time. So a clock that is set back, a restart and a repeated stretch
+//! all lead to the same stored bucket, in any order.
 
 mod bucket;
 mod pick;
@@ -26,13 +26,13 @@ use std::time::Duration;
 pub use bucket::{ReadingBucket, RollupContext, RollupReading};
 pub use pick::{PointRange, in_range, reduce_points, tier_for};
 
-/// Covers the longest month and the day before it.
+/// Time kept in the fourth (coarsest) tier: the longest month and the day before it.
 const FOURTH_KEPT_TIME: Duration = Duration::from_secs(32 * 24 * 3600);
-/// Covers the same weekday of the previous week.
+/// Time kept in the third tier: includes the same weekday of the previous week.
 const THIRD_KEPT_TIME: Duration = Duration::from_secs(8 * 24 * 3600);
-/// Covers the same time yesterday, with a margin.
+/// Time kept in the second tier: includes the same time yesterday, with a margin.
 const SECOND_KEPT_TIME: Duration = Duration::from_secs(26 * 3600);
-/// Covers the hour of a live look, and the previous hour for comparison.
+/// Time kept in the first (finest) tier: the present hour, and the previous hour for comparison.
 const FIRST_KEPT_TIME: Duration = Duration::from_secs(2 * 3600);
 
 /// Settings of the history. `defaults.toml`, section `[series]`, gives the reasons.
@@ -48,8 +48,8 @@ pub struct RollupTier {
 }
 
 impl RollupTier {
-    /// Creates a tier of this width for this time; widths below a second count as one, and at least one
-    /// bucket is kept.
+    /// Creates a tier with buckets of this width that keeps this time; a width below a second counts as one
+    /// second, and at least one bucket is kept.
     pub fn new(width: Duration, time: Duration) -> Self {
         let seconds = width.as_secs().max(1);
         Self { seconds, slots: (time.as_secs() / seconds).max(1) }
@@ -65,8 +65,8 @@ impl RollupTier {
         second - second % self.seconds
     }
 
-    /// Returns the ring position of a bucket. Its previous content is older by the whole span, or from a
-    /// time with a wrong clock.
+    /// Returns the position of a bucket in the ring of kept buckets. The bucket stored there before is
+    /// older by the whole kept time, or was written when the clock was wrong.
     pub const fn slot(self, start: u64) -> u64 {
         (start / self.seconds) % self.slots
     }
@@ -82,7 +82,7 @@ pub fn tiers(policy: &SeriesPolicy) -> [RollupTier; 4] {
     ]
 }
 
-/// Collects readings of one memory into buckets.
+/// Collects readings of one kind of memory into buckets.
 #[derive(Clone, Debug)]
 pub struct SeriesRollup {
     tiers: Vec<RollupTier>,
@@ -100,7 +100,7 @@ impl SeriesRollup {
     }
 
     /// Adds a reading. Returns the completed buckets, each with its tier's index. A reading older than the
-    /// previous one comes from a clock that was set back; it counts at its own time.
+    /// previous one is due to a clock that was set back, and is added at its own time.
     pub fn add(&mut self, reading: &RollupReading) -> Vec<(usize, ReadingBucket)> {
         let since = self
             .before
@@ -136,9 +136,9 @@ impl SeriesRollup {
     }
 }
 
-/// Rebuilds the buckets that a coarse tier lacks because its writer was killed. `fine` are the buckets of
-/// the finest tier, `newest` is the time of the last reading in the coarse one, in milliseconds since 1970.
-/// The result is to be merged.
+/// Rebuilds the buckets that a coarse tier lacks because the writing process was killed. `fine` are the
+/// buckets of the finest tier; `newest` is the time of the last reading in the coarse tier, in milliseconds
+/// since 1970. The caller merges the result with the stored buckets.
 pub fn rebuild_missing(tier: RollupTier, newest: u64, fine: &[ReadingBucket]) -> Vec<ReadingBucket> {
     let mut all: Vec<ReadingBucket> = Vec::new();
     for bucket in fine.iter().filter(|bucket| bucket.first_at > newest) {

@@ -1,8 +1,8 @@
-//! Chooses the tier for a range, and reduces its buckets to the requested number of points.
+//! Chooses the tier for a time range, and reduces its buckets to the requested number of points.
 
 use super::{ReadingBucket, RollupTier};
 
-/// A requested range.
+/// A requested time range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointRange {
     /// First second, since 1970.
@@ -14,16 +14,16 @@ pub struct PointRange {
 }
 
 impl PointRange {
-    /// Returns its length in seconds, at least one.
+    /// Returns the length of the range in seconds, at least one.
     pub fn seconds(self) -> u64 {
         self.to.saturating_sub(self.from).max(1)
     }
 }
 
-/// Returns the index of the tier to use: the finest that goes back far enough, else the longest.
+/// Returns the index of the tier to use: the finest tier that goes back far enough, else the last.
 pub fn tier_for(tiers: &[RollupTier], range: PointRange, now: u64) -> usize {
     let back = now.saturating_sub(range.from);
-    // The first bucket may begin before the range, and the last slot is about to be overwritten.
+    // Add one bucket: the first may begin before the range, and the oldest is about to be overwritten.
     let reaches = |tier: &RollupTier| tier.span() >= back.saturating_add(tier.seconds);
     tiers.iter().position(reaches).unwrap_or(tiers.len().saturating_sub(1))
 }
@@ -33,8 +33,8 @@ pub const fn in_range(bucket: &ReadingBucket, range: PointRange) -> bool {
     bucket.start < range.to && bucket.end() > range.from
 }
 
-/// Merges sorted buckets of one width until there are at most `points` of them. The minimum is two: groups
-/// begin at round times, and any range may contain such a time.
+/// Merges sorted buckets of equal width until at most `points` remain, but at least two are allowed: groups
+/// begin at multiples of their width, so any range may contain the boundary of two groups.
 pub fn reduce_points(buckets: &[ReadingBucket], points: usize) -> Vec<ReadingBucket> {
     let points = points.max(2);
     let Some(width) = buckets.first().map(|bucket| bucket.seconds.max(1)) else { return Vec::new() };
@@ -43,7 +43,7 @@ pub fn reduce_points(buckets: &[ReadingBucket], points: usize) -> Vec<ReadingBuc
     }
     let span = buckets.iter().map(|bucket| bucket.start / width);
     let (first, last) = (span.clone().min().unwrap_or(0), span.max().unwrap_or(0));
-    // Reduced by one, because the first and the last group may be partial.
+    // `points` less one, because the first and the last group may both be partial.
     let groups_most = u64::try_from(points).unwrap_or(u64::MAX).saturating_sub(1).max(1);
     let mut step = (last - first + 1).div_ceil(groups_most).max(1);
     loop {

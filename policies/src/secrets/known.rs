@@ -2,12 +2,13 @@
 
 use super::{REDACTED, is_flag, is_random, is_secret};
 
-/// Least length of a flag's value; shorter ones occur within other words.
+/// Least length of a flag's value to be redacted; shorter values occur within other words.
 const SECRET_LENGTH_LEAST: usize = 6;
-/// Least length of a variable's value without both letters and digits: `enabled` is a common word in logs.
+/// Least length of a variable's value that lacks letters or digits: short words such as `enabled` are
+/// common in logs.
 const PLAIN_SECRET_LENGTH_LEAST: usize = 16;
 
-/// Secrets of one process. `Debug` shows none of them.
+/// Secrets of one process. `Debug` prints only their number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct KnownSecrets(Vec<String>);
 
@@ -41,7 +42,7 @@ impl KnownSecrets {
                 all.push(value.to_owned());
             }
         }
-        // A secret may be the prefix of another.
+        // Longest first, because a secret may be the prefix of another.
         all.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         all.dedup();
         Self(all)

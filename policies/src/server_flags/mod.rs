@@ -1,7 +1,6 @@
 //! Parses the flags of a llama-server from its `--help`, and translates renamed flags.
 //!
-//! Pure: the help text in, words out. Builds and forks differ, so only flags listed by the binary count as
-//! known.
+//! Works on the help text only. Builds and forks differ, so only flags that the binary lists count as known.
 
 mod renamed;
 
@@ -9,21 +8,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::renamed::{FlagSpelling, RENAMED_FLAGS, RenamedFlag};
 
-/// Least number of flags in a llama-server's help, which has some two hundred.
+/// Least number of flags that the help of a llama-server lists; usually there are some two hundred.
 const FEWEST_FLAGS: usize = 20;
-/// Largest indentation of a flag. Descriptions are further right, and may begin with a flag, too.
+/// Largest indentation of a flag in the help. Descriptions are indented further, and may begin with a flag,
+/// too.
 const FLAG_INDENT: usize = 20;
-/// Prefix of variables that set flags.
+/// Prefix of environment variables that set flags.
 const VARIABLE_PREFIX: &str = "LLAMA_ARG_";
-/// Text about flags that are listed only to name their replacement. Such a flag ends the process.
+/// Marks flags that the help lists only to name their replacement. With such a flag the server exits.
 const REMOVED_TEXT: &str = "the argument has been removed";
 
 /// All flags listed by a llama-server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlagList {
-    /// Placeholder of each flag's value; empty if it takes none.
+    /// All flags, with the placeholder of the value; empty if the flag takes no value.
     known: BTreeMap<String, String>,
-    /// Refused flags, with the help's text about them.
+    /// Removed flags, with the help's text about each.
     removed: BTreeMap<String, String>,
     /// Environment variables that set a flag; empty if the help names none.
     variables: BTreeSet<String>,
@@ -49,7 +49,7 @@ impl FlagList {
         }
         list.take(entry);
         if list.known.len() < FEWEST_FLAGS {
-            // A fork with another help format: every mentioned flag counts.
+            // A fork may format its help in another way: then count every flag mentioned in the text.
             list.known = mentioned_flags(help).into_iter().map(|flag| (flag, String::new())).collect();
         }
         (list.known.len() >= FEWEST_FLAGS).then_some(list)
@@ -75,11 +75,11 @@ impl FlagList {
         self.known.contains_key(flag) || self.known.contains_key(&normal_flag(flag))
     }
 
-    /// Returns true if an environment variable may have an effect. Only variables for flags are listed;
-    /// others, and all variables if the help names none, count as known.
+    /// Returns true if an environment variable may have an effect. Variables that do not set flags count as
+    /// known; so do all variables if the help names none.
     pub fn knows_variable(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(VARIABLE_PREFIX) else { return true };
-        // Negating variables are not listed next to the positive ones.
+        // The help lists only positive variables, without the negating ones (`LLAMA_ARG_NO_…`).
         let positive = rest.strip_prefix("NO_").map(|rest| format!("{VARIABLE_PREFIX}{rest}"));
         self.variables.is_empty()
             || self.variables.contains(name)
@@ -91,8 +91,8 @@ impl FlagList {
         self.variables.iter().map(String::as_str)
     }
 
-    /// Returns true if a flag accepts this value. All values count as accepted if the help does not list
-    /// them.
+    /// Returns true if a flag accepts this value. If the help does not list a flag's values, all count as
+    /// accepted.
     pub fn takes(&self, flag: &str, word: &str) -> bool {
         let Some(value) = self.known.get(&normal_flag(flag)) else { return false };
         // `N`, `MODE`, `FNAME` are placeholders; `[on|off|auto]` and `{none,layer,row}` list values.
@@ -106,7 +106,7 @@ impl FlagList {
         self.known.keys().map(String::as_str)
     }
 
-    /// Translates renamed flags to the spelling of this binary, and returns the exchanged pairs. Unknown
+    /// Translates renamed flags to the spelling of this binary; also returns the exchanged words. Unknown
     /// words stay unchanged.
     pub fn translate(&self, words: &[String]) -> TranslatedCommand {
         let mut done = TranslatedCommand::default();
@@ -126,8 +126,8 @@ impl FlagList {
         done
     }
 
-    /// Returns this binary's spelling of an unknown flag, and the number of command-line words that it
-    /// replaces.
+    /// Returns this binary's spelling of a flag that it does not know, and the number of command-line words
+    /// that this spelling replaces.
     fn counterpart(&self, word: &str, next: Option<&str>) -> Option<(Vec<String>, usize)> {
         if !is_flag(word) || self.knows(word) {
             return None;
@@ -148,8 +148,8 @@ impl FlagList {
         })
     }
 
-    /// Returns a hint for an unknown flag with another name in this binary: its spelling and first build.
-    /// `next` is the word after it.
+    /// Returns a hint for a flag that has another name in this binary: the other name and its first build.
+    /// `next` is the command-line word after the flag.
     pub fn renamed_hint(&self, word: &str, next: Option<&str>) -> Option<String> {
         if let Some(instead) = self.removed.get(&normal_flag(word)).filter(|instead| !instead.is_empty()) {
             return Some(format!("llama.cpp has removed it: {instead}"));
@@ -174,7 +174,7 @@ impl FlagList {
 pub struct TranslatedCommand {
     /// Words of the command line.
     pub words: Vec<String>,
-    /// Exchanged words: before, after.
+    /// Exchanged words: text before, text after.
     pub exchanged: Vec<(String, String)>,
 }
 
@@ -183,7 +183,7 @@ pub fn normal_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
-/// Returns true for `-c`, `--ctx-size`; not for `-1`, `--` or a hyphen in a text.
+/// Returns true for words such as `-c` and `--ctx-size`, but not for `-1`, `--` or a hyphen in a text.
 pub fn is_flag(word: &str) -> bool {
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'));
     name.is_some_and(|name| {
@@ -199,7 +199,7 @@ fn entry_header(line: &str) -> Option<(Vec<String>, String, String)> {
     if line.len() - text.len() >= FLAG_INDENT || !is_flag(first_word(text)) {
         return None;
     }
-    // In `-c,    --ctx-size N        size of ...`, blanks after a comma are no gap.
+    // The flags end at two blanks, but not after a comma: `-c,    --ctx-size N        size of ...`.
     let gap = text.match_indices("  ").map(|(at, _)| at).find(|at| !text[..*at].trim_end().ends_with(','));
     let (names, about) = text.split_at(gap.unwrap_or(text.len()));
     let (mut flags, mut value) = (Vec::new(), String::new());
@@ -213,7 +213,7 @@ fn entry_header(line: &str) -> Option<(Vec<String>, String, String)> {
     Some((flags, value, about.trim().to_owned()))
 }
 
-/// Returns the variables named by an entry: `(env: LLAMA_ARG_MLOCK)`.
+/// Returns the variables named by a help entry, in the form `(env: LLAMA_ARG_MLOCK)`.
 fn variables_in(text: &str) -> impl Iterator<Item = String> {
     let named = text.split("(env: ").skip(1).filter_map(|rest| rest.split_once(')'));
     named.map(|(name, _)| name.trim().to_owned())

@@ -1,12 +1,12 @@
 //! Renamed flags of llama-server, with the build of each change, from llama.cpp's history. Flags whose old
-//! name is still an alias are included, because old builds do not know the new one.
+//! name is still an alias are included, because old builds do not know the new name.
 
-/// A flag under one of its names.
+/// A name of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagSpelling {
-    /// Spellings; the first known to the binary is used.
+    /// Spellings of the name; the first spelling known to the binary is used.
     pub names: &'static [&'static str],
-    /// Following word that belongs to the name; `None` if the next word is a value, or there is none.
+    /// Word after the flag that belongs to its name; `None` if a value or nothing follows.
     pub value: Option<&'static str>,
 }
 
@@ -19,7 +19,7 @@ pub struct RenamedFlag {
     pub new: FlagSpelling,
     /// Number of the first build with the new name.
     pub since: u32,
-    /// Number of a build without the old name, if it was removed.
+    /// Number of a build that lacks the old name; `None` if it is still an alias.
     pub gone: Option<u32>,
 }
 
@@ -27,13 +27,13 @@ const fn flag_spelling(names: &'static [&'static str]) -> FlagSpelling {
     FlagSpelling { names, value: None }
 }
 
-/// `--load-mode VALUE`, which replaced separate flags.
+/// Describes a flag that was replaced by `--load-mode VALUE`.
 const fn load_mode_flag(old: &'static [&'static str], value: &'static str) -> RenamedFlag {
     let new = FlagSpelling { names: &["--load-mode", "-lm"], value: Some(value) };
     RenamedFlag { old: flag_spelling(old), new, since: 10_105, gone: Some(10_884) }
 }
 
-/// A flag of the draft model, whose old name remains an alias.
+/// Describes a flag of the draft model whose old name remains an alias.
 const fn draft_flag(old: &'static [&'static str], new: &'static [&'static str]) -> RenamedFlag {
     RenamedFlag { old: flag_spelling(old), new: flag_spelling(new), since: 8955, gone: None }
 }

@@ -5,10 +5,10 @@
 //!                     └──────────────< fresh memory <──────────────────────────────────────┘
 //! ```
 //!
-//! Detector, decisions and cooldown are the product's own. [`crate::world`] simulates memory, load and
-//! time; equal seeds give equal runs. Simplifications: all answers take the same time, a process without
-//! memory restarts on its own, requests meanwhile wait, and after a restart in a pause the next request
-//! comes one pause later.
+//! Detector, decisions and cooldown are those of this crate. [`crate::world`] simulates memory, load and
+//! time; equal seeds give equal runs. Simplifications: all answers take the same time; a process without
+//! memory restarts by itself, and requests wait meanwhile; after a restart during a pause between requests,
+//! the next request comes one whole pause later.
 
 mod run;
 #[cfg(test)]
@@ -36,9 +36,9 @@ pub struct SimulationScenario {
     pub device: u64,
     /// Time from spawn to ready.
     pub load_time: Duration,
-    /// Duration of an answer.
+    /// Time that an answer takes.
     pub service: Duration,
-    /// The next process starts before the old one drains. Needs memory for both.
+    /// True if the next process starts before the old one drains, which needs memory for both.
     pub overlap: bool,
     /// Times of the day without requests; [`DayWindows::ALWAYS`] for none.
     pub asleep: DayWindows,
@@ -51,9 +51,9 @@ pub struct SimulationScenario {
 pub enum RestartStrategy<'a> {
     /// No restarts: the process lives until memory is exhausted.
     Nothing,
-    /// A request counter, like `max_requests` in other servers: drain and restart.
+    /// Drain and restart after this many requests, like `max_requests` in other servers.
     Every(u64),
-    /// The product's policy.
+    /// Restart by the recycle policy of this crate.
     Policy(&'a SimulatedPolicy),
 }
 
@@ -81,15 +81,15 @@ pub struct StrategyOutcome {
     pub reasons: Vec<(String, u64)>,
     /// Number of times that memory was exhausted.
     pub out_of_memory: u64,
-    /// Exhaustions caused by a restart: memory did not suffice for the old and the new process.
+    /// Number of exhaustions caused by a restart: memory did not suffice for the old and the new process.
     pub out_of_memory_caused: u64,
-    /// Requests that failed by exhaustion, or were cut by a kill.
+    /// Number of requests that failed because memory was exhausted, or were cut off by a kill.
     pub failed: u64,
     /// Total minutes that requests waited for a process.
     pub waited_minutes: f64,
     /// Number of requests that waited.
     pub waited: u64,
-    /// Permanent cooldown reasons, in words; empty without any.
+    /// Cooldown reasons that only an operator can end, in words; empty if there were none.
     pub held: Vec<String>,
 }
 
@@ -98,14 +98,14 @@ pub struct StrategyOutcome {
 pub struct SimulationReport {
     /// Result without restarts.
     pub nothing: StrategyOutcome,
-    /// Result of a counter tuned with knowledge of the future: half of the requests of the shortest life
-    /// without a policy. `None` if memory was never exhausted, so that there is nothing to tune by.
+    /// Result of a request counter tuned in hindsight: half of the fewest requests after which memory was
+    /// exhausted without a policy. `None` if memory was never exhausted.
     pub counter: Option<StrategyOutcome>,
     /// Result of the policy.
     pub policy: StrategyOutcome,
-    /// Exhaustions without the policy that did not happen with it.
+    /// Number of exhaustions that happened without the policy, but not with it.
     pub avoided: u64,
-    /// Exhaustions caused by the policy.
+    /// Number of exhaustions caused by restarts of the policy.
     pub caused: u64,
 }
 
@@ -114,7 +114,7 @@ pub fn run(scenario: &SimulationScenario, strategy: &RestartStrategy<'_>) -> Str
     run::StrategyRun::new(scenario, strategy).run().0
 }
 
-/// Runs the policy, no policy and a tuned counter. `every` overrides the counter.
+/// Runs the policy, no policy, and a request counter: `every` if given, else tuned in hindsight.
 pub fn compare(
     scenario: &SimulationScenario,
     policy: &SimulatedPolicy,

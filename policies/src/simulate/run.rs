@@ -1,4 +1,4 @@
-//! Runs one strategy in one world: a small supervisor on simulated time.
+//! Runs one strategy in one simulated world: a small supervisor on simulated time.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::sample::{BackendSample, MemoryKind};
 use crate::schedule::{DAY_MINUTES, DayWindows};
 use crate::world::WorldRun;
 
-/// A restart whose success is not yet known: the memory, its bytes before and when fresh, and the limit.
+/// A restart that may turn out futile: kind of memory, bytes before, bytes of a fresh process, and the limit.
 type PendingVerdict = (MemoryKind, u64, Option<u64>, Option<u64>);
 
 pub(super) struct StrategyRun<'a> {
@@ -22,9 +22,9 @@ pub(super) struct StrategyRun<'a> {
     strategy: &'a RestartStrategy<'a>,
     world: WorldRun,
     outcome: StrategyOutcome,
-    /// End of the present gap without a process, in seconds of the world's clock.
+    /// Time on the world's clock, in seconds, until which no process serves.
     down_until: f64,
-    /// Requests of the present process, and the fewest after which one exhausted memory.
+    /// Requests of the present process, and (`shortest`) the fewest after which memory was exhausted.
     lived: u64,
     shortest: Option<u64>,
     ready_at: f64,
@@ -33,7 +33,7 @@ pub(super) struct StrategyRun<'a> {
     pending: Option<RecycleDecision>,
 }
 
-/// The product's state for the simulated backend.
+/// State that the supervisor keeps for the simulated backend.
 struct SimulatedBackend {
     monitor: GrowthMonitor,
     cooldown: RecycleCooldown,
@@ -74,7 +74,7 @@ impl<'a> StrategyRun<'a> {
         }
     }
 
-    /// Also returns the fewest requests after which memory was exhausted.
+    /// Runs the strategy; also returns the fewest requests after which memory was exhausted.
     pub(super) fn run(mut self) -> (StrategyOutcome, Option<u64>) {
         for _ in 0..self.scenario.requests {
             self.sleep();
@@ -90,7 +90,7 @@ impl<'a> StrategyRun<'a> {
         (self.outcome, self.shortest)
     }
 
-    /// Handles times without requests, the best moments for a restart.
+    /// Lets a time of the day without requests pass, during which restarts cost least.
     fn sleep(&mut self) {
         let asleep = &self.scenario.asleep;
         let minute = minute(self.world.clock());
@@ -100,7 +100,7 @@ impl<'a> StrategyRun<'a> {
         let left =
             (1..DAY_MINUTES).find(|ahead| !asleep.is_open((minute + ahead) % DAY_MINUTES)).unwrap_or(0);
         let begun = self.world.clock();
-        // Policy windows open at full minutes, so the policy is asked once a minute.
+        // Windows of the policy open at full minutes, so ask the policy once a minute.
         for _ in 0..left {
             self.world.wait(60.0);
             self.handle_quiet(begun, self.world.clock());
@@ -117,8 +117,8 @@ impl<'a> StrategyRun<'a> {
         if self.world.clock() >= quiet_at {
             match (before, &mut self.mind) {
                 (Some(before), _) => {
-                    // Returns to the quiet moment; after a restart the request comes later, to a fresh
-                    // process.
+                    // Go back to the quiet moment before this request. After a restart, the request comes
+                    // later, to a fresh process.
                     let after = std::mem::replace(&mut self.world, before);
                     self.world.wait(quiet_at - begun);
                     if self.handle_quiet(idle_since, quiet_at) {
@@ -147,7 +147,7 @@ impl<'a> StrategyRun<'a> {
         }
     }
 
-    /// Returns the mean number of requests in flight; at least the present one.
+    /// Returns the mean number of requests in flight, at least one.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
     fn in_flight(&self) -> u32 {
         (self.scenario.world.load.per_second * self.scenario.service.as_secs_f64()).round().max(1.0) as u32
@@ -159,7 +159,7 @@ impl<'a> StrategyRun<'a> {
             || sample.vram.iter().any(|vram| over(MemoryKind::Vram(vram.gpu), self.scenario.device))
     }
 
-    /// Handles exhausted memory: running requests fail, and the process restarts.
+    /// Counts exhausted memory: running requests fail, and the process restarts.
     fn exhaust_memory(&mut self, caused: bool) {
         self.outcome.out_of_memory += 1;
         self.outcome.out_of_memory_caused += u64::from(caused);
@@ -170,7 +170,7 @@ impl<'a> StrategyRun<'a> {
         self.start_fresh(self.scenario.load_time.as_secs_f64());
     }
 
-    /// Starts a fresh process after a gap in seconds.
+    /// Starts a fresh process after `gap` seconds without a process.
     fn start_fresh(&mut self, gap: f64) {
         self.world.restart();
         self.lived = 0;
@@ -182,7 +182,7 @@ impl<'a> StrategyRun<'a> {
         }
     }
 
-    /// Carries out a planned restart. `idle`: nothing is in flight.
+    /// Carries out a planned restart. `idle`: no request is in flight.
     fn restart(&mut self, reason: &str, idle: bool, kill: bool) {
         self.outcome.restarts += 1;
         match self.outcome.reasons.iter_mut().find(|(known, _)| known == reason) {
@@ -216,7 +216,7 @@ impl<'a> StrategyRun<'a> {
         if full { self.exhaust_memory(true) } else { self.start_fresh(0.0) }
     }
 
-    /// Handles an idle moment since `since`. Returns true if a restart took place.
+    /// Handles idle time from `since` to `now`. Returns true if a restart took place.
     fn handle_quiet(&mut self, since: f64, now: f64) -> bool {
         let RestartStrategy::Policy(policy) = self.strategy else { return false };
         let idle = duration(now - since);
@@ -397,7 +397,7 @@ fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }
 
-/// The world begins at midnight.
+/// Returns the minute of the day; the simulated world begins at midnight.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "minutes of the day, 0 to 1439")]
 fn minute(clock: f64) -> u16 {
     ((clock / 60.0).rem_euclid(f64::from(DAY_MINUTES))).floor() as u16 % DAY_MINUTES

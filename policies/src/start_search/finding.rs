@@ -1,4 +1,4 @@
-//! Finding of a search, and its description.
+//! Result of a search for a helpful switch, and its description.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,25 +8,25 @@ use super::StartSwitch;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum StartOutcome {
-    /// The server starts with this switch, and died without it before and after.
+    /// The server starts with this switch, and died without the switch before and after that start.
     Found {
         /// Switch that helps.
         switch: Box<StartSwitch>,
     },
-    /// The server starts with none of the switches.
+    /// None of the switches makes the server start.
     NoSwitch,
-    /// The configured command started, too: the death does not recur every time.
+    /// The configured command also started: the server does not die every time.
     NotEveryTime,
     /// The configured command failed for another reason.
     Otherwise {
         /// Reason, for people.
         why: String,
     },
-    /// The time or the starts were used up, or the search was stopped.
+    /// The limit of time or starts was reached, or the search was stopped.
     GivenUp,
 }
 
-/// A tried switch.
+/// A switch that was tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TriedSwitch {
     /// Words added to the command.
@@ -42,11 +42,11 @@ pub struct TriedSwitch {
 pub struct StartFinding {
     /// Outcome of the search.
     pub outcome: StartOutcome,
-    /// Deaths of the configured command.
+    /// Number of deaths with the configured command.
     pub deaths: u32,
     /// Description of the last death, for people.
     pub death: String,
-    /// Tried switches in order.
+    /// Switches that were tried, in order.
     pub tried: Vec<TriedSwitch>,
 }
 
@@ -59,12 +59,12 @@ impl StartFinding {
         }
     }
 
-    /// Returns true if another search of the same command would find the same.
+    /// Returns true if another search with the same command would have the same result.
     pub const fn is_lasting(&self) -> bool {
         matches!(self.outcome, StartOutcome::Found { .. } | StartOutcome::NoSwitch)
     }
 
-    /// Returns the advice as one sentence without a full stop.
+    /// Returns the advice that follows from the result, as one sentence without a full stop.
     pub fn advice(&self) -> String {
         match &self.outcome {
             StartOutcome::Found { switch } => {
@@ -96,9 +96,10 @@ impl StartFinding {
     }
 }
 
-/// Returns the configuration line for a mitigation of `model`. `configured` lists its present mitigations,
-/// `overruled` words of its `args` that would override it, `words` the words added to the command. `typed`:
-/// the model comes from llama-server's command line instead of a file.
+/// Returns the configuration line that enables the mitigation `item` for `model`. `configured` lists the
+/// model's present mitigations, `overruled` the words of its `args` that would override the mitigation,
+/// `words` the words added to the command. `typed`: the model comes from llama-server's command line
+/// instead of a file.
 pub fn configuration_line(
     model: &str,
     item: &str,

@@ -1,4 +1,4 @@
-//! Search for a switch that starts a server which dies while it loads.
+//! Search for a switch with which a server starts that otherwise dies while it loads.
 //!
 //! ```text
 //!  configured command, until it died often enough ──> each switch alone ── one starts ──> configured command again
@@ -7,9 +7,9 @@
 //!  not every time                                   no switch                             found     not every time
 //! ```
 //!
-//! Starts also fail for other reasons (memory, a file, a flag): such a failure says nothing about a switch,
-//! and for the configured command it ends the search. Pure: the owner starts processes and reports the
-//! results.
+//! Starts also fail for other reasons (memory, a file, a flag). Such a failure says nothing about a switch;
+//! if the configured command fails in this way, the search ends. The owner starts the processes and reports
+//! the results to this module.
 
 mod finding;
 
@@ -22,16 +22,17 @@ pub use self::finding::{StartFinding, StartOutcome, TriedSwitch, configuration_l
 /// Limits of the search. `defaults.toml`, section `[start_search]`, gives the reasons.
 pub type StartSearchPolicy = crate::defaults::StartSearch;
 
-/// An addition to the command line that may help.
+/// An addition to the command line or the environment that may help.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartSwitch {
-    /// Mitigation name as in `mitigations`, such as `no-repack`. Empty: the arguments of `fallback`.
+    /// Mitigation name as in `mitigations`, such as `no-repack`; empty if the switch is the model's
+    /// `fallback`.
     pub item: String,
-    /// Words appended to the command line, so that they take precedence.
+    /// Words appended to the command line; they take precedence because they come last.
     pub args: Vec<String>,
     /// Variables to set.
     pub env: Vec<(String, String)>,
-    /// Only for machines with a GPU, because the binary's backend is unknown.
+    /// The switch makes sense only on a machine with a GPU; set if the binary's GPU support is unknown.
     pub needs_gpu: bool,
     /// Configuration line to add, for people.
     pub line: String,
@@ -46,7 +47,7 @@ impl StartSwitch {
         env.chain(self.args.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns true if the configuration already allows its use: the arguments of `fallback`.
+    /// Returns true if the switch is the model's `fallback`, which the configuration already allows.
     pub fn is_fallback(&self) -> bool {
         self.item.is_empty()
     }
@@ -66,7 +67,7 @@ pub enum StartAttempt {
 /// Next step of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SearchStep {
-    /// Start the configured command, or the command with this switch.
+    /// Start the configured command, with the switch of this index if given.
     Start(Option<usize>),
     /// The search is over.
     Done(StartFinding),
@@ -80,7 +81,7 @@ pub struct StartSearch {
     deaths: u32,
     death: String,
     tried: Vec<TriedSwitch>,
-    /// Switch that started the server, until it is confirmed.
+    /// Switch with which the server started, until the result is confirmed.
     hit: Option<usize>,
     starts: u32,
     outcome: Option<StartOutcome>,
@@ -94,7 +95,7 @@ impl StartSearch {
         Self { policy, switches, deaths, death, tried, hit: None, starts: 0, outcome: None }
     }
 
-    /// Returns the next step, `elapsed` after the start of the search. Repeated calls return the same.
+    /// Returns the next step, `elapsed` after the start of the search. Repeated calls return the same step.
     pub fn next_step(&self, elapsed: Duration) -> SearchStep {
         if let Some(outcome) = &self.outcome {
             return SearchStep::Done(self.finding(outcome.clone()));
@@ -102,7 +103,7 @@ impl StartSearch {
         if self.starts >= self.policy.starts || elapsed >= self.policy.time {
             return SearchStep::Done(self.finding(StartOutcome::GivenUp));
         }
-        // A switch counts only if the death recurs before and after it.
+        // A switch counts as helpful only if the server dies without it before and after.
         if self.deaths < self.policy.deaths || self.hit.is_some() {
             return SearchStep::Start(None);
         }
@@ -112,7 +113,7 @@ impl StartSearch {
         }
     }
 
-    /// Returns a switch of this search.
+    /// Returns the switch of this index.
     pub fn switch(&self, index: usize) -> Option<&StartSwitch> {
         self.switches.get(index)
     }
@@ -142,7 +143,7 @@ impl StartSearch {
         }
     }
 
-    /// Returns the finding so far.
+    /// Returns the result of a search that is stopped now.
     pub fn give_up(&self) -> StartFinding {
         self.finding(self.outcome.clone().unwrap_or(StartOutcome::GivenUp))
     }

@@ -1,4 +1,4 @@
-//! Reproducible random numbers, equal on every machine. Never for secrets.
+//! Reproducible random numbers, equal on every machine. Not suitable for secrets.
 
 /// The generator `SplitMix64` (Steele, Lea, Flood 2014): small, fast, and sufficient for simulated worlds.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl SplitMix {
 
     /// Returns a number from 0 to below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        // The bias is below end / 2^64.
+        // The modulo bias is below end / 2^64.
         self.bits().checked_rem(end).unwrap_or(0)
     }
 

@@ -1,5 +1,5 @@
-//! Formats a line of the access log. Each request has one, so nothing here uses a formatter that can do
-//! more than is needed.
+//! Formats a line of the access log. Each request writes one, so this module formats by hand instead of
+//! with a general, slower formatter.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::Version;
 use warden_gateway::RequestRecord;
 
-/// Writes a line to our log.
+/// Writes a request to llama-warden's log.
 pub(crate) fn log_request(record: &RequestRecord) {
     tracing::info!(
         target: "access",
@@ -36,7 +36,8 @@ pub(crate) fn log_request(record: &RequestRecord) {
     );
 }
 
-/// A line with its end, as text or as a JSON object. Without a level: all lines are of one kind.
+/// Returns a line with its line end, as text or as a JSON object. It has no level, because all lines would
+/// have the same.
 pub(crate) fn format_line(record: &RequestRecord, now: &[u8], json: bool) -> Vec<u8> {
     let mut line = LineWriter { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
     line.write_start(now);
@@ -81,7 +82,7 @@ pub(crate) fn format_line(record: &RequestRecord, now: &[u8], json: bool) -> Vec
     line.finish()
 }
 
-/// Milliseconds, rounded to whole microseconds: more digits are noise.
+/// Converts to milliseconds, rounded to whole microseconds, because more digits are noise.
 fn rounded_ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -124,7 +125,7 @@ impl LineWriter {
         }
     }
 
-    /// A word of ours, or a method, of bounded length: contains nothing to escape.
+    /// Writes a fixed word or a method, which has bounded length and needs no escaping.
     fn write_word(&mut self, name: &str, word: &str) {
         self.write_name(name);
         self.write_quote();
@@ -132,7 +133,7 @@ impl LineWriter {
         self.write_quote();
     }
 
-    /// A quote in JSON, nothing in text.
+    /// Writes a quote in JSON, nothing in text.
     fn write_quote(&mut self) {
         if self.json {
             self.out.push(b'"');

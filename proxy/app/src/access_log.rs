@@ -1,5 +1,5 @@
-//! The access log, one line for each request: part of our log, or a file of its own. The lines have names,
-//! numbers and addresses; never a prompt, an answer or a key.
+//! The access log, one line for each request: part of llama-warden's log, or a separate file. The lines
+//! have names, numbers and addresses; never a prompt, an answer or a key.
 //!
 //! ```text
 //!   log.access = ""       record -> tracing, target `access` -> standard error   (filtered by `log.level`)
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! SIGHUP reopens the file, which may have been renamed. Lines that cannot be written (a full disk) are
-//! counted, reported once in our log, and shown in `status` and metrics.
+//! counted, reported once in llama-warden's log, and shown in `status` and metrics.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -27,9 +27,9 @@ use crate::exit::CommandError;
 use crate::log_writer::{LogWriter, WriteTrouble};
 use crate::sync::lock;
 
-/// The lines have addresses of clients, so they are not readable by everybody.
+/// Mode of the file, which is not readable by everybody, because the lines have addresses of clients.
 const FILE_MODE: u32 = 0o640;
-/// Limit of the last writes of the process, longer than any working disk needs.
+/// Time limit for the last writes before the process ends, longer than any working disk needs.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// Writes the access log. Cheap to clone.
@@ -64,14 +64,14 @@ fn open_file(path: &Path) -> io::Result<File> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AccessLogView {
     pub(crate) path: PathBuf,
-    /// Lines that are missing in the file.
+    /// Number of lines that could not be written.
     pub(crate) lost: u64,
-    /// Why it cannot be written now.
+    /// Error if the file cannot be written at the moment.
     pub(crate) failing: Option<String>,
 }
 
 impl AccessLog {
-    /// Opens the log's own file, if it has one.
+    /// Opens the separate file, if one is configured.
     pub(crate) fn start(path: Option<&Path>, log: &Log) -> Result<Self, CommandError> {
         let Some(path) = path else { return Ok(Self(None)) };
         let failed = |error: io::Error| {
@@ -110,18 +110,18 @@ impl AccessLog {
         Self(None)
     }
 
-    /// Lines that are missing in the file so far.
+    /// Returns the number of lines that could not be written so far.
     pub(crate) fn lost(&self) -> u64 {
         self.0.as_ref().map_or(0, |own| own.writer.lost())
     }
 
-    /// State of the log; `None` if it has no file of its own.
+    /// Returns the state of the log; `None` without a separate file.
     pub(crate) fn view(&self) -> Option<AccessLogView> {
         let own = self.0.as_ref()?;
         Some(AccessLogView { path: own.path.clone(), lost: own.writer.lost(), failing: own.writer.failing() })
     }
 
-    /// Reopens the file. If that fails, the old one stays in use.
+    /// Reopens the file. After a failure, the file opened before stays in use.
     pub(crate) fn reopen(&self) {
         let Some(own) = &self.0 else { return };
         own.writer.flush(FLUSH_LIMIT);
@@ -133,7 +133,7 @@ impl AccessLog {
         }
     }
 
-    /// Waits until everything is written.
+    /// Waits, within a limit, until all lines are written.
     pub(crate) fn flush(&self) {
         if let Some(own) = &self.0 {
             own.writer.flush(FLUSH_LIMIT);
@@ -146,7 +146,7 @@ impl AccessLog {
             None => access_line::log_request(record),
             Some(own) => {
                 let line = access_line::format_line(record, &clock::now_exact(), own.json);
-                // Cannot fail: the queue takes the line, or counts it as lost.
+                // Cannot fail: the queue takes the line, or counts the line as lost.
                 drop(own.writer.clone().write_all(&line));
             }
         }

@@ -1,17 +1,17 @@
-//! Opens files of lines that several instances append to, one after the other.
+//! Opens line-based files to which several instances append, one after the other.
 //!
-//! A process that is killed in the middle of a write leaves half a line. The half line is kept, because it
-//! may be useful. The next program that opens the file ends it, so that no later line becomes a part of it.
+//! A process that is killed in the middle of a write leaves half a line, which is kept, because it may be
+//! useful. The next program that opens the file adds a line end, so that its own first line stays separate.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// Opens a file to append whole lines to; a new one gets this mode.
+/// Opens a file for appending whole lines. A new file gets `mode`.
 ///
 /// # Errors
-/// The file cannot be opened, or its torn line cannot be ended.
+/// The file cannot be opened, or a line end cannot be added to a half line.
 pub(crate) fn open_lines(path: &Path, mode: u32) -> io::Result<File> {
     let mut file = OpenOptions::new().create(true).append(true).mode(mode).open(path)?;
     if ends_torn(path, &file)? {
@@ -20,8 +20,8 @@ pub(crate) fn open_lines(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns true if the last line has no end. A device or a pipe has no last line, and an unreadable file is
-/// left as it is.
+/// Returns whether the last line has no line end. A device or a pipe has no last line, and an unreadable
+/// file is not changed.
 fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
     let facts = file.metadata()?;
     if !facts.is_file() || facts.len() == 0 {

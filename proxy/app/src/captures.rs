@@ -1,5 +1,5 @@
-//! The latest requests of models with `record_requests`, as recorded, that is without their texts. For an
-//! operator who inspects one request; in memory only, and lost when the instance ends.
+//! The latest requests of models with `record_requests`, recorded without their texts. For an
+//! operator who inspects one request. Kept in memory only, and lost when the instance ends.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::sync::lock;
 
-/// Limit of kept requests of all models together.
+/// Most requests kept, of all models together.
 const MAX_CAPTURES: usize = 100;
-/// Limit in bytes of one request; the rest is cut.
+/// Most bytes kept of one request; the rest is cut off.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// Limit in bytes of all requests together.
+/// Most bytes kept of all requests together.
 const MAX_TOTAL_BYTES: usize = 2 << 20;
 
 /// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapturedRequest {
-    /// Its `X-Request-Id`.
+    /// `X-Request-Id` of the request.
     pub(crate) id: String,
     /// A line of JSON with method, path and redacted body, possibly cut.
     pub(crate) line: String,
@@ -37,7 +37,7 @@ struct CaptureQueue {
 }
 
 impl CaptureStore {
-    /// Adds a request; beyond the limits the oldest ones are dropped.
+    /// Adds a request. Beyond the limits the oldest requests are dropped.
     pub(crate) fn add(&self, id: &str, line: &str) {
         let mut end = line.len().min(MAX_LINE_BYTES);
         while !line.is_char_boundary(end) {
@@ -53,18 +53,19 @@ impl CaptureStore {
         }
     }
 
-    /// The latest request with this id, if it is still kept.
+    /// Returns the latest request with this id, if it is still kept.
     pub(crate) fn find(&self, id: &str) -> Option<CapturedRequest> {
         lock(&self.0).requests.iter().rev().find(|one| one.id == id).cloned()
     }
 
-    /// Ids of the kept requests.
+    /// Returns the ids of the kept requests.
     pub(crate) fn ids(&self) -> Vec<String> {
         lock(&self.0).requests.iter().map(|one| one.id.clone()).collect()
     }
 }
 
-/// Bytes counted for one request. The gateway bounds the id, which a client chooses.
+/// Returns the bytes counted for a request. They include the id, which the client chooses and the gateway
+/// bounds.
 fn capture_bytes(one: &CapturedRequest) -> usize {
     one.line.len() + one.id.len()
 }

@@ -1,5 +1,5 @@
-//! Logs the lines of a llama-server that we stand in for exactly as it wrote them, so that programs that
-//! read its log can read ours. All other lines are formatted as usual.
+//! Logs the lines of a llama-server exactly as it wrote them, in drop-in mode, so that programs that read
+//! llama-server's log can read llama-warden's. All other lines are formatted as usual.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Writes the children's lines unchanged, and formats the others with `F`.
+/// Writes the lines of child processes unchanged, and formats all other lines with `F`.
 pub(crate) struct ChildLineFormat<F>(pub(crate) F);
 
 impl<S, N, F> FormatEvent<S, N> for ChildLineFormat<F>

@@ -1,33 +1,34 @@
-//! Wall-clock time, for people: it is printed, and compared only with printed times.
+//! Wall-clock time for display. Such times are printed, and compared only with other printed times.
 
 use std::cell::Cell;
 
 use jiff::Timestamp;
 
-/// Now, RFC 3339 in UTC with seconds.
+/// Returns the current time as RFC 3339 in UTC with seconds.
 pub(crate) fn now_text() -> String {
     let now = Timestamp::now();
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
-/// Milliseconds since 1970 as RFC 3339 in UTC with seconds.
+/// Formats milliseconds since 1970 as RFC 3339 in UTC with seconds.
 pub(crate) fn unix_ms_text(ms: u64) -> String {
     let time = i64::try_from(ms / 1000).ok().and_then(|second| Timestamp::from_second(second).ok());
     time.unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Local time in minutes of the day.
+/// Returns the local time in minutes since midnight.
 pub(crate) fn minute_of_day() -> u16 {
     let now = jiff::Zoned::now();
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0)
 }
 
-/// Now, to compare with printed times.
+/// Returns the current time, for comparison with printed times.
 pub(crate) fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// Now, RFC 3339 in UTC with microseconds, as ASCII. Cheap: each thread formats a second only once.
+/// Returns the current time as RFC 3339 in UTC with microseconds, in ASCII. Cheap, because each thread
+/// formats a second only once.
 pub(crate) fn now_exact() -> [u8; 27] {
     thread_local! {
         static LAST: Cell<(i64, [u8; 27])> = const { Cell::new((i64::MIN, *b"0000-00-00T00:00:00.000000Z")) };
@@ -40,7 +41,7 @@ pub(crate) fn now_exact() -> [u8; 27] {
 }
 
 fn format_micros(now: Timestamp) -> [u8; 27] {
-    // 27 characters until the year 9999.
+    // The text has 27 characters until the year 9999.
     format!("{now:.6}").into_bytes().try_into().unwrap_or(*b"9999-12-31T23:59:59.999999Z")
 }
 

@@ -1,8 +1,8 @@
-//! The file `events.jsonl` of the state directory: events of this and former instances, a line of JSON
-//! each, for `llama-warden history`. Replacements are in the ledger, and so not here.
+//! The file `events.jsonl` of the state directory: events of this and former instances, as lines of JSON, for
+//! `llama-warden history`. Replacements are recorded in the ledger, and therefore not in this file.
 //!
-//! Bounded: a full file becomes `events.jsonl.1` and replaces the previous one. Secrets are not written. A
-//! failure to write is logged once, and its events are missing; nothing else depends on it.
+//! The size is bounded: a full file becomes `events.jsonl.1` and replaces the previous one. Secrets are not
+//! written. A failed write is logged once, and its events are missing; nothing else depends on the file.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -16,15 +16,15 @@ use crate::append;
 
 /// Name of the file in the state directory.
 const FILE_NAME: &str = "events.jsonl";
-/// Name of the previous file.
+/// Name that a full file gets.
 const PREVIOUS_NAME: &str = "events.jsonl.1";
-/// Limit of each file in bytes: some 50,000 events, years of a healthy fleet, days of one that crashes all
-/// the time.
+/// Size limit of each file in bytes: some 50,000 events, which are years of a healthy fleet, or days of a
+/// fleet that crashes all the time.
 const MAX_FILE_BYTES: u64 = 16 << 20;
-/// The file has names of models and output of llama-server, so it is not readable by everybody.
+/// Mode of the file, which has names of models and output of llama-server, and is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
 
-/// The files in a state directory, oldest first.
+/// Returns the paths of the files in a state directory, oldest first.
 pub(crate) fn event_files(state: &Path) -> [PathBuf; 2] {
     [state.join(PREVIOUS_NAME), state.join(FILE_NAME)]
 }
@@ -38,7 +38,7 @@ pub(crate) struct EventsFile {
 }
 
 impl EventsFile {
-    /// The file in a state directory, for the process `pid`.
+    /// Creates the writer of the file in a state directory, for the process `pid`.
     pub(crate) fn new(state: &Path, pid: u32) -> Self {
         Self { state: state.to_owned(), pid, max_bytes: MAX_FILE_BYTES }
     }
@@ -51,7 +51,7 @@ impl EventsFile {
         }
     }
 
-    /// The line of an event; `None` for those that are in the ledger.
+    /// Returns the line of an event; `None` for events that the ledger has.
     fn line(&self, event: &FleetEvent) -> Option<String> {
         let is_there = matches!(
             event.kind,
@@ -73,13 +73,13 @@ impl EventsFile {
         if full {
             self.rotate(&path)?;
         }
-        // Opened each time: another instance with this directory may have renamed it.
+        // Open the file each time, because another instance with this directory may have renamed it.
         let mut file = append::open_lines(&path, FILE_MODE)?;
-        // A single write, so that lines of two instances do not mix.
+        // Write once, so that lines of two instances do not mix.
         file.write_all(line.as_bytes())
     }
 
-    /// Renames the full file over the previous one, if that is one of ours.
+    /// Renames the full file, replacing the previous full file, if that is a file of events.
     fn rotate(&self, path: &Path) -> io::Result<()> {
         let before = self.state.join(PREVIOUS_NAME);
         if before.exists() && !begins_with_an_event(&before) {

@@ -1,4 +1,4 @@
-//! Errors of commands, and their exit codes: the one place that maps errors to codes.
+//! Errors of commands, and their exit codes. No other module maps errors to exit codes.
 //!
 //! | code | meaning |
 //! |---|---|
@@ -18,7 +18,7 @@ use warden_supervisor::{ControlError, FleetError};
 use crate::config::problem::{ConfigProblem, ConfigProblems, error_lines};
 use crate::out;
 
-/// Exit code for configuration and usage.
+/// Exit code for invalid configuration or usage.
 pub(crate) const USAGE_CODE: u8 = 2;
 /// Exit code for a patch set that is refused.
 pub(crate) const REFUSED_CODE: u8 = 3;
@@ -26,14 +26,14 @@ pub(crate) const REFUSED_CODE: u8 = 3;
 pub(crate) const LEAKS_CODE: u8 = 3;
 /// Exit code for a server that crashed under a workload.
 pub(crate) const CRASHES_CODE: u8 = 4;
-/// Exit code for an experiment that was too short for a verdict, or left open whether a memory leaks.
+/// Exit code for an experiment that was too short for a verdict, or did not decide whether memory leaks.
 pub(crate) const UNDECIDED_CODE: u8 = 5;
 /// Exit code after an interrupt, as in shells: 128 plus the number of SIGINT.
 pub(crate) const INTERRUPTED_CODE: u8 = 130;
-/// Exit code for everything else.
+/// Exit code for every other error.
 pub(crate) const FAILURE_CODE: u8 = 1;
 
-/// Why a command failed.
+/// Reasons why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// Invalid configuration.
@@ -45,7 +45,7 @@ pub(crate) enum CommandError {
     /// A valid command that could not be carried out.
     #[error("{message}")]
     Failed {
-        /// The failed action and its object.
+        /// Sentence with the failed action and its object.
         message: String,
         /// The remedy, if there is one.
         hint: Option<String>,
@@ -56,29 +56,29 @@ pub(crate) enum CommandError {
     /// The user interrupted the command.
     #[error("{message}")]
     Interrupted { message: String },
-    /// The output says everything; only the exit code is left.
+    /// The output has already reported everything; only the exit code is left.
     #[error("exit code {code}")]
     Reported { code: u8 },
-    /// The reader of our output has closed it, so nothing can be reported.
+    /// The reader of this program's output has closed it, so nothing can be reported.
     #[error("the output was closed")]
     Pipe,
 }
 
 impl CommandError {
-    /// Interrupted, after all results were shown.
+    /// The command was interrupted, and all results were shown before.
     pub(crate) const INTERRUPTED: Self = Self::Reported { code: INTERRUPTED_CODE };
 
-    /// Invalid usage, with its remedy.
+    /// Creates an error for invalid usage, with its remedy.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: hint.into() }
     }
 
-    /// A failure without a remedy.
+    /// Creates an error without a remedy.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: None }
     }
 
-    /// A failure with its remedy.
+    /// Creates an error with its remedy.
     pub(crate) fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: Some(hint.into()) }
     }
@@ -93,7 +93,7 @@ impl CommandError {
         }
     }
 
-    /// The lines of the report: `error:` and, where there is a remedy, `hint:`.
+    /// Returns the lines of the report: `error:` and, if there is a remedy, `hint:`.
     pub(crate) fn lines(&self) -> Vec<String> {
         match self {
             Self::Config(problems) => problems.lines(),
@@ -109,7 +109,7 @@ impl CommandError {
     /// Reports on standard error and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         for line in self.lines() {
-            // The text may quote the output of a server, or a part of the configuration.
+            // Hide secrets: the text may quote the output of a server, or a part of the configuration.
             out::error_line(&secrets::redact_text(&line));
         }
         ExitCode::from(self.code())
@@ -161,7 +161,8 @@ impl From<warden_patches::PatchError> for CommandError {
     }
 }
 
-/// A panic is a bug of ours: prints one line and how to report it, instead of a stack trace.
+/// Makes a panic, which is a bug of llama-warden, print one line and how to report it instead of a stack
+/// trace.
 pub(crate) fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));

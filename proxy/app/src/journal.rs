@@ -1,5 +1,5 @@
-//! Writes our log to the systemd journal: each event is an entry with its fields (`MODEL=`, `GENERATION=`,
-//! …), so that `journalctl MODEL=chat` and `journalctl -p warning` find it.
+//! Writes llama-warden's log to the systemd journal. Each event is an entry with its own fields (`MODEL=`,
+//! `GENERATION=`, …), so that `journalctl MODEL=chat` and `journalctl -p warning` find it.
 //!
 //! ```text
 //!   event --a line--> [bounded queue of `log_writer`] --> its thread: a datagram for each line --> journald
@@ -7,9 +7,9 @@
 //!                                                                       └─> standard error, `<PRIORITY>text`
 //! ```
 //!
-//! The thread of the log writes here, so no other thread waits for journald. In the queue an entry is one
-//! line: its fields with separators between them, the message last. The format of the datagrams:
-//! <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>.
+//! Only the log's thread writes to the journal, so that no other thread waits for journald. In the queue an
+//! entry is one line: its fields with separators between them, the message last. The format of the
+//! datagrams: <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
@@ -25,12 +25,12 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// Socket of journald.
 const JOURNALD_SOCKET: &str = "/run/systemd/journal/socket";
-/// Separator of fields in a line. [`LINE_SEPARATOR`] replaces a line's end within a value.
+/// Separator of fields in a line. [`LINE_SEPARATOR`] stands for a line end within a value.
 const FIELD_SEPARATOR: char = '\u{1f}';
 const LINE_SEPARATOR: char = '\u{1e}';
-/// Limit of one value in bytes. A datagram has to fit into the buffer of a socket, 208 KiB by default.
+/// Most bytes of one value. A datagram has to fit into the socket's buffer, 208 KiB by default.
 const MAX_VALUE_BYTES: usize = 32 * 1024;
-/// Names with a meaning to journald, or written by ourselves.
+/// Field names that journald interprets, or that this module writes itself.
 const RESERVED_FIELDS: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET", "ERRNO", "DOCUMENTATION"];
 
 /// Sends entries to journald.
@@ -41,8 +41,8 @@ pub(crate) struct JournalWriter {
 }
 
 impl JournalWriter {
-    /// Opens journald's socket, if our standard error is the journal. `stream`: the variable
-    /// `JOURNAL_STREAM`, in which a service manager names what it connected standard error to.
+    /// Opens journald's socket, if standard error is connected to the journal. `stream`: the variable
+    /// `JOURNAL_STREAM`, in which a service manager identifies the file connected to standard error.
     pub(crate) fn from_stderr(stream: Option<&OsStr>) -> Option<Self> {
         let own = rustix::fs::fstat(io::stderr()).ok()?;
         let is_own = stream?.to_str()? == format!("{}:{}", own.st_dev, own.st_ino);
@@ -56,12 +56,12 @@ impl JournalWriter {
 }
 
 impl Write for JournalWriter {
-    /// Takes one line at a time.
+    /// Writes one line per call.
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         let end = lines.iter().position(|&byte| byte == b'\n');
         let line = String::from_utf8_lossy(&lines[..end.unwrap_or(lines.len())]);
         if self.from.send_to(&make_datagram(&line), &self.to).is_err() {
-            // journald is unavailable now, but another program may read our standard error.
+            // journald is unavailable now, but another program may read standard error.
             let (priority, message) = plain_line(&line);
             writeln!(io::stderr().lock(), "<{priority}>{message}")?;
         }
@@ -73,12 +73,12 @@ impl Write for JournalWriter {
     }
 }
 
-/// A datagram of journald's protocol.
+/// Encodes a line as a datagram of journald's protocol.
 fn make_datagram(line: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(line.len() + 64);
     let fields = || line.split(FIELD_SEPARATOR).filter_map(|field| field.split_once('='));
     if !line.contains(FIELD_SEPARATOR) {
-        // A line of the queue itself, without fields.
+        // The log's queue itself wrote this line, which has no fields.
         put_field(&mut out, "PRIORITY", "4");
         put_field(&mut out, "MESSAGE", line);
         return out;
@@ -101,7 +101,7 @@ fn put_field(out: &mut Vec<u8>, name: &str, value: &str) {
     out.push(b'\n');
 }
 
-/// Priority and message of a line.
+/// Returns priority and message of a line.
 fn plain_line(line: &str) -> (&str, String) {
     let value = |name: &str| {
         line.split(FIELD_SEPARATOR)
@@ -141,7 +141,7 @@ where
             "PRIORITY={priority}{FIELD_SEPARATOR}SYSLOG_IDENTIFIER=llama-warden{FIELD_SEPARATOR}TARGET={target}{FIELD_SEPARATOR}"
         )?;
         writer.write_str(&fields.named)?;
-        // The message alone must be understandable.
+        // The message must be understandable without the fields, so append them as text.
         write!(writer, "MESSAGE={target}:")?;
         if !fields.message.is_empty() {
             write!(writer, " {}", fields.message)?;
@@ -155,7 +155,7 @@ struct EventFields {
     message: String,
     /// Fields of the entry.
     named: String,
-    /// The same as text after the message.
+    /// The fields as text, to be appended to the message.
     suffix: String,
 }
 
@@ -183,7 +183,7 @@ impl EventFields {
             .collect();
         if !name.starts_with('_') && !name.starts_with("SYSLOG_") && !RESERVED_FIELDS.contains(&name.as_str())
         {
-            // Lines of children have the shown form, `g7`: as a field it is always a number.
+            // Lines of child processes show a generation as `g7`; the journal's field is always a number.
             let value = if name == "GENERATION" { value.trim_start_matches('g') } else { &value };
             let _infallible = write!(self.named, "{name}={value}{FIELD_SEPARATOR}");
         }

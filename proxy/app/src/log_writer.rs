@@ -1,14 +1,14 @@
-//! Writes log lines to standard error or a file on a thread of its own, so that a reader that stops reading
+//! Writes log lines to standard error or a file on a separate thread, so that a reader that stops reading
 //! delays no request.
 //!
 //! ```text
-//!   any task --push--> [bounded queue] --> thread: gathers for a moment --one write--> standard error
-//!               |  full: counted, and reported when there is room again
+//!   any task --push--> [bounded queue] --> thread: gathers lines for a moment --one write--> standard error
+//!               |  queue full: lines are counted as lost, and reported when there is room again
 //! ```
 //!
-//! Only the first line after a rest wakes the thread. Lines that come while it gathers cost no system call,
-//! so that a line for each request does not slow requests. Lines that cannot be written (a full disk) are
-//! counted, and the owner is notified of the first and of the last one.
+//! Only the first line after a pause wakes the thread. Further lines cost no system call, so that a line
+//! for each request does not slow requests. Lines that cannot be written (a full disk) are counted, and the
+//! owner is notified when that begins and when it ends.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,33 +19,34 @@ use crate::sync::lock;
 use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Time in which lines are gathered: too short for a reader to notice, and thousands of lines go out in one
-/// write.
+/// Time for which lines are gathered: too short for a reader to notice, but long enough to write thousands
+/// of lines at once.
 const GATHER_TIME: Duration = Duration::from_millis(20);
 
-/// Least time between two reports of trouble: a full disk comes and goes with each removed file.
+/// Least time between two reports of failed writes, because a disk may become full and free again in quick
+/// succession.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Bytes that the buffer keeps. A burst may need more, which is freed afterwards.
+/// Size to which the buffer is reduced after a burst.
 const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 
 /// Queues lines and never waits for their reader. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct LogWriter(Arc<LogWriterShared>);
 
-/// Report to the owner.
+/// Report to the owner about failed writes.
 pub(crate) enum WriteTrouble<'a> {
     /// Lines cannot be written any more.
     Began(&'a io::Error),
-    /// Lines can be written again; the number of lines that are missing in all.
+    /// Lines can be written again. Holds the total number of lines lost so far.
     Ended(u64),
 }
 
 struct LogWriterShared {
     capacity: usize,
-    /// Lines that are missing: not queued, or not written.
+    /// Number of lost lines, which were not queued or not written.
     lost: AtomicU64,
-    /// Why lines cannot be written now.
+    /// Error if lines cannot be written at the moment.
     failing: Mutex<Option<String>>,
     queue: Mutex<LineQueue>,
     pushed: Condvar,
@@ -57,11 +58,11 @@ struct LineQueue {
     lines: usize,
     bytes: Vec<u8>,
     lost: u64,
-    /// True if the thread waits for the first line.
+    /// The thread waits for the first line.
     is_idle: bool,
-    /// True if a flush waits.
+    /// A flush is waiting.
     flush_requested: bool,
-    /// True if the thread has taken lines that it has not written yet.
+    /// The thread has taken lines that it has not written yet.
     writing: bool,
 }
 
@@ -72,7 +73,7 @@ impl LogWriterShared {
 }
 
 impl LogWriter {
-    /// Starts the thread, which lives as long as the process. `capacity`: lines that may wait.
+    /// Starts the thread, which lives as long as the process. `capacity`: most lines that may wait.
     pub(crate) fn start(
         capacity: usize,
         out: impl Write + Send + 'static,
@@ -97,17 +98,17 @@ impl LogWriter {
         Ok(Self(shared))
     }
 
-    /// Lines that are missing so far: not queued, or not written.
+    /// Returns the number of lines lost so far, because they were not queued or not written.
     pub(crate) fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// Why lines cannot be written now.
+    /// Returns the error if lines cannot be written at the moment.
     pub(crate) fn failing(&self) -> Option<String> {
         lock(&self.0.failing).clone()
     }
 
-    /// Waits until all lines queued so far are written, or until `timeout`.
+    /// Waits until all lines queued so far are written, but at most for `timeout`.
     pub(crate) fn flush(&self, timeout: Duration) {
         let mut queue = self.0.lock();
         queue.flush_requested = true;
@@ -117,13 +118,13 @@ impl LogWriter {
     }
 }
 
-/// Output of the thread.
+/// Destination to which the thread writes.
 struct LogSink<W, T> {
     out: W,
     tell: T,
-    /// True if the last line was cut short.
+    /// The last line was written only in part.
     torn: bool,
-    /// Time of the last report of trouble.
+    /// Time of the last report of failed writes.
     last_report: Option<Instant>,
 }
 
@@ -153,10 +154,10 @@ impl<W: Write, T: FnMut(WriteTrouble<'_>)> LogSink<W, T> {
         }
     }
 
-    /// Writes all lines; `done` is the number of bytes written if that fails.
+    /// Writes all lines. If that fails, `done` is the number of bytes written.
     fn write_lines(&mut self, lines: &[u8], done: &mut usize) -> io::Result<()> {
         if self.torn {
-            // Ends the half line, so that the next one is not joined to it.
+            // End the half line, so that the next line is not joined to it.
             self.out.write_all(b"\n")?;
             self.torn = false;
         }
@@ -172,7 +173,7 @@ impl<W: Write, T: FnMut(WriteTrouble<'_>)> LogSink<W, T> {
     }
 }
 
-/// Writes the queued lines, or waits for some. `spare` is the buffer that is filled meanwhile.
+/// Writes the queued lines, or waits for some. `spare` is the empty buffer that the queue gets in exchange.
 fn write_next<W: Write, T: FnMut(WriteTrouble<'_>)>(
     shared: &LogWriterShared,
     spare: &mut Vec<u8>,
@@ -207,13 +208,13 @@ fn write_next<W: Write, T: FnMut(WriteTrouble<'_>)>(
 }
 
 impl Write for LogWriter {
-    /// Each call has one line: the formatter writes whole lines.
+    /// Queues one line: the formatter writes a whole line with each call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut queue = self.0.lock();
         if queue.lines < self.0.capacity {
             queue.bytes.extend_from_slice(line);
             queue.lines += 1;
-            // At half of the capacity the thread stops gathering.
+            // If the queue is half full, wake the thread even while it gathers.
             let wakes = std::mem::take(&mut queue.is_idle) || queue.lines == self.0.capacity / 2;
             drop(queue);
             if wakes {

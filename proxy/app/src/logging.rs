@@ -1,8 +1,8 @@
-//! Sets up our own log on standard error: text for people, JSON for programs, or entries of the journal
-//! ([`crate::journal`]).
+//! Sets up llama-warden's log on standard error: text for people, JSON for programs, or entries of the
+//! journal ([`crate::journal`]).
 //!
 //! Targets: `access` has one line per request, `event` one per event of the fleet, `llama_server` the
-//! output of the children; everything else is under the name of its crate.
+//! output of the child processes; all other lines have the name of their crate as the target.
 
 use std::io;
 use std::sync::OnceLock;
@@ -16,34 +16,34 @@ use crate::exit::CommandError;
 use crate::journal::{JournalFormat, JournalWriter};
 use crate::log_writer::LogWriter;
 
-/// Limit of the last flush, longer than any reader needs that still reads.
+/// Time limit of the last flush, longer than any reader needs that still reads.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
-/// Waits until the log is written, but not for a reader that has stopped reading.
+/// Waits until the log is written, within a limit, because its reader may have stopped reading.
 pub(crate) fn flush() {
     if let Some(writer) = WRITER.get() {
         writer.flush(FLUSH_LIMIT);
     }
 }
 
-/// Returns true if the lines of the children are in our log.
+/// Returns whether the log contains the lines of child processes.
 pub(crate) fn shows_children() -> bool {
     tracing::enabled!(target: "llama_server", tracing::Level::INFO)
 }
 
-/// Lines that are missing in our log so far.
+/// Returns the number of lines lost from the log so far.
 pub(crate) fn lost_lines() -> u64 {
     WRITER.get().map_or(0, LogWriter::lost)
 }
 
-/// Starts logging. `bare`: the lines of the child unchanged, if we stand in for it. Only the first call in
-/// a process counts.
+/// Starts logging. `bare`: in drop-in mode, lines of the child process are written unchanged. Only the
+/// first call in a process has an effect.
 pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     let mut filter =
         log_filter(&log.level).map_err(|problem| CommandError::usage(format!("log.level: {problem}"), ""))?;
-    // The supervisor logs raw events, which we log as sentences: once is enough.
+    // Switch off the supervisor's raw events, because this program logs each event as a sentence.
     let silent = ["warden_supervisor::view::event=off"]
         .into_iter()
         .chain((!log.children).then_some("llama_server=off"));
@@ -55,7 +55,7 @@ pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     let is_journal = journal.is_some();
     let out: Box<dyn io::Write + Send> =
         journal.map_or_else(|| Box::new(io::stderr()) as _, |journal| Box::new(journal) as _);
-    // Nothing to report trouble to: if our log cannot be written, only the metrics show it.
+    // Failed writes cannot be reported anywhere else; only the metrics show them.
     let writer = LogWriter::start(log.buffered_lines, out, |_| ())
         .map_err(|problem| CommandError::failed(format!("cannot start the thread of the log: {problem}")))?;
     let builder =
@@ -74,12 +74,12 @@ pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
             builder.try_init()
         }
     };
-    // An error means that logging was started before: that setup stays.
+    // An error means that logging was started before; the earlier setup stays.
     drop(started);
     Ok(())
 }
 
-/// Returns true if lines have colours: on a terminal, unless the variable `NO_COLOR` is set and not empty
+/// Returns whether lines have colours: on a terminal, unless the variable `NO_COLOR` has a non-empty value
 /// (<https://no-color.org>).
 fn use_colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())

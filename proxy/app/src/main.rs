@@ -1,4 +1,4 @@
-//! The program: arguments, exit code, and the main thread.
+//! The program's entry point: arguments, exit code, and the main thread.
 
 use std::process::ExitCode;
 
@@ -32,8 +32,8 @@ mod series;
 mod serve;
 mod sync;
 
-/// The C library's allocator keeps freed memory in pieces too small to give back; docs/performance.md
-/// compares both.
+/// Replaces the C library's allocator, which keeps freed memory in pieces too small to give back to the
+/// system; docs/performance.md compares both allocators.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,9 +1,9 @@
-//! Output of the command line: the only module that prints. Results go to standard output, all else to
+//! Output of the command line: the only module that prints. Results go to standard output, everything else to
 //! standard error.
 //!
-//! A name or a line of a log may come from anywhere: a model's file has texts that llama-server prints. On
-//! a terminal, characters that it would obey instead of showing are replaced; files and programs get the
-//! text unchanged.
+//! A name or a log line may come from anywhere: a model file has texts that llama-server prints. On a
+//! terminal, characters that a terminal would obey instead of showing are replaced; files and programs get
+//! the text unchanged.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -12,12 +12,12 @@ use warden_policies::secrets;
 
 use crate::exit::CommandError;
 
-/// Prints a line of a result. Flushed, because programs wait for it.
+/// Prints a line of a result. The output is flushed, because programs may wait for the line.
 pub(crate) fn print_line(text: &str) -> Result<(), CommandError> {
     print_text(&format!("{text}\n"))
 }
 
-/// Prints text of a result.
+/// Prints text of a result, and flushes the output.
 pub(crate) fn print_text(text: &str) -> Result<(), CommandError> {
     write_raw(&make_safe(text, io::stdout().is_terminal()))
 }
@@ -36,8 +36,8 @@ fn make_safe(text: &str, on_terminal: bool) -> Cow<'_, str> {
     }
 }
 
-/// Control characters of both sets, and those that change the direction of a line so that it looks like
-/// another one.
+/// Returns whether a character is unsafe on a terminal: control characters, and characters that change the
+/// text direction, with which a line can look like another.
 fn is_unsafe(letter: char) -> bool {
     let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || (letter.is_control() && !matches!(letter, '\n' | '\t'))
@@ -48,11 +48,11 @@ pub(crate) fn terminal_safe(line: &str) -> Cow<'_, str> {
     make_safe(line, true)
 }
 
-/// Prints a result that replaces the last one: on a terminal alone on the screen, else after it and an
-/// empty line.
+/// Prints a result that replaces the last one. On a terminal the screen shows only this result; otherwise
+/// it is printed after the last result and an empty line.
 pub(crate) fn refresh_screen(text: &str) -> Result<(), CommandError> {
     if io::stdout().is_terminal() {
-        // Writes from the top, clears each line to its end, and then the rest of the screen: no flicker.
+        // Write from the top, clear each line to its end, and then the rest of the screen, to avoid flicker.
         let text = terminal_safe(text);
         let lines: String = text.lines().flat_map(|line| [line, "\x1b[K\n"]).collect();
         return write_raw(&format!("\x1b[H{lines}\x1b[J"));
@@ -60,7 +60,7 @@ pub(crate) fn refresh_screen(text: &str) -> Result<(), CommandError> {
     print_text(&format!("{text}\n"))
 }
 
-/// Prints a result for programs, without secrets: it may be kept and shared like any other.
+/// Prints a result for programs. Secrets are hidden, because the output may be kept and shared.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CommandError> {
     let shown = serde_json::to_value(value).map(secrets::redact_json);
     let text = shown.and_then(|shown| serde_json::to_string_pretty(&shown));
@@ -69,25 +69,26 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CommandErr
     )
 }
 
-/// Prints a line for people. Errors are ignored: without a reader nothing is lost.
+/// Prints a line for people. Errors are ignored, because nobody reads the output then.
 pub(crate) fn error_line(text: &str) {
     let mut out = io::stderr().lock();
     let text = make_safe(text, out.is_terminal());
     drop(writeln!(out, "{text}"));
 }
 
-/// Prints text for people unchanged: progress on one line. Callers apply [`terminal_safe`] to foreign text.
+/// Prints text for people unchanged, for progress on one line. Callers apply [`terminal_safe`] to foreign
+/// text.
 pub(crate) fn error_text(text: &str) {
     let mut out = io::stderr().lock();
     drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
-/// Returns true if standard error is a terminal.
+/// Returns whether standard error is a terminal.
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// A table with columns as wide as their widest cell; the first row is the head.
+/// Formats a table with columns as wide as their widest cell; the first row is the head.
 pub(crate) fn format_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
@@ -107,7 +108,7 @@ pub(crate) fn format_table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Count and noun: `1 probe`, `2 probes`.
+/// Formats a count with its noun: `1 probe`, `2 probes`.
 pub(crate) fn count_noun(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,5 +1,5 @@
-//! Temporary folders that only our user can enter. The `tempfile` crate leaves the mode to the umask, with
-//! which other users can usually read: files of tools about a server's memory contain prompts.
+//! Temporary folders that only the current user can enter. The `tempfile` crate leaves the mode to the
+//! umask, which usually lets other users read. Files of tools about a server's memory contain prompts.
 
 use std::fs::Permissions;
 use std::io;
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use tempfile::TempDir;
 
-/// Creates a folder of mode 0700 whose name has this prefix.
+/// Creates a folder of mode 0700 whose name begins with `prefix`.
 ///
 /// # Errors
 /// The temporary directory cannot be written to.

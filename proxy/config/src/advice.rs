@@ -1,5 +1,5 @@
-//! Matches the growth of a server's memory and its command with the list of known leaks. Values in, advice
-//! out. Never advises a mitigation that is already in place.
+//! Matches the growth of a server's memory and its command line with the list of known leaks, and gives
+//! advice. A mitigation that is already in place is never advised.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct AdvisedServer {
     pub args: Vec<String>,
     /// Names of the variables in the model's configuration.
     pub variables: Vec<String>,
-    /// Names of variables inherited from llama-warden; models share the list.
+    /// Names of variables inherited from llama-warden; all models share this list.
     pub inherited: Arc<[String]>,
     /// Number of the llama.cpp build, if known.
     pub build: Option<u32>,
@@ -32,9 +32,9 @@ pub struct AdvisedServer {
     pub backend: Option<String>,
     /// Names of active mitigations.
     pub mitigations: Vec<String>,
-    /// States of fixes in its source: needed, superseded, harmful.
+    /// State of each fix in the source of the server's build: needed, superseded, or harmful.
     pub fix_states: Vec<(String, FixStanding)>,
-    /// Active mitigations as displayed, those of the user's own sets with their set.
+    /// Active mitigations as displayed; a mitigation of a user's own patch set is shown with the set's name.
     pub displayed_mitigations: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ pub fn fix_states(facts: Option<&BuildFacts>) -> Vec<(String, FixStanding)> {
     provenance.map(|provenance| provenance.fix_states.clone()).unwrap_or_default()
 }
 
-/// The likeliest leaks for the memories of one process; empty while nothing looks like a leak.
+/// Returns the likeliest leaks for the memory of one process; empty if no memory seems to leak.
 pub fn advise<'a>(
     server: Option<&AdvisedServer>,
     work: WorkDone,
@@ -120,7 +120,7 @@ pub fn advise<'a>(
     all
 }
 
-/// Advice for each model of a fleet, from its worst process. Leaves out models without advice.
+/// Returns advice for each model, based on its worst process. Models without advice are left out.
 pub fn advise_fleet(servers: &AdvisedServers, view: &FleetView) -> BTreeMap<String, Vec<LeakAdvice>> {
     let mut all = BTreeMap::new();
     for model in &view.models {

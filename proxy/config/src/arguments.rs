@@ -1,7 +1,7 @@
 //! Parses the few llama-server flags that llama-warden interprets: listening, model, name, and pools.
 //!
-//! All others pass through unchanged. Like llama-server, takes flags only as separate words (`--port 9000`,
-//! never `--port=9000`), and treats `_` in a long flag as `-`.
+//! All other flags pass through unchanged. As in llama-server, a flag and its value are separate words
+//! (`--port 9000`, never `--port=9000`), and `_` in a long flag counts as `-`.
 
 /// Number of words that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,19 +13,19 @@ enum FlagArity {
 /// Meaning of a listening flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListeningFlag {
-    /// Address, which becomes llama-warden's.
+    /// Address to listen on; llama-warden listens there instead.
     Host,
-    /// Port, which becomes llama-warden's.
+    /// Port to listen on; llama-warden listens there instead.
     Port,
-    /// Without effect on a Unix socket.
+    /// Flag without effect on a Unix socket.
     Ignored,
-    /// Private key of the certificate, which becomes llama-warden's.
+    /// Private key of the TLS certificate; llama-warden uses it instead.
     PrivateKey,
-    /// Certificate, which becomes llama-warden's.
+    /// TLS certificate; llama-warden uses it instead.
     Certificate,
-    /// Path prefix of all routes, which becomes llama-warden's.
+    /// Path prefix of all routes; llama-warden uses it instead.
     Prefix,
-    /// API key, which the process checks itself.
+    /// API key, which the llama-server process checks itself.
     Key,
 }
 
@@ -50,7 +50,7 @@ const SLOTS_FLAGS: [&str; 2] = ["-np", "--parallel"];
 const REMOTE_MODEL_FLAGS: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
-/// Normalises a flag like llama-server.
+/// Normalises a flag as llama-server does: `_` becomes `-` in long flags.
 pub fn normalize_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
@@ -61,25 +61,25 @@ fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
     args.get(at + 1).map(String::as_str)
 }
 
-/// The model file of `-m` or `--model`.
+/// Returns the model file given with `-m` or `--model`.
 pub fn model_path(args: &[String]) -> Option<&str> {
     value_of(args, &MODEL_FLAGS)
 }
 
-/// The remote source of the model, if it is not a file.
+/// Returns the remote source of the model (repository, URL, folder), if one is given instead of a file.
 pub fn remote_model(args: &[String]) -> Option<&str> {
     value_of(args, &REMOTE_MODEL_FLAGS)
 }
 
-/// Names of `--alias`, which takes several with commas.
+/// Returns the names given with `--alias`, which accepts several separated by commas.
 pub fn aliases(args: &[String]) -> Vec<String> {
     let text = value_of(args, &ALIAS_FLAGS).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Adds `--alias` with the model's name, unless there is one. Without it, the process reports the path of
-/// its file in every answer. Skips a router, which is no model, and a name with a comma, which llama-server
-/// would split.
+/// Adds `--alias` with the model's name if the flag is missing, because otherwise the process reports the
+/// path of its file in every answer. Adds none for a router (`--models-dir`), which is no model, and for a
+/// name with a comma, which llama-server would split.
 pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
     let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normalize_flag(word).as_str()));
     let router = value_of(args, &["--models-dir"]).is_some();
@@ -89,39 +89,39 @@ pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
     }
 }
 
-/// Number of slots (`-np`); `None` if it is not given, or left to the server.
+/// Number of slots (`-np`); `None` if the flag is missing, or leaves the number to the server.
 pub fn slots(args: &[String]) -> Option<u32> {
     value_of(args, &SLOTS_FLAGS)?.parse().ok().filter(|slots| *slots > 0)
 }
 
-/// Context size in tokens (`-c`); `None` if it is not given.
+/// Context size in tokens (`-c`); `None` if the flag is missing.
 pub fn context(args: &[String]) -> Option<u64> {
     value_of(args, &CONTEXT_FLAGS)?.parse().ok()
 }
 
-/// Micro-batch size in tokens (`-ub`); `None` if it is not given.
+/// Micro-batch size in tokens (`-ub`); `None` if the flag is missing.
 pub fn ubatch(args: &[String]) -> Option<u64> {
     value_of(args, &UBATCH_FLAGS)?.parse().ok()
 }
 
-/// Seconds without an event until a stream gets a comment (`--sse-ping-interval`); below 1, it gets none.
-/// `None` if it is not given.
+/// Seconds without an event after which a stream gets a comment (`--sse-ping-interval`); with a value below
+/// 1, it gets none. `None` if the flag is missing.
 pub fn ping_interval(args: &[String]) -> Option<i64> {
     value_of(args, &PING_FLAGS)?.parse().ok()
 }
 
-/// Number of HTTP threads (`--threads-http`); `None` if it is not given, or left to the server.
+/// Number of HTTP threads (`--threads-http`); `None` if the flag is missing or has no valid number.
 pub fn http_threads(args: &[String]) -> Option<u32> {
     value_of(args, &HTTP_THREADS_FLAGS)?.parse().ok()
 }
 
-/// Finds the last of these flags, as written with its value. Also returns whether it equals `words` (a flag
-/// and perhaps its value).
+/// Finds the last of the flags `names` in a command line; returns its text with its value, and true if flag
+/// and value equal `words`.
 pub fn find_given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
     let at = args.iter().rposition(|word| names.contains(&normalize_flag(word)))?;
     let value = args.get(at + 1).filter(|next| !next.starts_with('-') || next.parse::<f64>().is_ok());
     let same = match words {
-        // Another spelling of the flag is equal, its opposite is not.
+        // Another spelling of the flag counts as equal, the opposite flag does not.
         [flag] => normalize_flag(&args[at]) == *flag,
         [_, wanted] => value.is_some_and(|value| value == wanted),
         _ => false,
@@ -138,7 +138,7 @@ pub fn first_listening(args: &[String]) -> Option<(&'static str, ListeningFlag)>
     })
 }
 
-/// Arguments for the child, and the removed listening flags.
+/// A command line without its listening flags, and the removed flags.
 pub struct SplitArguments {
     /// Arguments for the child.
     pub args: Vec<String>,
@@ -146,7 +146,7 @@ pub struct SplitArguments {
     pub listening: Vec<(&'static str, String, ListeningFlag)>,
 }
 
-/// Removes the listening flags from a llama-server command line. Keeps API keys, because the child checks
+/// Removes the listening flags from a llama-server command line. API keys are kept, because the child checks
 /// them.
 pub fn split_listening(args: &[String]) -> SplitArguments {
     let mut split = SplitArguments { args: Vec::new(), listening: Vec::new() };

@@ -1,4 +1,4 @@
-//! Finds the keys that differ between two configurations. Compares the parsed trees, so that no key can be
+//! Finds the keys that differ between two configurations. The parsed trees are compared, so no key can be
 //! forgotten.
 
 use figment::value::{Dict, Value};
@@ -9,10 +9,10 @@ use super::source::layers::LoadedConfig;
 /// Differences between two configurations.
 #[derive(Debug, Default)]
 pub struct ConfigChanges {
-    /// Changed keys, without their values, which may be secrets. Keys of a model carry its name, unless a
-    /// change of the defaults explains them.
+    /// Changed keys, without their values, which may be secrets. A key of a model is given with the model's
+    /// name; it is left out if a change of `defaults` explains it.
     pub keys: Vec<String>,
-    /// Changed models that are in both configurations.
+    /// Models that are in both configurations and have changed.
     pub models: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ fn compare_tables(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec
     names.dedup();
     for name in names {
         path.push(name.clone());
-        // Compare a table that only one side has with an empty one, so that its keys are named.
+        // If only one side has a table, compare that with an empty table, so that its keys are listed.
         match (old.get(name), new.get(name)) {
             (Some(Value::Dict(_, old)), Some(Value::Dict(_, new))) => compare_tables(path, old, new, keys),
             (Some(Value::Dict(_, old)), None) => compare_tables(path, old, &Dict::new(), keys),

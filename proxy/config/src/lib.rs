@@ -12,10 +12,10 @@
 //!                      Resolved                      settings of fleet, gateway and admin
 //! ```
 //!
-//! | folder | job |
+//! | folder | task |
 //! |---|---|
 //! | `source` | reads file, variables and flags into one tree of values with their sources |
-//! | `schema` | defines keys and their types; validates, publishes and documents them |
+//! | `schema` | defines keys and their types; validates a configuration; publishes and documents the keys |
 //! | `resolve` | resolves values on this machine: binaries, keys, certificates, mitigations, contradictions |
 
 pub mod advice;

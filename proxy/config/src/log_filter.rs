@@ -1,4 +1,4 @@
-//! Parses the level or filter of the log, before anything is logged with it.
+//! Parses the level or filter of the log before logging starts.
 
 use tracing_subscriber::EnvFilter;
 

@@ -9,17 +9,17 @@ use warden_policies::ByteSize;
 /// Facts about this machine and process that a configuration depends on.
 #[derive(Clone, Debug)]
 pub struct HostMachine {
-    /// Usable memory: the machine's, or the container's limit.
+    /// Usable memory: that of the machine, or the limit of the container.
     pub memory: ByteSize,
     /// User id of this process.
     pub uid: u32,
-    /// PID of this instance, a part of the default runtime directory.
+    /// PID of this process, which is a part of the default runtime directory.
     pub pid: u32,
-    /// Own executable, so that it is never mistaken for a llama-server.
+    /// Executable of this process, so that it is never mistaken for a llama-server.
     pub exe: Option<PathBuf>,
     /// Working directory.
     pub cwd: PathBuf,
-    /// Home directory from the system's user database, for the case that `HOME` is not set.
+    /// Home directory from the system's user database, used if `HOME` is not set.
     pub listed_home: Option<PathBuf>,
     /// Environment variables.
     pub env: Vec<(OsString, OsString)>,
@@ -42,7 +42,7 @@ impl HostMachine {
         }
     }
 
-    /// Value of a variable, unless it is empty.
+    /// Value of a variable; `None` if the variable is unset or empty.
     pub fn var(&self, name: &str) -> Option<&OsString> {
         self.env.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| value)
     }
@@ -55,8 +55,8 @@ impl HostMachine {
         self.env.iter().filter_map(text).collect()
     }
 
-    /// Home directory: `HOME`, else the user database. Ignores `/`, which the database lists for services
-    /// without a home.
+    /// Home directory: `HOME`, else the entry in the user database; an entry `/`, which services without a
+    /// home have, is ignored.
     pub fn home(&self) -> Option<PathBuf> {
         let listed = || self.listed_home.clone().filter(|home| home.is_absolute() && *home != Path::new("/"));
         self.var("HOME").map(PathBuf::from).or_else(listed)
@@ -65,7 +65,7 @@ impl HostMachine {
     /// A directory of the XDG base directory specification, or its default below the home directory; `None`
     /// without a home.
     fn xdg(&self, variable: &str, under_home: &str) -> Option<PathBuf> {
-        // The specification: a relative path in these variables is invalid and ignored.
+        // By the specification, a relative path in these variables is invalid and must be ignored.
         let base = self.var(variable).map(PathBuf::from).filter(|path| path.is_absolute());
         Some(base.or_else(|| Some(self.home()?.join(under_home)))?.join("llama-warden"))
     }
@@ -75,12 +75,12 @@ impl HostMachine {
         self.xdg("XDG_CONFIG_HOME", ".config")
     }
 
-    /// Default directory of ledger and instances.
+    /// Default directory for the ledger and for data of instances.
     pub fn state_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_STATE_HOME", ".local/state")
     }
 
-    /// Default folder for builds, without `paths.data_dir`.
+    /// Default directory for builds, used if `paths.data_dir` is not set.
     pub fn data_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_DATA_HOME", ".local/share")
     }
@@ -90,11 +90,11 @@ impl HostMachine {
         self.xdg("XDG_CACHE_HOME", ".cache")
     }
 
-    /// Parent of the private directory for sockets. Short, because the path of a Unix socket has at most
-    /// 107 bytes.
+    /// Directory in which the private directory for sockets is created. Its path is short, because the path
+    /// of a Unix socket has at most 107 bytes.
     pub fn runtime_base(&self) -> PathBuf {
-        // The specification requires that its user owns it. After `su` it may still be that of the previous
-        // user.
+        // The specification requires that the user owns this directory. After `su` the variable may still
+        // name the directory of the previous user.
         let usable = |path: &PathBuf| {
             let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir);
             facts.is_some_and(|facts| facts.uid() == self.uid || facts.uid() == 0)
@@ -105,13 +105,13 @@ impl HostMachine {
         }
     }
 
-    /// Parent of the private directory without `XDG_RUNTIME_DIR`.
+    /// Directory in which the private directory is created if `XDG_RUNTIME_DIR` is not usable.
     pub fn temporary_base(&self) -> PathBuf {
         PathBuf::from(format!("/tmp/llama-warden-{}", self.uid))
     }
 
-    /// Directories in which instances of this user and the service of this machine register themselves,
-    /// independent of their configured directories. This process writes to the first.
+    /// Directories in which instances of this user and the system service register themselves, whatever
+    /// directories they are configured with. This process writes to the first of these.
     pub fn registration_dirs(&self) -> Vec<PathBuf> {
         let all = [
             self.runtime_base(),
@@ -128,7 +128,7 @@ impl HostMachine {
         places
     }
 
-    /// Finds a program in PATH. Skips the own executable, under whatever name it is installed.
+    /// Finds a program in PATH, but never this process's own executable, under whatever name it is installed.
     pub fn find_in_path(&self, program: &str) -> Option<PathBuf> {
         let dirs: Vec<PathBuf> = std::env::split_paths(self.var("PATH")?).collect();
         let mut candidates = dirs.into_iter().map(|dir| dir.join(program));
@@ -136,7 +136,7 @@ impl HostMachine {
     }
 }
 
-/// Returns whether a path is a file that this process may execute.
+/// Returns true if a path is a file that this process may execute.
 pub fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
 }

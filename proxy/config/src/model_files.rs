@@ -1,4 +1,5 @@
-//! A cache of parsed model files: reloads, plans and model folders read the same files repeatedly.
+//! A cache of parsed model files, because reloads, memory plans and model folders read the same files
+//! repeatedly.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -13,13 +14,13 @@ pub type ModelFileStamp = (u64, Option<SystemTime>);
 
 /// The facts from a model file that llama-warden uses.
 pub struct ModelFile {
-    /// Texts by key, without long ones.
+    /// Text values of the metadata by key, without long ones.
     pub texts: BTreeMap<String, String>,
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub architecture: String,
-    /// The file has tensors. A file with only a vocabulary has none.
+    /// True if the file has tensors; a file with only a vocabulary has none.
     pub has_tensors: bool,
-    /// Shape for memory needs, or the reason why it is unknown.
+    /// Dimensions that determine memory needs, or the reason why they are unknown.
     pub shape: Result<ModelShape, String>,
 }
 
@@ -41,10 +42,10 @@ type ModelFileCache = HashMap<PathBuf, (ModelFileStamp, Arc<ModelFile>)>;
 
 static MODEL_FILE_CACHE: LazyLock<Mutex<ModelFileCache>> = LazyLock::new(Mutex::default);
 
-/// Maximum number of cached files, above the size of any model folder.
+/// Maximum number of cached files; more than any model folder has.
 const MAX_CACHED_FILES: usize = 4096;
 
-/// Stamp of a file, which changes with its content.
+/// Returns size and modification time of a file, by which a change of its content is recognised.
 pub fn file_stamp(path: &Path) -> Option<ModelFileStamp> {
     let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((facts.len(), facts.modified().ok()))
@@ -53,7 +54,7 @@ pub fn file_stamp(path: &Path) -> Option<ModelFileStamp> {
 /// Reads a model file, or takes it from the cache.
 ///
 /// # Errors
-/// The file cannot be read, or is no GGUF.
+/// The file cannot be read, or is not a GGUF file.
 pub fn read_model_file(path: &Path) -> Result<Arc<ModelFile>, String> {
     let stamp = file_stamp(path);
     let known = || MODEL_FILE_CACHE.lock().unwrap_or_else(PoisonError::into_inner);

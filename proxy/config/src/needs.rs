@@ -24,13 +24,13 @@ use super::{arguments, model_files};
 
 /// Variable that selects the visible NVIDIA GPUs.
 const CUDA_DEVICES_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
-/// Variables that select visible GPUs.
+/// Environment variables that select visible GPUs.
 const VISIBLE_DEVICES_VARIABLES: [&str; 4] =
     [CUDA_DEVICES_VARIABLE, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
 
-/// Facts about a model before it is loaded.
+/// Facts about a model's memory before the model is loaded.
 pub struct ModelMemoryNeeds {
-    /// Sizes and layers from the file.
+    /// Sizes and layers from the model file.
     pub shape: ModelShape,
     /// Settings from command line and environment.
     pub settings: ServerRun,
@@ -40,11 +40,11 @@ pub struct ModelMemoryNeeds {
     pub needs: MemoryNeeds,
     /// The llama-server build that runs the model.
     pub server: ServerBuild,
-    /// Memory that fills up later, on top of `needs`.
+    /// Memory that fills up while the server runs, in addition to `needs`.
     pub later_memory: LaterMemory,
 }
 
-/// Returns whether a build supports no GPU. Assumes GPU support for a build without provenance.
+/// Returns true if a build supports no GPU. A build without provenance is assumed to support GPUs.
 pub fn is_for_cpu(build: Option<&BuildFacts>) -> bool {
     backend(build) == Some("cpu")
 }
@@ -54,7 +54,7 @@ fn backend(build: Option<&BuildFacts>) -> Option<&str> {
     Some(build?.provenance.as_ref()?.backend.as_str())
 }
 
-/// Facts about a build on which its memory depends.
+/// Returns the facts about a build that determine its memory needs.
 pub fn server_build(build: Option<&BuildFacts>, has_gpu: bool) -> ServerBuild {
     // HIP and MUSA compile the sources of the CUDA backend.
     let is_cuda = backend(build).is_none_or(|backend| ["cuda", "hip", "musa"].contains(&backend));
@@ -90,7 +90,7 @@ impl ModelMemoryNeeds {
         Ok(Self { shape, settings: run, projector, needs, server, later_memory: later })
     }
 
-    /// GPUs that the command names, if any, and whether the model may be split across several.
+    /// Returns the GPUs named in the command, if any, and true if the model may be split over several GPUs.
     pub fn gpus(&self) -> (Vec<usize>, bool) {
         let one_only = self.settings.split.as_deref() == Some("none");
         let shares = self.settings.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
@@ -102,7 +102,7 @@ impl ModelMemoryNeeds {
     }
 }
 
-/// The model file, from flag or variable.
+/// Returns the model file named by a flag, else by a variable.
 fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
     let told = arguments::model_path(args).or_else(|| env.get("LLAMA_ARG_MODEL").map(String::as_str));
     told.map(PathBuf::from).ok_or_else(|| {
@@ -110,8 +110,8 @@ fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf
     })
 }
 
-/// Sets the needs of each model, as far as they are known. If a GPU does not report its memory, models that
-/// may run on GPUs stay unknown.
+/// Sets the needs of each model as far as they are known. If a GPU does not report its memory, the needs of
+/// models that may run on GPUs stay unknown.
 pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     let gpus = GpuSensors::open();
     let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
@@ -120,7 +120,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     let inherited: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     let mut of_server = inherited.clone();
     of_server.retain(|name, _| name.starts_with("LLAMA_ARG_"));
-    // Only for NVIDIA GPUs can llama-warden restrict the GPUs that a process sees.
+    // llama-warden can restrict the visible GPUs of a process only for NVIDIA GPUs.
     let nvidia = own().all(|gpu| gpu.vendor == GpuVendor::Nvidia);
     let room = left_for_models(machine.memory.0, &own_memory(&gpus), &resolved.fleet.loading);
     let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
@@ -136,7 +136,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
             continue;
         }
         let seen = visible_gpus(&env, gpus.devices());
-        // Restrict a process within the GPUs that all processes see, but not if its own settings name GPUs.
+        // Restrict the process to some of the GPUs that all processes see, unless its own settings name GPUs.
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());
@@ -144,12 +144,12 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
         if says && named.is_empty() && spec.loading.gpus.is_empty() {
-            // Skip it: its command or environment selects devices in terms that are not understood here.
+            // Skip the model: its command or environment selects devices in a form that is not parsed here.
             continue;
         }
         spec.choose_gpus = nvidia && !says && named.is_empty() && !is_own;
         if spec.loading.gpus.is_empty() {
-            // GPU numbers in a command count the visible GPUs.
+            // A GPU number in a command is an index into the visible GPUs.
             spec.loading.gpus = match seen {
                 Some(seen) if named.is_empty() => seen,
                 Some(seen) => named.iter().filter_map(|number| seen.get(*number).copied()).collect(),
@@ -181,7 +181,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     }
 }
 
-/// Warns of budgets that are too small, judged by the recorded memory of the model's processes.
+/// Returns warnings about budgets that are too small for the recorded memory of the model's processes.
 fn small_budget_warnings(
     spec: &ModelSpec,
     seen: &[HeldMemory],
@@ -195,12 +195,12 @@ fn small_budget_warnings(
     found.into_iter().map(problem).collect()
 }
 
-/// Memory in bytes of each GPU that has its own memory and reports its size.
+/// Returns the memory in bytes of each GPU that has separate memory and reports its size.
 pub fn own_memory(gpus: &GpuSensors) -> Vec<u64> {
     gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
 }
 
-/// Memory available to models on a machine.
+/// Returns the memory of a machine that models may use.
 pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::LoadingConfig) -> Room {
     Room {
         host: numbers.left_of_host(host),
@@ -224,8 +224,8 @@ pub fn misfit_text(misfit: &FitError) -> String {
     }
 }
 
-/// Warns of impossible wishes: a model that is too large, or pinned models that do not fit together. They
-/// are started all the same, because the computed needs may be wrong.
+/// Returns warnings about a model that is too large, and about pinned models that do not fit together. Such
+/// models are started all the same, because the computed needs may be wrong.
 fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<ConfigProblem> {
     let wanted: Vec<(PlacementRequest, &ModelSpec)> = fleet
         .models
@@ -276,7 +276,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
     for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.companions.is_empty()) {
         let company = wanted.iter().filter(|(_, other)| spec.loading.companions.contains(&other.name));
         let all: Vec<&PlacementRequest> = company.map(|(other, _)| other).chain([one]).collect();
-        // The loop above has already reported each model that does not fit alone.
+        // The loop above has already reported models that are too large by themselves.
         if all.iter().any(|one| book::fit_models(room, &[*one]).is_err()) {
             continue;
         }
@@ -297,7 +297,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
     problems
 }
 
-/// Flags that select devices, with the corresponding variable.
+/// Flags that select devices, each with the corresponding variable.
 const DEVICE_FLAGS: [(&[&str], &str); 4] = [
     (&["-dev", "--device"], "LLAMA_ARG_DEVICE"),
     (&["-mg", "--main-gpu"], "LLAMA_ARG_MAIN_GPU"),
@@ -305,9 +305,9 @@ const DEVICE_FLAGS: [(&[&str], &str); 4] = [
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
 ];
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` allows, if its value is understood. Accepts prefixes of UUIDs.
-/// Accepts numbers if CUDA and the driver number the GPUs equally, because all are alike or a variable sets
-/// the order.
+/// Returns the GPUs that `CUDA_VISIBLE_DEVICES` allows, or `None` if its value cannot be interpreted.
+/// Prefixes of UUIDs are accepted. Numbers are accepted if CUDA and the driver number the GPUs equally,
+/// because all GPUs are alike or a variable sets the order.
 fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Vec<usize>> {
     let words = env.get(CUDA_DEVICES_VARIABLE)?;
     let nvidia: Vec<&GpuDevice> = gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();
@@ -316,7 +316,7 @@ fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Ve
     let one = |word: &str| {
         let gpu = match word.parse::<usize>() {
             Ok(number) if by_place => *nvidia.get(number)?,
-            // A unique prefix of a name suffices.
+            // A unique prefix of a GPU's UUID suffices.
             Err(_) if word.len() > 4 => {
                 let mut named =
                     nvidia.iter().filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(word)));
@@ -329,8 +329,8 @@ fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Ve
     words.split(',').map(str::trim).map(one).collect()
 }
 
-/// Returns whether a command or its environment selects devices. `seen` means that `CUDA_VISIBLE_DEVICES`
-/// is understood.
+/// Returns true if a command or its environment selects devices. With `seen`, the value of
+/// `CUDA_VISIBLE_DEVICES` could be interpreted and does not count.
 fn selects_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
     let sees_some = VISIBLE_DEVICES_VARIABLES
         .iter()

@@ -1,5 +1,5 @@
-//! Reads a file with only the keys of a model's `policy`, for `llama-warden policy`. Uses the schema and
-//! defaults of the configuration.
+//! Reads a file that contains only the keys of a model's `policy`, for `llama-warden policy`. Schema and
+//! defaults are those of the configuration.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use super::schema::validate::validate_as;
 use super::source::layers::{ConfigSources, MergedTable, file_layer, last_place, load_config, type_problem};
 use super::source::tree::ConfigValue;
 
-/// Reads a file with the keys of one model's `policy`, over the compiled-in defaults. Also accepts a file
-/// with a single table `[policy]`.
+/// Reads a file with the keys of one model's `policy`; missing keys get the compiled-in defaults. A file
+/// with a single table `[policy]` is accepted, too.
 ///
 /// # Errors
 /// The file cannot be read, or a key in it is wrong.

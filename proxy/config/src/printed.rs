@@ -1,12 +1,13 @@
-//! Documentation pages with tables that tests generate. Each table is between a mark of its own and
-//! [`TABLE_END_MARK`]. A test compares it with the generated text, or replaces it with `WARDEN_RENEW_DOCS=1`.
+//! Documentation pages with generated tables. Each table stands between its own mark and
+//! [`TABLE_END_MARK`]. A test compares it with the generated text, or, with `WARDEN_RENEW_DOCS=1`, replaces
+//! it.
 
 use std::path::Path;
 
-/// Mark behind each table.
+/// Mark at the end of each table.
 pub use crate::schema::markdown::TABLE_END_MARK;
 
-/// Replaces tables in a page. Each table comes with the mark before it, and includes both marks.
+/// Replaces tables in a page. Each table is given with its start mark, and its text includes both marks.
 ///
 /// # Errors
 /// A mark is missing.
@@ -26,8 +27,8 @@ pub fn replace_tables(
     Ok(page)
 }
 
-/// Compares the page `docs/NAME` with the generated tables. With `WARDEN_RENEW_DOCS` set, writes them
-/// instead.
+/// Compares the page `docs/NAME` with the generated tables; if `WARDEN_RENEW_DOCS` is set, replaces the
+/// tables instead.
 ///
 /// # Errors
 /// The page cannot be read or written, lacks a mark, or differs; the message quotes the first differing line.

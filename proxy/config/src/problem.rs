@@ -1,4 +1,4 @@
-//! Problems of a configuration: place, message and hint. All problems of a file are reported together.
+//! Problems of a configuration: source, message and hint. All problems of a file are reported together.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 /// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigPlace {
-    /// In a file.
+    /// The value is in a file.
     File {
         /// Path of the file.
         path: PathBuf,
         /// Line, from 1; 0 if unknown.
         line: usize,
     },
-    /// In an environment variable.
+    /// The value is in this environment variable.
     Env(String),
-    /// On the command line: a flag, or the flags of llama-server.
+    /// The value is on the command line: in a flag of llama-warden, or in the flags of llama-server.
     Flag(String),
-    /// Compiled in.
+    /// The value is a compiled-in default.
     Default,
-    /// No source: something is missing.
+    /// There is no source, because something is missing.
     Nowhere,
 }
 
 impl ConfigPlace {
-    /// The place of a byte in a file.
+    /// Returns the line of a file that contains the byte at this offset.
     pub fn in_file(path: &Path, text: &str, byte: Option<usize>) -> Self {
         let line =
             byte.and_then(|byte| text.get(..byte)).map_or(0, |before| before.matches('\n').count() + 1);
@@ -48,11 +48,11 @@ impl fmt::Display for ConfigPlace {
 /// A problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
-    /// Place of the faulty value.
+    /// Source of the faulty value.
     pub place: ConfigPlace,
     /// Description, in a sentence.
     pub message: String,
-    /// Advice.
+    /// Advice, if any.
     pub hint: Option<String>,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for ConfigProblem {
     }
 }
 
-/// All problems; never empty.
+/// All problems of a configuration; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
 pub struct ConfigProblems(pub Vec<ConfigProblem>);
@@ -101,7 +101,7 @@ impl From<ConfigProblem> for ConfigProblems {
     }
 }
 
-/// Similarity of two words, from 0 to 1. A single typing error counts little, however short the words are.
+/// Returns the similarity of two words, from 0 to 1. A single typing error counts little even in short words.
 pub fn similarity(one: &str, other: &str) -> f64 {
     let alike = strsim::jaro_winkler(one, other);
     if strsim::osa_distance(one, other) == 1 { alike.max(0.95) } else { alike }

@@ -1,7 +1,7 @@
-//! Prints the effective configuration as TOML, each value with its source.
+//! Prints the effective configuration as TOML, with the source of each value.
 //!
-//! With revealed secrets, the output is an equivalent configuration file. Secrets are shown only on
-//! request, because operators share this text.
+//! If secrets are included, the output is an equivalent configuration file. Secrets are included only on
+//! request, because operators share this output.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::resolve::mitigations::explain_mitigations;
 use super::schema::compiled_in;
 use super::source::layers::LoadedConfig;
 
-/// Order of the sections, most important first. Those about models come last.
+/// Order of the printed sections, most important first; sections about models come last.
 const SECTION_ORDER: [&str; 17] = [
     "server",
     "admin",
@@ -36,18 +36,18 @@ const SECTION_ORDER: [&str; 17] = [
     "models",
 ];
 
-/// The configuration kept for display.
+/// The configuration that is kept to be displayed.
 #[derive(Clone)]
 pub struct DisplayedConfig {
     /// Configuration as written.
     pub loaded: Arc<LoadedConfig>,
-    /// Machine on which it was read.
+    /// Facts about the machine on which the configuration was read.
     pub machine: Arc<HostMachine>,
     /// Changed sections that take effect at the next start of llama-warden.
     pub pending: Vec<&'static str>,
 }
 
-/// Omits the configuration, which contains secrets.
+/// Prints only the pending sections, because the configuration contains secrets.
 impl std::fmt::Debug for DisplayedConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Kept({:?})", self.pending)
@@ -61,7 +61,7 @@ impl DisplayedConfig {
     }
 }
 
-/// Prints the whole configuration; `reveal` includes secrets.
+/// Prints the whole configuration; with `reveal`, including secrets.
 pub fn print_config(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) -> String {
     let mut text = String::new();
     let shown = ConfigPrinter { loaded, reveal };
@@ -90,8 +90,8 @@ pub fn print_config(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) 
     text
 }
 
-/// Prints the effective directories, configured or default. The default socket directory is that of this
-/// instance.
+/// Prints the directories in effect, configured or default. If the socket directory is not configured, the
+/// directory of this instance is printed.
 fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) {
     text.push_str("\n[paths]\n");
     let Ok(dirs) = loaded.dirs(machine) else {
@@ -101,7 +101,7 @@ fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) 
     let configured = loaded.settings.paths.runtime_dir.is_some();
     for (key, dir) in [
         ("state_dir", dirs.state),
-        // Print the configured parent, in which each instance creates its own directory.
+        // Print the configured directory itself, in which each instance creates a directory of its own.
         ("runtime_dir", if configured { dirs.runtime_base } else { dirs.runtime }),
         ("data_dir", dirs.data),
         ("cache_dir", dirs.cache),
@@ -128,7 +128,7 @@ fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) 
     }
 }
 
-/// Prints the compiled-in numbers that are set.
+/// Prints the compiled-in numbers that the configuration sets.
 fn print_internal(text: &mut String, loaded: &LoadedConfig) {
     let mut last = "";
     for (section, home, name) in compiled_in::settable_numbers() {
@@ -144,7 +144,7 @@ fn print_internal(text: &mut String, loaded: &LoadedConfig) {
     }
 }
 
-/// The configuration to print, with the treatment of secrets.
+/// A configuration to print; secrets are included only with `reveal`.
 struct ConfigPrinter<'a> {
     loaded: &'a LoadedConfig,
     reveal: bool,
@@ -155,7 +155,7 @@ impl ConfigPrinter<'_> {
         table(text, self, path, dict);
     }
 
-    /// Formats the value of a key; hides secrets unless `reveal` is set.
+    /// Formats the value of a key; secrets are hidden if `reveal` is not set.
     fn value(&self, key: &str, value: &Value) -> toml_edit::Value {
         match value {
             value if self.reveal => toml_value(value),
@@ -176,7 +176,7 @@ impl ConfigPrinter<'_> {
     }
 }
 
-/// Hides secrets in all texts of a value.
+/// Hides secrets in all texts within a value.
 fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
     match value {
         toml_edit::Value::String(text) => secrets::redact_text(text.value()).into(),

@@ -1,5 +1,5 @@
-//! The only place that reads the wall clock: for `created` in the list of models, for the time until a
-//! start, and for the beginning of a request in a trace.
+//! The only module that reads the wall clock: for `created` in the list of models, for the time until a model
+//! starts, and for the beginning of a request in a trace.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,5 @@
-//! The gateway's configuration: two sections of the whole. No file and no environment is read here.
+//! The gateway's configuration: two sections of the whole configuration. Reads no file and no environment
+//! variable.
 
 use std::path::PathBuf;
 
@@ -13,18 +14,18 @@ pub struct GatewayConfig {
     /// Settings for backends.
     pub upstream: Upstream,
     /// Share of new requests that are traced, 0 to 1. With `None` no request is traced, and the trace
-    /// context of clients passes unchanged.
+    /// context of clients is passed on unchanged.
     pub traces: Option<f64>,
 }
 
 impl GatewayConfig {
-    /// Takes two sections of a configuration.
+    /// Creates the configuration from two sections of the whole; tracing is off.
     pub fn new(server: &Server, upstream: &Upstream) -> Self {
         let server = Server { api_prefix: normalize_prefix(&server.api_prefix), ..server.clone() };
         Self { server, upstream: upstream.clone(), traces: None }
     }
 
-    /// Enables tracing, with this share of new requests.
+    /// Enables tracing for this share of new requests, 0 to 1.
     #[must_use]
     pub fn with_traces(self, ratio: f64) -> Self {
         Self { traces: Some(ratio), ..self }
@@ -39,14 +40,14 @@ impl GatewayConfig {
 /// Files of certificate and key, for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// PEM: the certificate, then the chain up to its authority.
+    /// PEM file with the certificate, then the chain up to its authority.
     pub cert: PathBuf,
-    /// PEM: its private key, as PKCS#8, PKCS#1 or SEC1.
+    /// PEM file with the certificate's private key, as PKCS#8, PKCS#1 or SEC1.
     pub key: PathBuf,
 }
 
 impl TlsFiles {
-    /// Takes two settings; `None` if both are empty, which means no TLS.
+    /// Creates the paths from two settings; `None` if both are empty, which means no TLS.
     pub fn from_settings(cert: &str, key: &str) -> Option<Self> {
         let is_set = !cert.is_empty() || !key.is_empty();
         is_set.then(|| Self { cert: cert.into(), key: key.into() })

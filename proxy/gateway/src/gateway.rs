@@ -1,4 +1,4 @@
-//! The entry point: listens and serves.
+//! The entry point of the gateway: listens and serves.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -45,12 +45,12 @@ impl Gateway {
         Self::bind_or_adopt(config, Vec::new()).await
     }
 
-    /// Like [`Self::bind`], with sockets that listen already in place of host and port; opens its own if
-    /// there are none.
+    /// Like [`Self::bind`], but uses `sockets` that already listen instead of host and port. Opens its own
+    /// sockets if `sockets` is empty.
     ///
     /// # Errors
     ///
-    /// One of the sockets is unusable, or an error of [`Self::bind`].
+    /// A passed socket is unusable, or an error of [`Self::bind`].
     pub async fn bind_or_adopt(
         config: GatewayConfig,
         sockets: Vec<std::net::TcpListener>,
@@ -69,7 +69,7 @@ impl Gateway {
     ///
     /// # Errors
     ///
-    /// A socket is unusable, or as [`Gateway::bind`].
+    /// A passed socket is unusable, or an error of [`Gateway::bind`].
     pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<BoundGateway, GatewayError> {
         let tls = config.tls().map(|files| TlsState::load(files, config.server.h2)).transpose()?;
         let listener = GatewayListener::adopt(sockets.into_iter().map(Into::into).collect())
@@ -78,11 +78,11 @@ impl Gateway {
     }
 }
 
-/// Tokens that end a gateway.
+/// Tokens whose cancellation ends a gateway.
 #[derive(Clone, Debug, Default)]
 pub struct StopTokens {
-    /// Stops the gateway: it accepts only connections made by then, answers requests sent by then, closes
-    /// idle connections, and lets running requests finish.
+    /// Stops the gateway: it still accepts connections made before the stop, answers requests sent before
+    /// the stop, closes idle connections, and lets running requests finish.
     pub stop: CancellationToken,
     /// Retires the gateway, because another instance has its listening sockets: it accepts no more
     /// connections. Each existing connection gets an answer to one more request, or is closed after a long
@@ -146,7 +146,7 @@ impl BoundGateway {
         })
     }
 
-    /// Returns the address of the first host, with the chosen port.
+    /// Returns the address of the first host, with the port in use.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.addresses()[0]
     }
@@ -160,7 +160,7 @@ impl BoundGateway {
     ///
     /// # Errors
     ///
-    /// There are too many open files.
+    /// The process has too many open files.
     pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         self.listener.sockets()
     }
@@ -170,7 +170,7 @@ impl BoundGateway {
         self.gauges.clone()
     }
 
-    /// Returns the handle for changing settings while it serves.
+    /// Returns the handle for changing settings while the gateway serves.
     pub fn control(&self) -> GatewayControl {
         self.control.clone()
     }
@@ -180,13 +180,14 @@ impl BoundGateway {
         self.requests.clone()
     }
 
-    /// Returns the handle that checks whether its event loops respond, once it serves.
+    /// Returns the handle that checks whether the gateway's event loops respond; usable once the gateway
+    /// serves.
     pub fn pulse(&self) -> GatewayPulse {
         self.pulse.clone()
     }
 
-    /// Returns the handle for connecting to the gateway from within, once it serves, even before it accepts
-    /// clients.
+    /// Returns the handle for connecting to the gateway from this process; usable once the gateway serves,
+    /// even before it accepts clients.
     pub fn inward(&self) -> InwardConnector {
         self.inward.clone()
     }
@@ -197,12 +198,12 @@ impl BoundGateway {
         Self { begun, ..self }
     }
 
-    /// Returns the certificate, if clients use TLS, so that the caller can check its files for changes.
+    /// Returns the TLS state, if TLS is used, so that the caller can check the certificate files for changes.
     pub fn tls(&self) -> Option<Arc<TlsState>> {
         self.tls.clone()
     }
 
-    /// Adds the operators' page. The page is served as long as a key has the right to it.
+    /// Adds the operators' page. The page is served while any key has the right to open it.
     #[must_use]
     pub fn with_page(self, page: Arc<dyn OperatorPage>) -> Self {
         Self { page: Some(page), ..self }
@@ -246,7 +247,7 @@ impl BoundGateway {
         let inside = Arc::new(ConnectionAcceptor::new(Arc::new(inside), None));
         let acceptor = Arc::new(ConnectionAcceptor::new(Arc::new(shared), self.tls));
         let connections = TaskTracker::new();
-        // Dropped with this future, which then cuts all running requests.
+        // If this future is dropped, cut all running requests.
         let cut = CancellationToken::new();
         let _cut_on_drop = cut.clone().drop_guard();
         loop {
@@ -255,7 +256,7 @@ impl BoundGateway {
                 () = stop.cancelled() => break,
                 () = retire.cancelled() => break,
                 Some(question) = asked.recv() => {
-                    // The caller may have gone.
+                    // Sending fails if the caller has gone, which does not matter.
                     let _left = question.send(());
                     continue;
                 }
@@ -296,13 +297,13 @@ impl BoundGateway {
     }
 }
 
-/// Returns whether an error concerns one connection only: its client was gone before it was accepted.
+/// Returns whether an accept error concerns one connection only, because its client has already gone.
 fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// Passes a connection to one of the threads.
+/// Passes a connection to one of the worker threads.
 fn hand_over(
     workers: &WorkerThreads,
     acceptor: &Arc<ConnectionAcceptor>,
@@ -316,7 +317,7 @@ fn hand_over(
         Err(error) => return tracing::debug!(%error, "cannot give a connection to a thread"),
     };
     let (acceptor, cut, connections) = (acceptor.clone(), cut.clone(), connections.clone());
-    // Counted from now on: a stop that comes before the thread has begun waits for it.
+    // Count the connection from now on, so that a stop waits for it even if the worker has not begun yet.
     let begun = connections.token();
     workers.run_job(move |load| {
         match TcpStream::from_std(stream) {

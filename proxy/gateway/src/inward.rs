@@ -1,9 +1,9 @@
-//! Connections from this process to its own gateway. They are served like a client's, without TLS,
-//! whichever instance has the listening sockets.
+//! Connections from this process to its own gateway. They are served like a client's, without TLS, even while
+//! another instance owns the listening sockets.
 //!
 //! A test request over such a connection shows that requests are answered, before any client depends on it.
-//! No other program can use this path: the served socket is the other end of a connection that was made
-//! here.
+//! No other program can use this path: the gateway serves only the other end of a connection that this
+//! module made itself.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ use crate::observe::{GatewayObserver, RequestRecord};
 use crate::requests::RequestRegistry;
 use crate::shared::GatewayShared;
 
-/// Connects to the gateway of this process. Cheap to clone, and keeps nothing alive.
+/// Connects to the gateway of this process. Cheap to clone; does not keep the gateway alive.
 #[derive(Clone, Debug)]
 pub struct InwardConnector(UnboundedSender<TcpStream>);
 
@@ -30,14 +30,15 @@ impl InwardConnector {
     ///
     /// # Errors
     ///
-    /// There is no loopback interface, there are too many open files, or the gateway has ended.
+    /// There is no loopback interface, the process has too many open files, or the gateway has ended.
     pub async fn connect(&self) -> io::Result<TcpStream> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let ours = TcpStream::connect(listener.local_addr()?).await?;
         let own = ours.local_addr()?;
         loop {
             let (theirs, peer) = listener.accept().await?;
-            // Any program on this machine may connect to an open port: only our own connection is served.
+            // Any program on this machine may connect to an open port, so check that the connection is the
+            // one above.
             if peer == own {
                 let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
                 return self.0.send(theirs).map_err(ended).map(|()| ours);
@@ -46,7 +47,7 @@ impl InwardConnector {
     }
 }
 
-/// Returns the state for such connections: the common one, but without log, counters and list of requests.
+/// Returns the state for such connections: the common state, but without log, counters and list of requests.
 pub(crate) fn inward_state(all: &GatewayShared, workers: usize) -> GatewayShared {
     GatewayShared { observer: Arc::new(NullObserver), requests: RequestRegistry::new(workers), ..all.clone() }
 }

@@ -2,24 +2,24 @@
 //! errors. Backends are owned by the supervisor, which makes all decisions about them.
 //!
 //! ```text
-//!   client --TCP--> client ──> exchange ──> answer ··> to the client; holds the lease until it has ended
+//!   client --TCP--> client ──> exchange ──> answer ··> to the client; holds the lease until the answer ends
 //!                                 │
 //!       access ──> route ──> body ──> rules ──> backend --socket--> llama-server
-//!      permitted?  for what?  read     changed   lease, connection, attempts
+//!      permitted?  which?   read     changed   lease, connection, attempts
 //! ```
 //!
-//! Promises, each with its test:
-//! - Bytes pass unchanged in both directions, as they come; a slow reader slows down only its own backend.
-//! - No request is executed twice by live servers. A request is sent again with proof that nothing was
-//!   executed,
-//!   or once more after its server died, if it only computes an answer of which the client has nothing
-//!   (`backend::attempts`, `backend::again`).
+//! Guarantees, each with its test:
+//! - Bytes are passed on unchanged in both directions, as they arrive; a slow client slows down only its
+//!   own backend connection.
+//! - No request is executed twice by live servers. A request is sent again if it is certain that nothing
+//!   was executed; after the death of its server also if it only computes an answer and the client has no
+//!   part of it (`backend::attempts`, `backend::again`).
 //! - A client that leaves frees everything at once: its place in the queue, its lease, its backend's
 //!   generation.
-//! - Every error is one of the gateway's with a remedy, or the backend's own (`refusal`).
+//! - Every error is either the gateway's, with a remedy, or the backend's own (`refusal`).
 //! - Memory is bounded: connections, heads, and one budget for held bodies.
 //!
-//! Each folder is one stage of a request, and may use only those below it:
+//! Each folder is one stage of a request, and may use only the folders below it in this table:
 //!
 //! | folder | job |
 //! |---|---|
@@ -28,18 +28,18 @@
 //! | `inward` | connections from this process to itself |
 //! | `exchange` | one request's life, stage by stage; own routes; prompt sizes |
 //! | `shared`, `live` | state that all requests share; the part of it that may change while serving |
-//! | `answer` | the response path: whole events, counted work, assembled answers, the record |
+//! | `answer` | the response path: relays whole events, counts work, assembles answers, keeps the record |
 //! | `page` | the interface to the operators' page, if there is one |
 //! | `access` | keys, web pages, host names: who may send a request |
 //! | `rules` | the operator's changes to request bodies, in place |
 //! | `backend` | the path to a backend: leases, connections, attempts |
-//! | `body` | request bodies: read, scanned as they pass, edited in place, under one budget |
+//! | `body` | request bodies: read, scanned while passed on, edited in place, held under one budget |
 //! | `route` | the one table of paths; the model in a target |
 //! | `requests` | requests in flight and the last ended ones, for operators to list and cancel |
 //! | `refusal` | every error that a client can get from the gateway, and its format |
-//! | `protocol` | duties of an HTTP intermediary; ambiguous requests; heads, queries, events |
+//! | `protocol` | duties of an HTTP intermediary; checks for ambiguous requests; heads, queries, events |
 //! | `config`, `observe`, `trace`, `limits` | settings; records and gauges; spans; connection limits |
-//! | `workers`, `pulse`, `clock` | the threads of all this; whether they respond; the time of day |
+//! | `workers`, `pulse`, `clock` | the worker threads; the check that they respond; the time of day |
 
 mod access;
 mod answer;

@@ -3,14 +3,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A limit of connections.
+/// A limit that ends or refuses a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatewayLimit {
-    /// `server.connections`: refused.
+    /// `server.connections`: a connection was refused.
     Connections,
-    /// `server.connections_per_peer`: refused.
+    /// `server.connections_per_peer`: a connection was refused.
     ConnectionsPerPeer,
-    /// `server.refusals`: closed without an answer.
+    /// `server.refusals`: a connection was closed without an answer.
     Refusals,
     /// `server.header_timeout`: a head, or the beginning of a connection, did not come in time.
     HeadTime,
@@ -20,19 +20,20 @@ pub enum GatewayLimit {
     HeadInvalid,
     /// `server.keep_alive`: an idle connection was closed. Normal for every client, and harmless.
     KeepAlive,
-    /// `server.send_timeout`: a client that does not read was cut.
+    /// `server.send_timeout`: the connection of a client that does not read was cut.
     SendTime,
-    /// `upstream.exchange_timeout`: an answer was cut that its client had not read long after that time.
+    /// `upstream.exchange_timeout`: an answer was cut because its client had still not read it long after
+    /// that time.
     Overdue,
-    /// `server.tls_handshake_timeout`.
+    /// `server.tls_handshake_timeout`: a TLS handshake took too long.
     HandshakeTime,
     /// A TLS handshake failed.
     Handshake,
-    /// Rapid reset: `server.h2_resets`, `server.h2_pending_resets`, `server.h2_local_resets`.
+    /// `server.h2_resets`, `server.h2_pending_resets`, `server.h2_local_resets`: too many streams were reset.
     H2Resets,
     /// Frames were not HTTP/2.
     H2Invalid,
-    /// `server.h2_ping_timeout`.
+    /// `server.h2_ping_timeout`: the client did not answer a ping in time.
     H2Ping,
 }
 
@@ -76,7 +77,7 @@ impl GatewayLimit {
     }
 }
 
-/// Counters since the start.
+/// Counters of reached limits since the start.
 #[derive(Debug, Default)]
 pub struct LimitCounters([AtomicU64; GatewayLimit::ALL.len()]);
 

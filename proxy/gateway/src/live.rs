@@ -1,5 +1,5 @@
-//! Settings that may change while the gateway serves: rules of models, keys, origins. A request takes a
-//! snapshot when it begins and keeps it to its end.
+//! Settings that may change while the gateway serves: rules of models, keys, allowed origins. A request
+//! takes a snapshot when it begins and uses it until it ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::access::keys::{ApiKeys, KeyCounts, KeyHash};
 use crate::body::request_copy::BodyRecorder;
 use crate::rules::{ModelRules, VirtualName};
 
-/// The snapshot. [`Default`] has no rules.
+/// A snapshot of the settings. [`Default`] has no rules.
 #[derive(Clone, Debug)]
 pub struct LiveConfig {
-    /// Rules of models; a missing model has none.
+    /// Rules of models; a model without an entry has no rules.
     pub models: QuickMap<ModelName, Arc<ModelRules>>,
-    /// Names that resolve to one of several models, or to one with other rules.
+    /// Names that resolve to one of several models, or to a model with other rules than its own.
     pub by_name: BTreeMap<String, VirtualName>,
     /// Accepted keys; `None`: no key is required, and clients' credentials are passed on.
     pub keys: Option<ApiKeys>,
@@ -62,7 +62,8 @@ impl GatewayControl {
         self.live.load_full()
     }
 
-    /// Returns the name of a current key, and whether it opens the operators' page.
+    /// Returns the name of the key with this hash, and whether it opens the operators' page; `None` if
+    /// unknown.
     pub fn known_key(&self, hash: &KeyHash) -> Option<(Arc<str>, bool)> {
         let live = self.live.load();
         live.keys.as_ref()?.find_spec(hash).map(|key| (key.name.clone(), key.operator))

@@ -1,4 +1,4 @@
-//! Reports of the gateway's work: one record per request, and gauges. They never contain a prompt, a body
+//! Reports about the gateway's work: one record per request, and gauges. They never contain a prompt, a body
 //! or a key.
 
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use warden_policies::{GenerationId, ModelName, WorkDone};
 use crate::limits::LimitCounters;
 use crate::trace::GatewayTrace;
 
-/// Receives the record of every request that has ended, however it ended. Called in the request's task: it
-/// must not block.
+/// Receives the record of each request when it has ended, however it ended. Called in the request's task,
+/// so it must not block.
 pub trait GatewayObserver: Send + Sync + 'static {
     /// Receives the record of an ended request.
     fn request_done(&self, record: &RequestRecord);
@@ -43,8 +43,8 @@ pub struct RequestRecord {
     pub generation: Option<GenerationId>,
     /// Status sent to the client; 0 if the client left before there was one.
     pub status: u16,
-    /// Status of the backend's answer or of a refusal, if the head of a stream with status 200 was sent
-    /// before. An error is an event of that stream then.
+    /// Status of the backend's answer or of a refusal, if the head of a stream was already sent with status
+    /// 200. An error is then sent as an event of that stream.
     pub late_status: Option<u16>,
     /// Outcome of the request.
     pub outcome: RequestOutcome,
@@ -54,39 +54,39 @@ pub struct RequestRecord {
     pub queued: Duration,
     /// From the end of the request head to the first byte of the answer's body, if there was one.
     pub first_byte: Option<Duration>,
-    /// From the end of the request head to the first event of a generated stream: its first token.
+    /// From the end of the request head to the first event of a generated stream, which has its first token.
     pub first_token: Option<Duration>,
     /// From the end of the request head to the end of the request.
     pub total: Duration,
     /// Bytes received of the request body.
     pub bytes_in: u64,
-    /// Bytes of the answer's body sent.
+    /// Bytes sent of the answer's body.
     pub bytes_out: u64,
     /// Work that the answer reported.
     pub work: WorkDone,
-    /// Attempts after the first.
+    /// Number of attempts after the first.
     pub retries: u32,
     /// The request was executed again because its server died.
     pub continued: bool,
-    /// Its part in the trial of a canary, if its model has one and the request was eligible.
+    /// Role in the trial of a canary, if the model has a canary and the request was eligible.
     pub canary_part: Option<CanaryPart>,
-    /// Its spans, while traces are exported.
+    /// Spans of the request; `None` unless traces are exported.
     pub trace: Option<Box<GatewayTrace>>,
 }
 
-/// Part of a request in the trial of a canary.
+/// Role of a request in the trial of a canary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CanaryPart {
-    /// Hash of its conversation.
+    /// Hash of the conversation to which the request belongs.
     pub conversation: u64,
     /// Build that was chosen to answer.
     pub arm: TrialArm,
-    /// Reason why the model's own build answers in place of the chosen canary; `None` if it does not.
+    /// Reason why the model's normal build answered in place of the chosen canary; `None` if it did not.
     pub canary_failure: Option<&'static str>,
 }
 
 impl RequestRecord {
-    /// Returns its result for the comparison of a canary with the model's own build.
+    /// Returns the request's result for the comparison of a canary with the model's normal build.
     pub fn trial_exchange(&self) -> Option<TrialExchange> {
         let CanaryPart { conversation, arm, canary_failure: left } = self.canary_part?;
         let mut exchange =
@@ -100,8 +100,8 @@ impl RequestRecord {
         );
         let failed = broke || (self.outcome == RequestOutcome::Ok && self.answer_status() >= 500);
         if left.is_some() {
-            // A request that fails with both builds is at fault itself, and counts like a request to the
-            // own build alone.
+            // If the normal build refuses the request (4xx), the request itself is wrong, and does not
+            // count as a failure of the canary.
             let answered = self.outcome == RequestOutcome::Ok && self.answer_status() < 400;
             exchange.failed = answered || failed || self.outcome == RequestOutcome::ClientGone;
             let refused = self.outcome == RequestOutcome::Ok && !exchange.failed;
@@ -114,7 +114,7 @@ impl RequestRecord {
         if self.outcome != RequestOutcome::Ok {
             return None;
         }
-        // A stream may begin with a comment long before its first token.
+        // A stream may begin with comments long before its first token.
         let first = if self.stream { self.first_token } else { self.first_byte };
         if let Some(first) = first.filter(|_| self.answer_status() == 200) {
             let begins = if self.stream { first } else { self.queued };
@@ -132,7 +132,7 @@ impl RequestRecord {
         self.late_status.unwrap_or(self.status)
     }
 
-    /// Records the head of the answer, which the client gets unless it already has one.
+    /// Records the head of the answer. The client gets this head unless an earlier one was sent.
     pub(crate) fn note_head(&mut self, status: u16, stream: bool) {
         if let Some(late) = &mut self.late_status {
             *late = status;
@@ -141,12 +141,12 @@ impl RequestRecord {
         }
     }
 
-    /// Records that the client gets the head of a stream before there is an answer.
+    /// Records that the client gets the head of a stream before the backend answers.
     pub(crate) fn note_early_head(&mut self) {
         (self.status, self.stream, self.late_status) = (200, true, Some(200));
     }
 
-    /// Takes over the cost of further attempts, which was counted on a copy.
+    /// Takes over the cost of further attempts, which were counted on a copy of this record.
     pub(crate) fn take_over_cost(&mut self, copy: Self) {
         self.queued = copy.queued;
         self.generation = copy.generation;
@@ -160,25 +160,25 @@ impl RequestRecord {
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
-    /// The backend's answer was passed on completely, with any status; or the gateway answered itself.
+    /// The backend's answer was passed on completely, whatever its status, or the gateway answered itself.
     Ok,
-    /// The client left first.
+    /// The client left before the answer was complete.
     ClientGone,
-    /// The backend's connection ended before its answer did.
+    /// The backend's connection ended before the end of the answer.
     UpstreamDied,
-    /// The backend's answer was not HTTP, or its end was ambiguous.
+    /// The backend's answer was not HTTP, or it was ambiguous where it ends.
     UpstreamGarbled,
     /// The backend's event stream was silent for too long.
     UpstreamStalled,
     /// The exchange took longer than allowed.
     TimedOut,
-    /// The generation was stopped while it answered.
+    /// The generation was stopped while it was answering.
     Revoked,
-    /// An operator cancelled it.
+    /// An operator cancelled the request.
     Cancelled,
-    /// No backend accepted it; the label gives the reason.
+    /// No backend accepted the request; the label gives the reason.
     Denied(&'static str),
-    /// The request was refused; the label gives the reason.
+    /// The gateway refused the request; the label gives the reason.
     Rejected(&'static str),
 }
 
@@ -208,10 +208,10 @@ pub struct GatewayGauges {
     pub in_flight: AtomicUsize,
     /// Bytes in memory of request bodies and of unread answers.
     pub held_bytes: AtomicUsize,
-    /// End of the certificate in seconds since 1970; 0 without TLS.
+    /// End of the certificate's validity in seconds since 1970; 0 without TLS.
     pub tls_not_after: AtomicU64,
-    /// `/health` already fails, so that load balancers use other instances, while requests are still
-    /// served. Set by the program that runs the gateway.
+    /// `/health` fails, so that load balancers use other instances, while requests are still
+    /// served. Set by the program that runs the gateway, before it stops.
     pub draining: AtomicBool,
     /// Counters of the connection limits, for which there is no request record.
     pub limited: LimitCounters,

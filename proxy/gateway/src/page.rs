@@ -1,6 +1,6 @@
 //! The interface to the operators' page: its handler, and the data that it gets about a client. The page
-//! exists as long as a key has the right to it ([`crate::KeySpec::operator`]). Otherwise its paths belong
-//! to llama-server, like all unknown ones. The page itself decides what it shows to whom.
+//! exists while any key has the right to open it ([`crate::KeySpec::operator`]). Otherwise its paths are
+//! forwarded to llama-server, like all unknown paths. The page itself checks the rights of each client.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ pub trait OperatorPage: Send + Sync {
     fn answer(self: Arc<Self>, request: Request<Incoming>, asker: PageClient) -> PageAnswer;
 }
 
-/// The client, as far as the connection shows.
+/// Facts about the client that the connection shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageClient {
     /// Address of the client.
@@ -45,8 +45,8 @@ impl PageClient {
     }
 }
 
-/// Returns whether a request is for the page, if there is one. Preflights, `CONNECT` and `TRACE` are
-/// handled as on other paths.
+/// Returns whether the path of a request belongs to the page. The caller checks whether the page is
+/// enabled, and handles preflights, `CONNECT` and `TRACE` as on other paths.
 pub(crate) fn is_page_request(parts: &Parts) -> bool {
     let rest = parts.uri.path().strip_prefix(PAGE_ROOT);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

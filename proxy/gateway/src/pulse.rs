@@ -1,14 +1,14 @@
-//! Liveness check of the data plane: asks its acceptor and each of its threads for an answer, which a stuck
-//! loop does not give.
+//! Liveness check of the data plane: sends a question to its acceptor and to each of its threads. A stuck
+//! event loop does not answer.
 //!
-//! The check keeps nothing alive: once the gateway has ended, no answer comes.
+//! The check does not keep the gateway alive: once the gateway has ended, no answer comes.
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
 use crate::workers::WorkerProbe;
 
-/// Sender on which a loop answers.
+/// Question to an event loop: a sender on which the loop answers.
 pub(crate) type PulseQuestion = oneshot::Sender<()>;
 
 /// Checks whether the loops of the data plane respond. Cheap to clone.
@@ -19,17 +19,18 @@ pub struct GatewayPulse {
 }
 
 impl GatewayPulse {
-    /// Creates the check for these threads. The acceptor answers the questions from the returned receiver.
+    /// Creates the check for these threads. The acceptor must answer the questions from the returned
+    /// receiver.
     pub(crate) fn new(workers: Vec<WorkerProbe>) -> (Self, UnboundedReceiver<PulseQuestion>) {
         let (acceptor, asked) = unbounded_channel();
         (Self { acceptor, workers }, asked)
     }
 
-    /// Asks all loops. Returns their names and receivers that resolve once they respond, or fail if the
-    /// loop has ended.
+    /// Sends a question to all loops. Returns their names, and receivers that resolve once the loop
+    /// answers, or fail if the loop has ended.
     pub fn ask(&self) -> Vec<(String, oneshot::Receiver<()>)> {
         let (question, answer) = oneshot::channel();
-        // If the acceptor has ended the question is dropped, so its receiver fails.
+        // If the acceptor has ended, the question is dropped, so that its receiver fails.
         drop(self.acceptor.send(question));
         let threads = self.workers.iter().enumerate().map(|(number, worker)| {
             let (question, answer) = oneshot::channel();

@@ -26,9 +26,10 @@ pub(crate) struct GatewayShared {
     /// The operators' page.
     pub(crate) page: Option<Arc<dyn OperatorPage>>,
     pub(crate) stop: CancellationToken,
-    /// Some time after `stop`: connections without a request are closed.
+    /// Cancelled some time after `stop`: connections without a request are then closed.
     pub(crate) hang_up: CancellationToken,
-    /// Another instance has taken over: each existing connection gets at most one more request.
+    /// Cancelled when another instance has taken over: each existing connection then gets at most one more
+    /// request.
     pub(crate) retire: CancellationToken,
     /// Start of the gateway in seconds since 1970.
     pub(crate) started: u64,

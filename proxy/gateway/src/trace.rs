@@ -1,17 +1,17 @@
-//! Spans of a request for exported traces: its parts with their begin and end. They never contain prompt or
-//! answer text.
+//! Spans of a request for exported traces: the parts of the request with their begin and end. They never
+//! contain text of prompts or answers.
 //!
 //! ```text
 //!  request ─┬─ queue
 //!           ├─ attempt ─┬─ prefill
 //!           │           └─ generation
-//!           ├─ attempt …                  the previous one failed before the answer
-//!           └─ continuation ─┬─ queue     the server died in the middle of the answer: all that follows
+//!           ├─ attempt …                  if the previous attempt failed before the answer
+//!           └─ continuation ─┬─ queue     after a server died in the middle of the answer: all later parts
 //!                            └─ attempt ─ …
 //! ```
 //!
-//! Without export, a request's [`crate::RequestRecord`] has no trace, and all code that would record a span checks
-//! that first.
+//! If no traces are exported, a request's [`crate::RequestRecord`] has no trace, and all code that would
+//! record a span checks that first.
 
 use std::time::Duration;
 
@@ -26,23 +26,23 @@ use crate::clock;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Maximum number of recorded parts of a request; later ones are dropped.
+/// Most parts of a request that are recorded; later parts are dropped.
 const MAX_PARTS: usize = 48;
 
 /// Trace data of a request.
 #[derive(Clone, Debug)]
 pub struct GatewayTrace {
-    /// Trace id, and the request's own span.
+    /// Trace id, and the span of the request itself.
     pub context: RequestTraceContext,
     /// `tracestate` of other participants, as received and passed on.
     pub state: Option<String>,
     /// Arrival of the request's head, in nanoseconds since 1970.
     pub began_unix_nanos: u64,
-    /// Path, if it is a known one: any other may contain private data.
+    /// Path, if it is a known path of llama-server; any other path may contain private data.
     pub path: Option<&'static str>,
     /// The request came over TLS.
     pub tls: bool,
-    /// Its parts in the order of their beginning; empty if the request is not sampled.
+    /// Parts of the request in the order of their beginning; empty if the request is not sampled.
     pub parts: Vec<TracePart>,
     /// Prompt tokens, including cached ones, if the answer reported them.
     pub prompt: Option<u64>,
@@ -63,7 +63,7 @@ pub struct TracePart {
     pub begin: Duration,
     /// End; `None` while it is running.
     pub end: Option<Duration>,
-    /// Reason for its failure, one of a bounded set of words.
+    /// Reason why the part failed, one of a bounded set of words.
     pub failed: Option<&'static str>,
 }
 
@@ -72,7 +72,7 @@ pub struct TracePart {
 pub enum TracePartKind {
     /// Waiting for a backend.
     Queue,
-    /// Sent to a backend.
+    /// Request and answer at a backend.
     Attempt(TracePeer),
     /// Evaluation of the prompt, up to the first token.
     Prefill,
@@ -89,9 +89,9 @@ pub struct TracePeer {
     pub generation: GenerationId,
     /// The process is a canary.
     pub canary: bool,
-    /// Host, or path of a socket.
+    /// Host name or IP address, or path of a socket.
     pub address: String,
-    /// Port, if it has one.
+    /// Port, if the address has one.
     pub port: Option<u16>,
 }
 
@@ -171,13 +171,13 @@ impl GatewayTrace {
         span
     }
 
-    /// Records that the request asks for a backend.
+    /// Records that the request starts to wait for a backend.
     pub(crate) fn note_waiting(&mut self) {
         let (parent, now) = (self.parent_span(), self.started.elapsed());
         self.push_part(TracePartKind::Queue, parent, now, None);
     }
 
-    /// Records that a backend was granted after `waited`. Without a wait there is no queue span.
+    /// Records that a backend was granted after `waited`. If the request did not wait, it gets no queue span.
     pub(crate) fn note_granted(&mut self, waited: Duration) {
         let now = self.started.elapsed();
         let begin = now.saturating_sub(waited);
@@ -195,7 +195,7 @@ impl GatewayTrace {
         }
     }
 
-    /// Records an attempt, and returns its `traceparent`.
+    /// Records the start of an attempt, and returns its `traceparent`.
     pub(crate) fn start_attempt(&mut self, peer: impl FnOnce() -> TracePeer) -> Option<HeaderValue> {
         let mut span = self.context.span;
         if self.context.is_sampled() {
@@ -206,8 +206,8 @@ impl GatewayTrace {
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
-    /// Returns the `traceparent` for a question of our own. Its parent is the continuation it serves, not
-    /// the attempt of the dead server.
+    /// Returns the `traceparent` for a question of the gateway. Its parent is the continuation for which it
+    /// is asked, not the attempt of the dead server.
     pub(crate) fn side_traceparent(&mut self) -> Option<HeaderValue> {
         let span = self.parent_span();
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
@@ -237,7 +237,7 @@ impl GatewayTrace {
         self.push_part(TracePartKind::Generation, span, now.max(begin), None);
     }
 
-    /// Records the server's own times for prompt and tokens, for a non-streaming answer.
+    /// Records the times for prompt and tokens that the server reports with a non-streaming answer.
     pub(crate) fn note_times(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
         let now = self.started.elapsed();
         let Some(attempt) = self.open_part(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
@@ -268,7 +268,7 @@ impl GatewayTrace {
             let is_judged = !matches!(part.kind, TracePartKind::Prefill | TracePartKind::Generation);
             part.failed = part.failed.or(failed.filter(|_| is_judged));
         }
-        // The clock was read several times, so keep the parts within the total.
+        // The clock was read several times, so limit the parts to the total.
         for part in &mut self.parts {
             part.begin = part.begin.min(total);
             part.end = part.end.map(|end| end.min(total));
@@ -276,7 +276,7 @@ impl GatewayTrace {
     }
 }
 
-/// Makes a request a child of this span.
+/// Sets the parent span of a request in its headers.
 pub(crate) fn set_traceparent(headers: &mut HeaderMap, parent: Option<HeaderValue>) {
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);

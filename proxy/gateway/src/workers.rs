@@ -1,15 +1,15 @@
-//! The threads that serve clients. Each has its own runtime, and a connection stays on its thread with all
-//! its requests and their connections to backends: a request wakes no other thread. This module knows
-//! nothing about HTTP.
+//! The threads that serve clients. Each thread has its own runtime. A connection stays on its thread with
+//! all its requests and their connections to backends, so a request wakes no other thread. This module
+//! knows nothing about HTTP.
 //!
 //! ```text
-//!   acceptor --begin--> [ the worker with the fewest connections ] --> runs there to its end
+//!   acceptor --job--> [ the worker with the fewest connections ] --> the job runs there until it ends
 //!                              | all handles dropped
 //!                              v
 //!                       the thread ends, and its tasks with it
 //! ```
 //!
-//! There is one listening socket and one acceptor. With a socket for each thread (`SO_REUSEPORT`) a second
+//! There is one listening socket and one acceptor. If each thread had a socket (`SO_REUSEPORT`), a second
 //! program could listen on the same port unnoticed.
 
 use std::cell::Cell;
@@ -22,21 +22,21 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// Maximum number of threads with `threads = 0`.
+/// Most threads if `server.threads` is 0.
 const MAX_DEFAULT_THREADS: usize = 4;
 
 thread_local! {
     static WORKER_NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns the number of the current worker, from 0; also 0 on any other thread.
+/// Returns the number of the current worker thread, from 0; also 0 on a thread that is no worker.
 pub(crate) fn worker_number() -> usize {
     WORKER_NUMBER.get()
 }
 
 type WorkerJob = Box<dyn FnOnce(ConnectionLoad) + Send>;
 
-/// The threads. They end when this is dropped.
+/// The worker threads, which end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WorkerThreads(Vec<WorkerThread>);
 
@@ -81,18 +81,18 @@ impl WorkerThreads {
         self.0.len()
     }
 
-    /// Returns handles that check whether each thread responds, and keep none of them alive.
+    /// Returns handles that check whether each thread responds. The handles do not keep the threads alive.
     pub(crate) fn probes(&self) -> Vec<WorkerProbe> {
         self.0.iter().map(|worker| WorkerProbe(worker.jobs.downgrade())).collect()
     }
 
-    /// Calls `job` on the thread with the fewest connections, within its runtime. The job keeps its
-    /// [`ConnectionLoad`] as long as its connection lasts.
+    /// Calls `job` on the thread with the fewest connections, within its runtime. The job must keep its
+    /// [`ConnectionLoad`] as long as its connection is open.
     pub(crate) fn run_job(&self, job: impl FnOnce(ConnectionLoad) + Send + 'static) {
         let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
         if let Some(worker) = idlest {
             let load = ConnectionLoad::new(&worker.load);
-            // A worker outlives this value.
+            // Sending cannot fail, because the worker runs at least as long as `self`.
             drop(worker.jobs.send((Box::new(job), load)));
         }
     }
@@ -103,7 +103,7 @@ impl WorkerThreads {
 pub(crate) struct WorkerProbe(WeakUnboundedSender<(WorkerJob, ConnectionLoad)>);
 
 impl WorkerProbe {
-    /// Has the thread answer; the sender is dropped if the thread has ended.
+    /// Makes the thread answer the question; the question is dropped if the thread has ended.
     pub(crate) fn ask(&self, question: oneshot::Sender<()>) {
         let Some(jobs) = self.0.upgrade() else { return };
         // A question does not count as a connection.
@@ -128,7 +128,7 @@ impl WorkerThread {
                     job(load);
                 }
             });
-            // Drops the remaining tasks without waiting.
+            // Drop the remaining tasks without waiting for them.
             runtime.shutdown_background();
         })?;
         Ok(Self { jobs, load: Arc::default() })

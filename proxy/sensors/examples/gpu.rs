@@ -1,6 +1,6 @@
-//! Prints as JSON the GPUs as the sensors read them, and the VRAM of each process group whose leader is
-//! given: `cargo run -p warden-sensors --example gpu -- PID…`. With `--watch` it reads again for every line
-//! of its standard input, one line of JSON each, until that ends.
+//! Prints the GPUs as JSON, as the sensors read them, and the VRAM of each process group whose leader is
+//! given: `cargo run -p warden-sensors --example gpu -- PID…`. With `--watch`, reads again for every line
+//! on standard input, and prints one line of JSON each time, until the input ends.
 
 use std::io::{BufRead as _, Write as _};
 

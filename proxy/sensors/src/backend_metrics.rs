@@ -1,38 +1,39 @@
-//! Parses llama-server's own `/metrics` text. Pure: the caller makes the request.
+//! Parses the text of llama-server's own `/metrics`. The caller makes the request.
 //!
 //! llama-server prints every number with six digits (b8827 and b10587 do). From a million on, counters are
-//! rounded and move in the steps of [`counter_step`]. So a counter that is constant for a moment does not prove a
-//! stalled server.
+//! rounded and rise in the steps of [`counter_step`]. So a counter that does not change for a moment does
+//! not prove that the server is stalled.
 
-/// llama-server's counters since its start; `None` if this build does not report the number.
+/// llama-server's counters since its start. A value is `None` if the build does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BackendMetrics {
-    /// `prompt_tokens_total`: prompt tokens evaluated.
+    /// `prompt_tokens_total`: number of prompt tokens evaluated.
     pub prompt_tokens: Option<u64>,
-    /// `prompt_tokens_cached_total`: prompt tokens found in the cache; newer builds.
+    /// `prompt_tokens_cached_total`: number of prompt tokens found in the cache; only newer builds report
+    /// it.
     pub cached_tokens: Option<u64>,
-    /// `tokens_predicted_total`: tokens generated.
+    /// `tokens_predicted_total`: number of tokens generated.
     pub output_tokens: Option<u64>,
-    /// `n_decode_total`: calls of `llama_decode`, which stop in a stalled server. Newer builds count
-    /// neither those of images nor those of speculation.
+    /// `n_decode_total`: number of calls of `llama_decode`; a stalled server makes none. Newer builds do
+    /// not count the calls for images and for speculation.
     pub decodes: Option<u64>,
     /// `n_tokens_max`: the largest number of tokens in one sequence so far.
     pub largest_tokens: Option<u64>,
-    /// `requests_processing`: requests being processed now.
+    /// `requests_processing`: number of requests being processed now.
     pub processing: Option<u64>,
-    /// `requests_deferred`: requests that wait inside the server now.
+    /// `requests_deferred`: number of requests that wait inside the server now.
     pub deferred: Option<u64>,
     /// `prompt_seconds_total`: seconds spent on prompts.
     pub prompt_seconds: Option<f64>,
     /// `tokens_predicted_seconds_total`: seconds spent generating.
     pub output_seconds: Option<f64>,
-    /// `n_busy_slots_per_decode`: average since the start.
+    /// `n_busy_slots_per_decode`: number of busy slots per decode call, average since the start.
     pub busy_slots_per_decode: Option<f64>,
     /// `predicted_tokens_seconds`: tokens per second, average since the last request for metrics.
     pub output_per_second: Option<f64>,
 }
 
-/// Prefix of all names; it separates llama-server's metrics from others in joined texts.
+/// Prefix of all names; it separates llama-server's metrics from others if texts were concatenated.
 const METRIC_PREFIX: &str = "llamacpp:";
 
 /// Parses the text. Unknown lines are skipped; a text without any known name gives all `None`.
@@ -58,7 +59,7 @@ pub fn parse(text: &str) -> BackendMetrics {
     metrics
 }
 
-/// Returns the step in which a counter of this size moves, because it is printed with six digits: 1 up to a
+/// Returns the step in which a counter of this size rises, because it is printed with six digits: 1 up to a
 /// million, then 10, and so on.
 pub fn counter_step(count: u64) -> u64 {
     let digits = count.checked_ilog10().unwrap_or(0);
@@ -66,12 +67,12 @@ pub fn counter_step(count: u64) -> u64 {
 }
 
 /// Parses a line `llamacpp:name{labels} value [time]` into name and value. `None` for a comment, and for a
-/// value below zero or not finite, which none of these numbers can be.
+/// value that is negative or not finite, which no counter can be.
 fn parse_sample(line: &str) -> Option<(&str, f64)> {
     let rest = line.trim().strip_prefix(METRIC_PREFIX)?;
     let end = rest.find(|char: char| char == '{' || char.is_ascii_whitespace())?;
     let (name, rest) = rest.split_at(end);
-    // Labels may have spaces, and braces in quotes: the last brace ends them.
+    // Labels end at the last brace: they may contain spaces, and braces in quotes.
     let rest = if rest.starts_with('{') { rest.rsplit_once('}')?.1 } else { rest };
     let value: f64 = rest.split_ascii_whitespace().next()?.parse().ok()?;
     (value.is_finite() && value >= 0.0).then_some((name, value))

@@ -1,26 +1,28 @@
-//! The memory limits of our control groups: in a container the host's totals are too large.
+//! The memory limits of our control groups. In a container, the host's totals are larger than what we may
+//! use.
 //!
-//! Both versions of control groups are read, each from our own group up to the visible root. A group
-//! without a readable limit limits nothing.
+//! Limits of both control group versions are read, from our own group up to the visible root. A group
+//! without a readable limit counts as unlimited.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory that the tightest group permits, in bytes.
+/// Memory that our control groups permit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CgroupAllowance {
-    /// The lowest limit.
+    /// Lowest limit of any group.
     pub(crate) limit: u64,
-    /// The least that is left under any limit, including file pages that the kernel would reclaim.
+    /// Bytes left under the limit that leaves the least; file pages that the kernel would reclaim count as
+    /// left.
     pub(crate) left: u64,
 }
 
-/// File and field names of one version.
+/// Names of files and fields in one version of control groups.
 struct CgroupNames {
     limit: &'static str,
     used: &'static str,
-    /// File pages, which the kernel reclaims before an allocation fails, including recently used ones, as in
-    /// `MemAvailable`. A mapped model consists of file pages.
+    /// Fields for file pages, which the kernel reclaims before an allocation fails. Includes recently used
+    /// pages, as `MemAvailable` does: a mapped model consists of file pages.
     files: [&'static str; 2],
 }
 
@@ -33,7 +35,8 @@ const V1: CgroupNames = CgroupNames {
 const V2: CgroupNames =
     CgroupNames { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
 
-/// Returns the allowance of our groups; `None` without any limit. A limit of `total` or more is ignored.
+/// Returns the memory that our groups permit; `None` if there is no limit. A limit of `total` or more is
+/// ignored.
 pub(crate) fn cgroup_allowance(total: u64) -> Option<CgroupAllowance> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     tightest_allowance(&groups, Path::new("/sys/fs/cgroup"), total)
@@ -51,8 +54,8 @@ fn tightest_allowance(groups: &str, root: &Path, total: u64) -> Option<CgroupAll
     limits.reduce(|a, b| CgroupAllowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
 }
 
-/// Returns the directories of one line of `/proc/self/cgroup` (`hierarchy:controllers:path`), from ours to
-/// the root.
+/// Returns the directories of our group and the groups above it, up to the root, for one line of
+/// `/proc/self/cgroup` (`hierarchy:controllers:path`).
 fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
@@ -69,7 +72,7 @@ fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)>
     relative.ancestors().map(|part| (root.join(part), names)).collect()
 }
 
-/// Reads a number; `None` for `max`.
+/// Reads a number; `None` if the file contains `max`.
 fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

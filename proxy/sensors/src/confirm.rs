@@ -1,5 +1,5 @@
-//! The exact host memory of a backend, from `smaps_rollup`. The kernel walks page tables for it, so it only
-//! confirms a verdict.
+//! The exact host memory of a backend, from `smaps_rollup`. Reading it is slow, because the kernel walks
+//! page tables, so it is used only to confirm a verdict.
 //!
 //! The counters in `/proc/<pid>/status`, which [`crate::host`] reads, are kept per CPU and may be off by
 //! some MiB.
@@ -23,7 +23,7 @@ pub struct HostConfirmed {
 }
 
 impl HostConfirmed {
-    /// Returns the value to compare with [`warden_policies::sample::HostMemory::charged`].
+    /// Returns the bytes to compare with [`warden_policies::sample::HostMemory::charged`].
     pub fn charged(self) -> u64 {
         self.anon.unwrap_or(self.private_dirty).saturating_add(self.swap)
     }
@@ -74,10 +74,10 @@ fn read_rollup(pid: i32) -> Result<HostConfirmed, SensorError> {
     let fields = rollup.memory_map_rollup.0.first().map(|all| &all.extension.map);
     let field = |name: &str| fields.and_then(|fields| fields.get(name).copied());
     Ok(HostConfirmed {
-        // The file of an ending process is empty.
+        // The field is missing because the file of an ending process is empty.
         private_dirty: field("Private_Dirty").ok_or(SensorError::Ended { pid: pid.unsigned_abs() })?,
         anon: field("Pss_Anon"),
-        // Missing only if the kernel was built without swap.
+        // The field is missing only if the kernel was built without swap.
         swap: field("Swap").unwrap_or(0),
     })
 }

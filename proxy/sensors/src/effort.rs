@@ -9,9 +9,9 @@ use warden_policies::standstill::ProcessActivity;
 
 use crate::host::{PROC, group_members};
 
-/// Sums the work of the process group that `leader` leads and of `others` since they began; `None` if it
-/// cannot be read for one of them. The work of a child counts once the child is reaped. Bytes of output are
-/// not known here: 0.
+/// Sums the work of the process group that `leader` leads and of `others` since each process began; `None`
+/// if it cannot be read for one of them. The work of a child process is included once that child is reaped.
+/// The number of output bytes is always 0, because it is not known here.
 ///
 /// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of
 /// `/proc/PID/io`. Pages of mapped files are only in `read_bytes`, data already cached only in `rchar`.

@@ -3,9 +3,9 @@
 
 use procfs::process::{Process, StatFlags};
 
-/// Returns whether a process is exiting, a zombie, or gone. Its files are open as long as this returns
-/// false. `None` if `/proc` does not show it. The pid must still belong to the process: its parent must not
-/// have reaped it.
+/// Returns whether a process is exiting, a zombie, or gone; as long as it is not, its files are open.
+/// `None` if `/proc` does not show it. Call this only before the parent reaps the process, because the pid
+/// may be reused later.
 ///
 /// Source: `do_exit()` of the kernel sets the flag before it closes files; `proc(5)`, field 9 of
 /// `/proc/PID/stat`.

@@ -67,7 +67,7 @@ fn memory_from_status(status: &Status) -> Option<HostMemory> {
     let kib = |field: Option<u64>| field.map(|n| n.saturating_mul(KIB));
     Some(HostMemory {
         anon: kib(status.rssanon)?,
-        // Missing only if the kernel was built without swap.
+        // The field is missing only if the kernel was built without swap.
         swap: kib(status.vmswap).unwrap_or(0),
         rss: kib(status.vmrss)?,
     })
@@ -93,8 +93,8 @@ fn members(proc: &Path, leader: &Process) -> BTreeSet<i32> {
     descendants(proc, leader).unwrap_or_else(|_| scan_group(proc, group))
 }
 
-/// Returns the descendants in the leader's group. A child in a group of its own does not count, and neither
-/// do its children.
+/// Returns the descendants in the leader's group. A child that is in another group is left out, together
+/// with its own children.
 fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
     let mut found = BTreeSet::new();
     let mut unread = children(leader)?;
@@ -111,8 +111,8 @@ fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
 pub(crate) fn children(process: &Process) -> ProcResult<Vec<i32>> {
     let pids = |children: Vec<u32>| children.into_iter().filter_map(|pid| i32::try_from(pid).ok());
     let leader = process.task_main_thread()?;
-    // An error here means that the kernel lacks the file. Another thread may have ended and handed its
-    // children on.
+    // An error here means that the kernel lacks the file. Below, errors are ignored: a thread may have
+    // ended meanwhile, and its children then belong to another thread.
     let mut all: Vec<i32> = pids(leader.children()?).collect();
     for task in process.tasks()?.filter_map(Result::ok).filter(|task| task.tid != leader.tid) {
         all.extend(task.children().map(pids).into_iter().flatten());

@@ -1,5 +1,5 @@
 //! Reads numbers about backends, the host and its GPUs: from `/proc`, `/sys`, drivers, and a backend's own
-//! reports. This crate makes no judgements and invents no values: an unreadable value is an error or
+//! reports. This crate does not judge and does not invent values: an unreadable value is an error or
 //! absent, never zero.
 //!
 //! | module | reads |
@@ -50,7 +50,7 @@ pub use report::CudaReport;
 pub use standing::{ProcessRunState, process_run_state};
 pub use totals::{HostTotals, host_totals};
 
-/// Errors of reading a number.
+/// Error of reading a value.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SensorError {

@@ -1,6 +1,6 @@
-//! Identifies the listener of a TCP port on this machine: a process group, or another program. A response
-//! from the port is no proof, because another program may have taken the port first. Never connects to
-//! anything.
+//! Identifies which process listens on a TCP port of this machine: one of a process group, or another
+//! program. An answer from the port does not prove that, because another program may have taken the port
+//! first. Never connects to anything.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -15,21 +15,21 @@ use procfs::{FromBufReadSI as _, ProcError, ProcResult};
 
 use crate::host::group_members;
 
-/// Listener of an address.
+/// Kind of process that listens on an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortListener {
-    /// The given process group, and no other process.
+    /// Only processes of the given group listen.
     Group,
-    /// Another process, alone or in addition to the group.
+    /// Another process listens, alone or in addition to the group.
     Other,
-    /// No process.
+    /// No process listens.
     Nobody,
 }
 
-/// Returns the listener of `address`: the group that `leader` leads, or another process. `None` if that
-/// cannot be determined, for example because the files of a member of the group are hidden from us.
-/// `outside` returns further processes that belong to the group; it is called only if the group does not
-/// own all sockets itself.
+/// Returns whether processes of the group that `leader` leads, or others, listen on `address`. `None` if
+/// that cannot be determined, for example because the files of a member of the group are hidden from us.
+/// `outside` returns further processes that count as members of the group; it is called only if the group
+/// does not own all sockets itself.
 ///
 /// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for
 /// `/proc/PID/fd`.
@@ -67,8 +67,8 @@ pub fn port_listener(
     if hidden {
         return None;
     }
-    // Each socket must be one of theirs: a program that shares the port by SO_REUSEPORT gets a part of the
-    // connections.
+    // Each socket must belong to one of these processes: a program that shares the port by SO_REUSEPORT
+    // gets a part of the connections.
     for pid in outside() {
         for inode in sockets_of(pid) {
             left.remove(&inode);
@@ -77,15 +77,16 @@ pub fn port_listener(
     Some(if left.is_empty() { PortListener::Group } else { PortListener::Other })
 }
 
-/// Returns which of these processes listens on `address`; `None` if none does or its files are hidden from
-/// us.
+/// Returns which of these processes listens on `address`; `None` if none of them does, or its files are
+/// hidden from us.
 pub fn port_owner(pids: impl IntoIterator<Item = u32>, address: SocketAddr) -> Option<u32> {
     let sockets = listening_sockets(&listening_entries().ok()?, address);
     pids.into_iter().find(|pid| sockets_of(*pid).any(|inode| sockets.contains(&inode)))
 }
 
-/// Returns whether a process has a listening Unix socket whose path ends in this name. The pid that the
-/// kernel stores for the caller of `listen` is not used: it may belong to another process by now.
+/// Returns whether a process has a listening Unix socket whose path ends in this name. Does not use the pid
+/// that the kernel stores for the caller of `listen`, because that pid may belong to another process by
+/// now.
 ///
 /// Source: `proc(5)` for `/proc/PID/net/unix`, which shows the process's own network namespace.
 pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
@@ -95,7 +96,7 @@ pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
     let all = process.unix().unwrap_or_default().into_iter();
     let named = all.filter(|one| {
         let is_named = one.path.as_deref().and_then(Path::file_name) == Some(name);
-        // An accepted socket has the path, too.
+        // Leave out accepted connections, which have the same path.
         is_named && one.state == UnixState::UNCONNECTED
     });
     let named: HashSet<u64> = named.map(|one| one.inode).collect();
@@ -124,8 +125,8 @@ fn listening_entries() -> ProcResult<Vec<TcpNetEntry>> {
     Ok(all)
 }
 
-/// Returns the listening sockets of a table. They come first, so the reader stops there: a busy machine has
-/// tens of thousands of connections after them.
+/// Returns the listening sockets of a table. They come first in the table, so reading stops after them: a
+/// busy machine has tens of thousands of connections in the rest.
 fn read_table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
     let mut listening = String::new();
     for (number, line) in BufReader::new(File::open(path)?).lines().enumerate() {
@@ -140,11 +141,11 @@ fn read_table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
     Ok(TcpNetEntries::from_buf_read(listening.as_bytes(), procfs::current_system_info())?.0)
 }
 
-/// `TCP_LISTEN` of the kernel's `tcp_states.h`, as the table has it.
+/// `TCP_LISTEN` of the kernel's `tcp_states.h`, as written in the table.
 const TCP_LISTEN_STATE: &str = "0A";
 
-/// Returns the sockets that accept connections to `address`: those bound to it, or else those bound to all
-/// addresses.
+/// Returns the sockets that accept connections to `address`: sockets bound to it, or, if there are none,
+/// sockets bound to all addresses.
 fn listening_sockets(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
     let ip = address.ip().to_canonical();
     let of = |wanted: &dyn Fn(std::net::IpAddr) -> bool| -> HashSet<u64> {

@@ -1,35 +1,37 @@
-//! Detects kills by the kernel for lack of memory: reads its counters before and after.
+//! Detects whether the kernel killed processes for lack of memory, by comparing its counters before and
+//! after.
 //!
-//! A control group counts the kills in it and below it (`memory.events` of version 2, `memory.oom_control`
-//! of version 1). A limit further up kills, too, so all groups up to the root are read. `/proc/vmstat`
-//! counts all kills of the machine, and is used where no group has a counter.
+//! A control group counts the kills in itself and in groups below it (`memory.events` of version 2,
+//! `memory.oom_control` of version 1). A limit of a group further up kills, too, so all groups up to the
+//! root are read. `/proc/vmstat` counts all kills of the machine, and is used if no group has a counter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The counters at one moment.
+/// Values of the counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OomKills {
-    /// Files and counters of the groups, from the process's own upwards.
+    /// Counter files of the groups and their values, from the process's own group upwards.
     groups: Vec<(PathBuf, u64)>,
     vmstat: PathBuf,
-    /// Counter of the machine.
+    /// Counter of the whole machine.
     machine: Option<u64>,
 }
 
-/// Counters that have increased.
+/// Which counters have increased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OomChange {
-    /// No counter.
+    /// No counter has increased.
     Nowhere,
-    /// The counter of the process's group, or of a group around it with its own limit.
+    /// The counter of the process's group has increased, or that of a group above it.
     InGroup,
-    /// The machine's counter.
+    /// The counter of the machine has increased.
     OnMachine,
 }
 
 impl OomKills {
-    /// Reads the counters that concern this process, while it lives. Empty if nothing can be read.
+    /// Reads the counters that concern a process; call it while the process lives. Empty if nothing can be
+    /// read.
     pub fn read(pid: u32) -> Self {
         Self::read_from(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
     }
@@ -42,7 +44,7 @@ impl OomKills {
         Self { groups, machine: read_count(&vmstat), vmstat }
     }
 
-    /// Returns which counters have increased since; `None` if nothing can be read.
+    /// Returns which counters have increased since these values were read; `None` if nothing can be read.
     pub fn compare(&self) -> Option<OomChange> {
         let more = |file: &Path, before: u64| read_count(file).map(|now| now > before);
         let groups: Vec<bool> = self.groups.iter().filter_map(|(file, before)| more(file, *before)).collect();
@@ -71,7 +73,7 @@ fn counter_files(line: &str, root: &Path) -> Vec<PathBuf> {
     } else {
         return Vec::new();
     };
-    // A path with `..` lies outside our cgroup namespace.
+    // A path with `..` is outside of our cgroup namespace.
     if path.split('/').any(|part| part == "..") {
         return vec![root.join(name)];
     }
@@ -79,7 +81,7 @@ fn counter_files(line: &str, root: &Path) -> Vec<PathBuf> {
     relative.ancestors().map(|group| root.join(group).join(name)).collect()
 }
 
-/// Reads the line `oom_kill 3`, which all these files have.
+/// Reads the number in the line `oom_kill 3`, which all counter files have.
 fn read_count(file: &Path) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()

@@ -1,8 +1,8 @@
 //! Reads the control group (version 2) of a backend: memory in use, out-of-memory events, pressure stalls.
 //!
-//! `memory.current` includes the page cache of a mapped model, so it is shown and never judged. The memory
-//! of a group without memory controller is charged to the next group above that has it: that group is read.
-//! [`CgroupMemory::own`] says whether a backend shares that group with llama-warden.
+//! `memory.current` includes the page cache of a mapped model, so it is shown but not used for decisions.
+//! If a group has no memory controller, its memory is charged to the next group above that has one, and
+//! that group is read. [`CgroupMemory::own`] says whether the backend shares that group with llama-warden.
 
 use std::fs;
 use std::path::Path;
@@ -11,50 +11,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::SensorError;
 
-/// The control group of a backend. A part is `None` if the kernel has no such file for the group, or denies
-/// access.
+/// Memory of a backend's control group. A value is `None` if the kernel has no such file for the group, or
+/// denies access.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CgroupMemory {
-    /// The group that memory is charged to, as named in `/proc/<pid>/cgroup`.
+    /// Path of the group to which memory is charged, as in `/proc/<pid>/cgroup`.
     pub path: String,
-    /// llama-warden is outside that group, so the backend does not share it with us.
+    /// True if llama-warden is outside that group, so the backend does not share it with us.
     pub own: bool,
     /// `memory.current`: bytes charged to the group, including file pages.
     pub current: Option<u64>,
-    /// `memory.events`.
+    /// Counters from `memory.events`.
     pub events: Option<MemoryEvents>,
-    /// `memory.pressure`.
+    /// Pressure stalls from `memory.pressure`.
     pub pressure: Option<MemoryPressure>,
 }
 
-/// Counters of `memory.events`, since the group was made.
+/// Counters of `memory.events`, since the group was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryEvents {
-    /// Times that the group exceeded `memory.high` and was throttled.
+    /// Number of times that the group exceeded `memory.high` and was throttled.
     pub high: u64,
-    /// Times that the group was about to exceed `memory.max`.
+    /// Number of times that the group was about to exceed `memory.max`.
     pub max: u64,
-    /// Times that an allocation failed for lack of memory.
+    /// Number of times that an allocation failed for lack of memory.
     pub oom: u64,
-    /// Processes that the kernel killed for lack of memory.
+    /// Number of processes that the kernel killed for lack of memory.
     pub oom_kill: u64,
 }
 
-/// Pressure stalls: the share of time, in percent, in which tasks waited for memory.
+/// Pressure stalls: shares of time, in percent, in which tasks waited for memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryPressure {
-    /// Some task waited, over 10 seconds.
+    /// Percent of the last 10 seconds in which at least one task waited.
     pub some_avg10: f64,
-    /// Some task waited, over 60 seconds.
+    /// Percent of the last 60 seconds in which at least one task waited.
     pub some_avg60: f64,
-    /// All tasks waited, over 10 seconds.
+    /// Percent of the last 10 seconds in which all tasks waited.
     pub full_avg10: f64,
-    /// All tasks waited, over 60 seconds.
+    /// Percent of the last 60 seconds in which all tasks waited.
     pub full_avg60: f64,
 }
 
-/// Reads the group of process `pid`. On a machine without groups of version 2 the path is empty and every
-/// part is `None`.
+/// Reads the control group of process `pid`. On a machine without control groups of version 2, the path is
+/// empty and every value is `None`.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ fn read_group(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, Sensor
         fs::read_to_string(proc.join(format!("{pid}/cgroup"))).map_err(|_| SensorError::Ended { pid })?;
     let Some(path) = v2_path(&groups) else { return Ok(CgroupMemory::default()) };
     let ours = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-    // A path with `..` lies outside our cgroup namespace.
+    // A path with `..` is outside of our cgroup namespace.
     let inside = !path.split('/').any(|part| part == "..");
     let folder = |path: &str| root.join(path.trim_start_matches('/'));
     let mut above = Path::new(path).ancestors().filter_map(Path::to_str);
@@ -103,7 +103,7 @@ fn parse_events(text: &str) -> Option<MemoryEvents> {
     })
 }
 
-/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and the same for `full`.
+/// Parses a line `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and another that begins with `full`.
 fn parse_pressure(text: &str) -> Option<MemoryPressure> {
     let share = |who: &str, over: &str| -> Option<f64> {
         let line = text.lines().find_map(|line| line.strip_prefix(who)?.strip_prefix(' '))?;

@@ -3,7 +3,8 @@
 //!
 //! The process group is not enough: `setsid`, container tools and daemons leave it. When a wrapper ends,
 //! its remaining children are reparented to the subreaper. They are recognised by an environment variable
-//! that the wrapper was started with and that its children inherit. Blocks for some milliseconds at most.
+//! that the wrapper was started with and that its children inherit. All functions block for some
+//! milliseconds at most.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -18,51 +19,52 @@ use crate::host::{self, PROC};
 /// Maximum number of rounds of reading the reaper's children until no new one appears.
 const HANDED_ON_LOOKS: usize = 5;
 
-/// Maximum number of reads of an empty environment.
+/// Maximum number of attempts to read an environment that is empty or incomplete.
 const EXEC_LOOKS: usize = 20;
 
-/// Pause between two such reads.
+/// Pause between two attempts to read an environment.
 const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
-/// A process, identified by pid and start time, so that a process with a reused pid is not mistaken for it.
+/// A process, identified by pid and start time, so that a later process with the same pid is not mistaken
+/// for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StartedProcess {
-    /// Process id in our view.
+    /// Process id in our pid namespace.
     pub pid: u32,
     /// Start time in clock ticks since the boot: field 22 of `/proc/PID/stat`.
     pub started: u64,
 }
 
 impl StartedProcess {
-    /// Returns the current process with this pid, which may be a zombie; `None` if there is none or `/proc`
+    /// Returns the process that has this pid now, which may be a zombie; `None` if there is none or `/proc`
     /// hides it.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Some(RelatedProcess::from_stat(&read_stat(pid)?)?.process)
     }
 
-    /// Returns whether it exists and is no zombie.
+    /// Returns whether the process exists and is no zombie.
     pub fn is_alive(self) -> bool {
         RelatedProcess::with_pid(self.pid).is_some_and(|now| now.process == self && !now.is_zombie)
     }
 }
 
-/// A process that belongs to a child, as read from `/proc`.
+/// Facts from `/proc` about a process that belongs to a child of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelatedProcess {
     /// Pid and start time.
     pub process: StartedProcess,
-    /// Process id of its parent.
+    /// Process id of the parent.
     pub parent: u32,
     /// Process group id.
     pub group: u32,
     /// Session id.
     pub session: u32,
-    /// The process has ended and waits to be reaped.
+    /// True if the process has ended and waits to be reaped.
     pub is_zombie: bool,
 }
 
 impl RelatedProcess {
-    /// Reads the current process with this pid.
+    /// Reads the facts about the process that has this pid now.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Self::from_stat(&read_stat(pid)?)
     }
@@ -79,20 +81,20 @@ impl RelatedProcess {
     }
 }
 
-/// The child whose relatives are looked for.
+/// Identifies a child of ours, whose relatives are searched.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildAncestry<'a> {
     /// Pid of the child, which leads its own process group.
     pub leader: u32,
     /// Pid of the subreaper, to which orphans are reparented.
     pub reaper: u32,
-    /// `NAME=VALUE` in the environment of the child and of its descendants; unique to this child.
+    /// `NAME=VALUE` in the environment of the child and its descendants; unique to this child.
     pub mark: &'a str,
 }
 
-/// Returns the processes of a child without the child itself: its descendants, and the subreaper's orphans
-/// that are in its group or carry its mark, with their descendants. Zombies are included only below a
-/// living parent.
+/// Returns the processes of a child, without the child itself: its descendants, and orphans (children of
+/// the subreaper) that are in its group or carry its mark, with their descendants. A zombie is included
+/// only if its parent lives.
 ///
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for the new
 /// parent of orphans.
@@ -102,8 +104,8 @@ pub fn relatives(of: ChildAncestry<'_>) -> Vec<RelatedProcess> {
     for _ in 0..HANDED_ON_LOOKS {
         found = relatives_among(&children, of);
         let now = ChildTable::default().direct(of.reaper);
-        // A parent that ended in between has handed its children to the reaper after that one's children
-        // were read.
+        // Read again until no new child appears: a parent that ended meanwhile has handed its children to
+        // the reaper after the reaper's children were read.
         if now.iter().all(|pid| children.contains(pid)) {
             break;
         }
@@ -124,7 +126,7 @@ fn relatives_among(children: &[u32], of: ChildAncestry<'_>) -> Vec<RelatedProces
     table.descendants(unread)
 }
 
-/// Returns a process and its descendants; nothing if it is gone.
+/// Returns a process and its descendants; nothing if the process is gone.
 pub fn process_tree(top: StartedProcess) -> Vec<RelatedProcess> {
     if StartedProcess::with_pid(top.pid) != Some(top) {
         return Vec::new();
@@ -154,7 +156,7 @@ pub fn children_of(pid: u32) -> Vec<RelatedProcess> {
     ChildTable::default().direct(pid).into_iter().filter_map(RelatedProcess::with_pid).collect()
 }
 
-/// Sums the host memory of these processes, skipping ended ones; `None` if all have.
+/// Sums the host memory of these processes, skipping ended ones; `None` if all have ended.
 pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory> {
     pids.into_iter().filter_map(host::memory_of_one).reduce(|sum, more| HostMemory {
         anon: sum.anon.saturating_add(more.anon),
@@ -171,8 +173,8 @@ fn has_mark(pid: u32, mark: &str) -> bool {
     environment_has(pid, |one| one == mark)
 }
 
-/// Returns whether the environment that a process was started with has a matching entry. Files of other
-/// users' processes are not readable.
+/// Returns whether the environment with which a process was started has a matching entry. False for
+/// processes of other users, whose files are not readable.
 #[expect(clippy::disallowed_methods, reason = "worker threads look here: the pause holds up no request")]
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
@@ -184,7 +186,8 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
             // Reading fails while an exec replaces the process's memory.
             Err(_) => Vec::new(),
         };
-        // Empty or truncated during an exec; empty for a zombie.
+        // Stop when the text is complete. The text is empty or truncated during an exec, and empty for a
+        // zombie.
         if environment.ends_with(&[0]) || RelatedProcess::with_pid(pid).is_none_or(|one| one.is_zombie) {
             break;
         }
@@ -193,7 +196,7 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     environment.split(|byte| *byte == 0).any(|one| std::str::from_utf8(one).is_ok_and(&wanted))
 }
 
-/// Children by parent. On a kernel without the files `children`, all processes are scanned once.
+/// Children of each process. On a kernel without the files `children`, all processes are scanned once.
 #[derive(Default)]
 struct ChildTable {
     all: Option<BTreeMap<u32, Vec<u32>>>,

@@ -1,18 +1,18 @@
-//! Detects a process that cannot run: it may be stopped, or wait for pages of its memory from a disk. Never
-//! blocks.
+//! Detects a process that cannot run, because it is stopped or waits for pages of its memory from a disk.
+//! Never blocks.
 
 use procfs::process::Process;
 
 /// Ability of a process to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessRunState {
-    /// A signal or a debugger has stopped the process.
+    /// True if a signal or a debugger has stopped the process.
     pub stopped: bool,
-    /// Pages read from a disk for it since its start.
+    /// Number of page faults since the start of the process for which a page was read from a disk.
     pub major_faults: u64,
 }
 
-/// Reads whether a process can run; `None` if it is gone or `/proc` does not show it.
+/// Reads the ability of a process to run; `None` if the process is gone or `/proc` does not show it.
 ///
 /// Source: `proc(5)`, fields 3 and 12 of `/proc/PID/stat`.
 pub fn process_run_state(pid: u32) -> Option<ProcessRunState> {

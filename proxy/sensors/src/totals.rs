@@ -1,7 +1,8 @@
-//! The host's memory: the total that a budget in percent refers to, and the memory available for a second
-//! generation.
+//! The host's memory: its total, which a budget in percent refers to, and the memory available for a second
+//! process.
 //!
-//! `/proc/meminfo` describes the host; the limits of our control groups, as in containers, are applied to it.
+//! `/proc/meminfo` describes the host. Its values are reduced to the limits of our control groups, as in a
+//! container.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +13,8 @@ use crate::{SensorError, cgroup};
 pub struct HostTotals {
     /// `MemTotal`, or the limit of the container.
     pub total: u64,
-    /// Memory available for new allocations without swapping: `MemAvailable`, as the kernel estimates it,
-    /// or the rest under the container's limit.
+    /// Memory available for new allocations without swapping: `MemAvailable`, as estimated by the kernel,
+    /// or what is left under the container's limit.
     pub available: u64,
 }
 

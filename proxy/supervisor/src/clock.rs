@@ -1,5 +1,5 @@
-//! Time. Only this module of the crate reads the wall clock, for timestamps that people read; decisions use
-//! tokio's clock. Sums of moments and configured times cannot overflow.
+//! Clock functions. Only this module of the crate reads the wall clock, for timestamps that people read;
+//! decisions use tokio's clock. Adding a configured time to a moment cannot overflow.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) fn wall_time() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
-/// A future moment in milliseconds since 1970 (UTC). A past one counts as now.
+/// Wall-clock time of a future moment, in milliseconds since 1970 (UTC). A past moment counts as now.
 pub(crate) fn unix_ms(moment: Instant) -> u64 {
     let left = moment.saturating_duration_since(Instant::now());
     let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
@@ -24,14 +24,14 @@ pub(crate) fn minute_of_day() -> Option<u16> {
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).ok()
 }
 
-/// `moment + by`. A sum that overflows becomes a moment some 30 years away.
+/// `moment + by`. If the sum would overflow, returns a moment some 30 years away.
 pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
     const MAX_OFFSET: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     moment.checked_add(by.min(MAX_OFFSET)).unwrap_or(moment)
 }
 
-/// Next time for a repeated action: [`after`], but never so soon that a pause configured as 0 occupies a
-/// core.
+/// Time of the next repetition of an action: [`after`], but with a minimum pause, so that a configured
+/// pause of 0 does not occupy a CPU core.
 pub(crate) fn after_pause(moment: Instant, pause: Duration) -> Instant {
     after(moment, pause.max(DELAY_LEAST))
 }
@@ -41,7 +41,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Time since the machine's boot, the same in all of its processes.
+/// Time since the machine's boot (`CLOCK_MONOTONIC`), which all processes of the machine share.
 pub(crate) fn monotonic_now() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(

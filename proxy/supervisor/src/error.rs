@@ -43,7 +43,7 @@ pub enum FailureKind {
     Signal,
     /// The process did not become ready in time.
     Timeout,
-    /// The process came up with much less on GPUs than an earlier one, and another process could serve.
+    /// The process loaded much less onto GPUs than an earlier process did, and another process could serve.
     Degraded,
     /// The process ended with an exit code, without a known reason.
     Exit,
@@ -68,7 +68,7 @@ pub enum FleetError {
     /// A socket's path would not fit into a Unix socket address.
     #[error("the socket path {} would have {length} bytes, and a Unix socket's path has at most {limit}: choose a shorter `runtime_dir`", path.display())]
     SocketPath {
-        /// Longest path that would be needed.
+        /// Longest path that the fleet would need.
         path: PathBuf,
         length: usize,
         limit: usize,
@@ -79,19 +79,19 @@ pub enum FleetError {
     /// The writer thread of the state directory cannot be started.
     #[error("cannot start a thread: {0}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
     NoThread(io::Error),
-    /// A name or alias means two models.
+    /// The same name or alias is given to two models.
     #[error(
         "the name `{name}` means both the model `{first}` and the model `{second}`: rename one, or remove the alias"
     )]
     DuplicateName {
-        /// Name or alias.
+        /// The name or alias.
         name: String,
-        /// First model.
+        /// First model with this name or alias.
         first: ModelName,
-        /// Second model.
+        /// Second model with this name or alias.
         second: ModelName,
     },
-    /// A model with no processes.
+    /// The model is configured to run no processes.
     #[error("the model `{0}` has `replicas = 0`: give it 1 or more")]
     NoReplicas(ModelName),
     /// The fleet is shutting down.
@@ -129,18 +129,18 @@ fn known_models(known: &[String]) -> String {
 /// Shortage of memory for a prompt, in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NoRoom {
-    /// Memory that is short.
+    /// Host memory or GPU on which memory is short.
     pub series: MemoryKind,
     /// Tokens of the prompt, as far as known.
     pub tokens: u64,
     /// Bytes needed beyond the memory that the process holds, including the reserve.
     pub needed: u64,
-    /// Bytes left until the limit.
+    /// Bytes left until the memory limit.
     pub have: u64,
     /// Measured cost of a token beyond the largest prompt so far, in bytes.
     pub bytes_per_token: f64,
-    /// Time to wait before a retry. The serialized form must not change: another version of the program may
-    /// read it during a takeover.
+    /// Time to wait before sending the request again. The serialized form must not change: another version
+    /// of the program may read it when it takes over.
     #[serde(
         alias = "retry_after_seconds",
         deserialize_with = "warden_policies::seconds::known::deserialize"
@@ -149,7 +149,7 @@ pub struct NoRoom {
 }
 
 impl NoRoom {
-    /// Serializes it for people and programs that read events.
+    /// Serializes the shortage in the form that events use.
     pub(crate) fn serialize_for_event<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct NoRoomEvent {
@@ -182,7 +182,7 @@ impl std::fmt::Display for NoRoom {
 }
 
 /// Why a lease was not granted. Nothing was sent to any backend. Another version of the program may read
-/// it, and ignores unknown variants.
+/// this type, and ignores variants that it does not know.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each message says what its fields are")]
@@ -201,14 +201,14 @@ pub enum LeaseDenied {
         "it is loaded in {} s at the earliest, and a request waits for {} s at most (`queue.wait`); send again then", left.as_secs_f64().ceil(), wait.as_secs()
     )]
     TooSlow { left: Duration, wait: Duration },
-    /// The model can never be loaded next to pinned ones.
+    /// The model can never be loaded: pinned models leave too little memory.
     #[error("it cannot be loaded: {0}")]
     NeverLoaded(String),
     /// The backend cannot be started at present; the next attempt comes after the given time.
     #[error("the backend does not start: {}", .0.message)]
     StartFailed(BackendFailure, Option<Duration>),
-    /// The backend cannot start until a flag or file changes. A change starts it, and the given time in any
-    /// case.
+    /// The backend cannot start until a flag or file changes. The next start follows such a change, or
+    /// comes after the given time at the latest.
     #[error("the backend cannot start before something changes: {}", .0.message)]
     Failed(BackendFailure, Duration),
     /// The remote endpoint does not answer; it is probed again after the given time.
@@ -232,7 +232,7 @@ pub enum ControlError {
     /// The new generation did not start.
     #[error("the new process of `{model}` did not start: {}", failure.message)]
     StartFailed { model: ModelName, failure: BackendFailure },
-    /// Another command came in between: a drain, a removal or the shutdown.
+    /// Another command ended the restart: a drain, a removal or the shutdown.
     #[error("the restart of `{model}` was given up: {because}")]
     GivenUp { model: ModelName, because: String },
     /// No process of the model can be asked to give memory back.
@@ -256,17 +256,17 @@ pub enum CanaryError {
     /// No such model.
     #[error(transparent)]
     Unknown(#[from] ResolveError),
-    /// The model is remote.
+    /// A remote endpoint serves the model.
     #[error(
         "`{0}` is served by an endpoint (`remotes`): there is no llama-server here that another one could be compared with"
     )]
     Remote(ModelName),
-    /// The model has a canary already.
+    /// The model already has a canary.
     #[error(
         "`{0}` has a canary: wait for its verdict (`llama-warden canary status`), or end it with `llama-warden canary stop {0}`"
     )]
     Exists(ModelName),
-    /// The model has no canary, and had none.
+    /// The model has no canary, neither a running nor an ended one.
     #[error("`{0}` has no canary: `llama-warden canary start {0}` begins one")]
     None(ModelName),
     /// The binary is missing.
@@ -278,10 +278,10 @@ pub enum CanaryError {
     /// The share of conversations is invalid.
     #[error("a canary gets a share of conversations above 0 and up to {}: {share} is none", most)]
     Share { share: f64, most: f64 },
-    /// The canary's name is in use, or a path would be too long.
+    /// The canary's name is in use, or a socket's path would be too long.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// The canary ended before its process was made.
+    /// The canary ended before its process was created.
     #[error("the canary of `{model}` did not begin: {because}")]
     DidNotBegin { model: ModelName, because: String },
     /// The program is shutting down.
@@ -293,16 +293,16 @@ pub enum CanaryError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SpawnError {
-    /// The kernel refused.
+    /// The kernel refused to execute the binary.
     #[error("cannot run {}: {source}", binary.display())]
     Exec { binary: PathBuf, source: io::Error },
     /// The working directory is missing.
     #[error("cannot run {} in the directory {}: {source}", binary.display(), directory.display())]
     Directory { binary: PathBuf, directory: PathBuf, source: io::Error },
-    /// The directory for its socket is missing and cannot be made, or belongs to another user.
+    /// The directory for the process's socket is missing and cannot be made, or belongs to another user.
     #[error("cannot use the directory for sockets {}: {source}", directory.display())]
     Sockets { directory: PathBuf, source: io::Error },
-    /// The process runs but cannot be watched; it was killed.
+    /// The process was created but cannot be watched, and was killed.
     #[error("cannot watch process {pid}: {source}")]
     Watch { pid: u32, source: io::Error },
     /// The nursery's thread has ended.

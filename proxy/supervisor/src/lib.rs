@@ -11,19 +11,19 @@
 //!   status, metrics <--- FleetView (watch) ; events, logs (rings) ; ledger (file) <---tells--+
 //! ```
 //!
-//! * No caller checks if a backend is ready and then uses it. [`Fleet::lease`] waits for the right to send
-//!   one request to one generation; a [`Lease`] is that right.
+//! * No caller checks whether a backend is ready and then sends to it. [`Fleet::lease`] waits until one
+//!   request may be sent to one generation (one process of a model); the returned [`Lease`] is that right.
 //! * Each model has one task. It alone owns the [`warden_policies::lifecycle::LifecycleMachine`]s of its processes,
 //!   carries out their effects and arms their timers. Helper tasks only report, with the generation, so
 //!   that a late report about an old process is ignored.
-//! * The task reads all inputs of an action in the same step. Inputs that may change meanwhile are judged
-//!   again at every turn of its loop.
+//! * When the task takes an action, it reads all inputs of the action in that step. Inputs that may change
+//!   later are judged again at every turn of the task's loop.
 //!
 //! # Invariants
 //!
 //! * Leases are granted only on generations that answered a probe, never on one that drains.
 //! * Each call of [`Fleet::lease`] gets a lease or a reason, unless its caller leaves.
-//! * Every child is reaped, and its whole process group is gone when it is.
+//! * Every child process is reaped, and by then its whole process group is gone.
 //! * [`Fleet::shutdown`] ends within its deadline plus the stop grace, with a small margin.
 //!
 //! # Folders

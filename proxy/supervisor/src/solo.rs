@@ -5,8 +5,8 @@
 //!                        └── it ends, or time is over ──> Failure
 //! ```
 //!
-//! It uses the same parts as a backend of a fleet, so its memory is read in the same way. It makes no
-//! decisions and sends no requests: callers talk to its socket.
+//! The same code starts, probes and reads a backend of a fleet, so measurements are comparable. This module
+//! makes no decisions and sends no requests: callers send to the process's socket.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub struct SoloStarter {
     directory: PathBuf,
     watch: WatchConfig,
     lifecycle: LifecyclePolicy,
-    /// Name in socket files.
+    /// Model name used in the names of socket files.
     name: ModelName,
     next: Arc<AtomicU64>,
 }
@@ -56,20 +56,20 @@ pub struct SoloStarter {
 /// Process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoloSpec {
-    /// Binary, arguments except for the address, environment.
+    /// Binary, arguments without an address, environment.
     pub command: ServerCommand,
-    /// Added to our own `oom_score_adj`.
+    /// Number added to our own `oom_score_adj`.
     pub oom_score_adj: i32,
-    /// Kind of address.
+    /// Kind of address on which the process listens.
     pub socket: SocketMode,
-    /// Known facts about its binary.
+    /// Known facts about the binary.
     pub facts: ServerFacts,
 }
 
 impl SoloStarter {
-    /// `runtime_dir`: a private directory for sockets with a short path, created if missing. Of
-    /// `lifecycle`, start, probes and stop apply; of `watch`, the number of kept lines and the limit of a
-    /// reading.
+    /// `runtime_dir` is a private directory for sockets with a short path, created if missing. From
+    /// `lifecycle`, the settings for start, probes and stop apply; from `watch`, the number of kept lines
+    /// and the time limit of a reading.
     ///
     /// # Errors
     ///
@@ -110,13 +110,13 @@ impl SoloStarter {
     ///
     /// # Errors
     ///
-    /// It ends or hangs before it is ready. The failure has its last lines.
+    /// The process ends before it is ready, or is not ready in time. The failure has its last output lines.
     pub async fn start(&self, spec: &SoloSpec) -> Result<SoloProcess, Box<BackendFailure>> {
         self.start_unless(spec, std::future::pending()).await.map_err(|unstarted| unstarted.failure)
     }
 
-    /// Same as [`Self::start`], with the exit if it ended. When `stop` resolves first, the process is
-    /// killed and reaped.
+    /// Starts a process as [`Self::start`] does, until `stop` resolves: then the process is killed and
+    /// reaped. An error includes the exit status, if the process ended before it was ready.
     pub(crate) async fn start_unless(
         &self,
         spec: &SoloSpec,
@@ -216,7 +216,7 @@ async fn until_too_late(process: &dyn BackendProcess, lifecycle: &LifecyclePolic
 #[derive(Debug)]
 pub(crate) struct FailedStart {
     pub(crate) failure: Box<BackendFailure>,
-    /// Exit of the process; `None` if there was none, or it was not ready in time.
+    /// Exit of the process; `None` if it was never created, or was not ready in time.
     pub(crate) exit: Option<ProcessExit>,
 }
 
@@ -235,10 +235,10 @@ pub struct SoloProcess {
     _files: SoloFiles,
 }
 
-/// Properties from `/props` when it was ready; unknown ones are `None`.
+/// Properties that the process reported in `/props` when it was ready; unreported ones are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoloProps {
-    /// Number of requests that it evaluates at a time.
+    /// Number of slots: requests that the process evaluates at the same time.
     pub slots: Option<u32>,
     /// Context of a slot in tokens.
     pub n_ctx: Option<u64>,
@@ -248,26 +248,26 @@ pub struct SoloProps {
     pub build: Option<u32>,
 }
 
-/// A complete reading.
+/// Complete reading of a process's memory and of the machine.
 #[derive(Clone, Debug)]
 pub struct SoloReading {
-    /// Sample for the policies.
+    /// Sample in the form that the policies use.
     pub sample: BackendSample,
-    /// Bytes of host memory that it may keep and that are not measured.
+    /// Bytes of host memory that the process may keep on purpose and that cannot be measured.
     pub allowed: u64,
-    /// Why VRAM is unknown, if it should be known.
+    /// Why VRAM is unknown on a machine where it should be known.
     pub vram_unknown: Option<String>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
     /// Memory of the machine.
     pub totals: Option<HostTotals>,
-    /// Report of GPU memory, if the build writes one.
+    /// Report of the process about its GPU memory, if the build writes one.
     pub report: Option<CudaReport>,
 }
 
 impl SoloReading {
-    /// Captured graphs, by its report; `None` if the build limits them, because they may still grow up to
-    /// the limit.
+    /// Number of captured CUDA graphs, from the process's report; `None` without a report, or if the build
+    /// limits the number, because it may still grow up to that limit.
     pub fn graphs(&self) -> Option<u64> {
         let report =
             self.report.as_ref().filter(|report| !report.active.contains(&ActiveFix::GraphCacheCap))?;
@@ -276,34 +276,34 @@ impl SoloReading {
 }
 
 impl SoloProcess {
-    /// Address on which it listens.
+    /// Address on which the process listens.
     pub fn endpoint(&self) -> &ListenAddress {
         &self.endpoint
     }
 
-    /// API key that it requires.
+    /// API key that the process requires.
     pub fn api_key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// PID, which is also its process group.
+    /// PID of the process, which is also the id of its process group.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Time from the spawn until it was ready.
+    /// Time from the spawn until the process was ready.
     pub fn ready_after(&self) -> Duration {
         self.ready_after
     }
 
-    /// Properties when it was ready.
+    /// Properties that the process reported when it was ready.
     pub fn props(&self) -> SoloProps {
         let ServerProps { slots, n_ctx, modalities, build, .. } = self.props;
         SoloProps { slots, n_ctx, modalities, build }
     }
 
-    /// Reads its memory now. The caller supplies `work` and `in_flight`, because requests do not pass
-    /// through here.
+    /// Reads the memory of the process now. The caller passes `work` and `in_flight`, because this module
+    /// does not see the requests.
     pub async fn read_sample(
         &self,
         edge: SampleEdge,
@@ -337,7 +337,7 @@ impl SoloProcess {
         }
     }
 
-    /// Memory that it keeps on purpose, in sentences.
+    /// Sentences about memory that the process keeps on purpose.
     pub fn allowance(&self) -> Vec<String> {
         lock(&self.said.state).declared.source_sentences()
     }
@@ -347,26 +347,27 @@ impl SoloProcess {
         self.said.lines()
     }
 
-    /// Handle to its output, readable after its end, too.
+    /// Handle to the process's output, which stays readable after the process has ended.
     pub fn output(&self) -> SoloOutput {
         SoloOutput(Arc::clone(&self.said))
     }
 
-    /// Waits until it ends by itself, and returns the failure. May be called again, may be dropped.
+    /// Waits until the process ends by itself, and returns the failure. May be called repeatedly; the
+    /// future may be dropped.
     pub async fn until_end(&self) -> BackendFailure {
         let exit = self.process.wait().await;
         self.classify_exit(exit)
     }
 
-    /// Same as [`Self::until_end`], with the exit.
+    /// Waits like [`Self::until_end`], and also returns the exit status.
     pub async fn until_exit(&self) -> (ProcessExit, BackendFailure) {
         let exit = self.process.wait().await;
         (exit, self.classify_exit(exit))
     }
 
-    /// Waits until it has logged a crash but neither ends nor answers a probe within
-    /// `lifecycle.crash_ends`. Returns the crash line. Some builds wait for a debugger after a crash. May
-    /// be dropped.
+    /// Waits until the process has logged a crash and then neither ends nor answers probes for
+    /// `lifecycle.crash_ends`: some builds wait for a debugger after a crash. Returns the crash line. The
+    /// future may be dropped.
     pub async fn until_crash_hang(&self) -> String {
         let LifecyclePolicy { probe_interval, crash_ends, .. } = self.lifecycle;
         loop {
@@ -375,7 +376,7 @@ impl SoloProcess {
             if self.process.probe(crash_ends).await.is_answer() {
                 continue;
             }
-            // An ending process also refuses connections for a moment.
+            // Probe twice: a process that is ending refuses connections too, but only for a moment.
             tokio::time::sleep(crash_ends).await;
             if !self.process.probe(crash_ends).await.is_answer() {
                 return line;
@@ -392,8 +393,8 @@ impl SoloProcess {
         )
     }
 
-    /// Sends TERM, and KILL after the grace, and returns the exit. Close all connections first:
-    /// llama-server waits for them.
+    /// Sends SIGTERM, and SIGKILL after the grace period, and returns the exit status. Close all
+    /// connections to the process first: llama-server waits for them.
     pub async fn stop(self) -> ProcessExit {
         self.process.terminate();
         if let Ok(exit) = tokio::time::timeout(self.lifecycle.stop_grace, self.process.wait()).await {
@@ -404,17 +405,17 @@ impl SoloProcess {
     }
 }
 
-/// Output of a process, which outlives it.
+/// Output of a process, readable after the process has ended.
 #[derive(Clone, Debug)]
 pub struct SoloOutput(Arc<SoloLog>);
 
 impl SoloOutput {
-    /// Lines so far, including those no longer kept.
+    /// Number of lines so far, including lines that are no longer kept.
     pub fn line_count(&self) -> usize {
         lock(&self.0.state).heard
     }
 
-    /// Lines after the first `heard`, as far as kept, oldest first.
+    /// Lines after the first `heard` lines, as far as kept, oldest first.
     pub fn lines_since(&self, heard: usize) -> Vec<String> {
         let state = lock(&self.0.state);
         let new = state.heard.saturating_sub(heard);
@@ -422,7 +423,7 @@ impl SoloOutput {
     }
 }
 
-/// Socket and report of the process, removed when it is gone.
+/// Socket and memory report of the process, removed when the process is gone.
 #[derive(Debug)]
 struct SoloFiles(PathBuf);
 
@@ -439,7 +440,7 @@ impl Drop for SoloFiles {
     }
 }
 
-/// Output of the process, and the memory that it declares there.
+/// Output of the process, and the memory sizes that it declares there.
 #[derive(Debug)]
 struct SoloLog {
     keep: usize,
@@ -450,7 +451,7 @@ struct SoloLog {
 #[derive(Debug)]
 struct SoloLogState {
     lines: VecDeque<String>,
-    /// Lines so far, including those no longer kept.
+    /// Number of lines so far, including lines that are no longer kept.
     heard: usize,
     declared: DeclaredMemory,
 }
@@ -470,7 +471,7 @@ impl SoloLog {
         if declared_memory::is_memory_line(&line) {
             state.declared.apply_log_line(&line);
         }
-        // Kept lines go into reports that may be published.
+        // Remove secrets: kept lines go into reports that may be published.
         let line = secrets::redact_text(&self.given.redact(line));
         tracing::debug!(target: "llama_server", "{line}");
         state.heard += 1;
@@ -480,7 +481,7 @@ impl SoloLog {
         state.lines.push_back(line);
     }
 
-    /// Records that it is ready: defaults depend on its build.
+    /// Records that the process is ready, because default sizes of its memory pools depend on the build.
     fn note_ready(&self, command: &ServerCommand, props: ServerProps, available: Option<u64>) {
         let mut state = lock(&self.state);
         if props.build.is_some() {

@@ -27,27 +27,27 @@ use crate::origin::RemoteOrigin;
 /// Command that runs llama-server for one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServerCommand {
-    /// Words before the binary: a program that finally executes it, such as `nice -n 5`.
+    /// Words before the binary: a program that executes the binary in the end, such as `nice -n 5`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wrapper: Vec<String>,
     /// The llama-server binary.
     pub binary: PathBuf,
-    /// Arguments, without an address: `--host` belongs to the supervisor.
+    /// Arguments without `--host` and `--port`: the supervisor chooses the address.
     pub args: Vec<String>,
     /// Variables added to our own environment.
     pub env: Vec<(String, String)>,
-    /// Variables of our own environment that the process must not inherit. A name that is also in `env` is
-    /// not passed on either.
+    /// Variables of our own environment that the process must not inherit. A variable named here is not
+    /// passed even if `env` sets it.
     pub env_remove: Vec<String>,
-    /// Working directory; ours if `None`.
+    /// Working directory of the process; `None`: our own.
     pub directory: Option<PathBuf>,
 }
 
-/// Name of llama.cpp's combined program, and the subcommand for llama-server.
+/// Name of llama.cpp's combined program, and its subcommand that runs llama-server.
 const UNIFIED_PROGRAM: (&str, &str) = ("llama", "serve");
 
 impl ServerCommand {
-    /// A binary alone: no wrapper, no arguments, our environment and directory.
+    /// Command with only a binary: no wrapper, no arguments, our environment and working directory.
     pub fn from_binary(binary: PathBuf) -> Self {
         Self {
             wrapper: Vec::new(),
@@ -59,7 +59,7 @@ impl ServerCommand {
         }
     }
 
-    /// Words before `args`: wrapper, binary, and `serve` if the binary is llama.cpp's combined program.
+    /// Words before `args`: wrapper, binary, and `serve` if llama.cpp's combined program needs it added.
     pub fn program_words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
@@ -70,7 +70,8 @@ impl ServerCommand {
         words
     }
 
-    /// Moves all words after the first into the arguments, for a program version that knows no wrapper.
+    /// Moves all words after the first into the arguments, for a version of llama-warden that knows no
+    /// wrapper.
     pub(crate) fn without_wrapper(self) -> Self {
         let mut words = self.program_words().into_iter();
         let binary = words.next().map(PathBuf::from).unwrap_or_default();
@@ -84,16 +85,16 @@ impl ServerCommand {
 pub struct SpawnRequest {
     /// Binary, all arguments, environment, directory.
     pub command: ServerCommand,
-    /// Added to our own `oom_score_adj`; the sum is kept within -1000 to 1000.
+    /// Number added to our own `oom_score_adj`; the sum is kept within -1000 to 1000.
     pub oom_score_adj: i32,
 }
 
 /// Handling of prompts that do not fit into memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionSpec {
-    /// Ignore, warn, or do not send them.
+    /// Reaction to such a prompt: ignore the shortage, warn, or do not send the prompt.
     pub mode: AdmissionMode,
-    /// Numbers of the policy.
+    /// Limits and factors for predicting a prompt's memory.
     pub policy: AdmissionPolicy,
 }
 
@@ -102,25 +103,26 @@ pub struct AdmissionSpec {
 pub struct ModelSpec {
     /// Name of the model.
     pub name: ModelName,
-    /// Other names.
+    /// Other names that clients may use.
     pub aliases: Vec<String>,
-    /// Command.
+    /// Command that runs the server.
     pub command: ServerCommand,
     /// Run options: number of processes, start, address, recording.
     pub run: defaults::Model,
     /// Limits of the queue.
     pub queue: defaults::Queue,
-    /// Slot requests at a time on one process; its number of slots if `None`.
+    /// Maximum number of simultaneous slot requests per process; `None`: the number of its slots.
     pub max_in_flight: Option<u32>,
     /// Unload after this time without a request; `None`: never.
     pub ttl: Option<Duration>,
-    /// Memory needs, and models that may be loaded next to it. The number of processes is that of `run`.
+    /// Memory needs, and models that may be loaded together with this one. `run` has the number of
+    /// processes.
     pub loading: loading::LoadSpec,
-    /// Arguments that are added if it does not fit into memory.
+    /// Arguments that are added if the model does not fit into memory.
     pub fallback: Option<FallbackSpec>,
-    /// Options that may start it if it dies while it loads, the cheapest and likeliest first.
+    /// Options that may help the server start if it dies while loading, the cheapest and likeliest first.
     pub start_switches: Vec<StartSwitch>,
-    /// We choose its GPUs, because neither its command nor its environment names any.
+    /// True if we choose the model's GPUs, because neither its command nor its environment names any.
     pub choose_gpus: bool,
     /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
@@ -130,19 +132,19 @@ pub struct ModelSpec {
     pub admission: AdmissionSpec,
     /// Handling of requests that kill their server.
     pub quarantine: QuarantinePolicy,
-    /// Added to `oom_score_adj` of the child, -1000 to 1000.
+    /// Number added to the child's `oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// Model of which this is a canary, which clients cannot request.
+    /// Model whose canary this is; clients cannot request a canary. `None` for an ordinary model.
     pub canary_of: Option<ModelName>,
 }
 
-/// Shared settings of one model. Configuration, fleet and the model's task each hold them; at 2.5 KiB a
-/// model, copies would cost a fleet of 1,000 models 10 MiB. A holder copies them before changing a setting.
+/// Settings of one model, shared by the configuration, the fleet and the model's task. At 2.5 KiB a model,
+/// copies would cost a fleet of 1,000 models 10 MiB. A holder copies the settings before it changes one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedSpec {
     settings: Arc<ModelSpec>,
-    /// Known facts about the binary. [`Fleet::learn_facts`](crate::Fleet::learn_facts) adds facts measured later;
-    /// neither replaces a process.
+    /// Known facts about the binary; [`Fleet::learn_facts`](crate::Fleet::learn_facts) adds facts measured
+    /// later. Changed facts do not cause a replacement of the process.
     pub facts: ServerFacts,
 }
 
@@ -176,9 +178,9 @@ pub struct CanarySpec {
     pub build: Option<String>,
     /// Known facts about the binary.
     pub facts: ServerFacts,
-    /// Share of conversations that it answers, above 0.
+    /// Share of the model's conversations that the canary answers, above 0.
     pub share: f64,
-    /// Duration, and thresholds for a worse build.
+    /// Duration of the trial, and thresholds at which the build counts as worse.
     pub numbers: canary::CanaryConfig,
 }
 
@@ -187,26 +189,26 @@ pub struct CanarySpec {
 pub struct RemoteSpec {
     /// Name of the model.
     pub name: ModelName,
-    /// Other names.
+    /// Other names that clients may use.
     pub aliases: Vec<String>,
     /// Address of the endpoint.
     pub origin: Arc<RemoteOrigin>,
-    /// Name of the model there.
+    /// Name of the model at the endpoint.
     pub model: String,
     /// Limits of the queue.
     pub queue: defaults::Queue,
-    /// Requests at a time, at least 1.
+    /// Maximum number of simultaneous requests, at least 1.
     pub max_in_flight: u32,
-    /// Probes of the endpoint.
+    /// Intervals and limits for probing the endpoint.
     pub numbers: defaults::Remote,
 }
 
 /// Arguments for starting a model that does not fit into memory, or dies while it loads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FallbackSpec {
-    /// Arguments appended to the others, so that they take precedence.
+    /// Arguments appended to the configured ones, so that they take precedence.
     pub args: Vec<String>,
-    /// Memory that one process then needs, as far as known.
+    /// Memory that one process needs with these arguments, as far as known.
     pub needs: Option<MemoryNeeds>,
 }
 
@@ -215,19 +217,19 @@ pub struct FallbackSpec {
 pub struct FleetConfig {
     /// Models, in the order in which clients see them.
     pub models: Vec<SharedSpec>,
-    /// Remote models, listed after those.
+    /// Remote models, listed after the local models.
     pub remotes: Vec<RemoteSpec>,
-    /// With exactly one model: every name means that model, as in llama-server.
+    /// If there is exactly one model, every requested name means that model, as in llama-server.
     pub any_name: bool,
     /// Budgets over all processes together.
     pub shared: SharedBudgets,
     /// Loading and unloading of models.
     pub loading: loading::LoadingConfig,
-    /// Numbers of the growth detector.
+    /// Parameters of the growth detector.
     pub growth: GrowthPolicy,
     /// Thresholds for symptoms.
     pub health: HealthPolicy,
-    /// Default numbers for canaries.
+    /// Default parameters of canaries.
     pub canary: canary::CanaryConfig,
     /// Private directory (mode 0700) for the children's sockets and memory reports. The path must be short:
     /// a Unix socket's path has at most 107 bytes.
@@ -238,8 +240,8 @@ pub struct FleetConfig {
     pub watch: WatchConfig,
 }
 
-/// Budgets over all processes on this host, and over all on each GPU. If one is exceeded, the process whose
-/// replacement frees most gives way.
+/// Budgets for the memory of all our processes together: on the host, and on each GPU. If one is exceeded,
+/// the process whose replacement frees most memory is replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SharedBudgets {
     /// Host memory above which one process is replaced when quiet.

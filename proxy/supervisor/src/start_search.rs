@@ -17,19 +17,20 @@ use crate::solo::{FailedStart, SoloSpec, SoloStarter};
 /// Server and options for a search.
 #[derive(Clone, Debug)]
 pub struct StartSearchRun {
-    /// Server as configured.
+    /// Server with the configured command.
     pub spec: SoloSpec,
-    /// Options, the cheapest and likeliest first.
+    /// Options to try, the cheapest and likeliest first.
     pub switches: Vec<StartSwitch>,
-    /// Consecutive deaths as configured.
+    /// Consecutive deaths with the configured command.
     pub deaths: u32,
     /// Description of the last death, for people.
     pub death: String,
 }
 
 impl StartSearchRun {
-    /// Searches until the finding is known, or `stop` is cancelled. Dropping the future kills its process.
-    /// `watch` gets the added words before each start; none for the configured command.
+    /// Searches until there is a finding, the time is over, or `stop` is cancelled. Dropping the future
+    /// kills the process under test. `watch` is called before each start with the option, or `None` for the
+    /// configured command.
     pub async fn run(
         self,
         starter: &SoloStarter,
@@ -86,11 +87,11 @@ async fn attempt_start(
     }
 }
 
-/// Description of a death before readiness that an option may avoid: by the process's own signal or a
-/// failed assertion, also if a script turned it into an exit code. A failure with its own reason (memory, a
-/// file, a flag) is none.
+/// Description of a death during the start that an option may avoid: by a signal of the process itself, an
+/// exit code that stands for such a signal, or a logged crash. `None` for failures with a known cause
+/// (memory, a file, a flag).
 pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure) -> Option<String> {
-    /// Exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
+    /// Exit codes that a shell returns for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
     const SHELL_SIGNAL_CODES: [i32; 6] = [132, 133, 134, 135, 136, 139];
     let exit = exit.filter(|exit| exit.is_self_inflicted())?;
     let line = failure::crash_line(&failure.lines);
@@ -104,7 +105,7 @@ pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure)
     (died && nameless).then(|| format!("{exit}{line}"))
 }
 
-/// True if a failure, known only by its text, may be such a death, so that a search is worthwhile.
+/// True if the text of a failure suggests a death for which a search is worthwhile.
 pub fn may_be_load_death(failure: &BackendFailure) -> bool {
     failure.kind == FailureKind::Signal || failure::crash_line(&failure.lines).is_some()
 }

@@ -1,5 +1,5 @@
-//! Locking. A poisoned lock is used on: its data are counters and queues that every step leaves consistent,
-//! and refusing them would turn one failed request into a dead model.
+//! Locking. A poisoned lock (its holder panicked) is used as before: the data are counters and queues that
+//! every step leaves consistent, and refusing them would turn one failed request into a dead model.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -5,12 +5,12 @@
 //!              └── queue full, or no thread at all: an error, at once
 //! ```
 //!
-//! Each kind has its own threads, because a hanging resource takes them all: a dead mount must not delay a
-//! reading of `/proc`. They are started once and stay. A runtime's own blocking threads come and go, and
-//! tokio panics if the system cannot start one.
+//! Each kind of job has its own threads, because a resource that hangs blocks all threads that use it: a
+//! dead mount must not delay a reading of `/proc`. The threads are started once and stay. tokio's own
+//! blocking threads come and go, and tokio panics if the system cannot start one.
 //!
-//! The most recently idle thread gets the next job, so that few threads are used: heap used by a thread
-//! stays with it.
+//! The most recently idle thread gets the next job, so that few threads are used: heap memory that a thread
+//! has used stays with that thread.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -29,21 +29,21 @@ use crate::sync::lock;
 /// Resource that a job may wait for. Jobs of one kind share threads; different kinds never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
-    /// `/proc` and control groups. A process that hangs in the kernel can block a reading of it.
+    /// `/proc` and control groups. If a process hangs in the kernel, reading its files can block.
     Kernel,
     /// Libraries of GPU drivers.
     Driver,
-    /// Folders and files of models, programs, libraries, saved slots, on any local or network disk.
+    /// Folders and files of models, programs, libraries and saved slots, on local or network disks.
     ModelFiles,
-    /// Configuration and files that it names: certificates, log files, the next program.
+    /// Configuration file and files that it names: certificates, log files, the next program to run.
     Configuration,
-    /// Reads of the state directory. Writes have a thread of their own.
+    /// Reads of the state directory. A separate thread does the writes.
     StateFiles,
-    /// Host names.
+    /// Lookups of host names.
     Names,
     /// Messages between two instances during a handover.
     HandOver,
-    /// Long pages: no disk, but too much work for a serving thread.
+    /// Building of long pages: uses no disk, but would keep a serving thread busy for too long.
     Pages,
 }
 
@@ -59,17 +59,20 @@ impl WorkKind {
         Self::Pages,
     ];
 
-    /// Number of threads, and of jobs that may wait. A second thread serves other jobs of a kind if one
+    /// Number of threads, and of jobs that may wait. A kind with a second thread can go on while one job
     /// hangs.
     const fn pool_size(self) -> (usize, usize) {
         match self {
-            // A reading of each process every few seconds, each some milliseconds.
+            // Each process is read every few seconds, which takes some milliseconds.
             Self::Kernel => (2, 4096),
-            // One full reading and one of free memory: callers run at most one of each.
+            // A thread for a full reading, and another for a reading of free memory: callers run at most
+            // one of each.
             Self::Driver => (2, 4),
-            // A check of the folders, one reading ahead, and a check for starts.
+            // A thread each for checking the folders, for reading files ahead, and for checks before
+            // starts.
             Self::ModelFiles => (3, 256),
-            // One reading of the whole configuration, and one for the rest. A handover has as few jobs.
+            // A thread for reading the whole configuration, and another for everything else. A handover has
+            // as few jobs.
             Self::Configuration | Self::HandOver => (2, 16),
             // All files are on one disk: if it hangs, a second thread would hang, too.
             Self::StateFiles => (1, 16),
@@ -101,7 +104,7 @@ pub enum WorkError {
     /// The system cannot start a thread.
     #[error("no thread of `{0}` can be started: {1}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
     NoThread(&'static str, io::Error),
-    /// The job panicked, as logged.
+    /// The job panicked; the panic is in the log.
     #[error("a job of `{0}` ended early because of the internal error above")]
     Lost(&'static str),
 }
@@ -154,7 +157,7 @@ impl WorkPool {
         Ok(())
     }
 
-    /// Loop of a thread, which begins idle.
+    /// Loop of a worker thread: waits for a job, runs the job, and takes further jobs from the queue.
     fn work_loop(&self, seat: &mpsc::Sender<WorkJob>, given: &mpsc::Receiver<WorkJob>) {
         while let Ok(job) = given.recv() {
             run_guarded(job);
@@ -192,7 +195,7 @@ impl WorkPool {
     }
 }
 
-/// Runs a job. After a panic its caller gets no result, but the thread survives.
+/// Runs a job. If the job panics, its caller gets no result, but the thread survives.
 fn run_guarded(job: WorkJob) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
         tracing::error!(panic = panic_words(&*panic), "a job of a worker thread ended in an internal error");
@@ -204,7 +207,7 @@ fn panic_words(panic: &(dyn Any + Send)) -> &str {
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
 }
 
-/// In the order of their kinds.
+/// Thread pools, in the order of [`WorkKind::ALL`].
 static POOLS: [WorkPool; WorkKind::ALL.len()] = [
     WorkPool::new(WorkKind::Kernel),
     WorkPool::new(WorkKind::Driver),
@@ -224,7 +227,7 @@ fn pool_for(kind: WorkKind) -> &'static WorkPool {
 ///
 /// # Errors
 ///
-/// The system cannot start a thread. Missing ones are tried again with each job.
+/// The system cannot start a thread. Each later job tries again to start the missing threads.
 pub fn start_worker_threads() -> Result<(), WorkError> {
     for kind in WorkKind::ALL {
         let pool = pool_for(kind);
@@ -233,7 +236,7 @@ pub fn start_worker_threads() -> Result<(), WorkError> {
     Ok(())
 }
 
-/// Result of a job, to be awaited. Dropping it cancels a job that has not begun.
+/// Future for the result of a job. Dropping it cancels the job if the job has not begun.
 #[derive(Debug)]
 pub struct PendingWork<T> {
     name: &'static str,
@@ -282,7 +285,7 @@ fn run_in_pool<T: Send + 'static>(
         if reply.is_closed() {
             return;
         }
-        // The caller may have left meanwhile.
+        // Sending fails if the caller no longer waits for the result.
         let _left = reply.send(job());
         #[cfg(test)]
         drop(held);
@@ -303,8 +306,8 @@ pub fn run_detached(kind: WorkKind, job: impl FnOnce() + Send + 'static) -> Resu
     pool_for(kind).submit(Box::new(job))
 }
 
-/// Runs a job on a thread of this kind, and waits for the result without a runtime, at most for `limit`.
-/// For jobs that take microseconds unless a disk hangs.
+/// Runs a job on a thread of this kind, and blocks until the result is there, at most for `limit`; needs no
+/// async runtime. Meant for jobs that take microseconds unless a disk hangs.
 pub(crate) fn run_briefly<T: Send + 'static>(
     kind: WorkKind,
     limit: Duration,
@@ -315,7 +318,7 @@ pub(crate) fn run_briefly<T: Send + 'static>(
     result.recv_timeout(limit).ok()
 }
 
-/// Addresses of a host. A literal address needs no lookup.
+/// Addresses of a host. An IP address given in place of a name needs no lookup.
 ///
 /// # Errors
 ///

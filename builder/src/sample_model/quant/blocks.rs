@@ -5,7 +5,7 @@ use super::{nearest_step, round_scale, scale_at};
 /// Numbers per block.
 const BLOCK_LENGTH: usize = 32;
 
-/// Values of the 16 indices of `IQ4_NL_VALUES`, in units of the scale.
+/// Values of the 16 indices of the format `IQ4_NL`, in units of the scale.
 const IQ4_NL_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Values of the 16 four-bit floats (E2M1), doubled so that all are integers.
 const DOUBLED_E2M1_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -30,7 +30,7 @@ pub(super) fn decode_q8_0(block: &[u8], out: &mut Vec<f32>) {
 }
 
 pub(super) fn encode_q4_0(block: &[f32], out: &mut Vec<u8>) {
-    // The range has one more step below 0 than above; the largest number gets it, for either sign.
+    // The integers reach from -8 to 7. The scale's sign maps the largest number, of either sign, to -8.
     let (scale, bytes) = round_scale(largest_magnitude(block) / -8.0);
     out.extend(bytes);
     push_halves(block, out, |number| (nearest_step(number, scale, -8, 7) + 8).to_le_bytes()[0]);

@@ -8,7 +8,7 @@
 //! | format | block |
 //! |---|---|
 //! | `Q8_0` | scale f16, 32 × i8 |
-//! | `Q4_0`, `IQ4_NL_VALUES` | scale f16, 16 bytes: number *n* in the low half of byte *n*, number *n* + 16 in the high half |
+//! | `Q4_0`, `IQ4_NL` | scale f16, 16 bytes: number *n* in the low half of byte *n*, number *n* + 16 in the high half |
 //! | `MXFP4` | exponent u8, 16 bytes as above |
 //! | `Q4_K` | scales f16 × 2, 12 bytes of 6-bit scales and minima, 128 bytes |
 //! | `Q5_K` | the same with 32 bytes of fifth bits before the 128 |

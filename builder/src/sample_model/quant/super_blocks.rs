@@ -76,9 +76,9 @@ fn part_range(part: &[f32], most: i8) -> (f32, f32) {
     ((greatest - least) / f32::from(most), -least)
 }
 
-/// Packs eight six-bit scales and eight six-bit minima into twelve bytes. The first four of each take a
-/// byte, whose upper two bits belong to the other four; the remaining four bits of those take the last
-/// bytes.
+/// Packs eight six-bit scales and eight six-bit minima into twelve bytes. Each of the first four scales and
+/// minima takes the lower six bits of a byte; the upper two bits belong to a scale or minimum of the last
+/// four. The other four bits of those are in the last four bytes.
 fn pack_parts(scales: &[u8], minima: &[u8]) -> [u8; 12] {
     let mut bytes = [0; 12];
     for part in 0..PART_COUNT / 2 {

@@ -149,7 +149,8 @@ impl SizedWriter {
         self.add_matrix(name, rows, columns, gain, false);
     }
 
-    /// Adds such a matrix with a zero row 0, so that it never writes to the constant channel.
+    /// Adds a matrix like [`Self::matrix`], with a zero row 0, so that it never writes to the constant
+    /// channel.
     fn matrix_sparing_constant(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
         self.add_matrix(name, rows, columns, gain, true);
     }

@@ -1,6 +1,6 @@
 //! Detects compilers that drop the tile configuration of Intel's AMX.
 //!
-//! `_tile_loadconfig` reads 64 bytes. GCC before 13 informs its optimiser that only 8 are read, so the others
+//! `_tile_loadconfig` reads 64 bytes. GCC before 13 tells its optimiser that only 8 are read, so the other 56
 //! are not written. The processor rejects the random bytes, and a server with AMX dies while it loads its
 //! first quantised model.
 //!
@@ -33,7 +33,7 @@ const NO_TILES_STATUS: i32 = 3;
 pub(crate) enum TileCode {
     /// The compiler writes the whole configuration.
     Kept,
-    /// The compiler drops a part of it.
+    /// The compiler drops a part of the configuration.
     Dropped,
     /// The check failed, with the reason.
     Unknown(String),
@@ -58,7 +58,7 @@ pub(crate) async fn compiles_amx(
     match program_output(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
         Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(AMX_MACRO))),
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
-        // Flags that the compiler does not support: cmake reports them.
+        // The compiler does not support the user's flags: cmake reports that.
         Err(_) => Ok(false),
     }
 }
@@ -139,7 +139,7 @@ fn unknown_end(code: Option<i32>, signal: Option<i32>) -> TileCode {
 }
 
 /// Replaces each `ldtilecfg` by code that copies the 64 bytes to `seen`, preserves all registers and does
-/// not touch the stack. `None` if there is none.
+/// not touch the stack. `None` if the code has no `ldtilecfg`.
 fn replace_tile_loads(code: &str) -> Option<String> {
     let mut out = String::with_capacity(2 * code.len());
     let mut found = false;

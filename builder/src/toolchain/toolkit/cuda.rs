@@ -12,7 +12,7 @@ use crate::plan::backend::ComputeBackend;
 use crate::toolchain::asking::program_output;
 use crate::toolchain::found::{BuildTool, GpuToolkit};
 
-/// How to install the toolkit.
+/// Advice for installing the toolkit.
 const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
                     name its nvcc in CUDACXX";
 
@@ -125,7 +125,7 @@ fn empty_if_failed(said: Result<String>) -> Result<String> {
     }
 }
 
-/// Parses `9.0`, `90` or `8.6,8.9` into `90` or `86` and `89`.
+/// Parses compute capabilities: `9.0` and `90` give `90`; `8.6,8.9` gives `86` and `89`.
 fn parse_capabilities(text: &str) -> Vec<String> {
     let words = text.split([',', '\n']).map(|word| word.trim().replace('.', ""));
     let number =

@@ -66,7 +66,7 @@ fn header_version(header: &Path) -> String {
     number.unwrap_or("of unknown version").trim().to_owned()
 }
 
-/// Returns true if there is a GPU of such a vendor, by its render node.
+/// Returns true if a GPU with a render node is from one of [`FAST_GPU_VENDORS`].
 pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
     let of = |system: &PathBuf| fs::read_dir(system.join("sys/class/drm")).into_iter().flatten().flatten();
     env.system.iter().flat_map(of).any(|entry| {

@@ -46,7 +46,7 @@ const fn prompt_token(at: usize) -> usize {
     FIRST_WORD_ID + (at * 131 + 17) % WORD_COUNT
 }
 
-/// The words with their log-probabilities; `None` if the answer has none.
+/// Parses the words with their log-probabilities; `None` if the answer has no probabilities.
 fn parse_words(answer: &Value) -> Option<BTreeMap<String, f64>> {
     let first = answer["completion_probabilities"].get(0)?;
     let list = first["top_logprobs"].as_array().or_else(|| first["probs"].as_array())?;

@@ -51,8 +51,8 @@ pub struct ComputedTrial {
     pub weights: String,
     /// Setting of the server, such as `--no-repack`.
     pub setting: String,
-    /// Distance from the same numbers in f32: root mean square of the differences of log-probabilities, for
-    /// the prompt where it is largest.
+    /// Distance from the reference in f32: root mean square of the differences of log-probabilities, for the
+    /// prompt with the largest value.
     pub distance: f64,
     /// The largest distance that counts as equal.
     pub limit: f64,
@@ -200,7 +200,7 @@ impl ComputeBench<'_> {
     }
 }
 
-/// One start of the server.
+/// A single start of the server.
 struct ServerAttempt {
     binary: PathBuf,
     folder: PathBuf,

@@ -11,8 +11,8 @@ use super::super::trial::TrialSettings;
 use crate::error::{BuilderError, Result};
 use crate::process::{ChildExit, output};
 
-/// Flags of every start. One thread: more would only spin on a machine that just compiled. One slot, so
-/// that the second request finds the first one's prompt in the cache.
+/// Flags of every start. A single thread, since more would only spin on a machine that just compiled. A
+/// single slot, so that the second request finds the prompt of the first request in the cache.
 pub(super) const COMMON_FLAGS: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
 
 /// A setting that selects other kernels.
@@ -31,17 +31,17 @@ pub(super) enum KernelSetting {
     GpuQuantisedCache,
 }
 
-/// Flags that the server supports, by its help.
+/// Flags that the server supports according to its `--help`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KnownFlags {
     /// The server has `--no-repack`.
     pub(super) no_repack: bool,
-    /// `-fa` takes `on`; in older servers it is a switch.
+    /// `-fa` takes the word `on`; in older servers `-fa` is a switch.
     pub(super) fa_takes_word: bool,
 }
 
 impl KnownFlags {
-    /// Parses the server's help. A server without one supports no flag.
+    /// Parses the server's help. A server without help counts as supporting no flag.
     pub(super) async fn from_server(
         binary: &Path,
         trial: &TrialSettings,

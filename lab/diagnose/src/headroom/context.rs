@@ -14,7 +14,7 @@ use crate::lab::Lab;
 /// Idle memory of a process with a smaller context.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmallerContext {
-    /// `-c`.
+    /// Context in tokens of all slots (`-c`).
     pub context: u64,
     /// Bytes by memory.
     pub idle: Vec<(MemoryKind, u64)>,

@@ -29,8 +29,8 @@ impl TextLengths {
         Self::from_count(counted, solo.props().n_ctx)
     }
 
-    /// A refusal to count is the same each time and counts as 0. A count that only came too late is an
-    /// error: the next one would give another text.
+    /// A server that refuses to count does so each time, so a refusal counts as 0. A count that came too late
+    /// is an error: the next process might count in time, and would get other texts.
     fn from_count(
         counted: Result<u32, LabRequestError>,
         n_ctx: Option<u64>,

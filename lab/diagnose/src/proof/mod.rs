@@ -2,7 +2,9 @@
 //! round by round.
 //!
 //! ```text
-//!   Rounds ── Next::Visit ──> a fresh process ── start, memory ── questions ── pace ── the longest prompt ──> Visit ──> Rounds ── … ──> Proof
+//!   ProofRounds ── BuildProofStep ──> a fresh process ── start, memory ── questions ── pace ── longest
+//!   prompt
+//!               ──> BuildVisit ──> ProofRounds ── … ──> BuildProof
 //!   then, if requested: the search between two revisions (`between`), with the builds as its ends ──> growth, crashes
 //! ```
 //!
@@ -36,16 +38,16 @@ use crate::lab::Lab;
 pub struct ComparedBuilds {
     /// The server of the build in use.
     pub old: SoloSpec,
-    /// The same server with the new build.
+    /// The server of the new build, with the model and flags of `old`.
     pub new: SoloSpec,
-    /// All flags of both, from their help; `None` if one prints none.
+    /// All flags of both builds, from their help; `None` if one of them prints no flags.
     pub flags: Option<(Vec<String>, Vec<String>)>,
-    /// Flags that both are started with, as spelled in the help.
+    /// Flags with which both builds are started, as spelled in the help.
     pub used: Vec<String>,
-    /// Paths that both are checked for.
+    /// Paths for which both builds are checked.
     pub paths: Vec<String>,
-    /// The workloads under which growth and crashes of both are searched; without workloads there is no
-    /// search.
+    /// The workloads under which growth and crashes of both builds are searched; without workloads there is
+    /// no search.
     pub work: Experiment,
 }
 
@@ -119,7 +121,7 @@ impl ComparedBuilds {
         InterfaceComparison::compare((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
     }
 
-    /// Searches growth and crashes of both, as the two revisions of a line.
+    /// Searches growth and crashes of both builds, as the two revisions of a line.
     async fn search(
         &self,
         lab: &Lab,

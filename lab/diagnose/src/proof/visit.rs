@@ -27,16 +27,16 @@ pub(crate) struct VisitTasks<'a> {
     pub(crate) longest: bool,
     /// Be checked for these paths.
     pub(crate) paths: Option<&'a [String]>,
-    /// Lengths of its requests; `None`: this is the first process, which sets them.
+    /// Lengths of the process's requests; `None`: this is the first process, which sets them.
     pub(crate) lengths: Option<TextLengths>,
 }
 
 /// Result of a process.
 pub(crate) struct VisitResult {
     pub(crate) visit: BuildVisit,
-    /// The existing ones of the paths to check, if there were any.
+    /// Checked paths that exist; `None` if there were no paths to check.
     pub(super) routes: Option<Vec<String>>,
-    /// Lengths of its requests.
+    /// Lengths of the process's requests.
     pub(crate) lengths: TextLengths,
 }
 
@@ -110,8 +110,9 @@ async fn run_tasks(
     Ok(VisitResult { visit: BuildVisit { measured, replies }, routes, lengths })
 }
 
-/// The requests that show how such a server answers these questions or, without questions, how fast it is.
-/// `lengths` are those of earlier requests, if there were any. An inner error is the build's own, in words.
+/// Returns the requests that show how a server answers the questions; without questions, those that show how
+/// fast the server is. `lengths` are those of earlier requests, if there were any. An inner error is the
+/// build's own, in words.
 ///
 /// # Errors
 /// Only errors that are not a build's fault.
@@ -219,7 +220,7 @@ async fn measure_pace(
     Ok(())
 }
 
-/// The timed requests: a long prompt with an answer, and a short one.
+/// Returns the requests to time: a long prompt with an answer, and a short prompt.
 fn timed_requests(lab: &Lab, facts: ServerLimits, at: u64) -> [LabRequest; 2] {
     let (words, answer) = (TextGenerator::new(facts.tokens_per_word), lab.proof.answer);
     let long = facts.limit_prompt(lab.proof.prompt, answer);

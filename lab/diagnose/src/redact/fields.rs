@@ -92,7 +92,7 @@ pub(super) const WORD_FIELDS: [&str; 11] = [
     "verbosity",
 ];
 
-/// Required fields of these: an unknown text is replaced, because a request without the field is invalid.
+/// Fields among [`WORD_FIELDS`] that a request needs to be valid: an unknown text in them is replaced.
 pub(super) const REQUIRED_FIELDS: [&str; 2] = ["role", "type"];
 
 pub(super) const KEPT_WORDS: [&str; 54] = [

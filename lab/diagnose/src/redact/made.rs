@@ -9,13 +9,14 @@ use serde_json::{Map, Value, json};
 
 use crate::workload::TextGenerator;
 
-/// Characters of a piece: texts with a common beginning keep it, up to the last whole piece.
+/// Characters of a piece. Replacements of texts with a common beginning share the whole pieces of that
+/// beginning.
 const PIECE_CHARS: usize = 48;
 /// Least number of characters of a name: shorter ones would not be distinct.
 const MIN_NAME_CHARS: usize = 6;
 /// Longer texts are no identifiers.
 const MAX_ID_CHARS: usize = 256;
-/// The first replacement token: those before it are the beginning, the end and the unknown.
+/// The first replacement token: the tokens before it stand for the beginning, the end and unknown text.
 const FIRST_TOKEN: u64 = 3;
 /// Beginning of the first text of Claude Code's requests.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
@@ -41,7 +42,7 @@ impl ReplacementMaker {
         }
     }
 
-    /// Replaces a text that should be JSON; if it is none, the replacement is none either.
+    /// Replaces a text that should be JSON; if the text is no JSON, neither is the replacement.
     pub(super) fn replace_json(&self, text: &str) -> String {
         let Ok(json) = serde_json::from_str::<Value>(text) else { return self.replace_words(text) };
         let json = self.replace_value(&json);
@@ -50,7 +51,7 @@ impl ReplacementMaker {
         written.unwrap_or_else(|| json.to_string())
     }
 
-    /// Replaces a text by one of the same length. Each piece depends on all before it.
+    /// Replaces a text by one of the same length. Each piece depends on all earlier pieces.
     pub(super) fn replace_words(&self, text: &str) -> String {
         let letters: Vec<char> = text.chars().collect();
         let mut made = String::with_capacity(text.len());
@@ -74,8 +75,9 @@ impl ReplacementMaker {
         }
     }
 
-    /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each depends on all
-    /// before it, so that lists keep common beginnings, and no replacement can be guessed by its frequency.
+    /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each replacement
+    /// depends on all earlier tokens, so that lists keep common beginnings, and no token can be guessed by
+    /// its frequency.
     pub(super) fn replace_tokens(&self, items: &[Value]) -> Value {
         let mut before = 0;
         let next = |item: &Value| {
@@ -127,7 +129,7 @@ impl ReplacementMaker {
         }
     }
 
-    /// Replaces a number by one with as many digits.
+    /// Replaces a number with another number of as many digits.
     pub(super) fn replace_number(&self, number: &str) -> Value {
         // Keeps the exponent, so that it stays a number.
         let (digits, exponent) = number.split_at(number.find(['e', 'E']).unwrap_or(number.len()));
@@ -170,7 +172,7 @@ impl io::Write for BoundedBuffer {
 
 /// Removes the checksum with which Claude Code begins each request (`cch=a5145;`), as llama-server does to
 /// keep its cache (`normalize_anthropic_billing_header` in `server-chat.cpp`). In a replaced text no server
-/// could find it.
+/// could find the checksum.
 fn without_checksum(text: &str) -> Cow<'_, str> {
     let value = || {
         let rest = text.strip_prefix(BILLING_PREFIX)?;

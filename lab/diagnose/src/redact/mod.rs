@@ -38,8 +38,8 @@ pub struct Redactor {
     bytes_left: Cell<usize>,
 }
 
-/// Limit of bytes that one line produces and has; a request may have 8 MiB, and a picture can be declared
-/// in few.
+/// Limit of bytes of a recorded line, media included. A request has at most 8 MiB, but a few bytes can
+/// declare a large picture.
 const MAX_LINE_BYTES: usize = 32 << 20;
 
 impl Redactor {
@@ -75,7 +75,8 @@ impl Redactor {
                 // Arguments of a tool: any object.
                 ("input", _) if is("tool_use") => Some(self.maker.replace_value(value)),
                 ("schema", _) => Some(self.maker.replace_schema(value)),
-                // In `response_format` it has a name and a schema; next to a prompt it is a schema.
+                // In `response_format`, `json_schema` holds a name and a schema; next to a prompt, it is
+                // the schema.
                 ("json_schema", Value::Object(inner)) if !is("json_schema") => {
                     Some(self.maker.replace_schema(&Value::Object(inner.clone())))
                 }

@@ -16,7 +16,7 @@ use super::proof::{change_text, metric_name, metric_value};
 pub struct RevisionLabel {
     /// 40 hexadecimal digits.
     pub commit: String,
-    /// Its build tag, or the closest one.
+    /// Build tag of the commit, or the closest one.
     pub label: String,
     /// Date of the commit: `2026-08-22`.
     pub date: String,
@@ -140,7 +140,7 @@ impl BetweenReport {
         lines
     }
 
-    /// States that other revisions contribute, if they do.
+    /// States that more than one revision contributed to the difference between the ends, if so.
     fn more_than_one(&self) -> Option<String> {
         let judged = || self.conclusion.judged.iter();
         let third = |one: &&JudgedRevision| one.answers.as_ref().is_some_and(RevisionAnswers::is_third);

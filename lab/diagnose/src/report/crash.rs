@@ -50,7 +50,7 @@ pub(super) fn repeat_text(crash: &WorkloadCrash) -> String {
     }
 }
 
-/// Everything known about the crash, a line each; the last ones are the server's own.
+/// Everything known about the crash, a line each; the last lines are from the server's output.
 pub(super) fn crash_lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String> {
     let of = leg_name(leg);
     let mut lines = vec![crash_text(leg, crash)];
@@ -186,7 +186,7 @@ impl SurvivalReport {
         explained(&self.switches, self.tried_switches())
     }
 
-    /// Their names, quoted.
+    /// Names of switches, quoted.
     pub fn names(&self, switches: &[usize]) -> String {
         names(&self.switches, switches)
     }

@@ -76,10 +76,10 @@ pub struct TrialSwitch {
     pub item: String,
     /// Short description.
     pub title: String,
-    /// Its variables and flags, in words.
+    /// Variables and flags of the mitigation, in words.
     pub does: String,
-    /// The known leak that the growth resembles and this cures; `None` if it is tried because it affects
-    /// this memory.
+    /// Known leak that the growth resembles and that the mitigation cures; `None` if the mitigation is tried
+    /// because it affects the growing memory.
     pub against: Option<String>,
 }
 
@@ -218,7 +218,7 @@ impl CureReport {
         self.conclusion.trials.iter().find(own)
     }
 
-    /// Their names, quoted.
+    /// Names of switches, quoted.
     pub fn names(&self, switches: &[usize]) -> String {
         names(&self.switches, switches)
     }
@@ -238,7 +238,7 @@ impl CureReport {
     }
 }
 
-/// Their names, quoted.
+/// Names of switches, quoted.
 pub(super) fn names(all: &[TrialSwitch], switches: &[usize]) -> String {
     let name = |at: &usize| all.get(*at).map(|switch| format!("`{}`", switch.item));
     switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")

@@ -10,7 +10,7 @@ use super::DiagnoseReport;
 
 /// Limit of kept characters of a server's message.
 const MAX_KEPT_CHARS: usize = 80;
-/// Our own words, which the server's follow.
+/// Our own words before the server's message.
 const FAILURES_MARK: &str = " requests in a row failed: ";
 
 impl DiagnoseReport {

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `report.md` | for people |
 //! | `findings.json` | everything, for programs |
-//! | `report.html` | the same with plots |
+//! | `report.html` | the report with plots |
 //! | `reproduce.sh`, `requests/` | the script, and its requests |
 
 use std::io;
@@ -36,7 +36,7 @@ pub struct ReportFolder<'a> {
     pub numbers: &'a Diagnose,
     /// Variables that the server must not inherit.
     pub removed: &'a [String],
-    /// Working directory of its command: the script turns relative paths into absolute ones.
+    /// Working directory of the server's command: the script turns relative paths into absolute ones.
     pub directory: &'a Path,
     /// The server's slots.
     pub slots: u32,
@@ -44,9 +44,9 @@ pub struct ReportFolder<'a> {
     pub n_ctx: Option<u64>,
     /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
-    /// The replayed requests. The folder gets them redacted.
+    /// The replayed requests. They are redacted before they are written to the folder.
     pub replay: Option<&'a RequestRecording>,
-    /// The requests to reproduce, where no workload does.
+    /// Requests that reproduce the finding, if no workload does.
     pub visit: &'a [PublishedRequest],
 }
 
@@ -167,7 +167,7 @@ fn remove_script(path: &Path) -> io::Result<()> {
             }
         }
     }
-    // Fails if other files are in it.
+    // Removing the folder fails if other files are in it.
     drop(std::fs::remove_dir(&folder));
     std::fs::remove_file(script)
 }

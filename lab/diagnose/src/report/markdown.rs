@@ -111,7 +111,8 @@ impl DiagnoseReport {
             }
         }
         write_list(text, &self.notes());
-        // A leg without the cache does not keep it, and a leg that failed early may not know.
+        // A leg without the prompt cache does not declare that cache, and a leg that failed early may
+        // declare no caches.
         let tells = |leg: &&LegReport| !leg.finding.control && !leg.may_keep.is_empty();
         let keeps = self.legs.iter().find(tells).map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
         write_list(

@@ -45,16 +45,16 @@ pub struct ExperimentSetup {
     pub model: String,
     /// Path of the llama-server.
     pub binary: String,
-    /// Its answer to `--version`, or the id of its build.
+    /// The server's answer to `--version`, or the id of its build.
     pub server: String,
-    /// Its arguments.
+    /// Arguments of the server.
     pub args: Vec<String>,
-    /// Variables set for it, in addition to our own environment.
+    /// Variables set for the server, in addition to our own environment.
     pub env: Vec<(String, String)>,
     /// Inherited variables of our own environment that concern llama.cpp, a GPU or the C library.
     #[serde(default)]
     pub inherited: Vec<(String, String)>,
-    /// The tool that it ran under, as typed: memory includes that of the tool.
+    /// Tool under which the server ran, as typed: memory includes that of the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub under: Option<String>,
     /// The machine and its software, a line each.
@@ -135,7 +135,7 @@ impl ExperimentSetup {
     }
 }
 
-/// One leg.
+/// A leg's verdicts and measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LegReport {
     /// Verdicts and figures.
@@ -145,7 +145,7 @@ pub struct LegReport {
     pub ready_after_seconds: f64,
     /// Declared caches of the server, in sentences.
     pub may_keep: Vec<String>,
-    /// Why VRAM is unknown, if it should be known.
+    /// Reason why VRAM could not be read; `None` if it was read, or if reading no VRAM is normal here.
     pub vram_unknown: Option<String>,
     /// Requests that the server refused, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -174,7 +174,7 @@ pub struct DiagnoseReport {
     /// True if the server crashed in any leg.
     #[serde(default)]
     pub crashed: bool,
-    /// True if the user interrupted it before all legs were run.
+    /// True if the user interrupted the experiment before all legs were run.
     pub interrupted: bool,
     /// The legs.
     pub legs: Vec<LegReport>,
@@ -201,7 +201,7 @@ pub struct DiagnoseReport {
     /// Memory by call site, leg by leg, if requested: for programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<serde_json::Value>,
-    /// Why legs are missing in the trace.
+    /// Reason why legs are missing in the trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untraced: Option<String>,
     /// The trace in words, a line each.
@@ -250,7 +250,7 @@ impl DiagnoseReport {
         all.map(|note| secrets::redact_text(&note)).collect()
     }
 
-    /// Why VRAM of a leg is unknown, if it should be known.
+    /// Returns the reason why VRAM of a leg could not be read, if there is one.
     fn vram_unknown(&self) -> Option<&str> {
         self.legs.iter().find_map(|leg| leg.vram_unknown.as_deref())
     }

@@ -15,11 +15,11 @@ use super::between::symptom_text;
 pub struct ProofReport {
     /// The program in use, in a line.
     pub old: String,
-    /// The program that is to replace it.
+    /// The program that is to replace the program in use.
     pub new: String,
     /// Verdict on the replacement: `same`, `worse` or `unknown`.
     pub verdict: ProofRuling,
-    /// Reasons against it, a sentence each.
+    /// Reasons against the replacement, a sentence each.
     pub reasons: Vec<String>,
     /// Other differences, a sentence each.
     pub notes: Vec<String>,
@@ -109,7 +109,7 @@ impl ProofReport {
     }
 }
 
-/// Why a build may not replace another.
+/// Returns the reasons why a build may not replace another.
 fn rejection_reasons(proof: &BuildProof) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(fault) = &proof.fault {

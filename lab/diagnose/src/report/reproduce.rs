@@ -134,8 +134,8 @@ impl From<&[PublishedRequest]> for ScriptRequests {
     }
 }
 
-/// Puts the placeholder of the request's number before its last text; in a conversation, that of the round
-/// before the first text.
+/// Inserts the placeholder of the request's number before the request's last text. In a conversation, inserts
+/// the placeholder of the round before the first text instead.
 fn insert_marks(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
         text.insert_str(0, &format!("{NUMBER_MARK} "));

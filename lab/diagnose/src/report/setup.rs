@@ -138,7 +138,7 @@ pub(super) fn export_lines(about: &ExperimentSetup, directory: &Path) -> String 
     lines.concat()
 }
 
-/// Returns true if it can be the name of a shell variable.
+/// Returns true if a text can be the name of a shell variable.
 pub(super) fn is_variable_name(name: &str) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)

@@ -51,7 +51,7 @@ impl OverallResult {
         }
     }
 
-    /// The colour; the sentence has the meaning.
+    /// Colour of the result; the meaning is in the sentence.
     pub(super) const fn tone(self) -> BadgeTone {
         match self {
             Self::Crashes | Self::Leaks => BadgeTone::Bad,
@@ -130,7 +130,7 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     lines
 }
 
-/// Without a finding: the extent of the search.
+/// Describes the extent of the search, if there is no finding.
 fn extent_text(report: &DiagnoseReport) -> Option<String> {
     let names =
         |all: &[&LegFinding]| all.iter().map(|finding| leg_name(finding)).collect::<Vec<_>>().join(", ");

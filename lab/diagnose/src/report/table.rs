@@ -57,7 +57,7 @@ pub fn table_rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<
     rows
 }
 
-/// The workload, and whether the leg ran without the prompt cache.
+/// Names the workload, with a remark if the leg ran without the prompt cache.
 pub(super) fn leg_name(leg: &LegFinding) -> String {
     if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
 }

@@ -211,7 +211,7 @@ fn chat_body(messages: &Value, answer: u64) -> Value {
     })
 }
 
-/// The largest size for the first step, then a random one.
+/// Returns the largest size for the first step, and a random size for every later step.
 fn largest_first(sizes: &[u64], step: u64, order: &mut SplitMix) -> Option<u64> {
     if step == 0 {
         return sizes.iter().copied().max();

@@ -1,4 +1,4 @@
-//! Symptoms, standings and conclusions of a search between two revisions.
+//! Symptoms, judgements and conclusions of a search between two revisions.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,20 +12,20 @@ use super::pace::RevisionPace;
 use super::replies::{EndsDifference, RevisionAnswers};
 use warden_policies::growth::GrowthVerdict;
 
-/// Difference in behaviour between the two ends.
+/// Difference in behaviour between the oldest and the newest revision (the two ends).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RevisionSymptom {
-    /// A memory grows.
+    /// A kind of memory grows.
     Growth {
-        /// Memory and workload.
+        /// Kind of memory and workload.
         track: WorkloadMemory,
         /// Measured without the prompt cache.
         control: bool,
     },
     /// The server dies.
     Crash {
-        /// Workload under which it dies.
+        /// Workload under which the server dies.
         workload: Workload,
         /// Measured without the prompt cache.
         control: bool,
@@ -44,7 +44,7 @@ pub enum RevisionSymptom {
 }
 
 impl RevisionSymptom {
-    /// Finds the symptom that one end has, and returns whether that is the newer end. Crashes come before
+    /// Finds the symptom that only one end has; also returns true if that is the newer end. Crashes precede
     /// growth, because a process that dies does not leak for long. A crash that did not recur does not
     /// count.
     pub(super) fn find_between(
@@ -98,8 +98,8 @@ impl RevisionSymptom {
         }
     }
 
-    /// Returns the workload that shows the symptom, and whether to run it without the prompt cache; `None`
-    /// if it needs none.
+    /// Returns the workload that shows the symptom, and true if it runs without the prompt cache; `None` if
+    /// the symptom needs no workload.
     pub const fn work(&self) -> Option<(Workload, bool)> {
         match self {
             Self::Growth { track, control } => Some((track.workload, *control)),
@@ -108,7 +108,7 @@ impl RevisionSymptom {
         }
     }
 
-    /// Returns the findings of an end that concern the symptom.
+    /// Returns those of an end's findings that concern the symptom.
     pub(super) fn findings(&self, all: &[LegFinding]) -> Vec<LegFinding> {
         let work = self.work();
         let is_own = |finding: &&LegFinding| work == Some((finding.workload, finding.control));
@@ -135,7 +135,7 @@ pub enum RevisionStanding {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RevisionOutcome {
-    /// This revision made the difference: its predecessor differs from it, and both were judged twice.
+    /// This revision changed the behaviour: it differs from its predecessor, and both were judged twice.
     Found {
         /// Index in the line of revisions.
         revision: usize,
@@ -147,35 +147,35 @@ pub enum RevisionOutcome {
         /// Last candidate.
         last: usize,
     },
-    /// A neighbour was judged differently the second time.
+    /// The second judgement of a neighbouring revision differed from the first.
     Unsteady {
-        /// Index of the neighbour.
+        /// Index of that revision.
         revision: usize,
     },
     /// Both ends have the symptom.
     BothIll,
     /// Neither end has a symptom.
     NeitherIll {
-        /// Too few readings for a stronger statement.
+        /// True if there were too few readings for a stronger statement.
         short: bool,
-        /// A memory is suspected to leak.
+        /// True if a kind of memory is suspected to leak.
         suspected: bool,
     },
     /// Both ends are equally fast, or give the same answers.
     Alike {
-        /// Shown to be alike; otherwise noise may hide a difference.
+        /// True if shown to be alike; false if noise may hide a difference.
         sure: bool,
     },
     /// The crash did not recur.
     NotAgain,
     /// An end cannot be built, run or judged.
     EndFailed {
-        /// The newer end failed.
+        /// True if the newer end failed, false if the older did.
         newer: bool,
         /// Reason.
         why: String,
     },
-    /// The ill end cannot be run any more.
+    /// The end with the symptom can no longer be run.
     IllFailed {
         /// Reason.
         why: String,
@@ -191,18 +191,18 @@ pub struct JudgedRevision {
     pub revision: usize,
     /// Judgement of the revision.
     pub standing: RevisionStanding,
-    /// Number of measured processes.
+    /// Number of processes that were measured.
     pub legs: usize,
-    /// Growth compared with that of the ill end.
+    /// Growth compared with that of the end with the symptom.
     pub judgement: Option<SwitchJudgement>,
-    /// Runs of its processes, in a search for a crash.
+    /// Runs of the revision's processes, in a search for a crash.
     pub runs: Vec<CrashRun>,
     /// The revision was judged a second time.
     pub again: bool,
-    /// Speed relative to the ends, in a search for a slowdown.
+    /// Speed compared with the ends, in a search for a slowdown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<RevisionPace>,
-    /// Answers relative to the ends, in a search for changed answers.
+    /// Answers compared with the ends, in a search for changed answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers: Option<RevisionAnswers>,
 }
@@ -227,14 +227,14 @@ impl JudgedRevision {
 pub struct RevisionConclusion {
     /// Outcome of the search.
     pub outcome: RevisionOutcome,
-    /// Aim of the search.
+    /// Kind of behaviour that was searched for.
     #[serde(default, skip_serializing_if = "RevisionAim::is_growth")]
     pub aim: RevisionAim,
-    /// Symptom, once found.
+    /// Symptom; `None` if it was not found.
     pub symptom: Option<RevisionSymptom>,
-    /// True if the newer end has the symptom, so a revision introduced it; false if one ended it.
+    /// True if the newer end has the symptom, so a revision introduced it; false if a revision removed it.
     pub ill_is_newer: Option<bool>,
-    /// Healthy and ill revision that enclose the change.
+    /// Healthy revision and ill revision (with the symptom) between which the change lies.
     pub bounds: Option<(usize, usize)>,
     /// Judged revisions in order; the end with the symptom is last.
     pub judged: Vec<JudgedRevision>,
@@ -252,7 +252,7 @@ pub struct RevisionConclusion {
     pub legs: usize,
 }
 
-/// Returns a memory's growth per request; memories that do not leak count with their small growth.
+/// Returns the growth per request of a kind of memory, even if it is too small for a leak.
 fn growth_of(found: &[LegFinding], track: WorkloadMemory, control: bool) -> f64 {
     let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
     let rate = own.and_then(|one| one.series_of(track.series)).and_then(|series| series.per_request);

@@ -1,5 +1,6 @@
-//! Interface between the search and one kind of symptom. A judge knows which processes show the difference
-//! between the ends, and how a revision compares with them. The search decides which revision comes next.
+//! Interface between the search and the judges. A judge handles one kind of symptom: it selects the processes
+//! that show the difference between the ends, and compares a revision with the ends. The search decides which
+//! revision comes next.
 
 use std::fmt::Debug;
 
@@ -8,18 +9,18 @@ use super::{ProcessOrder, ProcessResult};
 
 /// Judge of one kind of symptom.
 pub(super) trait SymptomJudge: Debug + Send {
-    /// Returns the next process to run: of an end until the difference is known, then of the open revision.
-    /// `None` if none is open.
+    /// Returns the next process to run: of an end until the difference is known, then for the revision being
+    /// judged. `None` if no revision is being judged.
     fn next(&self) -> Option<ProcessOrder>;
 
     /// Adds the result of a process.
     fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply;
 
-    /// Opens a revision, or judges it at once from its processes as an end. `again` accepts only new
-    /// processes.
+    /// Begins to judge a revision, or judges it at once if its processes were already run as those of an end.
+    /// With `again`, only new processes count.
     fn begin(&mut self, revision: usize, again: bool) -> JudgeReply;
 
-    /// Returns true if no round of processes is incomplete.
+    /// Returns true if every round of processes that was begun is complete.
     fn is_whole(&self) -> bool {
         true
     }
@@ -33,9 +34,9 @@ pub(super) trait SymptomJudge: Debug + Send {
 pub(super) enum JudgeReply {
     /// More processes are needed.
     More,
-    /// An end has the symptom; `is_newer`: the newer end has it.
+    /// Only one end has the symptom: the newer one if `is_newer`.
     Differ { symptom: RevisionSymptom, is_newer: bool },
-    /// The open revision is judged.
+    /// The judgement of the revision is complete.
     Judged(Box<JudgedRevision>),
     /// The search is over.
     Over(RevisionOutcome),

@@ -1,4 +1,4 @@
-//! Bisects a line of revisions: finds the one that introduced a behaviour, or ended it.
+//! Bisects a line of revisions: finds the revision that introduced or removed a behaviour.
 //!
 //! ```text
 //!  both ends ── only one leaks, dies, is slower or answers differently ──> the symptom; a revision with it is ill
@@ -13,12 +13,13 @@
 //!                                     └─ not ───────────────────────────> unsteady
 //! ```
 //!
-//! All symptoms share the order of revisions. A judge compares revisions with the ends: `work` for growth
-//! and crashes, `pace` for speed, `replies` for answers. The search finds the first revision with a part of
-//! the symptom, even where later ones add more.
+//! For all symptoms the order of revisions is the same. A judge compares revisions with the ends: `work`
+//! for growth and crashes, `pace` for speed, `replies` for answers. The search finds the first revision
+//! that has a part of the symptom, even if later revisions add more.
 //!
-//! The search runs nothing: the caller calls [`RevisionSearch::next`], runs the process, and passes the result to
-//! [`RevisionSearch::observe`]. Equal results lead to equal requests, so a search can be resumed from its results.
+//! The search runs nothing: the caller calls [`RevisionSearch::next`], runs the process, and passes the
+//! result to [`RevisionSearch::observe`]. Equal results lead to equal steps, so a search can be resumed
+//! from its results.
 
 mod conclusion;
 mod judge;
@@ -45,17 +46,17 @@ use super::{LegFinding, Workload};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RevisionAim {
-    /// Growth of a memory or a crash, under workloads.
+    /// Growth of memory or a crash, under workloads.
     #[default]
     Growth,
-    /// Slower prompts, tokens or first token.
+    /// Slower prompt evaluation, token generation or first token.
     Slowdown,
     /// Changed answers to the same questions.
     Answers,
 }
 
 impl RevisionAim {
-    /// Returns true if workloads show the behaviour.
+    /// Returns true if the behaviour shows under workloads.
     pub const fn is_growth(&self) -> bool {
         matches!(self, Self::Growth)
     }
@@ -86,21 +87,21 @@ pub enum RevisionStep {
 pub struct ProcessOrder {
     /// Index in the line of revisions.
     pub revision: usize,
-    /// An unknown end: do everything that shows a symptom, including repetitions of a crash.
+    /// The revision is an end not judged yet: do all work that may show a symptom, and repeat a crash.
     pub is_end: bool,
-    /// The work must be completed.
+    /// Do all the work, even if the result is clear earlier.
     pub whole: bool,
     /// Run without the prompt cache.
     pub control: bool,
-    /// Only workload to run; `None`: all.
+    /// The only workload to run; `None`: all workloads.
     pub workload: Option<Workload>,
-    /// Behaviour to measure: workloads, or a visit that is timed or asked questions.
+    /// Behaviour to measure: growth and crashes under workloads, or speed or answers in a visit.
     #[serde(default, skip_serializing_if = "RevisionAim::is_growth")]
     pub aim: RevisionAim,
 }
 
 impl ProcessOrder {
-    /// Creates a visit: the process is timed or asked questions.
+    /// Creates an order for a visit: the process is timed, or is asked questions.
     const fn visit(aim: RevisionAim, revision: usize, is_end: bool) -> Self {
         Self { revision, is_end, whole: false, control: false, workload: None, aim }
     }
@@ -110,11 +111,11 @@ impl ProcessOrder {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessResult {
-    /// Findings: one, or two if the work was repeated without the prompt cache.
+    /// Findings: one per workload, or two if the work was repeated without the prompt cache.
     Findings(Vec<LegFinding>),
     /// Timings and answers.
     Visit(BuildVisit),
-    /// Reason why the revision has no process: it cannot be built, or does not start.
+    /// No process ran: the revision cannot be built or does not start; holds the reason.
     Cannot(String),
 }
 
@@ -127,13 +128,13 @@ pub struct RevisionSearch {
     symptom: Option<RevisionSymptom>,
     judged: Vec<JudgedRevision>,
     legs: usize,
-    /// After the search: the neighbours still to be judged again, the next one last.
+    /// Set when the bisection is done: revisions to be judged a second time, the next one last.
     again: Option<Vec<usize>>,
     over: Option<RevisionOutcome>,
 }
 
 impl RevisionSearch {
-    /// Creates a search among the revisions 0 (oldest) to `last`; at least two.
+    /// Creates a search among the revisions 0 (oldest) to `last`, which are at least two.
     pub fn new(rules: JudgingPolicies<'_>, aim: RevisionAim, last: usize) -> Self {
         let last = last.max(1);
         let judge: Box<dyn SymptomJudge> = match aim {
@@ -153,7 +154,7 @@ impl RevisionSearch {
         }
     }
 
-    /// Returns the next step; repeated calls without an observation return the same.
+    /// Returns the next step; repeated calls without a new result return the same step.
     #[expect(
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
@@ -210,29 +211,30 @@ impl RevisionSearch {
         self.handle_reply(heard);
     }
 
-    /// Returns true if both ends are known and only the older one has the symptom.
+    /// Returns true if only the older end has the symptom; false while the ends are not known.
     pub const fn only_older_is_ill(&self) -> bool {
         self.symptom.is_some() && self.places.ill == 0
     }
 
-    /// Returns true if no round is incomplete. A resumed search repeats incomplete rounds, because their
-    /// processes run in one sequence.
+    /// Returns true if every round that was begun is complete. A resumed search repeats incomplete rounds,
+    /// because the processes of a round must run one after the other.
     pub fn is_whole(&self) -> bool {
         self.judge.is_whole()
     }
 
-    /// Returns the conclusion so far.
+    /// Returns the conclusion that can be drawn now.
     pub fn interrupt(&self) -> RevisionConclusion {
         self.conclude(self.over.clone().unwrap_or(RevisionOutcome::Interrupted))
     }
 
-    /// Returns the number of revisions that may still be the cause, once the ends differ.
+    /// Returns the number of revisions that may still be the cause; `None` until the ends are known to
+    /// differ.
     pub fn candidates_left(&self) -> Option<usize> {
         let (healthy, ill) = self.places.bounds()?;
         Some(healthy.abs_diff(ill))
     }
 
-    /// Opens the next revision after a judgement, or ends the search.
+    /// Begins to judge the next revision, or ends the search.
     fn advance(&mut self) {
         let Some((healthy, ill)) = self.places.bounds() else {
             let healthy_end = self.places.healthy();

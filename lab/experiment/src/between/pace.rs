@@ -1,4 +1,4 @@
-//! Judges slower revisions. The slower end counts as ill: a revision introduced the slowdown or ended it.
+//! Judges slowdowns. The slower end counts as ill; a revision either introduced the slowdown or removed it.
 //!
 //! ```text
 //!  ends, alternating ── ratio of each figure, judged after each round like a proof ──> one is slower by the limit
@@ -7,12 +7,12 @@
 //!     ln own - 0.6 ln faster - 0.4 ln slower, after each round ─────>     healthy      │      ill
 //! ```
 //!
-//! The processes of a round run one after the other, so slow drift affects all of them. The scatter of
-//! processes comes from all rounds so far, or from those of the revision if they scatter more. The declared
-//! error rate `proof.false_worse` is divided among the figures and the looks at the ends. For revisions it
-//! is divided among all revisions that a search may have to judge, and the looks at each. There is only one
-//! limit; between two limits chance would decide. A revision too close to the limit after the last round
-//! cannot be judged.
+//! The processes of a round run one after the other, so slow drift affects all of them. The scatter between
+//! processes comes from all rounds so far, or from the rounds of this revision if they scatter more. For
+//! the ends, the declared error rate `proof.false_worse` is divided among the metrics and the looks (tests
+//! after a round). For revisions it is divided among all revisions that a search may have to judge, and the
+//! looks at each. There is a single limit; with two limits, chance would decide between them. A revision
+//! that is too close to the limit after the last round cannot be judged.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,37 +26,38 @@ use super::places::UNKNOWN_MOST;
 use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
 use warden_policies::growth::{IntervalEstimate, stats};
 
-/// Metrics that count.
+/// Metrics that are tested for a slowdown.
 const PACE_METRICS: [BuildMetric; 3] = [BuildMetric::Prefill, BuildMetric::Decode, BuildMetric::FirstToken];
 /// Number of tests of the ends: each metric, in both directions.
 const END_TESTS: f64 = 6.0;
-/// Rounds before a revision is judged: a reported revision must have shown the slowdown twice.
+/// Least rounds before a revision is judged: a reported revision must have shown the slowdown twice.
 const ROUNDS_LEAST: usize = 2;
-/// Factor on the rounds of a proof: a search needs builds, which cost more than extra processes.
+/// Multiple of the rounds of a proof: a search needs builds, which cost more than extra processes.
 const ROUNDS_FACTOR: usize = 2;
-/// Share of the difference above which a revision is ill. Below one half, so that of two revisions that
-/// share the difference the first one is found.
+/// Share of the difference between the ends above which a revision is ill. Below one half, so that if two
+/// revisions each cause half of the difference, the first is found.
 const ILL_SHARE: f64 = 0.4;
-/// Deviations from the middle above which a round counts as disturbed, by something that lasted longer than
+/// Deviations from the median above which a round counts as disturbed, by something that lasted longer than
 /// a request.
 const DISTURBED_DEVIATIONS: f64 = 5.0;
-/// Rounds per disturbed round that may be left out.
+/// Rounds for each disturbed round that may be left out.
 const ROUNDS_PER_DROPPED: usize = 4;
 
-/// Speed of a revision relative to the ends.
+/// Speed of a revision compared with the ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RevisionPace {
-    /// Timed metric.
+    /// Metric that was timed.
     pub metric: BuildMetric,
     /// Number of rounds.
     pub rounds: usize,
-    /// Median seconds of its processes.
+    /// Median seconds over the revision's processes.
     pub seconds: f64,
-    /// Position between the faster end, 0, and the slower one, 1, with the test's interval.
+    /// Position on the scale from the faster end (0) to the slower end (1), with the test's interval.
     pub share: Option<IntervalEstimate>,
 }
 
-/// Share at which a round scatters least. Disturbed rounds and the scatter of the others are measured there.
+/// Share at which a round scatters least; used to find disturbed rounds and to measure the scatter of the
+/// others.
 const MIDDLE_SHARE: f64 = 0.5;
 
 /// Seconds of a process of the faster end, of the revision, and of the slower end.
@@ -65,14 +66,14 @@ const GOOD: usize = 0;
 const OWN: usize = 1;
 const BAD: usize = 2;
 
-/// The ends, once their difference is known.
+/// Facts about the ends, once their difference is known.
 #[derive(Debug)]
 struct EndsDiffer {
     metric: BuildMetric,
-    /// Faster end.
+    /// Index of the faster end, and (`bad`) of the slower end.
     good: usize,
     bad: usize,
-    /// Seconds of the faster and of the slower end, in undisturbed rounds.
+    /// Seconds of the faster end, and (`bad_seconds`) of the slower end, in undisturbed rounds.
     good_seconds: Vec<f64>,
     bad_seconds: Vec<f64>,
     /// Logarithmic distances between the ends in all rounds so far.
@@ -84,15 +85,15 @@ struct EndsDiffer {
 struct TimedRevision {
     revision: usize,
     rounds: Vec<PaceRound>,
-    /// The incomplete round.
+    /// Seconds measured so far in the round that is not complete.
     taken: [Option<f64>; 3],
     processes: usize,
 }
 
 impl TimedRevision {
     /// Returns the next process of a round. The first round begins with the revision, because its build may
-    /// take an hour and would separate the two ends. Later rounds run it between the ends, so that a
-    /// machine that slows down treats all revisions alike.
+    /// take an hour and would separate the two ends. In later rounds the revision runs between the ends, so
+    /// that a machine that slows down affects all three alike.
     fn next_process(&self) -> usize {
         let order = match self.rounds.len() {
             0 => [OWN, GOOD, BAD],
@@ -103,7 +104,7 @@ impl TimedRevision {
     }
 }
 
-/// Pooled scatter between processes of one build, from many small groups.
+/// Scatter between processes of the same build, pooled from many small groups.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProcessScatter {
     squares: f64,
@@ -111,7 +112,7 @@ struct ProcessScatter {
 }
 
 impl ProcessScatter {
-    /// Adds values whose variance is `times` that of one process.
+    /// Adds values whose variance is `times` the variance of one process.
     fn with_values(mut self, values: &[f64], times: f64) -> Self {
         let (_, variance, freedom) = mean_and_variance(values);
         self.squares += variance * freedom / times;
@@ -124,13 +125,13 @@ impl ProcessScatter {
     }
 }
 
-/// Test result of a revision's rounds.
+/// Result of the test of a revision's rounds.
 #[derive(Debug)]
 struct PaceTest {
-    /// Mean distance beyond the limit.
+    /// Mean logarithmic distance of the revision beyond the limit.
     mean: f64,
     error: f64,
-    /// Distances between the ends in these rounds.
+    /// Logarithmic distances between the ends in these rounds.
     spans: Vec<f64>,
     /// Scatter from these and all earlier rounds.
     scatter: ProcessScatter,
@@ -142,13 +143,13 @@ pub(super) struct PaceJudge {
     proof: ProofPolicy,
     failures_most: u32,
     last: usize,
-    /// Judgements that a search may need, including unjudgeable revisions and repetitions.
+    /// Most judgements that a search may need, including revisions that cannot be judged and repetitions.
     steps: f64,
     older: Vec<BuildVisit>,
     newer: Vec<BuildVisit>,
     known: Option<EndsDiffer>,
     scatter: ProcessScatter,
-    /// Consecutive failed visits of the ends while a revision is open.
+    /// Consecutive failed processes of the ends while a revision is being judged.
     failed: u32,
     open: Option<TimedRevision>,
 }
@@ -157,7 +158,7 @@ impl SymptomJudge for PaceJudge {
     fn next(&self) -> Option<ProcessOrder> {
         let Some(known) = &self.known else {
             let (older, newer) = (self.older.len(), self.newer.len());
-            // The first process alternates with each round.
+            // The end that runs first alternates from round to round.
             let is_newer = older > newer || (older == newer && !older.is_multiple_of(2));
             return Some(ProcessOrder::visit(
                 RevisionAim::Slowdown,
@@ -236,7 +237,7 @@ impl SymptomJudge for PaceJudge {
 }
 
 impl EndsDiffer {
-    /// Judges an end by its own processes.
+    /// Judges an end by the processes that showed the difference.
     fn judge_end(&self, is_bad: bool) -> JudgedRevision {
         let (revision, standing, part, seconds) = if is_bad {
             (self.bad, RevisionStanding::Ill, 1.0, &self.bad_seconds)
@@ -254,7 +255,7 @@ impl EndsDiffer {
 impl PaceJudge {
     pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
-        // At most all revisions in between, plus both neighbours a second time.
+        // At most all revisions between the ends, plus two neighbours a second time.
         let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
         Self {
             proof: rules.proof.clone(),
@@ -270,7 +271,7 @@ impl PaceJudge {
         }
     }
 
-    /// Tests after each round of the ends if one of them is slower.
+    /// Tests if one end is slower, after each round of both ends.
     fn look_at_ends(&mut self) -> JudgeReply {
         let rounds = self.older.len();
         if rounds != self.newer.len() || rounds < self.proof.rounds_least {
@@ -302,7 +303,7 @@ impl PaceJudge {
         })
     }
 
-    /// Compares `other` with `one`, metric by metric.
+    /// Compares `other` with `one` in each metric.
     fn ratios(&self, one: &[BuildVisit], other: &[BuildVisit]) -> Vec<MetricRatio> {
         let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / END_TESTS);
         let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
@@ -311,9 +312,9 @@ impl PaceJudge {
         let compare = |metric: BuildMetric| {
             let rounds = proof::pairs(metric, one, other);
             let mut calm = proof::ratio(&policy, metric, &self.undisturbed_rounds(&rounds))?;
-            // In a few rounds, processes that are fast or slow by chance look disturbed, and the rest
-            // scatters too little. Therefore all rounds must show the slowdown as well, as if this were the
-            // only look.
+            // If there are few rounds, processes that are fast or slow by chance look disturbed, and the
+            // others scatter too little. Therefore all rounds together must show the slowdown as well, in a
+            // test with the error rate of a single look.
             let all = proof::ratio(&single, metric, &rounds);
             if calm.ruling == ProofRuling::Worse && all.is_none_or(|all| all.ruling != ProofRuling::Worse) {
                 calm.ruling = ProofRuling::Unknown;
@@ -328,7 +329,7 @@ impl PaceJudge {
         let all = log_ratios(rounds);
         let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
         let mut distances: Vec<f64> = all.iter().map(|log| (log - middle).abs()).collect();
-        // Deviation of the normal distribution with the same median distance.
+        // Standard deviation of the normal distribution with the same median distance.
         let deviation = 1.4826 * stats::median(&mut distances).unwrap_or(0.0);
         undisturbed(rounds, &all, deviation.max(self.proof.least_noise))
     }
@@ -345,7 +346,7 @@ impl PaceJudge {
         JudgeReply::Differ { symptom: RevisionSymptom::Slowdown { metric }, is_newer }
     }
 
-    /// Tests after each round on which side of the limit the revision is.
+    /// Tests if the revision is above or below the limit, after each round.
     fn judge_open(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= ROUNDS_LEAST) else {
             return JudgeReply::More;
@@ -368,7 +369,7 @@ impl PaceJudge {
         self.proof.rounds_most.saturating_mul(ROUNDS_FACTOR).max(ROUNDS_LEAST)
     }
 
-    /// Error rate per look at each revision.
+    /// Returns the error rate for one look at one revision.
     fn error_rate(&self) -> f64 {
         self.proof.false_worse / count_as_f64(self.rounds_most() - ROUNDS_LEAST + 1) / self.steps
     }
@@ -410,24 +411,24 @@ impl PaceJudge {
     }
 }
 
-/// Logarithmic distance of a round's revision from this share of the way between the faster and the slower
-/// end.
+/// Returns the logarithmic distance of a round's revision from the point at `share` of the way from the
+/// faster to the slower end.
 fn distance_from_share(round: &PaceRound, share: f64) -> f64 {
     let [good, own, bad] = round.map(f64::ln);
     own - (1.0 - share) * good - share * bad
 }
 
-/// Variance of [`distance_from_share`] relative to the variance of one process.
+/// Returns the variance of [`distance_from_share`] divided by the variance of one process.
 fn distance_variance(share: f64) -> f64 {
     1.0 + (1.0 - share).powi(2) + share.powi(2)
 }
 
-/// Logarithm of second by first, for each pair.
+/// Returns the logarithm of the second value divided by the first, for each pair.
 fn log_ratios(rounds: &[(f64, f64)]) -> Vec<f64> {
     rounds.iter().map(|(one, other)| (other / one).ln()).collect()
 }
 
-/// Keeps the rounds whose values are near the median. Drops none if there are few.
+/// Returns the rounds whose values are near the median. If there are few rounds, all are kept.
 fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> {
     let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
     let distance = |at: &usize| (values[*at] - middle).abs();
@@ -438,7 +439,7 @@ fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> 
     (0..values.len()).filter(|at| !far.contains(at)).map(|at| rounds[at]).collect()
 }
 
-/// Mean, variance and degrees of freedom.
+/// Returns the mean, the variance and the variance's degrees of freedom.
 fn mean_and_variance(values: &[f64]) -> (f64, f64, f64) {
     let all = count_as_f64(values.len()).max(1.0);
     let mean = values.iter().sum::<f64>() / all;

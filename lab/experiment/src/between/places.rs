@@ -1,25 +1,26 @@
-//! Chooses the next revision: halfway between the closest healthy and ill ones, avoiding those that cannot
-//! be judged.
+//! Chooses the next revision: halfway between the closest healthy and ill revisions, avoiding revisions that
+//! cannot be judged.
 
 use std::collections::BTreeMap;
 
 use super::conclusion::RevisionStanding;
 
-/// Most unjudgeable revisions between two judged ones before a search ends, because each is a build.
+/// Most revisions between two judged ones that cannot be judged before a search ends, because each costs a
+/// build.
 pub(super) const UNKNOWN_MOST: usize = 16;
 
-/// Known standings of the revisions on a line.
+/// Known judgements of the revisions.
 #[derive(Clone, Debug)]
 pub(super) struct KnownRevisions {
-    /// Newer end; the older end is 0.
+    /// Index of the newer end; the older end has index 0.
     pub(super) last: usize,
-    /// End with the symptom.
+    /// Index of the end with the symptom.
     pub(super) ill: usize,
     known: BTreeMap<usize, RevisionStanding>,
 }
 
 impl KnownRevisions {
-    /// Creates a line without known revisions.
+    /// Creates revisions without any judgement.
     pub(super) const fn new(last: usize) -> Self {
         Self { last, ill: 0, known: BTreeMap::new() }
     }
@@ -40,24 +41,24 @@ impl KnownRevisions {
         self.known.insert(revision, standing);
     }
 
-    /// Returns the standing of a revision, if known.
+    /// Returns the judgement of a revision, if known.
     pub(super) fn standing(&self, revision: usize) -> Option<&RevisionStanding> {
         self.known.get(&revision)
     }
 
-    /// Returns the healthy and the ill revision that are closest to each other.
+    /// Returns the healthy and the ill revision between which the change lies, as close as known.
     pub(super) fn bounds(&self) -> Option<(usize, usize)> {
         let away = |at: &usize| at.abs_diff(self.healthy());
         let all = |wanted: RevisionStanding| {
             self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
         };
         let healthy = all(RevisionStanding::Healthy).max_by_key(away)?;
-        // An ill revision before a healthy one had another cause, which has ended.
+        // Ignore an ill revision before a healthy one: it had another cause, which a later revision removed.
         let ill = all(RevisionStanding::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
         Some((healthy, ill))
     }
 
-    /// Returns the next revision; `None` if the ends are unknown or no revision in between can be judged.
+    /// Returns the next revision; `None` if the ends are unknown or no revision between them can be judged.
     pub(super) fn next(&self) -> Option<usize> {
         let (healthy, ill) = self.bounds()?;
         let (low, high) = (healthy.min(ill), healthy.max(ill));
@@ -66,11 +67,11 @@ impl KnownRevisions {
     }
 }
 
-/// Chooses the next revision between two known ones. A single unjudgeable one is avoided. Several form a
-/// block: first its edges are searched, because judgeable revisions lie beyond them, then its inside.
+/// Chooses the next revision between two known ones. A single revision that cannot be judged is avoided. If
+/// there are several, search first outside the block that they form, then inside.
 fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
     let middle = low.midpoint(high);
-    // Middle of the widest gap, if it contains a revision.
+    // Returns the middle of the widest gap that contains a revision.
     let within = |gaps: &[(usize, usize)]| {
         let open = gaps.iter().filter(|(from, to)| to - from > 1);
         open.max_by_key(|(from, to)| to - from).map(|(from, to)| from.midpoint(*to))

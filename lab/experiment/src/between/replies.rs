@@ -1,4 +1,4 @@
-//! Judges changed answers. Finds the first revision whose answers differ from those of the older end.
+//! Judges changed answers: finds the first revision whose answers differ from those of the older end.
 //!
 //! ```text
 //!  ends, alternating, asked twice; five times if one answers differently the second time
@@ -8,10 +8,10 @@
 //!             └─ varies, or was not asked all ────────────────────────────> cannot be judged
 //! ```
 //!
-//! Differences count as in a proof: above `proof.distance`, or twice an end's distance from itself if that
-//! is more; all of them with `proof.answers = "equal"`. A refusal by either end counts if the other one
-//! answers. A third answer means that several revisions changed answers: the search finds the first and
-//! reports that there are others.
+//! Differences count as in a proof: above `proof.distance`, or above twice the distance of an end's answers
+//! from each other if that is more; with `proof.answers = "equal"` every difference counts. A refusal by
+//! one end counts if the other end answers. If a revision gives a third answer, several revisions changed
+//! answers: the search finds the first, and reports that there are others.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,26 +24,26 @@ use super::conclusion::{
 use super::judge::{JudgeReply, SymptomJudge};
 use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
 
-/// Least number of times each end is asked: a second answer shows if an end repeats itself.
+/// Least number of times that each end is asked: a second answer shows if an end repeats itself.
 const ROUNDS_LEAST: usize = 2;
-/// Number of times if an end answered differently the second time. Two equally likely answers then look
-/// like a difference once in five hundred times.
+/// Number of times that each end is asked if one answered differently the second time. With this number, two
+/// equally likely answers look like a difference once in five hundred times.
 const ROUNDS_IF_UNSTEADY: usize = 5;
-/// Number of times such a revision is asked before it is judged.
+/// Number of times that a revision is asked if an end answered differently the second time.
 const REVISION_ROUNDS_IF_UNSTEADY: usize = 3;
 
 /// Answers of a revision to the questions that distinguish the ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RevisionAnswers {
-    /// Questions answered like the older end.
+    /// Number of questions answered like the older end.
     pub as_older: usize,
-    /// Questions answered like the newer end.
+    /// Number of questions answered like the newer end.
     pub as_newer: usize,
-    /// Questions answered differently from both ends.
+    /// Questions whose answer differs from those of both ends.
     pub otherwise: Vec<String>,
-    /// Questions answered sometimes like the older end, sometimes differently.
+    /// Questions answered sometimes like the older end and sometimes differently.
     pub unsteady: Vec<String>,
-    /// Questions not asked, or not asked each time.
+    /// Questions that were not asked, or not as often as required.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
@@ -60,11 +60,11 @@ impl RevisionAnswers {
 pub struct EndsDifference {
     /// Name of the request.
     pub request: String,
-    /// Equal tokens before the first difference.
+    /// Number of equal tokens before the first difference.
     pub shared: usize,
-    /// Tokens of the older answer.
+    /// Number of tokens in the older end's answer.
     pub of: usize,
-    /// Distance; `None` where it cannot be measured.
+    /// Distance of the answers; `None` if it cannot be measured.
     pub distance: Option<f64>,
     /// Answer of the older end, or its refusal.
     pub older: String,
@@ -72,11 +72,11 @@ pub struct EndsDifference {
     pub newer: String,
 }
 
-/// Question that distinguishes the ends.
+/// A question with which the ends can be told apart.
 #[derive(Clone, Debug)]
 struct DistinguishingQuestion {
     request: String,
-    /// Distance in nats that counts as no difference.
+    /// Largest distance in nats that does not count as a difference.
     limit: f64,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct RepliesJudge {
     older: Vec<Vec<BuildReply>>,
     newer: Vec<Vec<BuildReply>>,
     telling: Vec<DistinguishingQuestion>,
-    /// Both ends repeat themselves exactly.
+    /// Both ends repeat their answers exactly.
     is_quiet: bool,
     open: Option<AskedRevision>,
 }
@@ -148,7 +148,8 @@ impl SymptomJudge for RepliesJudge {
 
     fn describe_ends(&self, conclusion: &mut RevisionConclusion) {
         if self.telling.is_empty() {
-            // List differences too small to count, unless an end answers differently each time.
+            // List differences that are too small to count, but only of ends that repeat their answers
+            // exactly.
             let is_alike = matches!(conclusion.outcome, RevisionOutcome::Alike { sure: true });
             let near =
                 self.requests().filter(|_| is_alike).filter_map(|request| self.small_difference(request));
@@ -166,7 +167,7 @@ impl SymptomJudge for RepliesJudge {
 impl RepliesJudge {
     pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let mut proof = rules.proof.clone();
-        // A search for changed answers needs a strictness that can find some.
+        // A search for changed answers needs a strictness that counts some differences.
         if proof.answers == Strictness::Any {
             proof.answers = Strictness::Near;
         }
@@ -174,7 +175,7 @@ impl RepliesJudge {
         Self { proof, last, older, newer, telling, is_quiet: true, open: None }
     }
 
-    /// Finds the questions that distinguish the ends, once both were asked equally often.
+    /// Finds the questions with which the ends can be told apart, once both were asked equally often.
     fn look_at_ends(&mut self) -> JudgeReply {
         let asked = self.older.len();
         if asked != self.newer.len() || asked < ROUNDS_LEAST {
@@ -203,7 +204,7 @@ impl RepliesJudge {
         both.filter(|request| newer.iter().any(|reply| reply.request == *request))
     }
 
-    /// Returns the failure of an end that refuses everything, so that there is nothing to compare.
+    /// Returns the outcome if an end refuses all requests, so that nothing can be compared.
     fn silent_end(&self) -> Option<RevisionOutcome> {
         let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
         let refused = |reply: &BuildReply| reply.refused.clone();
@@ -219,7 +220,7 @@ impl RepliesJudge {
         all.all(|refused| refused.is_some()).then_some(RevisionOutcome::EndFailed { newer: false, why })
     }
 
-    /// Returns the difference between the ends' first answers, however small.
+    /// Returns the difference between the ends' first answers, even if too small to count.
     fn small_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
         let differs = proof::answers_differ(Strictness::Equal, 0.0, older, newer);
@@ -235,7 +236,7 @@ impl RepliesJudge {
         })
     }
 
-    /// Returns the question if each end answers consistently and the two differ.
+    /// Returns the question if each end repeats its answer and the answers of the ends differ.
     fn distinguishing_question(&self, request: &str) -> Option<DistinguishingQuestion> {
         let (older, newer) = (replies_to(&self.older, request), replies_to(&self.newer, request));
         let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
@@ -253,7 +254,7 @@ impl RepliesJudge {
         proof::answers_differ(self.proof.answers, question.limit, one, other)
     }
 
-    /// Returns each end's first answer.
+    /// Returns the first answer of each end.
     fn first_of_both(&self, request: &str) -> Option<(&BuildReply, &BuildReply)> {
         let first = |end| replies_to(end, request).first().copied();
         Some((first(&self.older)?, first(&self.newer)?))
@@ -277,7 +278,7 @@ impl RepliesJudge {
         })
     }
 
-    /// Counts a revision's answers so far.
+    /// Classifies a revision's answers so far.
     fn count_answers(&self, open: &AskedRevision) -> RevisionAnswers {
         let mut said = RevisionAnswers::default();
         for question in &self.telling {
@@ -287,7 +288,7 @@ impl RepliesJudge {
             };
             let older = own.iter().filter(|one| is_as(&self.older, one)).count();
             if own.len() < open.asked.len() {
-                // The missing answer might be the one that differs.
+                // An answer that is missing might have been the one that differs.
                 said.missing.push(question.request.clone());
             } else if older == own.len() {
                 said.as_older += 1;
@@ -302,7 +303,7 @@ impl RepliesJudge {
         said
     }
 
-    /// Judges the open revision by all its answers.
+    /// Judges the revision by all its answers.
     fn judge_open(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
             return JudgeReply::More;

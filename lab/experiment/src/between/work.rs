@@ -1,6 +1,7 @@
-//! Judges revisions that grow or die under some work. Each alternates with the ill end and is tested like a
-//! switch: [`sequential`] for growth, [`crash`] for crashes. A revision with as little growth as a cure may
-//! leave is healthy; one with more is ill, so the first revision with a part of the symptom is found.
+//! Judges growth and crashes under workloads. The processes of a revision alternate with those of the ill end
+//! and are tested like those of a switch: [`sequential`] for growth, [`crash`] for crashes. A revision is
+//! healthy if it grows no more than a cure may leave; otherwise it is ill, so the search finds the first
+//! revision with a part of the symptom.
 
 use super::super::crash::{self, CrashPolicy, CrashRun};
 use super::super::sequential::{self, CurePolicy, SwitchEffect, SwitchJudgement};
@@ -21,7 +22,7 @@ struct RevisionProcesses {
 }
 
 impl RevisionProcesses {
-    /// Adds a process; the error is the reason why it shows nothing.
+    /// Adds the result of a process; the error is the reason why it shows nothing.
     fn add(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> Result<(), String> {
         let found = findings(seen)?;
         let died = found.iter().find_map(|finding| match &finding.ended {
@@ -55,17 +56,17 @@ pub(super) struct WorkJudge {
     cure: CurePolicy,
     crash: CrashPolicy,
     last: usize,
-    /// Findings on the ends; the newer one is measured first.
+    /// Findings on the newer end, which is measured first, and (`older`) on the older end.
     newer: Option<Vec<LegFinding>>,
     older: Vec<LegFinding>,
     symptom: Option<RevisionSymptom>,
-    /// End with the symptom.
+    /// Index of the end with the symptom.
     ill: usize,
-    /// Processes of the ill end.
+    /// Processes of the end with the symptom.
     baseline: RevisionProcesses,
-    /// Consecutive processes of the ill end without a result.
+    /// Consecutive processes of the end with the symptom that gave no result.
     failed: u32,
-    /// Processes of other revisions since the last one of the ill end.
+    /// Number of processes of other revisions since the last process of the end with the symptom.
     since: u32,
     /// Revision being judged.
     open: Option<(usize, RevisionProcesses)>,
@@ -125,13 +126,13 @@ impl SymptomJudge for WorkJudge {
     fn begin(&mut self, revision: usize, again: bool) -> JudgeReply {
         self.open = Some((revision, RevisionProcesses::default()));
         match self.symptom.clone() {
-            // A survivor counts by its requests, but an experiment ends early, so its finding cannot show
-            // the absence of a crash.
+            // Reuse the healthy end's findings only for growth: they come from a run that ends early, so they
+            // cannot show that a crash is absent.
             Some(symptom @ RevisionSymptom::Growth { .. })
                 if revision.abs_diff(self.ill) == self.last && !again =>
             {
                 let known = symptom.findings(if self.ill == 0 { self.newer() } else { &self.older });
-                // Legs with the prompt cache do not compare with legs without.
+                // Legs with the prompt cache cannot be compared with legs without it.
                 if known.is_empty() {
                     JudgeReply::More
                 } else {
@@ -184,7 +185,7 @@ impl WorkJudge {
         if matches!(symptom, RevisionSymptom::Growth { .. }) {
             self.baseline.legs.push(TrialLeg::from_findings(&found));
         } else {
-            // Excludes the crash that started the search: it is no repetition.
+            // Leave out the crash that started the search: only repetitions count.
             let crash = found.into_iter().find_map(|one| one.crash);
             self.baseline.runs = crash.map(|crash| crash.runs).unwrap_or_default();
         }
@@ -195,14 +196,14 @@ impl WorkJudge {
     fn wants_baseline(&self) -> bool {
         let is_growth = matches!(self.symptom, Some(RevisionSymptom::Growth { .. }));
         if is_growth && self.baseline.legs.len() < self.cure.baseline_least {
-            // Nothing can be judged before the scatter between processes is known.
+            // Nothing can be judged until the scatter between processes is known.
             return true;
         }
         let waits = self.open.as_ref().is_some_and(|(_, own)| !own.is_empty());
         waits && self.since > 0 || is_growth && self.since >= self.cure.baseline_every
     }
 
-    /// Adds a process of the open revision.
+    /// Adds the result of a process of the revision being judged.
     fn add_open(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> JudgeReply {
         self.since += 1;
         match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {
@@ -211,7 +212,7 @@ impl WorkJudge {
         }
     }
 
-    /// Judges the open revision by all its processes.
+    /// Judges the revision by all its processes.
     fn judge_open(&mut self) -> JudgeReply {
         let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.is_empty()) else {
             return JudgeReply::More;
@@ -224,7 +225,7 @@ impl WorkJudge {
             Some(_) if self.baseline.legs.len() < self.cure.baseline_least => return JudgeReply::More,
             Some(judged) => {
                 let legs = u32::try_from(own.legs.len()).unwrap_or(u32::MAX);
-                // A reported revision must have been seen twice.
+                // A reported revision must have shown its result twice.
                 let is_once = judged.does == SwitchEffect::Stops && legs < self.cure.legs_least;
                 (if is_once { SwitchEffect::Undecided } else { judged.does }, legs >= self.cure.legs_most)
             }
@@ -240,8 +241,8 @@ impl WorkJudge {
         })
     }
 
-    /// Compares its growth with that of the ill end; `None` in a search for a crash, or without a finished
-    /// process.
+    /// Compares the revision's growth with that of the ill end; `None` in a search for a crash, or without a
+    /// finished process.
     fn judgement(&self, own: &RevisionProcesses) -> Option<SwitchJudgement> {
         let Some(RevisionSymptom::Growth { track, .. }) = self.symptom else { return None };
         let without = self.baseline.rates(track);

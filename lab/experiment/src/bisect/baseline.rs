@@ -1,20 +1,20 @@
-//! Judges the baseline: which memories leak without any switch, and if that is certain.
+//! Judges the baseline: finds the kinds of memory that leak without any switch.
 
 use super::{CureOutcome, CurePlanner};
 use crate::trial::WorkloadMemory;
 use warden_policies::growth::GrowthVerdict;
 
 impl CurePlanner {
-    /// Returns true if the first leg leaves a question open. A suspected memory may be a second leak next
-    /// to a certain one, and a cure has to stop both.
+    /// Returns true if a second leg is needed. A suspected leak may exist next to a certain one, and a cure
+    /// has to stop both.
     pub(super) fn baseline_is_unclear(&self) -> bool {
         let all = || self.baseline.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
         let leaks = all().any(GrowthVerdict::leaks);
-        // Too few readings will be too few again; a second leg helps only if nothing leaks for certain.
+        // A second leg would also have too few readings, so repeat a short leg only if no leak is certain.
         all().any(|verdict| verdict == GrowthVerdict::Suspected || (!verdict.is_known() && !leaks))
     }
 
-    /// Returns the memories that leak, or were suspected in two legs.
+    /// Returns the kinds of memory that leak, or were suspected of a leak in two legs.
     pub(super) fn find_leaks(&self) -> Vec<WorkloadMemory> {
         let mut tracks: Vec<WorkloadMemory> = Vec::new();
         for (track, ..) in self.baseline.iter().flat_map(|leg| &leg.tracks) {
@@ -32,7 +32,7 @@ impl CurePlanner {
         tracks
     }
 
-    /// Returns the outcome if no leak was found: there is none, or it is unknown.
+    /// Returns the outcome if no leak was found: either there is none, or the readings were too few to know.
     pub(super) fn nothing_found(&self) -> CureOutcome {
         if self.baseline.iter().all(|leg| leg.short) {
             let why = "there are too few readings to say whether anything leaks".to_owned();

@@ -1,4 +1,4 @@
-//! The conclusion of a bisection, at its end or after an interruption.
+//! The conclusion of a bisection, drawn at its end or after an interruption.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ use crate::trial::{TrialReport, WorkloadMemory};
 pub enum CureOutcome {
     /// Nothing leaks without switches.
     NothingToCure,
-    /// Unknown if anything leaks: no process ran, or none ran long enough.
+    /// Leaks could not be looked for: no process ran, or none ran long enough.
     NotKnown {
         /// Reason.
         why: String,
     },
-    /// All leaks are stopped.
+    /// Switches stop all leaks.
     Cured,
-    /// Some leaks are stopped.
+    /// Switches stop some of the leaks.
     PartlyCured,
-    /// No leak is stopped.
+    /// Switches stop no leak.
     NotCured,
     /// The server cannot do the work even without switches.
     BaselineFailed {
@@ -36,13 +36,13 @@ pub enum CureOutcome {
 pub struct CureConclusion {
     /// Outcome of the bisection.
     pub outcome: CureOutcome,
-    /// Memories that leak without switches.
+    /// Kinds of memory that leak without switches, by workload.
     pub leaking: Vec<WorkloadMemory>,
-    /// Smallest set found to stop all targets, as indices of the switches.
+    /// Smallest set found that stops every leak which can be stopped, as indices of switches.
     pub cure: Vec<usize>,
-    /// Memories that the cure stops.
+    /// Leaks that the cure stops.
     pub stopped: Vec<WorkloadMemory>,
-    /// Smallest working set for each memory that can be stopped.
+    /// For each leak that can be stopped, the smallest set that stops it.
     pub by_track: Vec<(WorkloadMemory, Vec<usize>)>,
     /// Trials in order.
     pub trials: Vec<TrialReport>,
@@ -63,7 +63,7 @@ impl CurePlanner {
         })
     }
 
-    /// Returns the memories that the cure stops.
+    /// Returns the leaks that the cure stops.
     fn stopped(&self) -> Vec<WorkloadMemory> {
         let own = self.trials.iter().find(|trial| trial.arm.switches == self.cure);
         let Some(own) = own else { return Vec::new() };

@@ -58,7 +58,7 @@ impl CurePlanner {
         if self.targets.is_empty() {
             return CurePhase::Over(CureOutcome::NotCured);
         }
-        // Once unstoppable memories are excluded, one switch may suffice.
+        // Leaks that no switch stops are no targets any more, so a single switch may suffice.
         if let Some(best) = self.best_alone() {
             return self.finish_with(self.trials[best].arm.switches.clone());
         }
@@ -86,7 +86,7 @@ impl CurePlanner {
             }
             queue = self.plausible_sets(size);
         }
-        // Reduction needs a set that works.
+        // Only a set that works can be reduced.
         let good = self.trials.iter().find(|trial| trial.stops_all(&self.targets));
         match good.map(|trial| trial.arm.switches.clone()) {
             Some(good) => {
@@ -115,7 +115,7 @@ impl CurePlanner {
         self.finish_with(good)
     }
 
-    /// Returns the trial of the cheapest switch that alone stops all targets.
+    /// Returns the trial of the cheapest single switch that stops all targets.
     fn best_alone(&self) -> Option<usize> {
         let does = |trial: &&(usize, &SwitchTrial)| {
             trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
@@ -123,12 +123,12 @@ impl CurePlanner {
         let price = |trial: &SwitchTrial| trial.cost(&self.baseline).lost_share();
         let all: Vec<(usize, &SwitchTrial)> = self.trials.iter().enumerate().collect();
         let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
-        // Among switches with nearly equal cost the order decides, not timing noise.
+        // Among switches with nearly equal cost, take the first in order, because timings are noisy.
         let least = price(cheapest?.1) + self.policy.dear;
         all.iter().filter(does).find(|trial| price(trial.1) <= least).map(|trial| trial.0)
     }
 
-    /// No set stops everything: falls back to the switches that each stop a memory alone.
+    /// Falls back, if no set stops every leak, to the switches that each stop one.
     fn fall_back_to_single(&mut self) -> CurePhase {
         let mut chosen: Vec<usize> = Vec::new();
         for track in self.leaking.clone() {
@@ -141,7 +141,7 @@ impl CurePlanner {
                 chosen.push(one);
             }
         }
-        // Report only what was seen to work: one switch, because the combination was not tried.
+        // Keep one switch, because the combination was not tried and only tried sets are reported.
         chosen.truncate(1);
         self.finish_with(chosen)
     }

@@ -1,4 +1,4 @@
-//! Chooses plausible sets of switches by the results of each switch alone. Only finished trials count.
+//! Chooses plausible sets of switches from the results of single switches. Only finished trials count.
 
 use super::CurePlanner;
 use crate::sequential::SwitchEffect;
@@ -17,14 +17,14 @@ impl CurePlanner {
         self.single_trial(switch).is_none_or(|trial| trial.crashed.is_none())
     }
 
-    /// Returns the largest share of a memory's growth that a switch may stop, by its trial alone.
+    /// Returns the largest share of a leak that a switch may stop, according to its own trial.
     pub(super) fn largest_effect(&self, switch: usize, track: WorkloadMemory) -> f64 {
         let share =
             self.single_trial(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
         share.map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
     }
 
-    /// Returns the growth that a switch probably stops, summed over all targets.
+    /// Returns the share of growth that a switch probably stops, summed over all targets.
     pub(super) fn expected_effect(&self, switch: usize) -> f64 {
         let share = |track: &WorkloadMemory| {
             self.single_trial(switch).and_then(|trial| trial.judgement(*track)).and_then(|found| found.share)
@@ -34,7 +34,7 @@ impl CurePlanner {
         self.targets.iter().map(gone).sum()
     }
 
-    /// Returns a maximal compatible set, the most effective switches first.
+    /// Returns as many switches as can be combined, the most effective ones first.
     pub(super) fn compatible_switches(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         order.sort_by(|a, b| self.expected_effect(*b).total_cmp(&self.expected_effect(*a)));
@@ -47,7 +47,7 @@ impl CurePlanner {
         all
     }
 
-    /// Returns true if this set, or a superset of it, was seen to fail.
+    /// Returns true if a trial has shown that this set, or a set that includes it, fails.
     pub(super) fn fails(&self, set: &[usize]) -> bool {
         self.trials.iter().any(|trial| {
             trial.closed
@@ -57,15 +57,15 @@ impl CurePlanner {
         })
     }
 
-    /// Returns the sets of a size that may work, the likeliest last.
+    /// Returns the sets of this size that may work, the likeliest last.
     pub(super) fn plausible_sets(&self, size: usize) -> Vec<Vec<usize>> {
         let usable: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         let mut found = Vec::new();
         let mut chosen = Vec::new();
         self.choose(&usable, size, &mut chosen, &mut found);
         let merit = |set: &Vec<usize>| set.iter().map(|one| self.expected_effect(*one)).sum::<f64>();
-        // The sort is stable and the list is read from the end: among equals, earlier switches are tried
-        // first.
+        // The sort is stable and the list is read from its end, so of equally likely sets the one with
+        // earlier switches is tried first.
         found.reverse();
         found.sort_by(|a, b| merit(a).total_cmp(&merit(b)));
         found
@@ -100,8 +100,8 @@ impl CurePlanner {
         }
     }
 
-    /// Returns the switches to remove from a working set, first try last: all without an effect of their
-    /// own, then each one.
+    /// Returns the groups of switches to remove from a set that works, the first to try last: first all
+    /// switches that have no effect in their own trial, then each single switch.
     pub(super) fn removal_queue(&self, good: &[usize]) -> Vec<Vec<usize>> {
         let useless = |one: &usize| {
             let does = |track: &WorkloadMemory| {

@@ -1,13 +1,13 @@
 //! Compares the answers of two builds, and measures their distance.
 //!
-//! Answers are compared token by token up to the first difference. Until there both builds have read the
-//! same text, so their predictions of the next token can be compared, including the differing one. Later
-//! tokens have different contexts.
+//! Answers are compared token by token up to the first difference. Up to that point both builds have read the
+//! same text, so their predictions of the next token can be compared, including those of the first differing
+//! token. Later tokens follow different texts.
 //!
 //! The distance of two answers is the largest probability-weighted difference of log probabilities over
-//! those tokens. Builds that add in another order are hundredths of a nat apart; one that computes
-//! something else is whole nats away. The distance of two embeddings is their angle in radians, which has a
-//! similar scale.
+//! those tokens. Builds that only add numbers in another order are hundredths of a nat apart; a build that
+//! computes something else is whole nats away. The distance of two embeddings is their angle in radians,
+//! which has a similar scale.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,20 +22,20 @@ pub struct BuildReply {
     pub request: String,
     /// Text, or other content to compare.
     pub text: String,
-    /// Tokens, if the build reports them.
+    /// Tokens; empty if the build does not report them.
     pub tokens: Vec<ReplyToken>,
-    /// Vector of an embedding.
+    /// Vector, if the answer is an embedding.
     pub vector: Vec<f64>,
-    /// Reason for a missing answer.
+    /// Reason why there is no answer; `None` if there is one.
     pub refused: Option<String>,
 }
 
-/// A token with the build's prediction.
+/// A token of an answer, with the build's prediction for its position.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReplyToken {
     /// Text as reported by the build.
     pub text: String,
-    /// Likeliest tokens with the natural logarithm of their probability.
+    /// Likeliest tokens, each with the natural logarithm of its probability.
     pub top: Vec<(String, f64)>,
 }
 
@@ -44,13 +44,13 @@ pub struct ReplyToken {
 pub struct AnswerDifference {
     /// Name of the request.
     pub request: String,
-    /// Equal tokens before the first difference.
+    /// Number of equal tokens before the first difference.
     pub shared: usize,
-    /// Tokens of the old answer.
+    /// Number of tokens in the old build's answer.
     pub of: usize,
     /// Distance in nats; `None` if a build reports no probabilities.
     pub distance: Option<f64>,
-    /// Refusal of the one build, if the other one answered.
+    /// Reason why one build refused, if the other answered.
     pub refused: Option<String>,
 }
 
@@ -59,23 +59,24 @@ pub struct AnswerDifference {
 pub struct AnswerComparison {
     /// Ruling on the answers.
     pub ruling: ProofRuling,
-    /// Requests sent to both builds.
+    /// Number of requests sent to both builds.
     pub asked: usize,
-    /// Answers equal to the last byte.
+    /// Number of answers equal to the last byte.
     pub equal: usize,
-    /// Share of equal tokens; `None` without tokens.
+    /// Share of tokens that are equal; `None` without tokens.
     pub agreement: Option<f64>,
-    /// Largest distance, equal answers included.
+    /// Largest distance between the builds' answers, including equal answers.
     pub distance: Option<f64>,
-    /// Largest distance of the old build from itself; `None` if it was not asked twice.
+    /// Largest distance between two answers of the old build to one request; `None` if it was not asked
+    /// twice.
     pub noise: Option<f64>,
-    /// Requests that the old build answered differently the second time.
+    /// Number of requests that the old build answered differently the second time.
     pub unsteady: usize,
-    /// Differing answers to requests that the old build answered consistently.
+    /// Differences in requests that the old build answered equally both times.
     pub differences: Vec<AnswerDifference>,
 }
 
-/// Compares the answers to all common requests.
+/// Compares the answers to all requests that both builds got.
 pub(super) fn judge(
     policy: &ProofPolicy,
     old: &[BuildReply],
@@ -98,7 +99,7 @@ pub(super) fn judge(
     let (mut shared, mut tokens) = (0, 0);
     for reply in old {
         let Some(other) = of(new, &reply.request) else { continue };
-        // A refusal by both builds is no difference.
+        // If both builds refuse a request, there is no difference.
         if reply.refused.is_some() && other.refused.is_some() {
             continue;
         }
@@ -136,8 +137,8 @@ impl AnswerComparison {
         }
         let limit = policy.distance.max(2.0 * self.noise.unwrap_or(0.0));
         let is_far = |distance: Option<f64>| distance.is_some_and(|distance| distance > limit);
-        // A build that refuses a request the old one answered is worse, at any strictness; a build that
-        // answers more is not.
+        // At any strictness, a build is worse if it refuses a request that the old build answered; it is not
+        // worse if it answers more requests.
         let refuses = self.differences.iter().any(|one| one.refused.is_some() && one.of > 0);
         let is_worse = refuses
             || match policy.answers {
@@ -152,8 +153,8 @@ impl AnswerComparison {
     }
 }
 
-/// Returns true if the difference counts, with `limit` nats as no difference. Unlike in a proof, an answer
-/// in place of a refusal counts, too.
+/// Returns true if the answers differ by more than `limit` nats, or as `strictness` demands. Unlike in a
+/// proof, an answer in place of a refusal counts as a difference, too.
 pub(crate) fn answers_differ(
     strictness: Strictness,
     limit: f64,
@@ -207,21 +208,21 @@ fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
     }
     let pairs = || old.tokens.iter().zip(&new.tokens);
     let shared = pairs().take_while(|(one, other)| one.text == other.text).count();
-    // The first differing token was chosen after the same text.
+    // Include the first differing token, which both builds predicted after the same text.
     let read_alike = pairs().take(shared + 1);
     let distance = read_alike
         .filter_map(|(one, other)| prediction_distance(&one.top, &other.top))
         .fold(None, |most: Option<f64>, distance| Some(most.unwrap_or(0.0).max(distance)));
     let is_none = old.text == new.text;
-    // All tokens of the shorter answer are equal but the texts differ: the answer was cut short or lost.
-    // The distance does not show this.
+    // If all tokens of the shorter answer are equal but the texts differ, one answer was cut short or lost.
+    // The distance does not show this, so it is dropped.
     let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
     let distance = distance.filter(|_| !is_cut);
     let told = AnswerDifference { request, shared, of: old.tokens.len(), distance, refused: None };
     ComparedReplies { is_none, difference: told }
 }
 
-/// Angle between two vectors; `None` if their dimensions differ.
+/// Returns the angle between two vectors; `None` if their dimensions differ.
 fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let lengths = (dot(one, one) * dot(other, other)).sqrt();
@@ -229,8 +230,8 @@ fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
     is_told.then(|| (dot(one, other) / lengths).clamp(-1.0, 1.0).acos())
 }
 
-/// Distance of two predictions over the tokens of the first, weighted by its probabilities. A token missing
-/// from the second counts as less likely than all listed there.
+/// Returns the distance of two predictions over the tokens listed in the first, weighted by its
+/// probabilities. A token missing from the second list counts as less likely than all listed tokens.
 fn prediction_distance(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
     let named = || other.iter().filter(|(_, new)| new.is_finite());
     let least = named().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ProofRuling;
 
-/// Removed and added flags and routes.
+/// Flags and routes that were removed or added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceComparison {
     /// Flags that only the old build has.
     pub flags_gone: Vec<String>,
-    /// Removed flags that the present command uses.
+    /// Flags missing in the new build that the present command uses.
     pub flags_missed: Vec<String>,
     /// Flags that only the new build has.
     pub flags_new: Vec<String>,
@@ -20,7 +20,8 @@ pub struct InterfaceComparison {
 }
 
 impl InterfaceComparison {
-    /// Compares flags and routes of (old, new), in any order. `used` lists the flags of the command.
+    /// Compares flags and routes, each given as (old, new), in any order. `used`: flags of the present
+    /// command.
     pub fn compare(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
         let without = |these: &[String], those: &[String]| -> Vec<String> {
             let mut rest: Vec<String> = these.iter().filter(|one| !those.contains(one)).cloned().collect();
@@ -38,7 +39,8 @@ impl InterfaceComparison {
         }
     }
 
-    /// Returns `Worse` if a used flag or a route is gone; other removed flags are only reported.
+    /// Returns `Worse` if a route or a used flag is missing in the new build; other missing flags are only
+    /// reported.
     pub fn ruling(&self) -> ProofRuling {
         if self.flags_missed.is_empty() && self.routes_gone.is_empty() {
             ProofRuling::Same

@@ -1,4 +1,4 @@
-//! Growth and crashes of two builds, as a search between two revisions finds them at its ends.
+//! Growth and crashes of two builds, found by a search between revisions with the two builds as its ends.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct BuildGrowth {
 }
 
 impl BuildGrowth {
-    /// Returns true if a symptom was seen but not attributed. Too few readings are no doubt.
+    /// Returns true if a symptom was seen but not attributed to a build. Too few readings alone do not count.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.ruling == ProofRuling::Unknown
             && !matches!(self.conclusion.outcome, RevisionOutcome::NeitherIll { .. })
@@ -25,7 +25,7 @@ impl BuildGrowth {
     pub fn from_conclusion(conclusion: RevisionConclusion) -> Self {
         let old_alone = conclusion.ill_is_newer == Some(false);
         let ruling = match &conclusion.outcome {
-            // Seen once or judged twice: either shows that the new build is not worse.
+            // Only the old build has the symptom, seen once or judged twice: the new build is not worse.
             RevisionOutcome::Found { .. } | RevisionOutcome::Interrupted if old_alone => ProofRuling::Better,
             RevisionOutcome::Found { .. } | RevisionOutcome::EndFailed { newer: true, .. } => {
                 ProofRuling::Worse

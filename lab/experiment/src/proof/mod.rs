@@ -1,4 +1,4 @@
-//! Proves that one build may replace another: sends both the same requests and compares.
+//! Proves that a build may replace another: sends the same requests to both and compares the results.
 //!
 //! ```text
 //!  rounds: a process of the old build and one of the new build, alternating order ──> Visit, Visit
@@ -32,7 +32,7 @@ use warden_policies::sample::MemoryKind;
 /// Settings of a proof. `defaults.toml`, section `[proof]`, gives the reasons.
 pub type ProofPolicy = warden_policies::defaults::Proof;
 
-/// Metric of a process; larger is worse.
+/// Metric of a process; a larger value is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BuildMetric {
@@ -42,11 +42,11 @@ pub enum BuildMetric {
     Prefill,
     /// Seconds per generated token.
     Decode,
-    /// Seconds from sending to the first token.
+    /// Seconds from sending a request to the first token of its answer.
     FirstToken,
-    /// Bytes when ready.
+    /// Bytes of memory when the process is ready.
     AtReady(MemoryKind),
-    /// Bytes after the longest prompt.
+    /// Bytes of memory after the longest prompt.
     AtLongest(MemoryKind),
 }
 
@@ -55,7 +55,7 @@ pub enum BuildMetric {
 pub struct BuildVisit {
     /// Measured metrics, each once.
     pub measured: Vec<(BuildMetric, f64)>,
-    /// Answers, if it was asked questions.
+    /// Answers; empty if no questions were asked.
     pub replies: Vec<BuildReply>,
 }
 
@@ -71,13 +71,13 @@ impl BuildVisit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProofRuling {
-    /// Shown to be better.
+    /// The new build is shown to be better.
     Better,
-    /// Shown to be equal, or not worse.
+    /// The new build is shown to be equal, or not worse.
     Same,
-    /// Unknown.
+    /// The measurements do not suffice for a ruling.
     Unknown,
-    /// Shown to be worse.
+    /// The new build is shown to be worse.
     Worse,
 }
 
@@ -103,7 +103,7 @@ pub enum BuildSide {
     New,
 }
 
-/// A build that failed at its task.
+/// A failure that ends a proof, such as a build that does not start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildFailure {
     /// Build that failed.
@@ -119,7 +119,7 @@ pub enum BuildProofStep {
     Visit {
         /// Build to run.
         side: BuildSide,
-        /// Ask the questions, too.
+        /// True if the process is also asked the questions.
         asks: bool,
     },
     /// All measurements are done.
@@ -147,7 +147,7 @@ impl ProofRounds {
         if self.fault.is_some() || (old == new && self.is_decided()) {
             return BuildProofStep::Done;
         }
-        // The first build alternates with each round, so that a machine that slows down affects both alike.
+        // The build that runs first alternates, so that a machine that slows down affects both builds alike.
         let round = old.min(new);
         let first = if round.is_multiple_of(2) { BuildSide::Old } else { BuildSide::New };
         let side = match (old > new, new > old) {
@@ -202,8 +202,8 @@ impl ProofRounds {
     }
 }
 
-/// Rounds that ask questions: the first compares the builds, the second measures the old build's own
-/// variation.
+/// Number of rounds with questions: the first compares the builds, the second shows how much the old build's
+/// answers vary.
 const ROUNDS_WITH_ANSWERS: usize = 2;
 
 /// Result of a proof.
@@ -217,7 +217,7 @@ pub struct BuildProof {
     pub faces: InterfaceComparison,
     /// Comparison of growth and crashes; `None` if not requested.
     pub growth: Option<BuildGrowth>,
-    /// Build that failed at its task.
+    /// Failure that ended the proof; `None` if there was none.
     pub fault: Option<BuildFailure>,
     /// Number of rounds.
     pub rounds: usize,
@@ -243,10 +243,10 @@ impl BuildProof {
         }
     }
 
-    /// Returns the ruling on the replacement, never [`ProofRuling::Better`]: better in one aspect and equal in
-    /// all others means `Same` for the decision.
+    /// Returns the ruling on the replacement, but never [`ProofRuling::Better`]: if the new build is better
+    /// in one aspect and equal in all others, the ruling is `Same`.
     pub fn verdict(&self) -> ProofRuling {
-        // Before the old build was asked twice, a difference may be chance.
+        // Until the old build was asked twice, a difference may be chance.
         let is_early = self.interrupted && self.rounds < ROUNDS_WITH_ANSWERS;
         let answers = if is_early { ProofRuling::Unknown } else { self.answers.ruling };
         let all = [answers, self.faces.ruling()];
@@ -262,8 +262,8 @@ impl BuildProof {
         {
             ProofRuling::Unknown
         } else {
-            // A metric lost in noise does not reject the build: it was measured and not shown to be worse.
-            // The report shows it.
+            // A metric whose ruling is unknown because of noise does not reject the build, because it was not
+            // shown to be worse. The report lists that metric.
             ProofRuling::Same
         }
     }

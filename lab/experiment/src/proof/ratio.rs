@@ -1,4 +1,4 @@
-//! Tests if the new build takes more than the old one, with as few processes as possible.
+//! Tests if the new build takes more time or memory than the old one, with as few processes as possible.
 //!
 //! ```text
 //!  round by round: ln(new / old) ──> mean, scatter ──> Student's test at two limits
@@ -7,15 +7,15 @@
 //!              Better      Same                   Worse
 //! ```
 //!
-//! The processes of a round run one after the other, so their ratio is free of slow drift. A ratio is
+//! The processes of a round run one after the other, so slow drift hardly affects their ratio. The ratios are
 //! judged after each round. Error rates are divided among all possible looks (Bonferroni), so stopping at
 //! the first proof keeps the declared rates:
 //!
 //! - `false_worse`: a build that takes at most `limit` more is reported to take more;
-//! - [`MISSED_WORSE_CHANCE`]: a build that takes more is reported not to.
+//! - [`MISSED_WORSE_CHANCE`]: a build that takes more than that is reported not to.
 //!
-//! Memory that a build holds only sometimes (it took another GPU) has no ratio. It counts if, in three of
-//! four rounds, one build holds more than the other by the limit.
+//! Memory that a build holds only in some rounds (it took another GPU) has no ratio. Such memory counts if,
+//! in three of four rounds, one build holds more than the other by the limit.
 
 use std::time::Duration;
 
@@ -27,13 +27,15 @@ use warden_policies::growth::{IntervalEstimate, stats};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::as_f64;
 
-/// Chance that a marginally slower build passes as equal: one of twenty.
+/// Probability that a build just above the limit passes as equal: one in twenty.
 const MISSED_WORSE_CHANCE: f64 = 0.05;
-/// Some milliseconds belong to network and scheduler.
+/// Allowed increase of the time to the first token, because network and scheduler take some milliseconds.
 const FIRST_TOKEN_SLACK: Duration = Duration::from_millis(5);
-/// Small models start within a fraction of a second, where a third is insignificant.
+/// Allowed increase of the start time: small models start within a fraction of a second, so a share says
+/// little.
 const START_SLACK: Duration = Duration::from_secs(2);
-/// Loading reads from disk or from the page cache, and varies by a third.
+/// Allowed increase of the start time, as a share: loading reads from disk or page cache and varies by a
+/// third.
 const SLOWER_START_SHARE: f64 = 0.5;
 
 /// Comparison of a metric of both builds.
@@ -41,17 +43,18 @@ const SLOWER_START_SHARE: f64 = 0.5;
 pub struct MetricRatio {
     /// Compared metric.
     pub metric: BuildMetric,
-    /// Median over the old build's processes: seconds or bytes.
+    /// Median over the old build's processes, in seconds or bytes.
     pub old: f64,
-    /// Median over the new build's processes.
+    /// Median over the new build's processes, in seconds or bytes.
     pub new: f64,
-    /// New by old, with the test's interval; `None` with fewer than two rounds, or if a build has none of it.
+    /// New value divided by old, with the test's interval; `None` with fewer than two rounds, or if a build
+    /// holds no such memory.
     pub ratio: Option<IntervalEstimate>,
     /// Ruling on the metric.
     pub ruling: ProofRuling,
 }
 
-/// Compares all metrics that both builds have, and memory that either holds.
+/// Compares all metrics that both builds have, and memory that at least one build holds.
 pub(super) fn compare_all(policy: &ProofPolicy, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<MetricRatio> {
     let mut metrics: Vec<BuildMetric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
@@ -79,7 +82,7 @@ fn compare_metric(
     compare_pairs(policy, metric, &pairs)
 }
 
-/// Returns the values of both processes in each round that measured both.
+/// Returns the values of both processes for each round in which both were measured.
 pub(crate) fn pairs(metric: BuildMetric, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<(f64, f64)> {
     let both = old.iter().zip(new);
     both.filter_map(|(old, new)| Some((old.value_of(metric)?, new.value_of(metric)?))).collect()
@@ -109,8 +112,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     stats::median(&mut values).unwrap_or(0.0)
 }
 
-/// Compares memory that a build does not hold in all rounds. Counts only rounds in which memory was read of
-/// both, because a refused prompt says nothing.
+/// Compares memory that a build does not hold in all rounds. A round counts only if memory was read in both
+/// processes, because a refused prompt says nothing about memory.
 fn compare_partial_memory(
     policy: &ProofPolicy,
     metric: BuildMetric,
@@ -149,7 +152,7 @@ fn compare_partial_memory(
     })
 }
 
-/// Returns the bytes of this memory; 0 if others were read and this one was not among them.
+/// Returns the bytes of this memory; 0 if only other memory was read, `None` if no memory was read.
 fn held_bytes(visit: &BuildVisit, kind: MemoryKind, is_read: fn(BuildMetric) -> bool) -> Option<f64> {
     let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
     read.peek()?;
@@ -176,7 +179,7 @@ fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(IntervalEsti
     let mean = logs.iter().sum::<f64>() / count;
     let squares = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
     let freedom = count - 1.0;
-    // Rounds differ by at least this much, even if a few agree by chance.
+    // Assume at least `least_noise` between rounds, even if a few agree by chance.
     let error = (squares / freedom).sqrt().max(policy.least_noise) / count.sqrt();
     let looks = policy.rounds_most.saturating_sub(policy.rounds_least) + 1;
     let looks = f64::from(u32::try_from(looks).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! Reads the files published by the tracer (`proxy/tracer`), and names the places that allocate.
+//! Reads the files published by the tracer (`lab/tracer`), and names the places that allocate.
 //!
 //! ```text
 //!   library ──> a file ──> LD_PRELOAD ──> DIR/PID.trace ──> Snapshot ──┐

@@ -45,7 +45,7 @@ impl ProcessModules {
         (address < region.end).then(|| (region.path.as_path(), address - region.start + region.offset))
     }
 
-    /// Our path of a file that the process knows under this path.
+    /// Returns the path under which we can read a file that the process knows as `path`.
     pub(crate) fn readable_path(&self, path: &Path) -> PathBuf {
         let inside = self.root.as_deref().map(|root| root.join(path.strip_prefix("/").unwrap_or(path)));
         inside.filter(|inside| inside.exists()).unwrap_or_else(|| path.to_owned())

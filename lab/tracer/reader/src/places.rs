@@ -10,7 +10,7 @@ use crate::modules::ProcessModules;
 use crate::snapshot::{CallSite, TraceSnapshot};
 use crate::symbols::{CallFrame, SymbolTables};
 
-/// `AllocationKind` of memory.
+/// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TracedMemory {
@@ -36,7 +36,7 @@ impl TracedMemory {
 /// A place that allocates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllocationPlace {
-    /// `AllocationKind` of memory.
+    /// Kind of memory that is allocated.
     pub memory: TracedMemory,
     /// Allocating function, such as `malloc`.
     pub function: String,
@@ -46,7 +46,7 @@ pub struct AllocationPlace {
     pub called_in: String,
     /// Program or library of the calling function, without its folder.
     pub module: String,
-    /// Call chain of its largest site, innermost first.
+    /// Call chain of the place's largest call site, innermost first.
     pub chain: Vec<CallFrame>,
     /// Estimated live bytes.
     pub live_bytes: i64,
@@ -56,7 +56,7 @@ pub struct AllocationPlace {
     pub more_bytes: i64,
     /// Growth in allocations.
     pub more_count: f64,
-    /// Bytes allocated since then, live or freed.
+    /// Bytes allocated since the earlier snapshot, live or freed.
     pub churned_bytes: u64,
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use object::read::elf::{ElfFile64, ProgramHeader as _};
 use object::{Endianness, ReadCache, elf};
 
-/// Why the dynamic loader cannot preload the library into a program.
+/// Reason why the dynamic loader cannot preload the library into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreloadObstacle {
     /// Linked statically, so there is no dynamic loader.

@@ -1,4 +1,4 @@
-//! Parses the published file at one moment. The file is untrusted: values out of range are dropped.
+//! Parses the published file as it is at one moment. The file is untrusted: values out of range are dropped.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub struct CallSite {
     pub number: u32,
     /// Allocating function, such as `malloc`.
     pub function: &'static str,
-    /// `AllocationKind` of allocation.
+    /// Kind of allocation.
     pub kind: AllocationKind,
     /// Site number of the enclosing counted call, if any.
     pub within: Option<u32>,
@@ -183,8 +183,8 @@ impl TraceSnapshot {
     }
 }
 
-/// Returns true if a process runs and still maps this file: a shell that execs a server that cannot be
-/// traced leaves its file behind.
+/// Returns true if a process runs and still maps this file. If a shell execs a server that cannot be traced,
+/// the shell's file stays behind unmapped.
 fn has_mapped(pid: u32, file: &Path) -> bool {
     let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
     let (path, inode) = (fs::canonicalize(file).ok(), fs::metadata(file).map(|facts| facts.ino()).ok());

@@ -14,7 +14,7 @@ use crate::error::{PatchError, Result};
 
 /// File that makes a folder a set.
 pub(super) const SET_FILE: &str = "set.toml";
-/// File with the known versions of its seams.
+/// File with the known versions of a set's seams.
 pub(super) const FINGERPRINTS_FILE: &str = "fingerprints.json";
 
 /// Supported version of the format.

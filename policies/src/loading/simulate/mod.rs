@@ -1,8 +1,8 @@
-//! Simulates requests for several models under the project's loading decisions. A recorded [`RequestTrace`] is
-//! played; the [`TraceScore`] counts loads and waiting times.
+//! Simulates how a recorded [`RequestTrace`] of requests for several models would be served under the loading
+//! decisions of this crate. The [`TraceScore`] counts loads and waiting times.
 //!
-//! A model has slots; a request holds one until it is answered. A model that is being unloaded accepts no
-//! requests, ends after its last answer, and frees its memory a moment later. There is no randomness: equal
+//! A request holds one of its model's slots until it is answered. A model that is being unloaded accepts no
+//! requests, stops after its last answer, and frees its memory a moment later. There is no randomness: equal
 //! traces give equal scores.
 
 mod run;
@@ -20,20 +20,20 @@ pub struct TraceModel {
     pub name: String,
     /// Bytes of memory needed.
     pub bytes: u64,
-    /// Time from its start to its first answer.
+    /// Time from the model's start to its first answer.
     pub load: Duration,
-    /// Concurrent requests.
+    /// Number of concurrent requests.
     pub slots: u32,
 }
 
-/// A request.
+/// A request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TraceRequest {
     /// Arrival time.
     pub at: Duration,
-    /// Index of its model.
+    /// Index of the requested model.
     pub model: usize,
-    /// Duration of its answer.
+    /// Time that the answer takes.
     pub duration: Duration,
 }
 
@@ -46,7 +46,7 @@ pub struct RequestTrace {
     pub memory: u64,
     /// Models that share the memory.
     pub models: Vec<TraceModel>,
-    /// Requests by arrival time.
+    /// Requests in order of arrival.
     pub requests: Vec<TraceRequest>,
 }
 
@@ -63,6 +63,6 @@ pub struct TraceScore {
     pub p99: Duration,
     /// Longest wait.
     pub longest: Duration,
-    /// Requests that were never answered.
+    /// Number of requests that were never answered.
     pub unserved: usize,
 }

@@ -1,4 +1,4 @@
-//! Plays a trace event by event.
+//! Runs the simulation of a trace, event by event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,7 +11,7 @@ use crate::loading::{
     LoadSpec, LoaderOrder, LoadingConfig, LoadingState, MemoryAmounts, ModelActivity, ModelId, ModelReading,
 };
 
-/// Delay from the last answer of a model being unloaded until its memory is free.
+/// Delay from the last answer of a model that is being unloaded until its memory is free.
 const MEMORY_FREE_DELAY: Duration = Duration::from_millis(500);
 
 /// Pause between decisions while requests wait.
@@ -34,15 +34,15 @@ pub(super) enum ModelPlace {
 pub(super) struct ModelSight {
     pub(super) here: ModelPlace,
     pub(super) waiting: usize,
-    /// Arrival of the first waiting request.
+    /// Arrival time of the first waiting request.
     pub(super) oldest: Option<Duration>,
     pub(super) in_flight: u32,
-    /// Time of last use.
+    /// Time when the model was last used.
     pub(super) used: Duration,
     asked: u64,
 }
 
-/// An order of a rule.
+/// An order of a loading rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelOrder {
     Load(usize),
@@ -84,12 +84,12 @@ pub(super) trait LoadingRule {
     }
 }
 
-/// Plays a trace under the project's decisions.
+/// Simulates a trace under the loading decisions of this crate.
 pub fn run(trace: &RequestTrace, numbers: &LoadingConfig) -> TraceScore {
     play(trace, &mut OwnRule::new(trace, numbers))
 }
 
-/// Plays a trace under a rule.
+/// Simulates a trace under a loading rule.
 pub(super) fn play(trace: &RequestTrace, rule: &mut dyn LoadingRule) -> TraceScore {
     let out = ModelSight {
         here: ModelPlace::Out,
@@ -118,7 +118,7 @@ pub(super) fn play(trace: &RequestTrace, rule: &mut dyn LoadingRule) -> TraceSco
         }
         looks &= event != TraceEvent::Look;
         run.take(now, event, rule);
-        // A newly loaded model serves before any rule can unload it.
+        // Let newly loaded models serve before the rule can unload them.
         for model in 0..trace.models.len() {
             run.serve(now, model);
         }
@@ -162,7 +162,7 @@ impl TraceRun<'_> {
                 rule.note_gone(model);
             }
             TraceEvent::Loaded(model) => {
-                // A model that was unloaded while it was still loading does not serve.
+                // A model that was unloaded while it was still loading does not become loaded.
                 if self.sights[model].here == ModelPlace::Loading {
                     self.sights[model].here = ModelPlace::Loaded;
                     rule.note_loaded(model, now);
@@ -227,7 +227,7 @@ impl TraceRun<'_> {
     }
 }
 
-/// The project's decisions, as made for real models.
+/// The loading decisions of this crate, as made for real models.
 struct OwnRule<'a> {
     loading: LoadingState,
     models: &'a [TraceModel],
@@ -275,7 +275,7 @@ impl LoadingRule for OwnRule<'_> {
         let order = |order: LoaderOrder| match order {
             LoaderOrder::Load { model, .. } => Some(ModelOrder::Load(number(&model)?)),
             LoaderOrder::Unload { model, .. } => Some(ModelOrder::Unload(number(&model)?)),
-            // Models of a trace hoard nothing and have no guests.
+            // The models of a trace have no reclaimable memory, no companions and no guests.
             LoaderOrder::Reclaim { .. }
             | LoaderOrder::CallCompanion { .. }
             | LoaderOrder::Renew { .. }

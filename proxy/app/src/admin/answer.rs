@@ -45,33 +45,34 @@ pub(crate) type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct AdminStatus {
     pub(crate) instance: InstanceInfo,
-    /// By model; models without a budget are left out.
+    /// Budgets by model; models without a budget are left out.
     #[serde(default)]
     pub(crate) budgets: BudgetsByModel,
     /// Advice on models whose memory grows; models without advice are left out.
     #[serde(default)]
     pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
-    /// Mitigations of each model, as written in the configuration; those of the user's own sets name their
-    /// set. Models without mitigations are left out.
+    /// Mitigations of each model, as written in the configuration. A mitigation from a set that the user
+    /// defined names this set. Models without mitigations are left out.
     #[serde(default)]
     pub(crate) mitigations: BTreeMap<String, Vec<String>>,
-    /// Programs that each model runs, and first the program of its next process. Absent from older versions.
+    /// Programs of each model: that of its next process first, then those of running processes. Absent from
+    /// older versions.
     #[serde(default)]
     pub(crate) binaries: Option<BinariesByModel>,
-    /// Models that the configuration binds to a build or program of their own.
+    /// Models for which the configuration names a certain build or program.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bound: Vec<String>,
-    /// The access log, if it has a file of its own.
+    /// The access log, if it is a separate file.
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
-    /// Writes to the state directory, and lost ones.
+    /// State of writes to the state directory, with the number of lost writes.
     #[serde(default)]
     pub(crate) state: StateView,
     pub(crate) fleet: FleetView,
 }
 
 impl AdminStatus {
-    /// The program of a model's next process: the first of its list.
+    /// Returns the program of a model's next process, which is the first in its list.
     pub(crate) fn next_binary(&self, model: &str) -> Option<&Path> {
         self.binaries.as_ref()?.get(model)?.first().map(PathBuf::as_path)
     }
@@ -79,7 +80,7 @@ impl AdminStatus {
 
 pub(crate) type BinariesByModel = BTreeMap<String, Vec<PathBuf>>;
 
-/// The program of each model's next process.
+/// Returns the program of each model's next process.
 pub(crate) fn next_binaries(models: &[SharedSpec]) -> BinariesByModel {
     let one = |model: &SharedSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
     models.iter().map(one).collect()
@@ -88,9 +89,9 @@ pub(crate) fn next_binaries(models: &[SharedSpec]) -> BinariesByModel {
 /// A known leak that a model's growth resembles, and its mitigations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AdviceView {
-    /// Id in the list of known leaks.
+    /// Id of the leak in the list of known leaks.
     pub(crate) leak: String,
-    /// Confidence, 0 to 1.
+    /// Confidence that the leak is this one, 0 to 1.
     pub(crate) confidence: f64,
     /// Mitigations to try, best first.
     pub(crate) mitigations: Vec<String>,
@@ -109,14 +110,14 @@ impl From<&LeakAdvice> for AdviceView {
     }
 }
 
-/// Parts of the configuration that answers need; read again at each reload.
+/// Parts of the configuration that answers need; replaced at each reload.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AdminConfig {
     pub(crate) budgets: BudgetsByModel,
-    /// Start commands of the servers.
+    /// Start commands of the servers, for advice.
     pub(crate) servers: AdvisedServers,
     pub(crate) binaries: BinariesByModel,
-    /// Models that are bound to a build or program of their own.
+    /// Models for which the configuration names a certain build or program.
     pub(crate) bound: Vec<String>,
     /// Settings for canaries.
     pub(crate) tries: CanarySettings,
@@ -128,7 +129,7 @@ pub(crate) struct AdminConfig {
 
 pub(crate) type BudgetsByModel = BTreeMap<String, ModelBudget>;
 
-/// Budgets of one model: bytes, a share like `"80%"`, or `"auto"`.
+/// Budgets of one model; each is a number of bytes, a share like `"80%"`, or `"auto"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ModelBudget {
     /// Host memory above which the process is replaced at a quiet moment.
@@ -175,13 +176,13 @@ pub(crate) struct InstanceInfo {
 /// The answer to `POST /drain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DrainReport {
-    /// True if probes and balancers are asked to send no more requests here.
+    /// Probes and load balancers are asked to send no more requests to this instance.
     pub(crate) draining: bool,
     /// Requests in flight.
     pub(crate) in_flight: usize,
 }
 
-/// Everything that admin answers are made from. Cheap to clone.
+/// State from which admin answers are made. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct AdminState {
     pub(crate) fleet: Fleet,
@@ -195,7 +196,7 @@ pub(crate) struct AdminState {
     pub(crate) access: AccessLog,
     /// Requests in flight, and those that ended last.
     pub(crate) requests: RequestRegistry,
-    /// The caller's name for events and the ledger.
+    /// Name of the caller, for events and the ledger.
     pub(crate) caller: Arc<str>,
     pub(crate) instance: Arc<InstanceInfo>,
     /// State shared by all viewers of the page.
@@ -210,14 +211,14 @@ pub(crate) struct AdminState {
     pub(crate) leaving: Arc<LeaveControl>,
     /// Settings of `[probe]`.
     pub(crate) probe: Arc<Probe>,
-    /// Limit of open connections.
+    /// Limit of open client connections of the gateway.
     pub(crate) connections: usize,
-    /// Ends streamed answers.
+    /// Ends streamed answers when cancelled.
     pub(crate) stop: CancellationToken,
 }
 
 impl AdminState {
-    /// Answers a request. `headers` choose the format of metrics.
+    /// Answers a request. `headers` decide the format of metrics.
     pub(crate) async fn answer(
         &self,
         method: &Method,
@@ -304,8 +305,8 @@ impl AdminState {
         }
     }
 
-    /// All metrics in the `OpenMetrics` format. Key names may identify people, so `of_keys` decides whether
-    /// metrics of keys are included; without them, the metric for endpoint pickers is.
+    /// Returns all metrics in the `OpenMetrics` format. `of_keys`: includes the metrics of API keys, whose
+    /// names may identify people. Without them, the metric for endpoint pickers is included.
     pub(crate) fn metrics_text(&self, of_keys: bool) -> String {
         let budgets = self.config.borrow().budgets.clone();
         let keys = if of_keys { self.gateway.key_counts() } else { Vec::new() };
@@ -325,7 +326,7 @@ impl AdminState {
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }
 
-    /// Current facts for balancers that spread requests over several instances.
+    /// Returns current facts for load balancers that spread requests over several instances.
     pub(crate) fn facts(&self) -> InstanceFacts {
         self.facts_from_view(&self.fleet.view())
     }
@@ -336,8 +337,8 @@ impl AdminState {
         facts::pool_facts(view, draining, full)
     }
 
-    /// `POST /drain`: announces to probes and balancers that this instance leaves, or, with `undo`, that it
-    /// stays. Requests in flight continue.
+    /// Answers `POST /drain`: announces to probes and load balancers that this instance leaves, or, with
+    /// `undo`, that it stays. Requests in flight continue.
     fn drain_instance(&self, undo: bool) -> Response<AdminBody> {
         let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
         let changed = match changed {
@@ -351,7 +352,7 @@ impl AdminState {
         json_response(StatusCode::OK, &left)
     }
 
-    /// A copy that acts in the name of `by`.
+    /// Returns a copy that acts in the name of the caller `by`.
     pub(crate) fn with_caller(&self, by: &str) -> Self {
         Self { caller: by.into(), ..self.clone() }
     }
@@ -363,7 +364,7 @@ impl AdminState {
         status
     }
 
-    /// The status without looking at any process.
+    /// Returns the status without the parts that require reading running processes.
     pub(crate) fn status_without_processes(&self) -> AdminStatus {
         let instance = InstanceInfo { memory_anon: own_memory(), ..(*self.instance).clone() };
         let told = self.config.borrow().clone();
@@ -396,7 +397,8 @@ impl AdminState {
     }
 }
 
-/// Adds the programs of running processes: after a reload they may differ from the next ones.
+/// Adds the programs of running processes, which after a reload may differ from the program of the next
+/// process.
 fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> BinariesByModel {
     for model in fleet.models.iter().chain(&fleet.canaries) {
         let running = model.backends.iter().filter_map(|backend| {
@@ -417,8 +419,8 @@ pub(crate) fn error_response(status: StatusCode, message: &str) -> Response<Admi
     json_response(status, &serde_json::json!({ "error": message }))
 }
 
-/// Returns true if the client accepts `OpenMetrics`. Prometheus names the formats that it reads; a client
-/// that names none gets the older format, which every client reads.
+/// Returns whether the client accepts `OpenMetrics`. Prometheus lists the formats that it reads; a client
+/// that lists none gets the older format, which every client reads.
 pub(crate) fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let named = |value: &http::HeaderValue| {
         value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("application/openmetrics-text"))
@@ -448,7 +450,7 @@ fn control_error(failure: &ControlError) -> Response<AdminBody> {
 }
 
 pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> Response<AdminBody> {
-    // The last words of a process may quote a key, and operators share these answers.
+    // The last output of a process may quote a key, and operators share these answers, so hide secrets.
     match serde_json::to_value(value) {
         Ok(value) => {
             make_response(status, "application/json", full_body(format!("{}\n", secrets::redact_json(value))))
@@ -472,10 +474,10 @@ fn make_response(status: StatusCode, kind: &'static str, body: AdminBody) -> Res
     response
 }
 
-/// Serializes an item as one line.
+/// Function that serializes an item as one line.
 type LineEncoder<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
 
-/// JSON lines: the kept items, then new ones until the client leaves or `stop` fires.
+/// Streams JSON lines: the kept items, then new ones until the client leaves or `stop` is cancelled.
 fn stream_lines<T>(
     kept: Vec<T>,
     more: Option<Receiver<T>>,
@@ -508,7 +510,8 @@ where
         };
         match next {
             Ok(item) => Some((line(&item), (receiver, stop))),
-            // A slow reader gets the number of items that it missed, so that it delays no other reader.
+            // A client that reads too slowly gets the number of items that it missed, and delays no other
+            // client.
             Err(RecvError::Lagged(missed)) => {
                 Some((raw_line(&serde_json::json!({ "missed": missed })), (receiver, stop)))
             }
@@ -517,7 +520,7 @@ where
     })
 }
 
-/// A JSON line with secrets hidden.
+/// Serializes an item as a JSON line with secrets hidden.
 fn redacted_line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     match serde_json::to_value(item) {
         Ok(value) => raw_line(&secrets::redact_json(value)),
@@ -525,7 +528,7 @@ fn redacted_line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     }
 }
 
-/// A JSON line with nothing hidden, for clients that asked to see secrets.
+/// Serializes an item as a JSON line with nothing hidden, for clients that asked to see secrets.
 #[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
 fn raw_line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     let text = serde_json::to_string(item).map(|text| format!("{text}\n")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `/models/{name}/canary`: starts another build of llama-server for a share of a model's traffic, shows
-//! it, ends it.
+//! The route `/models/{name}/canary`: starts another build of llama-server for a share of a model's
+//! traffic, shows its state, and ends it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::config::machine::HostMachine;
 use crate::config::resolve::binary::{self, BinaryChoice};
 use crate::config::resolve::store;
 
-/// A canary as requested.
+/// Parameters of a requested canary.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CanaryRequest {
     choice: BinaryChoice,
@@ -27,7 +27,7 @@ pub(crate) struct CanaryRequest {
     slower: Option<f64>,
 }
 
-/// Folders of builds, and the canary defaults, of the configuration in force.
+/// Folders of builds, and defaults for canaries, from the configuration in force.
 #[derive(Clone, Debug)]
 pub(crate) struct CanarySettings {
     pub(crate) data: PathBuf,
@@ -44,11 +44,11 @@ impl Default for CanarySettings {
     }
 }
 
-/// The accepted query names, quoted when a request has an unknown one.
+/// The accepted query parameters, quoted in the error about an unknown parameter.
 const QUERY_NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 
 impl CanaryRequest {
-    /// Reads the query of a `POST`.
+    /// Reads the query of a `POST`. The error says what is wrong.
     pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::strict(query)?;
         let mut take = |name: &str| given.take(name);
@@ -90,7 +90,7 @@ impl CanaryRequest {
         }
     }
 
-    /// Finds the llama-server, and runs it once to check that it is one.
+    /// Finds the requested llama-server, and runs it once to check that the program is a llama-server.
     async fn resolve_spec(self, tries: &CanarySettings) -> Result<CanarySpec, String> {
         let look = |id: Option<&str>| store::find_build(&tries.data, id);
         let machine = HostMachine::read();
@@ -113,7 +113,7 @@ impl AdminState {
             TaskRequest::Stop => self.fleet.stop_canary(model).await,
             TaskRequest::Start(Err(why)) => return error_response(StatusCode::BAD_REQUEST, &why),
             TaskRequest::Start(Ok(wish)) => {
-                // Checked before any program is run for the model.
+                // Check the model first, so that no program is run for an unknown one.
                 if let Err(unknown) = self.fleet.resolve(Some(model)) {
                     return error_response(StatusCode::NOT_FOUND, &unknown.to_string());
                 }

@@ -23,26 +23,26 @@ use super::answer::AdminStatus;
 use super::instance::{self, LocatedInstance};
 use crate::exit::CommandError;
 
-/// Limit for connecting. An accepted connection takes no time; an instance whose queue stays full this long
-/// hangs.
+/// Time limit for connecting. An accepted connection takes no time; an instance whose queue stays full this
+/// long hangs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Pause between attempts to connect to a socket whose queue is full.
+/// Pause between attempts to connect to a socket whose accept queue is full.
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
-/// Limit in bytes of a whole answer, and of one line of a streamed one. The status of a thousand models has
-/// a few MiB.
+/// Size limit in bytes of a whole answer, and of each line of a streamed answer. The status of a thousand
+/// models has a few MiB.
 const LARGEST_ANSWER: usize = 32 << 20;
 const ROOT: u32 = 0;
 
 /// Connects to the admin socket of one instance.
 pub(crate) struct AdminClient {
     socket: PathBuf,
-    /// The user who runs the instance; unknown where the operator named the socket.
+    /// User who runs the instance; `None` if the operator named the socket.
     owner: Option<u32>,
 }
 
-/// Finds the instance to talk to. The order: the named socket, the only instance known to the state
-/// directory, the only instance with a pointer in one of `places` (it may keep its state elsewhere).
-/// `address` selects one of several instances.
+/// Finds the instance to talk to. The order: the socket `named`, the only instance known to the state
+/// directory, the only instance with a pointer file in one of `places` (an instance may have another state
+/// directory). `address` selects one of several instances.
 pub(crate) fn find_instance(
     named: Option<PathBuf>,
     state: &Path,
@@ -79,17 +79,18 @@ fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<A
 }
 
 impl AdminClient {
-    /// A client of the instance at a socket that the operator named.
+    /// Creates a client of the instance at a socket that the operator named.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket, owner: None }
     }
 
-    /// A client of an instance that was found.
+    /// Creates a client of an instance that was found by its pointer file.
     pub(crate) fn from_located(found: &LocatedInstance) -> Self {
         Self { socket: PathBuf::from(&found.instance.admin_socket), owner: Some(found.owner) }
     }
 
-    /// Connects, and checks the peer's user: another user may have bound the name while no instance ran.
+    /// Connects, and checks the user of the other end: another user may have bound the socket's path while no
+    /// instance ran.
     pub(crate) async fn connect(&self) -> Result<UnixStream, CommandError> {
         let shown = self.socket.display();
         let connecting = async {
@@ -123,13 +124,13 @@ impl AdminClient {
         ))
     }
 
-    /// Returns true if `peer` may be the user who runs the instance.
+    /// Returns whether `peer` may be the user who runs the instance.
     fn accepts_peer(&self, peer: u32) -> bool {
         let own = geteuid().as_raw();
         match self.owner {
             Some(owner) => peer == owner || (peer == ROOT && own != ROOT),
             None if peer == own || peer == ROOT => true,
-            // Root manages services of other users. Their sockets lie in folders that root gave them.
+            // Root manages services of other users, whose sockets lie in folders that root has given to them.
             None => {
                 let folder = self.socket.parent().filter(|_| own == ROOT);
                 folder.is_some_and(|folder| trusted_path::path_owner(folder).is_ok_and(|owner| owner == peer))
@@ -137,7 +138,7 @@ impl AdminClient {
         }
     }
 
-    /// The instance's status; `None` if it does not answer within the limit.
+    /// Returns the instance's status; `None` if the instance does not answer within the limit.
     pub(crate) async fn status(&self) -> Option<AdminStatus> {
         let limit = warden_policies::defaults().child.version_timeout;
         let asking = self.json(Method::GET, &["status"]);
@@ -153,7 +154,7 @@ impl AdminClient {
         self.json_with(method, segments, &[]).await
     }
 
-    /// [`Self::json`] with a query.
+    /// Like [`Self::json`], with a query.
     pub(crate) async fn json_with<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -170,8 +171,8 @@ impl AdminClient {
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Requests JSON lines and passes each to `each`, until the answer ends or `each` fails. `wishes`:
-    /// `follow`, `reveal`.
+    /// Requests JSON lines and passes each to `each`, until the answer ends or `each` fails. `wishes`: query
+    /// parameters such as `follow` and `reveal`.
     pub(crate) async fn lines<T: DeserializeOwned>(
         &self,
         segments: &[&str],
@@ -218,7 +219,7 @@ impl AdminClient {
         let stream = TokioIo::new(self.connect().await?);
         let (mut sender, connection) = http1::handshake(stream).await.map_err(|problem| broken(&problem))?;
         let mut tasks = JoinSet::new();
-        // A failed connection shows in the answer.
+        // An error of the connection also appears in the answer, so it is ignored here.
         tasks.spawn(async move { drop(connection.await) });
         let response = sender.send_request(request).await.map_err(|problem| broken(&problem))?;
         let answer = ClientAnswer { response, _sender: sender, _tasks: tasks };
@@ -227,10 +228,10 @@ impl AdminClient {
     }
 }
 
-/// An answer whose body has not been read.
+/// An answer whose body has not been read yet.
 struct ClientAnswer {
     response: Response<Incoming>,
-    /// Keeps the connection open, together with `_tasks`.
+    /// Sender that, together with `_tasks`, keeps the connection open.
     _sender: http1::SendRequest<Empty<Bytes>>,
     _tasks: JoinSet<()>,
 }
@@ -241,7 +242,7 @@ impl ClientAnswer {
         body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable_answer(&problem))
     }
 
-    /// The error that the instance answered with.
+    /// Reads the error that the instance sent.
     async fn read_refusal(self, status: StatusCode) -> CommandError {
         let body = self.read_all().await.unwrap_or_default();
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
@@ -267,7 +268,7 @@ fn request_url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Comma
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
     if !query.is_empty() {
         url.query_pairs_mut().extend_pairs(query);
-        // A blank has two spellings in a query; `/series` reads only `%20`.
+        // A space can be written in two ways in a query; `/series` reads only `%20`.
         let plain = url.query().map(|query| query.replace('+', "%20"));
         url.set_query(plain.as_deref());
     }

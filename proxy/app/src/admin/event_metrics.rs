@@ -1,4 +1,4 @@
-//! Metrics of what happens to processes, counted from the fleet's events.
+//! Metrics of events of processes, counted from the fleet's events.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,7 +11,8 @@ use warden_supervisor::{EventKind, FleetEvent, FleetView};
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
 
-/// From the restart of a tiny model to that of one of hundreds of gigabytes.
+/// Buckets of service gaps in seconds, from the restart of a tiny model to that of a model of hundreds of
+/// gigabytes.
 const GAP_BUCKETS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
 labels! {
@@ -63,7 +64,8 @@ fn gap_histogram() -> Histogram {
 }
 
 impl EventMetrics {
-    /// Creates the series that alerts read at 0: Prometheus sees no increase from an absent series to 1.
+    /// Creates the series that alerts use with the value 0: Prometheus sees no increase from an absent
+    /// series to 1.
     pub(super) fn initialize(&self, view: &FleetView) {
         for model in &view.models {
             let label = ModelLabel { model: model.name.as_str().to_owned() };
@@ -114,7 +116,8 @@ impl EventMetrics {
         }
     }
 
-    /// Counts carried and lost conversations. Conversations still due are counted when they are done.
+    /// Counts carried and lost conversations. Conversations that are still being carried are counted when
+    /// that is done.
     fn count_warmth(&self, model: &str, warmth: &WarmthReport) {
         let cold = ColdReason::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
         let warm =

@@ -1,7 +1,7 @@
-//! Macros that declare metrics: name, unit, labels and meaning of each stand in one place.
+//! Macros that declare metrics, so that name, unit, labels and meaning of a metric are written once.
 //!
-//! docs/metrics.md explains the terms. Its tables are printed from these declarations (`metrics_page`, a
-//! test, renews them); the first sentence of a meaning is the `# HELP` of the metric.
+//! docs/metrics.md explains the terms. Its tables are generated from these declarations by a test in
+//! `metrics_page`; the first sentence of a meaning is the `# HELP` of the metric.
 
 #[cfg(test)]
 use prometheus_client::metrics::counter::Counter;
@@ -29,8 +29,8 @@ macro_rules! labels {
     )*};
 }
 
-/// Declares a struct of metrics, each with its name, its optional unit and its meaning. Other fields of the
-/// struct stand in parentheses after its name.
+/// Declares a struct of metrics, each with its name, optional unit and meaning. Other fields of the
+/// struct are given in parentheses after its name.
 macro_rules! families {
     (@new) => { Default::default() };
     (@new $value:expr) => { $value };
@@ -113,14 +113,14 @@ impl MetricRow {
     pub(super) fn of<M: MetricShape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
         let unit = unit.map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
         let total = if M::KIND == "counter" { "_total" } else { "" };
-        // Metrics named after another project keep its prefix.
+        // Metrics with another project's names keep the prefix of that project.
         let prefix = if name.contains(':') { String::new() } else { format!("{PREFIX}_") };
         let name = format!("{prefix}{name}{unit}{total}");
         Self { name, kind: M::KIND, labels: M::LABELS, meaning }
     }
 }
 
-/// Registers a metric. The library adds `_total` to counters, and the unit.
+/// Registers a metric. The library appends the unit to the name, and `_total` to the name of a counter.
 pub(super) fn add(
     registry: &mut Registry,
     name: &str,
@@ -135,7 +135,8 @@ pub(super) fn add(
     }
 }
 
-/// The first sentence of a meaning, without Markdown and without its full stop, which the library adds.
+/// Returns the first sentence of a meaning, without Markdown and without its full stop, which the library
+/// adds.
 fn help_text(meaning: &str) -> String {
     let sentence = meaning.split_once(". ").map_or(meaning, |(first, _)| first).trim_end_matches('.');
     let mut text = String::with_capacity(sentence.len());
@@ -151,8 +152,8 @@ fn help_text(meaning: &str) -> String {
     text
 }
 
-/// Converts to the older format, in which a counter is declared by its whole name. `promtool check metrics`
-/// and clients that do not ask for `OpenMetrics` read it.
+/// Converts to the older text format, in which a counter is declared by its full name with `_total`. For
+/// `promtool check metrics` and clients that do not ask for `OpenMetrics`.
 pub(crate) fn to_plain_text(open_metrics: &str) -> String {
     let mut counter = "";
     let mut text = String::with_capacity(open_metrics.len());
@@ -161,7 +162,7 @@ pub(crate) fn to_plain_text(open_metrics: &str) -> String {
         let declared = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE "));
         match declared.and_then(|rest| rest.split_once(' ')) {
             Some((name, words)) => {
-                // `# HELP` comes first; the next line has the kind.
+                // The kind is in the `# TYPE` line, which may follow the `# HELP` line.
                 let kind = lines[at..].iter().take(2).find_map(|line| line.strip_prefix("# TYPE "));
                 if kind.is_some_and(|kind| kind.strip_prefix(name) == Some(" counter")) {
                     counter = name;

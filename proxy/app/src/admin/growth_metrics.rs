@@ -1,5 +1,5 @@
-//! Metrics of memory growth: the detector's verdict of each series, forecasts, and the policy's next
-//! action. All are read from the fleet's view at each scrape; unknown values have no line.
+//! Metrics of memory growth: the leak detector's verdict for each series, forecasts, and the policy's next
+//! action. They are read from the fleet's view at each scrape; a metric whose value is unknown has no line.
 
 use std::sync::atomic::AtomicU64;
 
@@ -92,13 +92,14 @@ families! {
 }
 
 impl GrowthMetrics {
-    /// Sets the gauges from scratch, so that values that became unknown leave no line.
+    /// Clears all gauges and sets them again, so that values that became unknown have no line.
     pub(super) fn read(&self, view: &FleetView) {
         self.clear();
         for model in view.models.iter().chain(&view.canaries) {
             for (number, backend) in model.backends.iter().enumerate() {
-                // While one process replaces another, a replica has two. The newer process comes last and
-                // is the one reported. The growth of the older process does not describe the newer one.
+                // While one process replaces another, a replica has two processes. Growth is reported for
+                // the newer process, which comes last; the growth of the older process does not describe
+                // it.
                 let mut later = model.backends.iter().skip(number + 1);
                 let is_newest = !later.any(|other| other.pid.is_some() && other.replica == backend.replica);
                 self.read_backend(model.name.as_str(), backend, is_newest);
@@ -142,7 +143,7 @@ impl GrowthMetrics {
             };
             let labels =
                 VramLabels { model: model.to_owned(), replica: backend.replica, gpu: vram.gpu.0, source };
-            // Both processes of a replica hold VRAM.
+            // Both processes of a replica hold VRAM, so add them up.
             self.vram.get_or_create(&labels).inc_by(to_gauge(vram.bytes));
         }
         if backend.memory.vram_unknown.is_some() {
@@ -172,7 +173,7 @@ impl GrowthMetrics {
                 (&self.earliest, seconds.low),
                 (&self.latest, seconds.high),
             ];
-            // A forecast that never happens has no line.
+            // A forecast of `f64::MAX` seconds means that the limit is never reached, and has no line.
             for (gauge, seconds) in all.into_iter().filter(|(_, seconds)| *seconds < f64::MAX) {
                 gauge.get_or_create(&labels).set(seconds);
             }
@@ -192,7 +193,7 @@ impl GrowthMetrics {
         }
     }
 
-    /// Sets the components of one memory of `now` bytes.
+    /// Sets the components of one kind of memory, whose current size is `now` bytes.
     fn read_components(&self, replica: &ReplicaLabels, growth: &SeriesGrowth, now: u64) {
         let settled = growth.baseline.map_or(now, |baseline| baseline.min(now));
         let declared = growth.fill.used.min(growth.fill.allowed).min(now - settled);

@@ -1,14 +1,14 @@
-//! The directories of one instance, and the pointers by which the command line finds a running one.
+//! The directories of one instance, and the pointer files by which the command line finds a running instance.
 //!
 //! ```text
-//!   <runtime_dir>/llama-warden-<pid>/     ours, with the sockets: `warden_supervisor::private_dir`
+//!   <runtime_dir>/llama-warden-<pid>/     private, with the sockets: `warden_supervisor::private_dir`
 //!   <state_dir>/instances/<pid>.json      PID and admin socket of a running instance
-//!   $XDG_RUNTIME_DIR/llama-warden-instances/<pid>.json     the same, for another state directory
+//!   $XDG_RUNTIME_DIR/llama-warden-instances/<pid>.json     a copy, for commands with another state directory
 //! ```
 //!
-//! A pointer is locked while its instance lives, in any process or mount namespace, and removed at the end.
-//! A killed instance leaves its pointer behind; a search removes pointers that no process locks and no
-//! instance answers for.
+//! A pointer file is locked while its instance runs, in any process or mount namespace, and removed when
+//! the instance ends. A killed instance leaves its pointer file behind; a search removes such a file if no
+//! process locks it and no instance answers at its socket.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -29,19 +29,19 @@ use crate::config::resolve::dirs::WardenDirs;
 use crate::exit::CommandError;
 use crate::sync::lock;
 
-/// Folder of pointers in a state directory.
+/// Folder of pointer files in a state directory.
 const STATE_POINTER_DIR: &str = "instances";
-/// Folder of pointers in a place shared with other programs.
+/// Folder of pointer files in a directory that other programs also use.
 const SHARED_POINTER_DIR: &str = "llama-warden-instances";
 
-/// The directories of this instance, locked until the claim is dropped.
+/// The directories of this instance, locked until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct InstanceDirs {
     runtime: PrivateDir,
     pointers: SharedPointers,
 }
 
-/// Pointers written so far; later attempts add more.
+/// Pointer files written so far; retries in the background add more.
 type SharedPointers = Arc<Mutex<Vec<InstancePointer>>>;
 
 impl InstanceDirs {
@@ -52,28 +52,29 @@ impl InstanceDirs {
         Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: SharedPointers::default() })
     }
 
-    /// Continues with the predecessor's directories. They belong to the predecessor until [`Self::take_ownership`].
+    /// Continues with the predecessor's directories, which the predecessor owns until
+    /// [`Self::take_ownership`].
     pub(crate) fn inherit(dirs: &WardenDirs, lock: OwnedFd) -> Self {
         Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: SharedPointers::default() }
     }
 
-    /// The lock, for the successor.
+    /// Duplicates the lock of the directories, for the successor.
     pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
         self.runtime.duplicate_lock()
     }
 
-    /// Takes ownership: the directories are removed at our end.
+    /// Takes ownership, so that this process removes the directories when it ends.
     pub(crate) fn take_ownership(&mut self) {
         self.runtime.take_ownership();
     }
 
-    /// Gives up ownership: the directories belong to the successor.
+    /// Gives up ownership, because the directories now belong to the successor.
     pub(crate) fn release_ownership(&mut self) {
         self.runtime.leave_to_successor();
     }
 
-    /// Writes pointers for the command line: into the state directory and, where possible, into a shared
-    /// place. Where the disk is full, returns a future that retries until there is room.
+    /// Writes pointer files for the command line: into the state directory and, if possible, into a shared
+    /// directory. If the disk is full, returns a future that retries until there is room.
     pub(crate) fn announce(
         &mut self,
         state: &Path,
@@ -108,8 +109,8 @@ impl InstanceDirs {
         Ok(again)
     }
 
-    /// Removes everything, but does not wait for a disk that hangs: a pointer to an ended instance misleads
-    /// no search.
+    /// Removes directories and pointer files, but does not wait for a disk that hangs: a pointer file of an
+    /// ended instance misleads no search.
     pub(crate) async fn remove(self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let Self { runtime, pointers } = self;
@@ -124,7 +125,7 @@ fn write_state_pointer(dir: &Path, instance: &InstanceInfo) -> io::Result<Instan
     InstancePointer::write(dir, instance)
 }
 
-/// Retries writing a pointer until it succeeds.
+/// Retries writing a pointer file until it succeeds.
 async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: InstanceInfo) {
     const PAUSE: Duration = Duration::from_secs(5);
     loop {
@@ -176,18 +177,18 @@ fn sort_instances(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
     all
 }
 
-/// Running instances known to a state directory.
+/// Returns the running instances known to a state directory.
 pub(crate) fn instances_in_state(state: &Path) -> Vec<LocatedInstance> {
     sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)))
 }
 
-/// Running instances known to a state directory or to one of `places`.
+/// Returns the running instances known to a state directory or to one of `places`.
 pub(crate) fn all_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let common = places.iter().flat_map(|place| instances_in_folder(&place.join(SHARED_POINTER_DIR)));
     sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)).into_iter().chain(common).collect())
 }
 
-/// Running instances known to the state directory; if it knows none, those known to `places`.
+/// Returns the running instances known to the state directory. If there are none, those known to `places`.
 pub(crate) fn nearest_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let own = instances_in_state(state);
     if own.is_empty() { all_instances(state, places) } else { own }

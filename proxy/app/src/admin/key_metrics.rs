@@ -1,4 +1,4 @@
-//! Usage metrics of each API key. The file of keys bounds the number of labels.
+//! Usage metrics of each API key. The number of keys in the key file bounds the number of labels.
 
 use std::sync::atomic::Ordering;
 
@@ -30,7 +30,7 @@ families! {
 }
 
 impl KeyMetrics {
-    /// Takes over the gateway's counts; removed keys have no lines.
+    /// Copies the gateway's counts; removed keys have no lines.
     pub(super) fn read(&self, counts: &[KeyCounts]) {
         self.requests.clear();
         self.in_flight.clear();

@@ -1,4 +1,4 @@
-//! Metrics of the machine: memory and GPUs, as last read. Unknown values have no line.
+//! Metrics of the machine: memory and GPUs, as last read. A metric whose value is unknown has no line.
 
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::family::Family;
@@ -51,7 +51,7 @@ families! {
 }
 
 impl MachineMetrics {
-    /// Sets the gauges from scratch, so that values that became unknown leave no line.
+    /// Clears all gauges and sets them again, so that values that became unknown have no line.
     pub(super) fn read(&self, view: &FleetView) {
         let gpus = [&self.gpu_total, &self.gpu_used, &self.gpu_free, &self.gpu_temperature, &self.gpu_xid];
         gpus.into_iter().for_each(Family::clear);

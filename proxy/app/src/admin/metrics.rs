@@ -1,7 +1,8 @@
 //! Prometheus metrics: requests, replacements, memory of processes.
 //!
-//! Counters and histograms are fed as things happen; gauges are read from the fleet at each scrape. Each
-//! group has its own file; docs/metrics.md has a table of each, printed from the declarations.
+//! Counters and histograms are updated when something happens; gauges are read from the fleet at each
+//! scrape. Each group has its own file, and a table in docs/metrics.md that is generated from the
+//! declarations.
 //!
 //! | group | file |
 //! |---|---|
@@ -85,7 +86,7 @@ families! {
     }
 }
 
-/// The line after the last metric.
+/// Line that ends the `OpenMetrics` text.
 const END_LINE: &str = "# EOF\n";
 
 #[derive(Default)]
@@ -103,9 +104,9 @@ pub(crate) struct MetricsRegistry {
     vllm: VllmMetrics,
     /// Metrics with vLLM's names, which have another prefix.
     foreign: Registry,
-    /// Source of the pool metrics, set before each scrape.
+    /// Facts for the pool metrics, set before each scrape.
     pool_facts: Mutex<PoolSnapshot>,
-    /// Held during a scrape, which sets gauges in several steps.
+    /// Held during a scrape, because a scrape sets gauges in several steps.
     scrape: Mutex<()>,
 }
 
@@ -133,7 +134,7 @@ impl MetricsRegistry {
         self.requests.count_request(record);
     }
 
-    /// The counts shown on the page, by model.
+    /// Returns the request counts that the page shows, by model.
     pub(crate) fn tallies(&self) -> BTreeMap<String, Arc<RequestCounters>> {
         self.requests.tallies()
     }
@@ -143,16 +144,16 @@ impl MetricsRegistry {
         self.events.count(event);
     }
 
-    /// Sets the number of lines lost from the logs so far.
+    /// Sets the number of lines lost so far from the access log and from llama-warden's log.
     pub(crate) fn set_lost_lines(&self, access: u64, log: u64) {
-        // The writers count; a scrape only copies the counts.
+        // The writers count lost lines; a scrape only copies the counts.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
     }
 
-    /// Takes over the losses of files in the state directory.
+    /// Copies the counts of lost writes to the state directory.
     pub(crate) fn note_state(&self, view: &StateView) {
-        // Each kind exists from the beginning, so that a rise from 0 is seen.
+        // Set each kind from the beginning, so that Prometheus sees a rise from 0.
         for kind in StateKind::ALL {
             let lost = view.lost.get(kind.as_str()).copied().unwrap_or_default();
             let label = StateLabel { kind: kind.as_str() };
@@ -163,17 +164,17 @@ impl MetricsRegistry {
         self.own.state_silent.set(view.silent_seconds.unwrap_or_default() as i64);
     }
 
-    /// Counters of answers to probes.
+    /// Returns the counters of answers to probes.
     pub(crate) fn probe_pace(&self) -> ProbePace {
         self.pool.probe_pace()
     }
 
-    /// Takes over the current facts of this instance for the pool metrics.
+    /// Stores the current facts of this instance for the pool metrics.
     pub(crate) fn note_pool(&self, pool: PoolSnapshot) {
         *lock(&self.pool_facts) = pool;
     }
 
-    /// Creates the counters of exported spans at 0.
+    /// Creates the counters of exported spans with the value 0.
     pub(crate) fn initialize_spans(&self) {
         for fate in SpanOutcome::ALL {
             self.count_spans(fate, 0);
@@ -191,12 +192,12 @@ impl MetricsRegistry {
         self.own.spans.get_or_create(&OutcomeLabel { outcome: fate.as_str() }).get()
     }
 
-    /// Counts the reports in a changed view of the fleet.
+    /// Counts new reports of patched servers in a changed view of the fleet.
     pub(crate) fn count_reports(&self, view: &FleetView) {
         self.reports.add_increases(view);
     }
 
-    /// All metrics in the `OpenMetrics` format.
+    /// Returns all metrics in the `OpenMetrics` format.
     pub(crate) fn text(
         &self,
         view: &FleetView,
@@ -222,7 +223,7 @@ impl MetricsRegistry {
         if pool.vllm {
             self.vllm.read(&pool, &there);
             encoded = encode(&mut text, &self.foreign);
-            // Only one `# EOF` is allowed.
+            // The text may have only one `# EOF`, so remove the first.
             text.truncate(text.len() - text.strip_suffix(END_LINE).map_or(0, |_| END_LINE.len()));
         }
         match encoded.and_then(|()| encode(&mut text, &self.registry)) {
@@ -239,7 +240,7 @@ impl OwnMetrics {
         self.tls_not_after.set(to_gauge(gateway.tls_not_after.load(Ordering::Relaxed)));
         for limit in GatewayLimit::ALL {
             let label = LimitLabel { limit: limit.as_str() };
-            // The gateway counts; a scrape only copies the count.
+            // The gateway counts; a scrape only copies the counts.
             let counter = self.limited.get_or_create(&label);
             counter.inner().store(gateway.limited.count(limit), Ordering::Relaxed);
         }

@@ -1,5 +1,6 @@
-//! The operator's side: status, restart, drain, logs, events and metrics, over a Unix socket that only its
-//! owner can open, and over a loopback address if configured. None of it is ever on the public listener.
+//! The operator's interface: status, restart, drain, logs, events and metrics, over a Unix socket that only
+//! its owner can open, and over a loopback address if configured. The public listener serves none of it,
+//! except the page to holders of an operator's key.
 //!
 //! | module | job |
 //! |---|---|
@@ -8,9 +9,9 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | Prometheus metrics |
 //! | [`instance`] | directories of one instance, and the command line's search for it |
-//! | [`mod@pointer`] | files that say where an instance is, and which of them are believed |
+//! | [`mod@pointer`] | pointer files, which name the socket of a running instance, and the checks of them |
 //! | [`requests`] | requests in flight and ended, and their cancellation |
-//! | [`canary`] | another build tried with a model |
+//! | [`canary`] | starts, shows and ends a canary: another build that is tried with a model |
 //! | [`series`] | recorded memory series |
 //! | [`client`] | the command line's client |
 //! | [`page`] | the page for a browser |

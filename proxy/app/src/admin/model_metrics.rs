@@ -1,5 +1,5 @@
-//! Metrics of models and their processes. All are read from the fleet's view at each scrape; counts are the
-//! supervisor's.
+//! Metrics of models and their processes, all read from the fleet's view at each scrape. The supervisor
+//! maintains the counts.
 
 use std::sync::atomic::Ordering;
 
@@ -85,7 +85,7 @@ families! {
 }
 
 impl ModelMetrics {
-    /// Sets the gauges from scratch at each scrape, so that a removed model leaves no line.
+    /// Clears all gauges and sets them again at each scrape, so that a removed model has no line.
     pub(super) fn read(&self, view: &FleetView, budgets: &BudgetsByModel) {
         self.clear();
         self.read_budgets(view, budgets);
@@ -115,7 +115,7 @@ impl ModelMetrics {
         self.vram_budget.clear();
     }
 
-    /// Sets configured budgets in bytes. `auto` is computed for each process: see
+    /// Sets the configured budgets in bytes, except `auto`, which is computed for each process: see
     /// `backend_forecast_limit_bytes`.
     fn read_budgets(&self, view: &FleetView, budgets: &BudgetsByModel) {
         let bytes = |limit: Option<MemoryLimit>, total: Option<u64>| match (limit?, total) {
@@ -165,7 +165,7 @@ impl ModelMetrics {
             let labels = ComponentLabels { model: label.model.clone(), component };
             self.reclaimed_bytes.get_or_create(&labels).inner().store(bytes, Ordering::Relaxed);
         }
-        // The supervisor counts; a scrape only copies the count.
+        // The supervisor counts; a scrape only copies the counts.
         for (counter, count) in
             [(&self.quarantined, known.quarantined), (&self.quarantine_refusals, known.refusals)]
         {
@@ -173,7 +173,8 @@ impl ModelMetrics {
         }
     }
 
-    /// While one generation replaces another, a replica has two processes; its memory is the sum of both.
+    /// Adds a process to its replica's gauges. While one generation replaces another, a replica has two
+    /// processes; its memory is the sum of both.
     fn read_backend(&self, model: &str, backend: &BackendView) {
         let label = ReplicaLabels { model: model.to_owned(), replica: backend.replica };
         let is_ready = backend.phase == BackendPhase::Ready;

@@ -1,12 +1,13 @@
-//! Pointers: files that say where an instance is. Decides which ones are believed; writes and removes them.
+//! Pointer files, which name the address and admin socket of a running instance. This module writes and
+//! removes them, and decides which pointer files are trusted.
 //!
-//! The command line acts on a pointer's content: it restarts models of that instance, and has the instance
-//! replaced by another program. So a pointer counts only if it belongs to our user or to root, in a folder
-//! of theirs. Root also believes the user of a folder that root gave away (`/run/llama-warden` is the
-//! service's), and removes nothing of that user.
+//! The command line acts on the content of a pointer file: it restarts models of that instance, or has the
+//! instance replaced by another program. So a pointer file is trusted only if it belongs to the current
+//! user or to root, in a folder of theirs. Root also trusts the user to whom root gave the folder
+//! (`/run/llama-warden` belongs to the service), and removes no file of that user.
 //!
-//! Folder and file are opened once and checked as opened, because another user may replace a path's target
-//! at any time.
+//! Folder and file are opened first and then checked by their descriptors, because another user may replace
+//! the target of a path at any time.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -24,29 +25,29 @@ use warden_supervisor::trusted_path;
 
 use super::answer::InstanceInfo;
 
-/// Largest pointer in bytes: it holds paths and an address of at most some thousand bytes each.
+/// Largest pointer file in bytes: it has paths and an address of at most some thousand bytes each.
 const MAX_POINTER_BYTES: u64 = 64 << 10;
-/// Limit of pointers read from one folder.
+/// Most pointer files read from one folder.
 const MAX_POINTERS: usize = 1000;
-/// Limit of names tried for one instance: processes of different namespaces may have the same PID.
+/// Most file names tried for one instance: processes in different namespaces may have the same PID.
 const MAX_NAMES: u32 = 100;
 const ROOT: u32 = 0;
 
-/// A running instance, and the user who owns its pointer.
+/// A running instance, and the user who owns its pointer file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedInstance {
     pub(crate) instance: InstanceInfo,
     pub(crate) owner: u32,
 }
 
-/// A folder of pointers, opened.
+/// An opened folder of pointer files.
 #[derive(Debug)]
 pub(super) struct PointerFolder {
     directory: File,
     own: u32,
-    /// Another user who is believed here.
+    /// Another user whose pointer files are trusted here.
     given_to: Option<u32>,
-    /// True if unlocked pointers may be removed.
+    /// Unlocked pointer files may be removed.
     is_ours: bool,
 }
 
@@ -54,7 +55,7 @@ impl PointerFolder {
     /// Opens a folder; `None` if an untrusted user owns it.
     ///
     /// # Errors
-    /// The folder is missing or cannot be read; for root: another user can replace it.
+    /// The folder is missing or cannot be read. For root also: another user could replace the folder.
     pub(super) fn open(path: &Path) -> io::Result<Option<Self>> {
         let own = geteuid().as_raw();
         let given_to = if own == ROOT { Some(trusted_path::path_owner(path)?) } else { None };
@@ -68,7 +69,7 @@ impl PointerFolder {
         user == self.own || user == ROOT || self.given_to == Some(user)
     }
 
-    /// The running instances with a pointer in this folder.
+    /// Returns the running instances with a pointer file in this folder.
     pub(super) fn instances(&self) -> Vec<LocatedInstance> {
         let names = Dir::read_from(&self.directory).into_iter().flatten().flatten();
         let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
@@ -76,9 +77,9 @@ impl PointerFolder {
         names.take(MAX_POINTERS).filter_map(|name| self.read(&name)).collect()
     }
 
-    /// The running instance of one pointer. The pointer of a dead instance is removed.
+    /// Returns the running instance of one pointer file. Removes the pointer file of an ended instance.
     fn read(&self, name: &OsStr) -> Option<LocatedInstance> {
-        // A pipe would block the open, a link leads elsewhere.
+        // Do not follow a link, and do not block on a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::from(openat(&self.directory, name, flags, Mode::empty()).ok()?);
         let facts = file.metadata().ok()?;
@@ -92,8 +93,8 @@ impl PointerFolder {
         if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
             return Some(LocatedInstance { instance, owner });
         }
-        // No process locks the pointer. Older versions did not lock it, so a listening process also proves
-        // life.
+        // No process locks the file. Older versions did not lock it, so a process that listens at the
+        // socket also shows that the instance runs.
         match probe_listener(&instance.admin_socket) {
             SocketListener::User(user) => (user == owner).then_some(LocatedInstance { instance, owner }),
             SocketListener::Busy => Some(LocatedInstance { instance, owner }),
@@ -108,19 +109,19 @@ impl PointerFolder {
     }
 }
 
-/// State of a socket's path.
+/// Result of probing the path of a socket.
 enum SocketListener {
     /// A process of this user listens.
     User(u32),
     /// A process listens, but its queue is full.
     Busy,
-    /// No process listens, and none ever will.
+    /// No process listens on this socket, and none ever will.
     Nobody,
-    /// Not known; the error may pass.
+    /// Unknown because of an error that may be temporary.
     Unknown,
 }
 
-/// Connects without waiting: a socket whose queue is full would block for ever.
+/// Connects without waiting, because connecting to a socket whose queue is full would block for ever.
 fn probe_listener(path: &str) -> SocketListener {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else {
@@ -136,19 +137,19 @@ fn probe_listener(path: &str) -> SocketListener {
     }
 }
 
-/// Removes a name, if it still refers to the file.
+/// Removes a name from the directory, if it still refers to `file`.
 fn remove_if_same(directory: &File, name: &OsStr, file: &File) {
     let there = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
     let is_same = |facts: fs::Metadata| {
         there.is_some_and(|there| (there.st_dev, there.st_ino) == (facts.dev(), facts.ino()))
     };
     if file.metadata().is_ok_and(is_same) {
-        // A missing file is as good as a removed one.
+        // A failure does not matter: the name was already removed.
         let _gone = unlinkat(directory, name, AtFlags::empty());
     }
 }
 
-/// A pointer of our own, locked while this lives and removed on drop.
+/// The pointer file of this instance, locked while this value exists and removed on drop.
 #[derive(Debug)]
 pub(super) struct InstancePointer {
     directory: File,
@@ -157,7 +158,7 @@ pub(super) struct InstancePointer {
 }
 
 impl InstancePointer {
-    /// Writes a pointer into an existing folder.
+    /// Writes a pointer file into an existing folder.
     pub(super) fn write(folder: &Path, instance: &InstanceInfo) -> io::Result<Self> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
@@ -167,7 +168,7 @@ impl InstancePointer {
         for number in 1..=MAX_NAMES {
             let more = if number == 1 { String::new() } else { format!("-{number}") };
             let name = OsString::from(format!("{}{more}.json", instance.pid));
-            // Removes the pointer of a killed process with our PID.
+            // Remove the pointer file of a killed process that had the same PID.
             drop(known.as_ref().and_then(|known| known.read(&name)));
             match new.persist_noclobber(folder.join(&name)) {
                 Ok(file) => return Ok(Self { directory, name, file }),
@@ -185,7 +186,7 @@ impl Drop for InstancePointer {
     }
 }
 
-/// The running instances of a folder; none if it is missing or untrusted.
+/// Returns the running instances of a folder; none if the folder is missing or untrusted.
 pub(super) fn instances_in_folder(path: &Path) -> Vec<LocatedInstance> {
     match PointerFolder::open(path) {
         Ok(Some(folder)) => folder.instances(),

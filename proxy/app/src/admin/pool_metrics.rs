@@ -1,5 +1,6 @@
-//! Metrics for balancers and endpoint pickers that spread requests over several instances. All describe
-//! this moment, cover all models together unless stated otherwise, and need no request to any llama-server.
+//! Metrics for load balancers and endpoint pickers that spread requests over several instances. All
+//! describe the current moment, cover all models together unless stated otherwise, and need no request to
+//! any llama-server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use super::metrics::{ModelLabel, to_gauge};
 use crate::probe::facts::ContextUse;
 use crate::probe::pace::ProbePace;
 
-/// Tokens per block, for a picker that counts blocks. llama-server has none: a small number loses little to
-/// rounding.
+/// Tokens per block, for an endpoint picker that counts blocks. llama-server has no blocks; a small number
+/// loses little by rounding.
 const TOKENS_PER_BLOCK: u64 = 16;
 
 labels! {
@@ -72,17 +73,17 @@ families! {
     }
 }
 
-/// Source of the pool metrics.
+/// Data from which the pool metrics are made.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PoolSnapshot {
     pub(crate) facts: InstanceFacts,
     pub(crate) contexts: BTreeMap<String, ContextUse>,
-    /// Answer to `agent-check` of `HAProxy`; `None`: not known.
+    /// Answer to `agent-check` of `HAProxy`; `None`: unknown.
     pub(crate) line: Option<AgentAnswer>,
-    /// True if the metrics with vLLM's names exist, too.
+    /// The metrics with vLLM's names are exported, too.
     pub(crate) vllm: bool,
-    /// True if a picker reads the metrics. Only pickers need the loaded models as a label; each change of
-    /// it creates a new series.
+    /// Endpoint pickers read the metrics. Only they need the loaded models as a label, and each change of
+    /// this label creates a new series.
     pub(crate) pickers: bool,
 }
 
@@ -100,23 +101,23 @@ impl PoolSnapshot {
     }
 }
 
-/// Room of the context, and names of loaded models, as labels.
+/// Labels with the room of the context and the names of loaded models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PoolLabels {
     cache: CacheLabels,
     models: AdapterLabels,
-    /// Seconds since 1970.
+    /// Current time in seconds since 1970.
     now: i64,
 }
 
 impl PoolLabels {
     pub(super) fn from_pool(pool: &PoolSnapshot, view: &FleetView, now: i64) -> Self {
         let blocks = pool.context().room / TOKENS_PER_BLOCK;
-        // A client may use any alias.
+        // Include aliases, because a client may use any of them.
         let all_names = |model: &Arc<ModelView>| {
             let aliases = model.aliases.iter().map(ToString::to_string);
             let all = std::iter::once(model.name.to_string()).chain(aliases);
-            // A name with a comma would be read as two.
+            // Leave out a name with a comma, which would be read as two names.
             all.filter(|name| !name.contains(',')).collect::<Vec<_>>()
         };
         let named = |state: ModelState| {
@@ -146,7 +147,7 @@ impl PoolLabels {
 }
 
 impl PoolMetrics {
-    /// Counters for the thread that answers probes.
+    /// Returns the counters for the thread that answers probes.
     pub(super) fn probe_pace(&self) -> ProbePace {
         ProbePace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
     }

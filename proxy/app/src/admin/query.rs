@@ -1,4 +1,5 @@
-//! Reads queries and forms: pairs, decoded as forms are (`+` is a space). Used by every route of ours. Pure.
+//! Parses queries and forms into pairs, in form encoding (`+` is a space). Used by all routes of the app.
+//! Pure.
 
 use reqwest::Url;
 
@@ -8,7 +9,7 @@ pub(crate) struct QueryPairs(Vec<(String, String)>);
 
 impl QueryPairs {
     /// Decodes a query, or a form as browsers send it. Invalid bytes become replacement characters, as in
-    /// browsers: a page answers every address.
+    /// browsers, so that the page can answer any address.
     pub(crate) fn lenient(query: Option<&str>) -> Self {
         let Some(query) = query.filter(|query| !query.is_empty()) else { return Self::default() };
         let mut url = base_url();
@@ -17,10 +18,10 @@ impl QueryPairs {
         Self(all.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
-    /// [`Self::lenient`], but strict: for routes that change something.
+    /// Like [`Self::lenient`], but strict, for routes that change something.
     ///
     /// # Errors
-    /// In words: a `%` that begins no byte, text that is no UTF-8, or a name that occurs twice.
+    /// The error is a sentence: a `%` begins no byte, the text is not UTF-8, or a name occurs twice.
     pub(crate) fn strict(query: Option<&str>) -> Result<Self, String> {
         for pair in query.unwrap_or_default().split('&') {
             if warden_gateway::percent_decoded(pair).is_none() {
@@ -42,7 +43,7 @@ impl QueryPairs {
         }
     }
 
-    /// The first value of a name. An empty value counts as none.
+    /// Returns the first value of a name; `None` if it is empty.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let found = self.0.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
@@ -54,12 +55,12 @@ impl QueryPairs {
         Some(self.0.remove(at).1)
     }
 
-    /// Returns true if a switch is on: its name alone, or with `1` or `true`.
+    /// Returns whether a switch is on: its name without a value, or with `1` or `true`.
     pub(crate) fn is_set(&self, name: &str) -> bool {
         self.0.iter().any(|(known, value)| known == name && matches!(value.as_str(), "" | "1" | "true"))
     }
 
-    /// The first name that was not taken.
+    /// Returns the first name that was not taken.
     pub(crate) fn unknown_name(&self) -> Option<&str> {
         self.0.first().map(|(name, _)| name.as_str())
     }
@@ -75,11 +76,11 @@ fn base_url() -> Url {
     Url::parse("http://localhost/").expect("a constant")
 }
 
-/// An address with these pairs. Empty values are left out.
+/// Returns an address with these pairs as its query. Pairs with an empty value are left out.
 pub(crate) fn address_with_query(path: &str, pairs: &[(&str, &str)]) -> String {
     let mut url = base_url();
     url.query_pairs_mut().extend_pairs(pairs.iter().filter(|(_, value)| !value.is_empty()));
-    // A blank has two spellings, and not every reader knows `+`.
+    // Write a space as `%20`, because not every reader knows `+`.
     match url.query().filter(|query| !query.is_empty()) {
         Some(query) => format!("{path}?{}", query.replace('+', "%20")),
         None => path.to_owned(),

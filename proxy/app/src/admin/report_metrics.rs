@@ -1,9 +1,9 @@
 //! Metrics from the memory reports of backends.
 //!
-//! Current values are read from the fleet at each scrape. Events are counted here: a process counts from 0,
-//! and its counters end with it. So each increase is added to a counter of ours that never falls. Increases
-//! are taken at every change of the fleet's view, so that those of a process that lives between two scrapes
-//! are not lost.
+//! Current values are read from the fleet at each scrape. Events are counted by backend processes, each
+//! from 0 until it ends. So this module adds each increase to its own counter, which never falls. Increases
+//! are read at every change of the fleet's view, so that the counts of a process that lives only between
+//! two scrapes are not lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -21,7 +21,8 @@ use super::families::{families, labels};
 use super::metrics::to_gauge;
 use crate::sync::lock;
 
-/// Contexts remembered per process; above this, only those in its report. A process has a few.
+/// Most contexts remembered per process; if there are more, only those in its last report. A process has a
+/// few.
 const CONTEXTS_KEPT: usize = 1024;
 
 labels! {
@@ -65,17 +66,17 @@ families! {
     }
 }
 
-/// `ContextCounts` taken over so far.
+/// Counts of the processes' reports that were already added.
 #[derive(Default)]
 struct CountedReports {
     /// Number of the last view.
     number: u64,
-    /// By process, then by device and number of the context.
+    /// Last counts by process, then by device and number of the context.
     contexts: HashMap<GenerationId, HashMap<(i32, u32), ContextCounts>>,
 }
 
 impl ReportMetrics {
-    /// Adds the increases since the last view. Older views are ignored.
+    /// Adds the increases since the last view. A view older than the last is ignored.
     pub(super) fn add_increases(&self, view: &FleetView) {
         let mut seen = lock(&self.seen);
         if view.number < seen.number {
@@ -131,7 +132,7 @@ impl ReportMetrics {
         }
     }
 
-    /// Sets the gauges from scratch, so that a removed model leaves no line.
+    /// Clears all gauges and sets them again, so that a removed model has no line.
     pub(super) fn read(&self, view: &FleetView) {
         for gauge in
             [&self.contexts, &self.graphs, &self.pool, &self.pool_peak, &self.handles, &self.workspace]
@@ -159,7 +160,7 @@ impl ReportMetrics {
     }
 }
 
-/// Sums the reports by device. While one process replaces another, a replica has two; both are included.
+/// Sums the reports by device. While one process replaces another, a replica has two processes; both count.
 fn sum_reports(view: &FleetView) -> BTreeMap<DeviceLabels, ContextTotals> {
     let mut all: BTreeMap<DeviceLabels, ContextTotals> = BTreeMap::new();
     for model in view.models.iter().chain(&view.canaries) {

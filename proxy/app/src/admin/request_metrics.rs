@@ -1,5 +1,5 @@
-//! Request metrics. The metrics of a kind of request are looked up once and kept: with names as labels, a
-//! lookup costs more than counting.
+//! Request metrics. The metrics for each combination of labels are looked up once and kept, because a
+//! lookup by label texts costs more than counting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -17,11 +17,11 @@ use super::families::{families, labels};
 use super::metrics::ModelLabel;
 use super::page::tally::RequestCounters;
 
-/// From the answer of a tokenizer to a generation of half an hour.
+/// Buckets in seconds, from the answer of a tokenizer to a generation of half an hour.
 const REQUEST_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
 
-/// From a small model on a fast GPU to a large one on the processor.
+/// Buckets in seconds per token, from a small model on a fast GPU to a large model on the CPU.
 const TOKEN_BUCKETS: [f64; 12] = [0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0];
 
 labels! {
@@ -38,7 +38,7 @@ struct RequestSeries {
     requests: Counter,
     outcomes: Counter,
     seconds: Histogram,
-    /// Looked up at the first request with a first byte.
+    /// Time to the first byte; looked up when a request first has such a time.
     ttfb: OnceLock<Histogram>,
     of_model: Option<ModelSeries>,
 }
@@ -46,7 +46,7 @@ struct RequestSeries {
 struct ModelSeries {
     tally: Arc<RequestCounters>,
     queue: Histogram,
-    /// Looked up at the first request with a first token.
+    /// Time to the first token; looked up when a request first has such a time.
     first_token: OnceLock<Histogram>,
     token: OnceLock<Histogram>,
     retries: Counter,
@@ -155,7 +155,7 @@ impl RequestMetrics {
         }
     }
 
-    /// The counts shown on the page, by model.
+    /// Returns the request counts that the page shows, by model.
     pub(super) fn tallies(&self) -> BTreeMap<String, Arc<RequestCounters>> {
         self.tallies.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -166,7 +166,7 @@ impl RequestMetrics {
         let to_first =
             of_model.first_token.get_or_init(|| self.first_token_seconds.get_or_create(&label()).clone());
         to_first.observe(first.as_secs_f64());
-        // A stream that broke off says nothing about the speed.
+        // A stream that broke off does not show the speed.
         let behind = record.work.output_tokens.saturating_sub(1);
         if behind > 0 && record.outcome == RequestOutcome::Ok {
             let each = of_model.token.get_or_init(|| self.token_seconds.get_or_create(&label()).clone());
@@ -174,7 +174,7 @@ impl RequestMetrics {
         }
     }
 
-    /// Looks up the metrics of one kind of request; costs more than counting.
+    /// Looks up the metrics for a combination of labels, which costs more than counting.
     fn look_up(&self, (model, route, status, outcome): &LabelTuple) -> RequestSeries {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };

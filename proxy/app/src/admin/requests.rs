@@ -1,5 +1,6 @@
-//! `GET /requests`, `GET /requests/{id}` and `POST /requests/{id}/cancel`: lists requests in flight and
-//! ended, and cancels one. Shows a request's content only where requests of its model are recorded.
+//! The routes `GET /requests`, `GET /requests/{id}` and `POST /requests/{id}/cancel`: lists requests in
+//! flight and ended, and cancels a request. Shows the content of a request only if requests of its model
+//! are recorded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,14 +18,14 @@ use crate::captures::CapturedRequest;
 /// Filter of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestFilter {
-    /// Name or alias.
+    /// Name or alias of the model.
     pub(crate) model: Option<String>,
     pub(crate) state: Option<StateFilter>,
-    /// Limit of listed requests.
+    /// Most requests listed.
     pub(crate) limit: Option<usize>,
 }
 
-/// Filter by progress of a request.
+/// Filter by the state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StateFilter {
     InFlight,
@@ -34,20 +35,20 @@ pub(crate) enum StateFilter {
 /// The answer to `GET /requests`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RequestList {
-    /// All requests in flight, regardless of the filter.
+    /// Number of all requests in flight, regardless of the filter.
     pub(crate) in_flight: usize,
-    /// Matching requests: in flight, oldest first; then ended, latest first.
+    /// Matching requests: first those in flight, oldest first, then the ended ones, latest first.
     pub(crate) requests: Vec<RequestView>,
-    /// Matching requests beyond the limit.
+    /// Number of matching requests beyond the limit.
     pub(crate) left_out: usize,
 }
 
 /// The answer to `GET /requests/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RequestDetail {
-    /// Requests with that id: clients may reuse an id.
+    /// Requests with this id; there may be several, because clients choose the ids.
     pub(crate) requests: Vec<RequestView>,
-    /// The latest of them as recorded, if requests of its model are recorded.
+    /// Recording of the latest of these requests, if requests of its model are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) recorded: Option<CapturedRequest>,
 }
@@ -55,9 +56,9 @@ pub(crate) struct RequestDetail {
 /// The answer to `POST /requests/{id}/cancel`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CancelReport {
-    /// The request when it was cancelled.
+    /// The request in its state when it was cancelled.
     pub(crate) cancelled: RequestView,
-    /// True if it had been cancelled before.
+    /// The request had already been cancelled before.
     pub(crate) again: bool,
 }
 
@@ -71,7 +72,7 @@ impl RequestFilter {
     ///
     /// # Errors
     ///
-    /// In words: an unknown name or value, with the valid ones.
+    /// The error is a sentence: a name or value is unknown, and these are valid.
     pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::strict(query)?;
         let (model, limit) = (given.take("model"), parse_number("limit", given.take("limit"))?);
@@ -103,11 +104,11 @@ impl StateFilter {
     }
 }
 
-/// The number that the query gives, which selects one of several requests with the same id.
+/// Returns the parameter `number` of the query, which selects one of several requests with the same id.
 ///
 /// # Errors
 ///
-/// In words: the query has another name, or its value is no number.
+/// The error is a sentence: the query has another parameter, or the value is no number.
 pub(crate) fn number_from_query(query: Option<&str>) -> Result<Option<u64>, String> {
     let mut given = QueryPairs::strict(query)?;
     let number = parse_number("number", given.take("number"))?;
@@ -117,7 +118,7 @@ pub(crate) fn number_from_query(query: Option<&str>) -> Result<Option<u64>, Stri
     }
 }
 
-/// Adds facts of the fleet: the replica, and whether a request waits for its model to load.
+/// Adds facts known to the fleet: the replica, and whether a request waits for its model to load.
 pub(crate) fn with_fleet_state(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<RequestView> {
     let models: BTreeMap<&str, &ModelView> =
         fleet.models.iter().map(|model| (model.name.as_str(), &**model)).collect();
@@ -135,7 +136,7 @@ pub(crate) fn with_fleet_state(mut requests: Vec<RequestView>, fleet: &FleetView
     requests
 }
 
-/// Applies the filter. `model`: the fleet's name of the filter's model.
+/// Applies the filter. `model`: the model's name to which the filter's name or alias resolves.
 fn filter_requests(all: Vec<RequestView>, filter: &RequestFilter, model: Option<&str>) -> RequestList {
     let in_flight = all.iter().filter(|one| one.is_in_flight()).count();
     let is_meant = |one: &RequestView| {
@@ -159,7 +160,7 @@ pub(crate) fn milliseconds_text(ms: f64) -> String {
     }
 }
 
-/// Formats a time with its tokens: `1.2 s, 4096`; unknown parts are left out.
+/// Formats a time with its number of tokens, such as `1.2 s, 4096`; unknown parts are left out.
 pub(crate) fn timing_text(ms: Option<f64>, tokens: u64) -> String {
     match (ms, tokens) {
         (None, 0) => "-".to_owned(),
@@ -182,7 +183,8 @@ impl AdminState {
         Ok(filter_requests(all, filter, model.as_ref().map(ModelName::as_str)))
     }
 
-    /// Requests with this id, and the latest of them as recorded. `None`: none is listed any more.
+    /// Returns the requests with this id, and the recording of the latest. `None` if no such request is
+    /// listed.
     pub(crate) fn find_request(&self, id: &str) -> Option<RequestDetail> {
         let mut requests = with_fleet_state(self.requests.list(), &self.fleet.view());
         requests.retain(|one| one.id == id);
@@ -199,7 +201,7 @@ impl AdminState {
         }
     }
 
-    /// Cancels a request and returns it as it was.
+    /// Cancels a request and returns its state before.
     ///
     /// # Errors
     ///

@@ -35,14 +35,14 @@ pub(crate) enum AdminRoute {
     Restart(String),
     /// `POST /models/{name}/drain`
     Drain(String),
-    /// `POST /drain`: asks balancers to avoid the whole instance.
+    /// `POST /drain`: asks load balancers to avoid the whole instance.
     DrainInstance {
-        /// Take that back.
+        /// Withdraws an earlier request to avoid the instance.
         undo: bool,
     },
     /// `POST /models/{name}/reclaim`
     Reclaim(String),
-    /// `POST /models/{name}/pin` and `/unpin`: whether the model is kept loaded.
+    /// `POST /models/{name}/pin` (`true`: keep the model loaded) and `/unpin` (`false`).
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, TaskRequest<CanaryRequest>),
@@ -53,12 +53,13 @@ pub(crate) enum AdminRoute {
     /// `POST /requests/{id}/cancel`
     CancelRequest {
         id: String,
-        /// Selects one of several requests with that id.
+        /// Number that selects one of several requests with this id.
         number: Result<Option<u64>, String>,
     },
-    /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
+    /// `POST /quarantine/release` for all requests, `POST /quarantine/release/{which}` for a model or a
+    /// fingerprint.
     Release(Option<String>),
-    /// `POST /upgrade`: path of the program, and time limit.
+    /// `POST /upgrade`, with the path of the program and the time limit.
     Upgrade(Result<(Option<PathBuf>, Option<Duration>), String>),
 }
 
@@ -74,7 +75,7 @@ pub(crate) enum TaskRequest<T> {
 }
 
 impl<T> TaskRequest<T> {
-    /// Maps a method; `wish` reads the settings of a task to start.
+    /// Maps a method to the request; `wish` reads the settings of a task to start.
     fn from_method(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, RouteError> {
         match *method {
             Method::POST => Ok(Self::Start(wish())),
@@ -85,24 +86,24 @@ impl<T> TaskRequest<T> {
     }
 }
 
-/// Why no route matches.
+/// Reasons why no route matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteError {
     NotFound,
-    /// The route exists for another method, which is given.
+    /// The route exists only for the given other method.
     Method(&'static str),
 }
 
 /// The route that upgrades to another program.
 pub(crate) const UPGRADE_PATH: &str = "/upgrade";
 
-/// Prefix of the path that releases one model or fingerprint.
+/// Prefix of paths that release one model or one fingerprint.
 const RELEASE_PREFIX: &str = "/quarantine/release/";
 
 /// Prefix of the path of one request.
 const REQUEST_PREFIX: &str = "/requests/";
 
-/// The routes, listed in the answer to an unknown one.
+/// List of the routes, sent in the answer to an unknown route.
 pub(crate) const ROUTE_LIST: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
@@ -180,15 +181,16 @@ fn parse_upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duratio
     }
 }
 
-/// Returns true if a request has headers that only browsers send.
+/// Returns whether a request has headers that only browsers send.
 pub(crate) fn has_browser_headers(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-/// The requested host, unless it is a loopback address or `localhost`; empty if there is none.
+/// Returns the requested host, unless it is a loopback address or `localhost`; empty if the request names
+/// none.
 ///
-/// Over TCP a foreign host reveals a page in a browser: such a page can reach loopback addresses under any
-/// host name of its own, and no key would stop it.
+/// Over TCP such a foreign host shows that a web page in a browser sent the request: a page can reach
+/// loopback addresses under a host name of its own, and an API key would not prevent that.
 pub(crate) fn foreign_host(headers: &HeaderMap) -> Option<&str> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

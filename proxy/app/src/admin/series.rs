@@ -1,4 +1,4 @@
-//! `GET /series`: recorded memory series, for programs.
+//! The route `GET /series`: recorded memory series, for programs.
 
 use http::{Response, StatusCode};
 
@@ -18,7 +18,7 @@ impl AdminState {
                 Err(failed) => error_response(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
             };
         };
-        // The query may use an alias.
+        // The query may name an alias.
         let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
         match memory_of_model(&self.series, &self.fleet.view(), &own, &ask).await {
             Ok(data) => json_response(StatusCode::OK, &data),

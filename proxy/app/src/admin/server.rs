@@ -29,13 +29,13 @@ use super::route::{UPGRADE_PATH, foreign_host, has_browser_headers};
 use crate::exit::CommandError;
 use crate::sync::lock;
 
-/// Limit of connections that wait to be accepted, as in std.
+/// Most connections that may wait to be accepted, as in the standard library.
 const ACCEPT_BACKLOG: u32 = 128;
 
-/// Interval of the checks that the socket's file still exists.
+/// Interval at which the listener checks that the socket's file still exists.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A copy of the Unix socket, once it was made again.
+/// A duplicate of the Unix socket, once the socket was created again after its file had been removed.
 pub(crate) type RestoredSocket = Arc<Mutex<Option<OwnedFd>>>;
 
 pub(crate) struct AdminListeners {
@@ -44,10 +44,10 @@ pub(crate) struct AdminListeners {
     file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
-    /// A copy of a socket made again, for the successor.
+    /// A duplicate of a socket that was created again, for the successor.
     remade: RestoredSocket,
     tcp: Option<TcpListener>,
-    /// Cancelled when the successor has the sockets: the file stays.
+    /// Cancelled when the successor has the sockets. The socket's file is then not removed.
     handed_over: CancellationToken,
     pulse_sender: PulseSender,
     pulse_requests: UnboundedReceiver<oneshot::Sender<()>>,
@@ -71,17 +71,17 @@ pub(crate) fn inherit_listeners(
 /// Sockets that already listen.
 #[derive(Debug, Default)]
 pub(crate) struct GivenSockets {
-    /// The socket, and the path that programs connect to.
+    /// The Unix socket, and the path at which programs connect to it.
     pub(crate) unix: Option<(std::os::unix::net::UnixListener, PathBuf)>,
     pub(crate) tcp: Option<std::net::TcpListener>,
 }
 
-/// Asks a loop to prove that it is responsive.
+/// Sends questions to an event loop, which a responsive loop answers at once.
 #[derive(Clone, Debug)]
 pub(crate) struct PulseSender(UnboundedSender<oneshot::Sender<()>>);
 
 impl PulseSender {
-    /// Also returns the receiver for the loop.
+    /// Creates the sender, and the receiver whose questions the loop must answer.
     pub(crate) fn new() -> (Self, UnboundedReceiver<oneshot::Sender<()>>) {
         let (asking, asked) = unbounded_channel();
         (Self(asking), asked)
@@ -95,7 +95,7 @@ impl PulseSender {
     }
 }
 
-/// Binds the sockets that are not `given`. `pause` is the wait after a failed accept. A socket file on
+/// Binds the sockets that are not in `given`. `pause` is the wait after a failed accept. A socket file on
 /// which no process listens is replaced.
 pub(crate) async fn bind_listeners(
     socket: &Path,
@@ -131,7 +131,7 @@ pub(crate) async fn bind_listeners(
     Ok(AdminListeners::new(path, file, unix, tcp, pause))
 }
 
-/// The listener, with device and inode of its file.
+/// Binds the Unix socket. Returns the listener, and the device and inode of its file.
 async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), CommandError> {
     let shown = socket.display();
     let cannot = |problem: &io::Error| {
@@ -154,7 +154,7 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), CommandE
                     "stop it, or choose another `admin.socket`",
                 ));
             }
-            // No process will ever listen there again. After any other error the socket may be in use.
+            // No process will ever listen on this file again. After any other error it may be in use.
             Err(problem) if problem.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(socket).map_err(|problem| cannot(&problem))?;
             }
@@ -168,8 +168,8 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), CommandE
     Ok((listener, (made.dev(), made.ino())))
 }
 
-/// Binds a socket that is private from its first moment: a client that connects before the mode is changed
-/// would be served afterwards. On Linux the file gets the mode of the descriptor.
+/// Binds a socket that is private from the beginning: a client that connects before a later change of the
+/// mode would be served. On Linux the file gets the mode of the descriptor.
 fn bind_private(socket: &Path) -> io::Result<UnixListener> {
     let made = UnixSocket::new_stream()?;
     // On other systems the descriptor's mode has no effect; there the caller changes the file's mode after
@@ -192,34 +192,35 @@ impl AdminListeners {
         Self { path, file, pause, unix, remade, tcp, handed_over, pulse_sender, pulse_requests }
     }
 
-    /// The TCP address, with the port that was bound.
+    /// Returns the TCP address, with the port that was bound.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Copies of the sockets for the successor: the Unix one first.
+    /// Duplicates the sockets for the successor, the Unix socket first.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let tcp = self.tcp.as_ref().map(|tcp| tcp.as_fd().try_clone_to_owned());
         std::iter::once(self.unix.as_fd().try_clone_to_owned()).chain(tcp).collect()
     }
 
-    /// Returns true if the service manager made the Unix socket.
+    /// Returns whether the service manager made the Unix socket.
     pub(crate) fn given(&self) -> bool {
         self.file.is_none()
     }
 
-    /// Cancelled when the successor has the sockets.
+    /// Returns the token that is cancelled when the successor has the sockets.
     pub(crate) fn handed_over(&self) -> CancellationToken {
         self.handed_over.clone()
     }
 
-    /// Holds a copy of the Unix socket once it is made again.
+    /// Returns the holder of a duplicate of the Unix socket, which is filled if the socket is created again.
     pub(crate) fn restored(&self) -> RestoredSocket {
         self.remade.clone()
     }
 
-    /// Makes the socket again if its file is gone. Cleaners of `/tmp` and the end of a login session remove
-    /// it, and then no program can reach us. A file that another program has put in its place stays.
+    /// Creates the socket again if its file is gone. Cleaners of `/tmp` and the end of a login session
+    /// remove the file, and then no program can connect. A file that another program has put in its place
+    /// is not touched.
     async fn restore(&mut self) {
         let is_gone =
             std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -247,20 +248,20 @@ impl AdminListeners {
         }
     }
 
-    /// The path that programs connect to.
+    /// Returns the path at which programs connect.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Asks the admin loop whether it is responsive.
+    /// Returns the sender that asks the admin loop whether it is responsive.
     pub(crate) fn pulse(&self) -> PulseSender {
         self.pulse_sender.clone()
     }
 
-    /// Serves until `admin.stop`; ends after the last answer.
+    /// Serves until `admin.stop` is cancelled; returns after the last answer.
     pub(crate) async fn serve(mut self, admin: AdminState) {
-        // Clients check which process listens. The service manager or our predecessor made the socket;
-        // listening again makes it ours.
+        // Clients check which process listens. The service manager or the predecessor may have created the
+        // socket; calling `listen` again makes this process the listener.
         if let Err(problem) = rustix::net::listen(&self.unix, ACCEPT_BACKLOG.cast_signed()) {
             tracing::debug!(%problem, "the admin socket is still that of the program that made it");
         }
@@ -277,7 +278,7 @@ impl AdminListeners {
                     continue;
                 }
                 Some(question) = self.pulse_requests.recv() => {
-                    // The asker may have gone.
+                    // Sending fails if the asker has gone, which does not matter.
                     let _left = question.send(());
                     continue;
                 }
@@ -292,12 +293,13 @@ impl AdminListeners {
             };
             if let Err(problem) = accepted {
                 tracing::warn!(%problem, "the admin listener cannot accept a connection");
-                // Probably out of file descriptors: a busy loop would not free any.
+                // The process is probably out of file descriptors, and a busy loop would not free any.
                 tokio::time::sleep(self.pause).await;
             }
         }
-        // Removed so that a search for running instances does not find it. The file stays if the socket was
-        // handed over, or if it is another program's, made after ours was removed.
+        // Remove the file, so that a search for running instances does not find it. Keep the file if the
+        // socket was handed over, or if another program has created it after this instance's file was
+        // removed.
         let there = std::fs::symlink_metadata(&self.path).ok();
         if !self.handed_over.is_cancelled()
             && there.is_some_and(|facts| self.file == Some((facts.dev(), facts.ino())))
@@ -306,13 +308,13 @@ impl AdminListeners {
         }
         tasks.close();
         tasks.wait().await;
-        // The fleet ends before us, so requested actions have an outcome.
+        // Wait for requested actions. They end, because the fleet ends first.
         admin.page.work.close();
         admin.page.work.wait().await;
     }
 }
 
-/// The process and user at the other end, as the kernel reports them.
+/// Describes the process and user at the other end, as the kernel reports them.
 fn peer_name(stream: &tokio::net::UnixStream) -> String {
     stream.peer_cred().map_or_else(
         |_| "unknown user (admin socket)".to_owned(),
@@ -327,7 +329,8 @@ async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<(tokio::net::T
     }
 }
 
-/// The reason why a request that a browser page may have sent is refused.
+/// Returns the reason to refuse a request that a web page in a browser may have sent; `None` for other
+/// requests.
 fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
     if has_browser_headers(headers) {
         let message =

@@ -87,7 +87,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
         }
         BuildsCommand::Rm { ids, force, config } => {
             let place = BuildsContext::find(&config)?;
-            // Resolve all ids first: an unknown one must not leave the command half done.
+            // Resolve all ids first: an unknown id must not leave the command half done.
             let ids = ids.iter().map(|id| place.store.resolve(id)).collect::<Result<Vec<_>, _>>()?;
             if !force {
                 place.check_none_in_use(&ids)?;
@@ -143,8 +143,8 @@ fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) ->
     run_sweep(store, &all, dry_run)
 }
 
-/// Removes builds that searches left. Keeps those that running instances need: an operator may have
-/// configured a binary of a search.
+/// Removes builds that searches of `diagnose --between` left. Keeps those that running instances need: an
+/// operator may have configured a binary of a search.
 fn gc_between(place: &BuildsContext, dry_run: bool) -> Result<(), CommandError> {
     let idle = builds_between::IdleSearchStore::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;

@@ -24,7 +24,7 @@ pub(super) fn lock_in_use_file(folder: &Path, how: FlockOperation) -> io::Result
     open_locked(&folder.join("in-use"), how)
 }
 
-/// The store of searches, locked while no search runs.
+/// The store of searches. While this value exists, no search can start.
 pub(super) struct IdleSearchStore {
     pub(super) store: BuildStore,
     _lock: Option<File>,

@@ -157,7 +157,7 @@ fn status(args: &CanaryStatusArgs) -> Result<(), CommandError> {
     }
 }
 
-/// Reads the canary of a model, at once or when it has ended.
+/// Reads the canary of a model, at once or after the canary has ended.
 async fn fetch_canary(
     client: &AdminClient,
     model: &str,

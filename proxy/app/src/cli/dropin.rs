@@ -77,8 +77,8 @@ pub(crate) fn dropin_settings(
     Ok(settings)
 }
 
-/// Shutdown deadline in place of llama-server. Its callers expect it to end at once, so it waits for
-/// clients no longer.
+/// Shutdown deadline in place of llama-server. Callers expect llama-server to end at once, so llama-warden
+/// waits for clients no longer.
 const DROPIN_SHUTDOWN_DEADLINE: &str = "1s";
 
 /// Further settings that match llama-server when started under its name, unless the operator set them.

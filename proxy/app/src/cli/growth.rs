@@ -68,7 +68,7 @@ fn forecast_text(one: &ForecastView) -> String {
 fn vram_line(backend: &BackendView) -> Option<String> {
     let memory = &backend.memory;
     if memory.unmeasured.is_some() {
-        // The line about all its memory already says this.
+        // The line about all memory of the process already says this.
         return None;
     }
     if let Some(why) = &memory.vram_unknown {

@@ -188,8 +188,8 @@ impl HistoryEntry {
     }
 }
 
-/// Maximum size of the ledger or the events, in bytes. A replacement takes some hundred bytes, so years of
-/// them fit.
+/// Maximum size of the ledger or the events, in bytes. A replacement takes some hundred bytes, so
+/// replacements of many years fit.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// The lines of a file; empty if the file does not exist.

@@ -184,8 +184,8 @@ fn parse_set(text: &str) -> Result<FlagSetting, CommandError> {
     Ok(FlagSetting::raw(&format!("--set {key}"), &path, value))
 }
 
-/// Opens and locks a file, creating it and its folder if missing. Keeps its content; the lock lasts until
-/// it is closed.
+/// Opens and locks a file, creating the file and its folder if missing. Keeps its content; the lock lasts
+/// until the file is closed.
 fn open_locked(path: &Path, how: FlockOperation) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

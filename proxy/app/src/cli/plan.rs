@@ -71,8 +71,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     };
     let mut resolved = resolve_config(&loaded, &machine, false)?;
     let room = machine_room(args, &machine)?;
-    // Measurements are keyed by the whole command, so resolve it. Models whose program is missing are
-    // planned all the same.
+    // Measurements are keyed by the whole command, so resolve the command. Models whose program is missing
+    // are planned nevertheless.
     drop(block_on(store::fill_from_store(&mut resolved, &machine))?);
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));

@@ -1,4 +1,4 @@
-//! `llama-warden serve`, and the same under llama-server's name.
+//! `llama-warden serve`, also when the program is started under the name `llama-server`.
 
 use std::os::unix::process::CommandExt;
 
@@ -116,7 +116,7 @@ pub(crate) fn model_folders(dirs: &[String]) -> Option<FlagSetting> {
     })
 }
 
-/// Serves until it is told to end.
+/// Serves until llama-warden is told to end.
 pub(crate) fn run(args: ServeArgs) -> Result<(), CommandError> {
     crate::serve::run_serve(args.configuration_plan(&HostMachine::read())?)
 }

@@ -1,5 +1,5 @@
-//! The task that exports spans: gathers them for a while, sends them in batches, retries where that may
-//! help, and gives up in time.
+//! The task that exports spans: gathers spans for a while, sends them in batches, retries where that may
+//! help, and gives up after a time limit.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ pub(crate) struct SpanExporter {
     collector: TraceCollector,
     waiting: mpsc::Receiver<Vec<OtlpSpan>>,
     metrics: Arc<MetricsRegistry>,
-    /// Names the service and the instance.
+    /// Attributes that name the service and the instance.
     resource: OtlpResource,
     /// Spans gathered so far.
     batch: Vec<OtlpSpan>,
     /// Number of spans that are being sent.
     under_way: usize,
-    /// End of the wait that the collector asked for.
+    /// End of a wait that the collector requested.
     not_before: Option<Instant>,
-    /// True if the last spans did not arrive, which was logged.
+    /// The last spans could not be delivered, and this was logged.
     failing: bool,
 }
 
@@ -55,7 +55,7 @@ impl SpanExporter {
         }
     }
 
-    /// Sends until `stop`, and then the rest within a time limit.
+    /// Sends spans until `stop` is cancelled, and then the remaining spans within a time limit.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         tracing::info!(collector = %self.collector.origin, "traces of requests are exported");
         let patience = self.collector.numbers.flush;
@@ -86,7 +86,8 @@ impl SpanExporter {
         }
     }
 
-    /// Counts the rest as lost. Also logs it, because the counter may not be read any more.
+    /// Counts the remaining spans as lost. Also logs the number, because nobody may read the counter any
+    /// more.
     fn count_lost(&mut self) {
         self.waiting.close();
         let mut lost = self.batch.len() + self.under_way;
@@ -99,7 +100,7 @@ impl SpanExporter {
         }
     }
 
-    /// Gathers a batch, or the spans that came within the interval. Returns whether more will come.
+    /// Gathers a full batch, or the spans that arrive within the interval. Returns whether more will come.
     async fn gather(&mut self, stop: &CancellationToken) -> bool {
         // The interval begins with the first span.
         let mut until = None;
@@ -148,7 +149,7 @@ impl SpanExporter {
         let mut pause = numbers.retry_pause;
         loop {
             if !self.wait_allowed(stop).await {
-                // The failure that named this time was logged.
+                // Not logged here: the failure with which the collector requested the wait was logged.
                 return self.metrics.count_spans(SpanOutcome::Undelivered, count);
             }
             let (why, fate) = match send_spans(&self.collector, body.clone()).await {
@@ -157,10 +158,11 @@ impl SpanExporter {
                 Err(SpanSendError::Later { why, after }) => {
                     // Jitter, so that several senders do not retry at the same moment.
                     let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
-                    // A named time is never shorter than our own pause: "at once" would loop for ever.
+                    // A requested wait is never shorter than the default pause: with 0 s the loop would be
+                    // endless.
                     let own = jittered.min(numbers.retry_pause_cap);
                     let named = after.map(|after| after.min(numbers.retry_after_cap).max(own));
-                    // Applies to later spans, too, even if these are dropped.
+                    // The requested wait also applies to later spans, even if these spans are dropped.
                     self.not_before = named.map(|named| Instant::now() + named);
                     let wait = named.unwrap_or(own);
                     pause = (pause * 2).min(numbers.retry_pause_cap);
@@ -182,7 +184,7 @@ impl SpanExporter {
         }
     }
 
-    /// Waits for the time that the collector named. `false`: we end before.
+    /// Waits as long as the collector has requested. Returns false if the exporter must stop before.
     async fn wait_allowed(&mut self, stop: &CancellationToken) -> bool {
         let Some(at) = self.not_before else { return true };
         tokio::select! {
@@ -208,7 +210,7 @@ impl SpanExporter {
         }
     }
 
-    /// Logs a failure once, until spans arrive again.
+    /// Logs a failure, unless one was logged since spans were last delivered.
     fn log_failure(&mut self, why: &str, what: &str) {
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(

@@ -1,5 +1,5 @@
-//! Traces of requests for an OpenTelemetry collector: OTLP over HTTP. Off unless an endpoint is configured;
-//! then no request is recorded for traces at all.
+//! Traces of requests for an OpenTelemetry collector: OTLP over HTTP. Off unless an endpoint is configured.
+//! While it is off, requests record no trace data.
 //!
 //! ```text
 //!  record of a request ─ spans ─> bounded queue (full: counted and dropped) ─> one task ─ batches ─>
@@ -9,11 +9,11 @@
 //! | file | job |
 //! |---|---|
 //! | `spans` | turns records into spans; pure |
-//! | `proto` | encoding of spans |
-//! | `export` | the task: gathers, sends, retries, gives up |
+//! | `proto` | encodes spans |
+//! | `export` | the export task: gathers, sends, retries, gives up |
 //! | `send` | one attempt to send |
 //!
-//! A slow or failing collector never delays a request: a full queue is not waited for.
+//! A slow or failing collector never delays a request, because no request waits for a full queue.
 
 mod export;
 mod proto;
@@ -33,13 +33,13 @@ use crate::config::resolve::telemetry::TraceCollector;
 /// Outcome of spans, as a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpanOutcome {
-    /// The collector has them.
+    /// The collector has accepted the spans.
     Exported,
     /// The queue was full.
     QueueFull,
     /// The collector could not be reached for too long.
     Undelivered,
-    /// The collector refused them.
+    /// The collector refused the spans.
     Rejected,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct RequestTracer {
 }
 
 impl RequestTracer {
-    /// A tracer, and the exporter that sends its spans.
+    /// Creates a tracer, and the exporter that sends its spans.
     pub(crate) fn new(collector: TraceCollector, metrics: Arc<MetricsRegistry>) -> (Self, SpanExporter) {
         metrics.initialize_spans();
         let (queue, waiting) = mpsc::channel(collector.numbers.queue.max(1));

@@ -1,5 +1,5 @@
-//! Messages of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto` and its imports). The numbers of fields
-//! are the protocol's; tests decode what is encoded here with the types that are generated from it.
+//! Messages of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto` and its imports). The field numbers
+//! are the protocol's. Tests decode messages encoded here with types generated from the protocol's files.
 
 use prost::{Message, Oneof};
 
@@ -65,7 +65,7 @@ pub(crate) struct OtlpSpan {
     pub(crate) span_id: Vec<u8>,
     #[prost(string, tag = "3")]
     pub(crate) trace_state: String,
-    /// Empty: the trace begins here.
+    /// Span id of the parent; empty if the trace begins with this span.
     #[prost(bytes = "vec", tag = "4")]
     pub(crate) parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]

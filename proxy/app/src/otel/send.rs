@@ -14,24 +14,24 @@ use tokio::time::timeout;
 use super::proto::ExportResponse;
 use crate::config::resolve::telemetry::TraceCollector;
 
-/// Limit in bytes of an answer: one sentence, if anything went wrong.
+/// Most bytes read of an answer, which is one sentence if something went wrong.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// Why spans did not arrive.
+/// Reasons why spans were not delivered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SpanSendError {
     /// A retry may help.
     Later {
         why: String,
-        /// Wait that the collector asked for.
+        /// Wait that the collector requested.
         after: Option<Duration>,
     },
     /// No retry helps.
     Never(String),
 }
 
-/// Sends an encoded request. Returns the number of spans that the collector rejected nevertheless, with its
-/// reason.
+/// Sends an encoded request. If the collector accepts it, returns the number of spans that it rejected all
+/// the same, with its reason.
 pub(super) async fn send_spans(
     collector: &TraceCollector,
     body: Bytes,
@@ -55,7 +55,7 @@ async fn exchange_once(
     let headers = request.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
-    // Before the configured headers: it removes headers that it does not know.
+    // Set the address before the configured headers, because this call removes headers that it does not know.
     collector.origin.address_request(&mut request).map_err(|error| error.to_string())?;
     for (name, value) in &collector.headers {
         request.headers_mut().insert(name, value.clone());
@@ -66,7 +66,7 @@ async fn exchange_once(
     let answered = async {
         let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let (parts, body) = answer.into_parts();
-        // A missing body is no failure: the status shows if the spans were accepted.
+        // A missing body is no failure, because the status shows whether the spans were accepted.
         let body =
             Limited::new(body, MAX_ANSWER_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
         Ok((parts.status, parts.headers, body.unwrap_or_default()))
@@ -98,7 +98,7 @@ fn interpret_answer(
     }
 }
 
-/// Seconds, or a date.
+/// Reads `Retry-After`, which is a number of seconds or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {

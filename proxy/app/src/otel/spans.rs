@@ -1,5 +1,5 @@
-//! Turns the record of a request into the spans of its trace: names and attributes of OpenTelemetry's
-//! semantic conventions for HTTP and for generative AI. Pure. Contains numbers and names of ours, never
+//! Turns the record of a request into the spans of its trace, with names and attributes of OpenTelemetry's
+//! semantic conventions for HTTP and for generative AI. Pure. The spans have numbers and fixed names, never
 //! text of a client or of a model.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl SpanAttributes {
     }
 }
 
-/// All spans of a request, its own first.
+/// Returns all spans of a request, the span of the request itself first.
 pub(crate) fn request_spans(record: &RequestRecord, trace: &GatewayTrace) -> Vec<OtlpSpan> {
     let mut spans = Vec::with_capacity(1 + trace.parts.len());
     spans.push(server_span(record, trace));
@@ -37,7 +37,7 @@ pub(crate) fn request_spans(record: &RequestRecord, trace: &GatewayTrace) -> Vec
     spans
 }
 
-/// Value of `gen_ai.operation.name`; other routes have none.
+/// Returns the value of `gen_ai.operation.name`; `None` for routes without such an operation.
 fn operation_name(route: &str) -> Option<&'static str> {
     match route {
         "chat" | "messages" | "responses" => Some("chat"),
@@ -47,8 +47,8 @@ fn operation_name(route: &str) -> Option<&'static str> {
     }
 }
 
-/// The error, if the request failed by our or the server's fault. A client that leaves or is refused is no
-/// error of ours.
+/// Returns the error, if the request failed by a fault of the gateway or the backend. A client that leaves,
+/// or whose request is refused, is no such error.
 fn error_of(record: &RequestRecord) -> Option<String> {
     match record.outcome {
         RequestOutcome::ClientGone => None,
@@ -139,7 +139,7 @@ fn child_span(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) ->
             (name, SpanKind::Client)
         }
     };
-    // Tokens of all attempts together are on the request's own span.
+    // The tokens of all attempts together are attributes of the request's own span.
     all.set_if("error.type", part.failed);
     let own = span(trace, part.begin, part.end.unwrap_or(record.total));
     OtlpSpan {
@@ -153,7 +153,7 @@ fn child_span(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) ->
     }
 }
 
-/// Attributes shared by the request and each attempt.
+/// Adds attributes that the request and each attempt share.
 fn add_common(all: &mut SpanAttributes, record: &RequestRecord) {
     if let Some(operation) = operation_name(record.route) {
         all.set("gen_ai.operation.name", operation);
@@ -179,7 +179,7 @@ fn add_attempt(all: &mut SpanAttributes, peer: &TracePeer) {
     all.set_if("llama_warden.canary", peer.canary.then_some(true));
 }
 
-/// Unknown methods have one common name, because clients may send anything.
+/// Returns the name of a method. Unknown methods share one name, because clients may send anything.
 fn method_name(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

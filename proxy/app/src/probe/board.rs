@@ -1,4 +1,4 @@
-//! The latest facts and metrics of an instance, readable without waiting.
+//! The latest facts and metrics of an instance, which probes can read without waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use warden_policies::pool::{InstanceFacts, UnreadyReason, readiness};
 
 use super::pace::{AnswerClock, ProbePace};
 
-/// Facts with the time of their reading.
+/// Facts, and the time at which they were read.
 #[derive(Clone, Debug)]
 struct DatedFacts {
     at: Instant,
@@ -24,22 +24,22 @@ struct DatedFacts {
 /// Rendered metrics.
 #[derive(Clone, Debug)]
 pub(super) struct MetricsText {
-    /// Until then no newer ones are made.
+    /// Time before which no newer metrics are made.
     pub(super) fresh_until: Instant,
-    /// Until then no client waits for newer ones.
+    /// Time before which no client waits for newer metrics.
     pub(super) good_until: Instant,
     pub(super) open_metrics: Bytes,
     pub(super) plain: Bytes,
 }
 
-/// The latest facts and metrics. Written by the keeper only.
+/// The latest facts and metrics. Only the keeper writes them.
 #[derive(Debug)]
 pub(crate) struct ProbeBoard {
     numbers: Probe,
     gauges: Arc<GatewayGauges>,
     pace: ProbePace,
     seen: watch::Sender<Option<DatedFacts>>,
-    /// When all loops were last responsive; `None` while they are not asked.
+    /// Time at which all event loops last responded; `None` while they are not asked.
     responsive_at: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<MetricsText>>>,
     /// Notified when a client wants fresh metrics.
@@ -63,24 +63,26 @@ impl ProbeBoard {
         &self.numbers
     }
 
-    /// Counters of answers.
+    /// Returns the counters of answers to probes.
     pub(super) const fn pace(&self) -> &ProbePace {
         &self.pace
     }
 
     pub(super) fn set_facts(&self, facts: InstanceFacts) {
-        // Draining is read at each probe: stored with the facts, it would be outdated.
+        // Do not store whether the instance is draining, which would be outdated: each probe reads the
+        // current value.
         let facts = InstanceFacts { draining: false, ..facts };
         self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
-    /// Records that all loops are responsive; `false`: they are no longer asked, because some of them end.
+    /// Records that all event loops respond. `false`: they are no longer asked, because some of them have
+    /// to end.
     pub(super) fn set_responsive(&self, asked: bool) {
         self.responsive_at.send_replace(asked.then(Instant::now));
     }
 
-    /// Time since the last reading of facts or the last responsive round, whichever is longer; `None`
-    /// before the first reading.
+    /// Returns the time since facts were last read or since all loops last responded, whichever is longer;
+    /// `None` before facts were first read.
     fn time_stuck(&self) -> Option<Duration> {
         let seen = self.seen.borrow().as_ref().map(|seen| seen.at.elapsed());
         seen.max(self.responsive_at.borrow().map(|at| at.elapsed()))
@@ -94,31 +96,32 @@ impl ProbeBoard {
         self.wanted.notified().await;
     }
 
-    /// The latest facts, unless the program is stuck. The borrow ends at once, so no writer waits.
+    /// Returns the latest facts; `None` if the program is stuck. The borrow ends at once, so that no writer
+    /// waits.
     fn current_facts(&self) -> Option<Arc<InstanceFacts>> {
         self.check_alive().ok()?;
         self.seen.borrow().as_ref().map(|seen| seen.facts.clone())
     }
 
-    /// Read directly, so that it is up to date.
+    /// Returns whether the instance is draining, read directly from its gauge.
     fn is_draining(&self) -> bool {
         self.gauges.draining.load(Ordering::Relaxed)
     }
 
-    /// Checks that the program is responsive: the keeper, and all loops that a request needs.
+    /// Checks that the program responds: the keeper, and all event loops that a request needs.
     ///
     /// # Errors
     ///
-    /// The time since it was.
+    /// The time since the program last responded.
     pub(super) fn check_alive(&self) -> Result<(), Duration> {
         match self.time_stuck() {
             Some(age) if age >= self.numbers.stuck => Err(age),
-            // Before the first reading it is starting.
+            // Before facts were first read, the program is starting.
             _ => Ok(()),
         }
     }
 
-    /// Checks that balancers should send requests.
+    /// Checks that load balancers should send requests to this instance.
     ///
     /// # Errors
     ///
@@ -130,7 +133,7 @@ impl ProbeBoard {
         self.current_facts().map_or(Err(UnreadyReason::Unknown), |facts| readiness(&facts))
     }
 
-    /// The answer to `agent-check` of `HAProxy`.
+    /// Returns the answer to `agent-check` of `HAProxy`.
     pub(super) fn agent_line(&self) -> AgentAnswer {
         match self.current_facts() {
             _ if self.is_draining() => AgentAnswer::Drain,
@@ -139,8 +142,8 @@ impl ProbeBoard {
         }
     }
 
-    /// The last metrics if they are recent enough, so that frequent clients never wait; else fresh ones if
-    /// they are made within the patience.
+    /// Returns the last metrics if they are recent enough, so that frequent clients never wait. Otherwise
+    /// waits for newer metrics, at most for the configured patience.
     pub(super) async fn metrics(&self, clock: &AnswerClock) -> Option<Arc<MetricsText>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
@@ -152,12 +155,12 @@ impl ProbeBoard {
             return last;
         }
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
-        // Another thread makes the metrics, so the wait does not count as ours.
+        // Another thread makes the metrics, so the wait does not count as time of this thread.
         clock.restart();
         if fresh.is_ok() {
             return texts.borrow().clone();
         }
-        // Metrics of a stuck program would look current.
+        // Do not return old metrics of a stuck program, which would look current.
         last.filter(|text| text.good_until.elapsed() < self.numbers.stuck)
     }
 }

@@ -1,4 +1,4 @@
-//! Extracts the facts for balancers and endpoint pickers from the fleet's view. Pure.
+//! Extracts the facts for load balancers and endpoint pickers from the fleet's view. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use warden_policies::lifecycle::BackendPhase;
 use warden_policies::pool::{BalancedModel, InstanceFacts};
 use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
-/// Use of one model's context by requests, in tokens.
+/// Use of one model's context by its requests, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContextUse {
     pub(crate) used: u64,
     pub(crate) room: u64,
 }
 
-/// Facts of all models. Canaries do not count, because clients cannot request them.
+/// Returns the facts of all models. Canaries are left out, because clients cannot request them.
 pub(crate) fn pool_facts(view: &FleetView, draining: bool, full: bool) -> InstanceFacts {
     InstanceFacts { draining, full, models: view.models.iter().map(|model| model_facts(model)).collect() }
 }
@@ -39,8 +39,8 @@ fn model_facts(model: &ModelView) -> BalancedModel {
     }
 }
 
-/// Use of the context of each model's slots. The room of a slot is what its process reported; a model
-/// without a report is left out. Where the slots of a process share one context, that context counts once.
+/// Returns the use of each model's context. The room of a slot is the size that its process reported; a model
+/// without such a report is left out. If the slots of a process share one context, that context counts once.
 pub(crate) fn context_use(
     view: &FleetView,
     held: &BTreeMap<ModelName, ContextHoldings>,

@@ -17,7 +17,7 @@ const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Answers one request. Its body is not read.
+/// Answers one request. The body of the request is not read.
 pub(super) async fn answer(
     board: &ProbeBoard,
     clock: &AnswerClock,

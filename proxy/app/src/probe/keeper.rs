@@ -1,6 +1,6 @@
 //! Keeps the board up to date: reads facts of the fleet repeatedly, and makes metrics when a client wants
-//! them. Both use a bounded share of a core, however many models there are: each rests in proportion to the
-//! time that it took.
+//! them. Both tasks use a bounded share of a core, however many models there are: each pauses in proportion
+//! to the time that its work took.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::admin::answer::AdminState;
 use crate::admin::families::to_plain_text;
 use crate::serve::manager::{LoopAnswers, run_watchdog};
 
-/// Runs until `stop`. `/livez` fails if it gets stuck.
+/// Runs until `stop` is cancelled. If this task gets stuck, `/livez` fails.
 pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: CancellationToken) {
     let work = async { tokio::join!(keep_facts(&board, &admin), keep_metrics(&board, &admin)) };
     tokio::select! {
@@ -23,7 +23,8 @@ pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: 
     }
 }
 
-/// Checks that all loops that a request needs are responsive, until `stop`: then some of them end.
+/// Checks that all event loops that a request needs respond, until `stop` is cancelled; then some of them
+/// end.
 pub(crate) async fn watch_loops(
     board: Arc<ProbeBoard>,
     ask: impl Fn() -> LoopAnswers,
@@ -50,7 +51,7 @@ async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
     loop {
         board.wait_wanted().await;
         let begun = Instant::now();
-        // Without metrics of keys: their names are not for every client.
+        // Leave out the metrics of API keys, whose names not every client may see.
         let text = admin.metrics_text(false);
         let plain = Bytes::from(to_plain_text(&text));
         let pause = pause_after(board, begun.elapsed(), board.numbers().metrics_age);
@@ -65,7 +66,7 @@ async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
     }
 }
 
-/// The pause after work that took this long.
+/// Returns the pause after work that took the time `took`.
 fn pause_after(board: &ProbeBoard, took: Duration, least: Duration) -> Duration {
     let share = board.numbers().share.max(0.001);
     least.max(took.div_f64(share))

@@ -1,8 +1,10 @@
-//! The thread that answers probes and `HAProxy`, with its own runtime, so that other work does not delay it.
+//! The thread that answers probes and `HAProxy`, with a separate runtime, so that other work does not delay
+//! it.
 //!
 //! Any client may connect, so connections are bounded in number, duration and size of the head. Beyond the
-//! limit the oldest one is closed, so that clients that hold connections keep no probe out. Neither do
-//! clients that reconnect constantly: an accepted connection is answered before many more are accepted.
+//! limit the oldest connection is closed, so that clients that hold connections cannot keep probes out.
+//! Clients that reconnect constantly cannot do so either: an accepted connection is answered before many
+//! more are accepted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,10 +26,10 @@ use super::pace::{AnswerClock, TimedStream};
 use crate::exit::CommandError;
 use crate::sync::lock;
 
-/// Nice value: ten times the weight of the usual level.
+/// Nice value of the thread, which gives it ten times the usual weight.
 const THREAD_NICE: i32 = -10;
 /// Scheduler steps between polls for I/O: few, so that accepted connections are answered before they are
-/// closed for others.
+/// closed in favour of new ones.
 const EVENT_INTERVAL: u32 = 8;
 
 /// Bound sockets of the thread.
@@ -38,7 +40,7 @@ pub(crate) struct ProbeListeners {
 }
 
 impl ProbeListeners {
-    /// Binds the sockets that the predecessor did not leave.
+    /// Binds the sockets, except those taken over from the predecessor.
     pub(crate) fn bind(
         probe: Option<SocketAddr>,
         agent: Option<SocketAddr>,
@@ -58,19 +60,20 @@ impl ProbeListeners {
         Ok(Self { probe: of("probe.address", probe)?, agent: of("probe.agent", agent)? })
     }
 
-    /// Copies of the sockets, for the successor.
+    /// Duplicates the sockets for the successor.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let both = [&self.probe, &self.agent].into_iter().flatten();
         both.map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Addresses of the probe listener and of the `HAProxy` agent, with the ports that were bound.
+    /// Returns the addresses of the probe listener and of the `HAProxy` agent, with the ports that were
+    /// bound.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let of = |listener: &Option<StdListener>| listener.as_ref().and_then(|own| own.local_addr().ok());
         (of(&self.probe), of(&self.agent))
     }
 
-    /// Answers until `stop`.
+    /// Answers on a new thread until `stop` is cancelled.
     ///
     /// # Errors
     ///
@@ -103,9 +106,9 @@ impl ProbeListeners {
     }
 }
 
-/// Raises the priority of this thread, so that it runs first where all cores are busy; it has next to
-/// nothing to do. Works for root, and where `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); otherwise the
-/// priority stays as it is.
+/// Raises the priority of the current thread, so that it runs first if all cores are busy; it has very little
+/// to do. Works for root, and if `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); otherwise the
+/// priority does not change.
 fn raise_priority() {
     // `None` means the calling thread.
     if let Err(problem) = rustix::process::setpriority_process(None, THREAD_NICE) {
@@ -113,7 +116,7 @@ fn raise_priority() {
     }
 }
 
-/// Returns true if a socket is bound to an address, whose port may be 0 for any.
+/// Returns whether a socket is bound to the wanted address, whose port 0 stands for any port.
 fn matches_address(own: SocketAddr, wanted: SocketAddr) -> bool {
     own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
 }
@@ -139,7 +142,7 @@ enum ProbeProtocol {
     Agent,
 }
 
-/// Accepts for ever; without a listener it never resolves.
+/// Accepts connections for ever. Without a listener the future never resolves.
 async fn accept(
     listener: Option<StdListener>,
     kind: ProbeProtocol,
@@ -167,7 +170,7 @@ async fn accept(
                     }
                     drop(place);
                 });
-                // Runs the new connection before the next accept, however many clients wait.
+                // Let the new connection run before the next accept, however many clients wait.
                 tokio::task::yield_now().await;
             }
             Err(problem) => {
@@ -205,16 +208,16 @@ async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<Pro
         _ = served.as_mut() => return,
         () = tokio::time::sleep(numbers.connection_age) => served.as_mut().graceful_shutdown(),
     }
-    // A client that has not read its answer by then does not read.
+    // A client that has not read its answer within this time has stopped reading.
     drop(tokio::time::timeout(numbers.head_timeout, served).await);
 }
 
-/// Writes one line, then closes.
+/// Writes the answer to `agent-check` as one line, then closes the connection.
 async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard) -> io::Result<()> {
     let line = format!("{}\n", board.agent_line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;
-    // Input is read before closing: otherwise a reset could drop the line.
+    // Read pending input before closing: otherwise a reset could discard the line.
     let mut rest = [0; 256];
     for _ in 0..16 {
         if stream.read(&mut rest).await? == 0 {
@@ -230,7 +233,7 @@ struct ConnectionLimit {
     connections: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
 }
 
-/// An open connection; leaves the list on drop.
+/// An open connection, removed from the list on drop.
 struct ConnectionSlot {
     number: u64,
     gone: CancellationToken,
@@ -242,7 +245,7 @@ impl ConnectionLimit {
         Self { max_connections: most.max(1), connections: Mutex::default() }
     }
 
-    /// Adds a connection. Beyond the limit the oldest one is closed.
+    /// Adds a connection. Beyond the limit the oldest connection is closed.
     fn add_connection(self: &Arc<Self>) -> ConnectionSlot {
         let mut inside = lock(&self.connections);
         let (next, all) = &mut *inside;

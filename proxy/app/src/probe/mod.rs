@@ -1,10 +1,10 @@
 //! Probes of an instance that is one of several: liveness, readiness, metrics, and `HAProxy`'s agent check.
-//! Read only, without a key, and without anything secret.
+//! They only read, need no key, and reveal nothing secret.
 //!
 //! ```text
-//!   control threads                              a thread of its own
-//!   ┌ facts, four times a second ──> Board ─────> /livez  /readyz  agent-check     never waits
-//!   └ metrics, when wanted ────────> Board ─────> /metrics    waits shortly, else takes the last ones
+//!   control threads                                   the probe thread
+//!   ┌ facts, four times a second ──> ProbeBoard ─────> /livez  /readyz  agent-check   never wait
+//!   └ metrics, when wanted ────────> ProbeBoard ─────> /metrics    waits briefly, else returns the last metrics
 //! ```
 //!
 //! | module | job |
@@ -13,8 +13,8 @@
 //! | [`facts`] | facts for `warden_policies::pool` from the fleet's view; pure |
 //! | [`keeper`] | updates facts and metrics |
 //! | [`http`] | the three routes |
-//! | [`listen`] | the thread, its listeners, its limit of connections |
-//! | [`pace`] | time that answers take by our own clock |
+//! | [`listen`] | the thread, its listeners, and the limit of its connections |
+//! | [`pace`] | measures how long answers take, by the program's own clock |
 
 pub(crate) mod board;
 pub(crate) mod facts;

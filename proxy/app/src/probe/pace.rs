@@ -1,6 +1,6 @@
-//! Measures how long answers to probes take by our own clock. A wait for a core before the accept or after
-//! the answer is not included. A wait in between is included, because no program can distinguish it from
-//! work.
+//! Measures how long answers to probes take, by the program's own clock. A wait for a CPU core before the
+//! connection is accepted or after the answer is not included. A wait in between is included, because a
+//! program cannot distinguish it from work.
 //!
 //! ```text
 //!   accept ── first poll ──> … the request arrives, however slowly … ── last byte ── the answer's first byte
@@ -25,7 +25,7 @@ use crate::sync::lock;
 pub(crate) struct ProbePace {
     pub(crate) answers: Counter,
     pub(crate) late: Counter,
-    /// Seconds. Written by the answering thread only.
+    /// Longest time in seconds. Only the answering thread writes this value.
     pub(crate) longest: FloatGauge,
 }
 
@@ -47,16 +47,16 @@ pub(super) struct AnswerClock(Arc<Mutex<ClockState>>);
 
 #[derive(Debug)]
 struct ClockState {
-    /// Since when the client waits for us; `None`: it does not.
+    /// Time since which the client waits for the program; `None` if the client does not wait.
     since: Option<Instant>,
-    /// Time that it waited before.
+    /// Time that the client waited before `since`.
     waited: Duration,
-    /// True if the client has sent something: then a further poll of the stream does not stop the clock.
+    /// The client has sent something. From then on, polling the stream for input does not stop the clock.
     heard: bool,
 }
 
 impl AnswerClock {
-    /// Starts at the accept.
+    /// Starts the clock when a connection is accepted.
     pub(super) fn start() -> Self {
         Self(Arc::new(Mutex::new(ClockState {
             since: Some(Instant::now()),
@@ -65,7 +65,7 @@ impl AnswerClock {
         })))
     }
 
-    /// The stream is polled for input: before any input this stops the clock.
+    /// Records that the stream is polled for input. Before any input this stops the clock.
     fn polled(&self) {
         let mut state = lock(&self.0);
         if !state.heard
@@ -75,7 +75,7 @@ impl AnswerClock {
         }
     }
 
-    /// Input arrived: the clock starts again.
+    /// Records input, which starts the clock again.
     fn input_arrived(&self) {
         let mut state = lock(&self.0);
         (state.since, state.heard) = (Some(Instant::now()), true);
@@ -86,7 +86,7 @@ impl AnswerClock {
         *lock(&self.0) = ClockState { since: Some(Instant::now()), waited: Duration::ZERO, heard: true };
     }
 
-    /// Stops the clock at the first byte of the answer. `None`: the answer had begun already.
+    /// Stops the clock at the first byte of the answer. `None` if the answer had already begun.
     fn stop(&self) -> Option<Duration> {
         let mut state = lock(&self.0);
         let took = state.since.take()?.elapsed() + state.waited;

@@ -1,4 +1,4 @@
-//! Result of a replay for programs: one object, whose keys are documented in `docs/configuration.md`.
+//! Result of a replay for programs: a JSON object, whose keys are documented in `docs/configuration.md`.
 
 use serde_json::{Map, Value, json as value};
 use warden_patches::mitigation::LeakAdvice;
@@ -9,7 +9,7 @@ use warden_policies::{Reason, phrases};
 
 use super::{ReplayDecision, ReplayResult};
 
-/// The whole object.
+/// Returns the whole object.
 pub(crate) fn replay_json(trace: &str, done: &ReplayResult, advice: &[LeakAdvice]) -> Value {
     let all =
         done.growth().map(|(facts, growth)| (growth.series.to_string(), series_json(done, facts, growth)));
@@ -63,7 +63,7 @@ fn series_json(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) 
     })
 }
 
-/// The name of a verdict in a replay.
+/// Returns the name of a verdict in a replay.
 pub(super) fn verdict_name(verdict: GrowthVerdict) -> String {
     format!("{verdict:?}")
 }
@@ -115,7 +115,7 @@ fn whole_mib(bytes: u64) -> f64 {
     mib(as_f64(bytes))
 }
 
-/// Rounds to four decimals: more are noise.
+/// Rounds to four decimals, because further digits are noise.
 fn rounded(number: f64) -> f64 {
     (number * 1e4).round() / 1e4
 }

@@ -1,7 +1,8 @@
 //! Finds the llama-server of each model, and checks that it is one.
 //!
-//! Runs each binary once: `BINARY --version` must answer like llama.cpp within a deadline. This takes 10
-//! ms, and reports a broken binary as a configuration error, not as exit code 127 at the first request.
+//! Each binary is run once: `BINARY --version` must print the version of llama.cpp within a time limit.
+//! This takes 10 ms, and reports a broken binary as a configuration error instead of exit code 127 at the
+//! first request.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -33,32 +34,32 @@ use crate::resolve::ResolvedConfig;
 /// Variable for llama-server's `--alias`.
 const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
 
-/// Choice of a model's binary.
+/// Binary that a model's configuration asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BinaryChoice {
     /// A file.
     Path(PathBuf),
-    /// A name to find in PATH.
+    /// A program name to be found in PATH.
     InPath(PathBuf),
-    /// A build of the store, by id or prefix.
+    /// A build in the store, by its id or a prefix of it.
     Build(String),
-    /// The newest build of the store, else the `llama-server` in PATH.
+    /// The newest build in the store; without builds, the `llama-server` in PATH.
     Newest,
 }
 
-/// Finds builds by id or prefix; with `None`, the newest.
+/// Finds a build by its id or a prefix of it; with `None`, finds the newest build.
 pub type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>, String> + Sync);
 
 /// A build of the store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreBuild {
-    /// Facts for mitigations.
+    /// Facts that decide which mitigations apply.
     pub facts: BuildFacts,
     /// Measured behaviour.
     pub measured: ServerBehaviour,
 }
 
-/// A llama-server: a build of the store with its provenance, or any other file.
+/// A llama-server that was found: a build in the store with its provenance, or any other file.
 #[derive(Clone, Debug, PartialEq)]
 enum FoundBinary {
     Built(StoreBuild),
@@ -73,7 +74,7 @@ impl FoundBinary {
         }
     }
 
-    /// Collects the known behaviour: from the provenance, from earlier measurements, or from `--help`.
+    /// Collects the known behaviour of the server: from provenance, earlier measurements, or `--help`.
     async fn known_behaviour(
         &self,
         asked: &ServerCommand,
@@ -115,7 +116,7 @@ impl FoundBinary {
 /// Finds the binaries of all models, runs each once, and checks the models' mitigations against them.
 ///
 /// # Errors
-/// A binary is missing, is no llama-server, or does not support the mitigations of its model.
+/// A binary is missing, is not a llama-server, or does not support the mitigations of its model.
 pub async fn fill_binaries(
     resolved: &mut ResolvedConfig,
     machine: &HostMachine,
@@ -189,7 +190,7 @@ fn set_command(
     let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
         || (std::env::var_os(ALIAS_VARIABLE).is_some()
             && own.env_remove.iter().all(|name| name != ALIAS_VARIABLE));
-    // A drop-in adds no alias, so that the process gets the user's arguments unchanged.
+    // In drop-in mode no alias is added, so that the process gets the user's arguments unchanged.
     arguments::put_alias(&mut own.args, name.as_str(), is_named || drop_in);
 }
 
@@ -198,7 +199,7 @@ fn set_command(
 pub struct AlternativeCommand {
     /// The command with these mitigations.
     pub command: ServerCommand,
-    /// Notes about the list: omitted, overruled and ineffective items.
+    /// Notes about the list of mitigations: omitted, overruled and ineffective items.
     pub notes: Vec<String>,
     /// Description of each item's effect.
     pub descriptions: Vec<String>,
@@ -209,16 +210,16 @@ pub struct AlternativeCommand {
 pub struct CheckedBinary {
     /// Path of the binary.
     pub binary: PathBuf,
-    /// Id, if it is a build of the store.
+    /// Id of the build; `None` if the binary is not in the store.
     pub build: Option<String>,
-    /// Facts from the build or from a measurement.
+    /// Facts recorded for the build or measured.
     pub facts: ServerFacts,
 }
 
 /// Finds a llama-server and checks that it is one.
 ///
 /// # Errors
-/// The file or build does not exist, or is no llama-server.
+/// The file or build does not exist, or is not a llama-server.
 pub async fn check_binary(
     choice: &BinaryChoice,
     machine: &HostMachine,
@@ -255,8 +256,8 @@ pub async fn check_binary(
 }
 
 impl ResolvedConfig {
-    /// Returns the command of the model at index `model` with this list of mitigations. The binaries must
-    /// be filled in.
+    /// Returns the command of the model at index `model` with another list of mitigations. The binaries must
+    /// have been filled in before.
     ///
     /// # Errors
     /// A mitigation is unknown, or cannot be used with this build.
@@ -292,24 +293,24 @@ impl ResolvedConfig {
 }
 
 /// Programs that run their arguments in another system, such as a container, in which paths of this system
-/// mean nothing.
+/// do not exist.
 const CONTAINER_WRAPPERS: [&str; 7] =
     ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
 
-/// Returns whether the wrapper of a command runs it in another system.
+/// Returns true if the wrapper of a command runs the command in another system.
 fn runs_elsewhere(command: &ServerCommand) -> bool {
     let program = command.wrapper.first().and_then(|word| Path::new(word).file_name()?.to_str());
     program.is_some_and(|name| CONTAINER_WRAPPERS.contains(&name))
 }
 
-/// The command that queries a model's binary. Uses the wrapper, which may prepare the environment, and the
-/// model's `LD_*` variables.
+/// Returns the command with which a model's binary is queried. Includes the wrapper, which may prepare the
+/// environment, and the model's `LD_*` variables.
 pub(crate) fn query_command(own: &ServerCommand) -> ServerCommand {
     let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
     ServerCommand { wrapper: own.wrapper.clone(), env, ..ServerCommand::from_binary(own.binary.clone()) }
 }
 
-/// Finds the chosen binary. With `elsewhere`, a bare name is not resolved in this system.
+/// Finds the chosen binary. With `elsewhere`, a bare name is kept, because it is resolved in another system.
 fn find_binary(
     choice: &BinaryChoice,
     elsewhere: bool,
@@ -392,17 +393,17 @@ async fn try_version(
     }
 }
 
-/// Runs a program with one flag, and returns both of its outputs.
+/// Runs a program with one flag; returns what it writes to stdout and stderr.
 ///
-/// A freshly written file may be "busy" for a moment: a child forked by another thread holds a copy of the
-/// open file until its exec. Retries after this error for at most [`BUSY_RETRY_LIMIT`].
+/// A freshly written file may be "busy" (`ETXTBSY`) for a moment: a child forked by another thread holds a
+/// copy of the open file until its exec. After this error, retries for at most [`BUSY_RETRY_LIMIT`].
 pub(crate) async fn query_program(asked: &ServerCommand, flag: &str) -> io::Result<String> {
     let given_up = Instant::now() + BUSY_RETRY_LIMIT;
     loop {
         let mut words = asked.program_words().into_iter();
         let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
         command.envs(asked.env.iter().map(|(name, value)| (name, value)));
-        // Keep Ctrl-C from the program: its reaction would be no answer.
+        // Use a separate process group, so that Ctrl-C in the terminal does not interrupt the program.
         command.args(words).arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(is_own_variable) {
@@ -422,17 +423,17 @@ pub(crate) async fn query_program(asked: &ServerCommand, flag: &str) -> io::Resu
     }
 }
 
-/// Retry limit for a busy file. A forked child executes its program within milliseconds; copying a program
-/// takes a second.
+/// Time limit for retries with a busy file: a forked child executes its program within milliseconds, and
+/// copying a program takes a second.
 const BUSY_RETRY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
-/// Output of `--help`; `None` if it does not arrive in time.
+/// Returns the output of `--help`; `None` if it is not complete in time.
 async fn query_help(asked: &ServerCommand, timeout: Duration) -> Option<String> {
     tokio::time::timeout(timeout, query_program(asked, "--help")).await.ok()?.ok()
 }
 
-/// Recognises llama.cpp, which prints `version: 1234 (abcdef)` and `built with ...`.
+/// Returns true for the output of llama.cpp, which prints `version: 1234 (abcdef)` and `built with ...`.
 fn is_llama(version: &str) -> bool {
     version.lines().any(|line| line.trim_start().starts_with("version:"))
 }

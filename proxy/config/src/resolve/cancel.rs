@@ -1,9 +1,9 @@
-//! `cancel` of a model: how the disconnect of a client ends its work if the answer is no stream. Pure.
+//! `cancel` of a model: how the work for a non-streamed answer is stopped when its client disconnects.
 //!
-//! llama-server checks such a client only after a second without other events, which never comes while it
-//! streams to others. The fix `cancel-nonstream` of llama-warden's patch set solves this in the process
-//! without changing an answer. It is switched on if the provenance of the build lists it. Without the fix,
-//! the gateway can request a stream and assemble the answer, but only if configured: see
+//! llama-server checks for such a disconnect only after a second without other events, which may never come
+//! while it streams to others. The fix `cancel-nonstream` of llama-warden's patch set solves this in the
+//! process without changing an answer. The fix is switched on if the provenance of the build lists it.
+//! Without the fix, the gateway can request a stream and assemble the answer, but only if configured: see
 //! docs/cancellation.md.
 
 use warden_patches::mitigation::BuildFacts;
@@ -15,8 +15,8 @@ const CANCEL_FIX: &str = "cancel-nonstream";
 /// Variable that switches the fix on.
 pub(crate) const CANCEL_FIX_VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
-/// The variable for the fix, if `cancel` allows it, the build has it, and the operator set neither the
-/// variable nor the mitigation.
+/// Returns the variable that switches the fix on, if `cancel` allows the fix, the build has it, and the
+/// operator set neither the variable nor the mitigation.
 pub(crate) fn cancel_fix_variable(
     cancel: CancelMode,
     build: &BuildFacts,

@@ -1,4 +1,4 @@
-//! Directories of llama-warden: the configured ones, else the conventions of the machine.
+//! Directories of llama-warden: the configured ones, else those of the XDG conventions.
 
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,17 @@ use crate::source::layers::LoadedConfig;
 /// Directories of llama-warden.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WardenDirs {
-    /// Ledger and instances.
+    /// Directory for the ledger and for data of instances.
     pub state: PathBuf,
-    /// Private directory for this instance's sockets, created in `runtime_base` and removed at the end.
+    /// Private directory for the sockets of this instance, created in `runtime_base` and removed at exit.
     pub runtime: PathBuf,
-    /// Configured or default parent of `runtime`, which llama-warden never removes.
+    /// Directory (configured or default) that contains `runtime`; llama-warden never removes it.
     pub runtime_base: PathBuf,
-    /// Store of builds.
+    /// Directory of the build store.
     pub data: PathBuf,
-    /// Files that can be created again.
+    /// Directory for files that can be created again.
     pub cache: PathBuf,
-    /// Folders of models.
+    /// Folders with model files.
     pub models: Vec<PathBuf>,
 }
 
@@ -36,7 +36,7 @@ impl LoadedConfig {
     /// Resolves the directories.
     ///
     /// # Errors
-    /// A directory is not set and cannot be derived, or a path is wrong.
+    /// A directory is not set and has no default on this machine, or a path is wrong.
     pub fn dirs(&self, machine: &HostMachine) -> Result<WardenDirs, ConfigProblems> {
         let paths = &self.settings.paths;
         let given = |path: &Option<PathBuf>| path.as_ref().map(|path| self.absolute(machine, path));

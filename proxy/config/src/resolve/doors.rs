@@ -1,4 +1,4 @@
-//! Access rules: the file of API keys, host names, and permitted web pages.
+//! Access rules: the file of API keys, accepted host names, and allowed web pages.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::settings::ModelConfig;
 
 /// Variable that makes llama-server require an API key itself.
 pub(crate) const KEY_VARIABLE: &str = "LLAMA_API_KEY";
-/// Reason why a process must not require keys if llama-warden does.
+/// Reason why llama-server processes must not require keys if llama-warden does.
 pub(crate) const KEYS_STOP_HERE: &str =
     "with `server.keys` the clients' keys never reach the process, so it would refuse every request";
 
@@ -30,7 +30,7 @@ impl ConfigResolver<'_> {
         !self.loaded.settings.server.keys.is_empty()
     }
 
-    /// Resolves the API keys. `others` holds names and aliases that no local process serves.
+    /// Resolves the API keys. `others`: names and aliases of models that no local process serves.
     pub(crate) fn resolve_keys(
         &mut self,
         models: &[SharedSpec],
@@ -61,7 +61,7 @@ impl ConfigResolver<'_> {
         }
     }
 
-    /// Place that sets the variable by which a model's process requires a key.
+    /// Returns the source of the variable that makes a model's process require a key, if it is set.
     pub(crate) fn key_variable(&self, name: &str, model: &ModelConfig) -> Option<ConfigPlace> {
         if model.env.contains_key(KEY_VARIABLE) {
             return Some(self.place(&["models", name, "env", KEY_VARIABLE]));
@@ -78,18 +78,18 @@ impl ConfigResolver<'_> {
         })
     }
 
-    /// Permitted host names, against DNS rebinding. On loopback without API keys, only the browser's rules
-    /// keep web pages out. A page whose name resolves to this address would pass them, so other names are
-    /// refused there. No check is needed where all pages may call. On other addresses, operators use names
-    /// unknown here, and keys protect.
+    /// Resolves the accepted host names, against DNS rebinding. On a loopback address without API keys,
+    /// only the browser's same-origin rules keep web pages out, and a page whose name resolves to this
+    /// address would pass them; so other names are refused there. If all pages are allowed anyway, no check
+    /// is needed. On other addresses, operators use names that are unknown here, and keys protect.
     pub(crate) fn host_names(&self) -> HostNames {
         let server = &self.loaded.settings.server;
         let closed = server.cors != AllowedOrigins::Mirror && !self.has_keys() && !self.processes_need_keys();
         server.names.clone().resolve(closed && is_loopback(&server.host))
     }
 
-    /// Warns if all web pages may call, other machines can connect, and no key is required. Any page that a
-    /// user in the network opens could then use the models.
+    /// Warns if all web pages are allowed, other machines can connect, and no key is required: then any page
+    /// that a user in the network opens can use the models.
     pub(crate) fn check_origins(&mut self) {
         let server = &self.loaded.settings.server;
         if server.cors != AllowedOrigins::Mirror
@@ -109,7 +109,7 @@ impl ConfigResolver<'_> {
     }
 }
 
-/// Returns whether all hosts are loopback addresses. A name that does not resolve is reported elsewhere.
+/// Returns true if all hosts are loopback addresses. A name that does not resolve is reported elsewhere.
 fn is_loopback(hosts: &str) -> bool {
     hosts.split(',').all(is_loopback_host)
 }

@@ -1,6 +1,6 @@
-//! Finds flags and variables that a model's llama-server does not know, from its `--help`. Used by `config
-//! check` and `update`; on a start, the process itself reports the same some seconds later. Checks flags of
-//! mitigations, too.
+//! Finds flags and variables, including flags of mitigations, that a model's llama-server does not list in
+//! its `--help`. Used by `config check` and `update`; at a start, the process itself reports such flags
+//! some seconds later.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,20 +17,20 @@ use crate::problem::{ConfigPlace, ConfigProblem, similarity};
 use crate::resolve::ResolvedConfig;
 use crate::source::layers::LoadedConfig;
 
-/// Minimum similarity (Jaro-Winkler, 0 to 1) for the suggestion of another flag.
+/// Least similarity (Jaro-Winkler, 0 to 1) at which another flag is suggested.
 const MIN_SIMILARITY: f64 = 0.85;
 
 /// Flags and variables that llama-servers do not know.
 #[derive(Debug, Default)]
 pub struct UnknownWords {
-    /// Unknown flags and values; with one of them a process does not start.
+    /// Unknown flags and values, with which a process does not start.
     pub refused: Vec<ConfigProblem>,
     /// Unknown variables, which the process silently ignores.
     pub ignored: Vec<ConfigProblem>,
 }
 
-/// Finds unknown flags and variables of all models. The binaries must be filled in; each is queried once.
-/// Skips a binary that does not answer: an earlier check has already run it.
+/// Finds unknown flags and variables of all models. The binaries must have been filled in; each is queried
+/// once. A binary that does not answer is skipped, because an earlier check has already reported it.
 pub async fn find_unknown_words(loaded: &LoadedConfig, resolved: &ResolvedConfig) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut unknown = UnknownWords::default();
@@ -58,7 +58,7 @@ pub async fn find_unknown_words(loaded: &LoadedConfig, resolved: &ResolvedConfig
     unknown
 }
 
-/// Check of one model against the list of its llama-server.
+/// Checks one model against the flags that its llama-server lists.
 struct ModelFlagCheck<'a> {
     name: &'a str,
     binary: &'a Path,
@@ -67,7 +67,7 @@ struct ModelFlagCheck<'a> {
 }
 
 impl ModelFlagCheck<'_> {
-    /// Checks the operator's arguments.
+    /// Checks the arguments that the operator configured.
     fn check_arguments(
         &self,
         args: &[String],
@@ -87,7 +87,7 @@ impl ModelFlagCheck<'_> {
             let hint = "choose another value, or another build";
             ConfigProblem::new(place(index), format!("model `{name}`: {why}")).with_hint(hint)
         });
-        // Check values only for builds of the store: a fork may number its builds differently.
+        // Check values only for builds from the store: a fork may number its builds differently.
         let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
         unknown.chain(refused.filter(|_| is_ours)).collect()
     }
@@ -106,14 +106,14 @@ impl ModelFlagCheck<'_> {
         )
     }
 
-    /// Checks flags that mitigations added to `args`, in the spelling of this binary.
+    /// Checks the flags that mitigations added to `args`, in this binary's spelling.
     fn check_mitigation_flags(&self, args: &[String], mitigations: &ModelMitigations) -> Vec<ConfigProblem> {
         let Some(list) = self.list else { return Vec::new() };
         let (name, binary) = (self.name, self.binary.display());
         let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
             let words = list.translate(words).words;
             let flag = words.first().filter(|flag| !list.knows(flag))?;
-            // Skip a flag that was not added: it is for another backend, or overruled.
+            // Skip a flag that was not added, because it is for another backend or was overruled.
             args.windows(words.len()).any(|own| own == words).then(|| {
                 let message = format!(
                     "model `{name}`: mitigation {mitigation} gives `{}`, and {binary} has no flag `{flag}`",
@@ -127,7 +127,7 @@ impl ModelFlagCheck<'_> {
         wrong.collect()
     }
 
-    /// Suggests a flag.
+    /// Suggests a flag in place of an unknown one.
     fn hint(&self, word: &str, next: Option<&str>) -> String {
         let list = self.list;
         list.and_then(|list| list.renamed_hint(word, next))
@@ -138,7 +138,7 @@ impl ModelFlagCheck<'_> {
     }
 }
 
-/// Strips the common prefixes of variables, which would make any two similar.
+/// Removes common prefixes of variables, with which any two names would look similar.
 fn strip_variable_prefix(variable: &str) -> &str {
     variable.trim_start_matches("LLAMA_ARG_").trim_start_matches("NO_")
 }
@@ -150,10 +150,11 @@ pub async fn known_flags(command: &ServerCommand, timeout: Duration) -> Option<F
     FlagList::parse(&help)
 }
 
-/// Words that look like flags and are unknown. Skips a word behind a known flag, which may be its value.
+/// Returns words that look like flags and are unknown. A word after a known flag is skipped if it may be a
+/// value.
 fn unknown_flags<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
     let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !known.knows(word));
-    // Allow `-p -x`: a text may begin with one hyphen.
+    // Accept `-p -x`: a value may begin with one hyphen.
     let value = |at: usize, word: &str| {
         !word.starts_with("--")
             && at.checked_sub(1).and_then(|before| args.get(before)).is_some_and(|before| known.knows(before))
@@ -161,7 +162,8 @@ fn unknown_flags<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a st
     words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
 }
 
-/// The most similar known word, compared by `part` of the words, if it is similar enough.
+/// Returns the known word most similar to `word`, if similar enough. Only the `part` of each word is
+/// compared.
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
     let scored = known.map(|one| (similarity(part(word), part(one)), one));
     scored

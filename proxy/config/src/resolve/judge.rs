@@ -1,6 +1,6 @@
 //! Checks of one model (file, directory, flags), and of contradictions in the whole configuration.
 //!
-//! Each check adds to the resolver's problems, so that all are reported together.
+//! Each check adds to the resolver's list of problems, so that all problems are reported together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,13 +15,13 @@ use crate::problem::{ConfigPlace, ConfigProblem, quoted_key};
 use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 
-/// Variables that change how llama-server is reached, so that the process would not answer llama-warden's
-/// requests.
+/// Variables that change the address or protocol of llama-server, so that llama-warden could not reach the
+/// process.
 const ACCESS_VARIABLES: [&str; 3] =
     ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
 
-/// Variables to remove from a process. In drop-in mode includes those that llama-warden uses in the
-/// server's place.
+/// Returns the variables to remove from a process. In drop-in mode, these include variables that llama-warden
+/// itself obeys instead of the server.
 pub(crate) fn with_access_variables(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
     if drop_in {
         removed.extend(ACCESS_VARIABLES.map(str::to_owned));
@@ -116,7 +116,7 @@ impl ConfigResolver<'_> {
                 ("llama-warden itself sets the path of all routes", "set `api_prefix` in [server]")
             }
             ListeningFlag::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
-            // In drop-in mode the child checks the key; with many models, each would have to check it.
+            // In drop-in mode the child may check the key; with many models, each process would have to.
             ListeningFlag::Key if self.any_name => return,
             ListeningFlag::Key => (
                 "keys per process are not supported with a configuration file",
@@ -127,10 +127,10 @@ impl ConfigResolver<'_> {
         self.problems.push(problem.with_hint(hint));
     }
 
-    /// Finds a harmful variable of a model, set in its configuration or inherited from llama-warden.
+    /// Finds a variable from [`ACCESS_VARIABLES`], set for the model or inherited from llama-warden.
     fn harmful_variable(&self, name: &str, model: &ModelConfig) -> Option<(&'static str, ConfigPlace)> {
         let mut own = ACCESS_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
-        // In drop-in mode they configure llama-warden, and the process never sees them.
+        // In drop-in mode, inherited variables configure llama-warden, and the process never sees them.
         let inherits = |key: &&str| !self.any_name && self.machine.var(key).is_some();
         let mut inherited = ACCESS_VARIABLES.into_iter().filter(inherits);
         own.next()

@@ -10,8 +10,8 @@
 //! operator = true                  # opens the page for operators, too
 //! ```
 //!
-//! The parser replaces clear-text keys by their hashes, so that no message can show one. The text is
-//! overwritten before it is freed.
+//! The parser replaces clear-text keys by their hashes, so that no message can show a key. The text is
+//! overwritten before its memory is freed.
 
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt;
@@ -29,13 +29,13 @@ use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted_key};
 use crate::schema::validate::validate_as;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
-/// Mode bit: others may write the file.
+/// Mode bit: users other than owner and group may write the file.
 const OTHERS_WRITE: u32 = 0o002;
-/// Mode bit: others may read the file.
+/// Mode bit: users other than owner and group may read the file.
 const OTHERS_READ: u32 = 0o004;
 /// Minimum bytes of a clear-text key: 16 random letters cannot be guessed over a network.
 const MIN_KEY_BYTES: usize = 16;
-/// Prefix of secret keys of well-known services. No key is named like this, but users confuse name and key.
+/// Prefix of secret keys of well-known services. A key's name with this prefix is likely the secret itself.
 const SECRET_PREFIX: &str = "sk-";
 
 /// A file of API keys.
@@ -45,16 +45,16 @@ pub struct KeyFile {
     pub keys: Vec<WrittenKey>,
 }
 
-/// A key of the file.
+/// A key in the file.
 #[derive(Clone, Debug)]
 pub struct WrittenKey {
     /// Name of the key.
     pub name: String,
     place: ConfigPlace,
     hash: KeyHash,
-    /// The file has the key in clear text.
+    /// True if the file contains the key in clear text.
     pub in_clear: bool,
-    /// Names, aliases and patterns of permitted models.
+    /// Names, aliases and patterns of the allowed models; `None`: all models.
     pub models: Option<Vec<String>>,
     /// Maximum request rate.
     pub rate: Option<RateLimit>,
@@ -62,7 +62,7 @@ pub struct WrittenKey {
     pub tokens: Option<RateLimit>,
     /// Maximum number of concurrent requests.
     pub concurrency: Option<usize>,
-    /// The key opens the page for operators.
+    /// True if the key opens the page for operators.
     pub operator: bool,
 }
 
@@ -70,7 +70,7 @@ impl KeyFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// The file cannot be read, others may write it, or a key in it is wrong.
+    /// The file cannot be read, other users may write it, or a key in it is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigProblems> {
         let whole = || ConfigPlace::File { path: path.to_owned(), line: 0 };
         let unreadable = |error: std::io::Error| {
@@ -105,7 +105,7 @@ impl KeyFile {
         let locate = |byte: Option<usize>| ConfigPlace::in_file(path, text, byte);
         let table = DeTable::parse(text).map_err(|error| {
             let byte = error.span().map(|span| span.start);
-            // Use only the first line, which describes the error; the others would quote the text.
+            // Keep only the first line, which describes the error; further lines would quote the text.
             let message = error.message().lines().next().unwrap_or_default().to_owned();
             ConfigProblem::new(locate(byte), format!("this is not TOML: {message}"))
         })?;
@@ -133,8 +133,8 @@ impl KeyFile {
         if problems.is_empty() { Ok(Self { keys }) } else { Err(ConfigProblems(problems)) }
     }
 
-    /// Converts the keys for the gateway. `models` has name and aliases of each. Warns of patterns that
-    /// match no model.
+    /// Converts the keys for the gateway. `models` holds the name and aliases of each model. Also returns
+    /// warnings about patterns that match no model.
     pub fn specs(&self, models: &[(ModelName, Vec<String>)]) -> (Vec<KeySpec>, Vec<ConfigProblem>) {
         let mut warnings = Vec::new();
         let specs = self.keys.iter().map(|key| KeySpec {
@@ -234,7 +234,7 @@ fn convert_entry(
             );
             None
         }
-        // The parser has hashed it, and has reported an unsuitable key.
+        // The parser has hashed the clear-text key, and has reported an unsuitable one.
         (Some(hash), None) => KeyHash::from_hex(hash),
         (None, Some(hash)) => {
             let parsed = KeyHash::from_hex(hash.trim());
@@ -273,7 +273,7 @@ fn convert_entry(
     Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency, operator })
 }
 
-/// Converts the file for validation, with a hash in place of each clear-text key.
+/// Converts the parsed file for validation, with a hash in place of each clear-text key.
 fn to_tree(
     table: Spanned<DeTable<'_>>,
     locate: &dyn Fn(Option<usize>) -> ConfigPlace,
@@ -310,12 +310,12 @@ fn to_tree(
         }
         entries.push(TableEntry { key: name.into_inner().into_owned(), key_span: Some(at), value });
     }
-    // Restore the order of the file.
+    // Sort the entries back into the order of the file.
     entries.sort_by_key(|entry| entry.key_span.as_ref().map(|span| span.start));
     ConfigNode { span: Some(span), kind: ConfigValue::Table(entries) }
 }
 
-/// The reason why a text cannot be a key.
+/// Returns the reason why a text cannot be used as a key; `None` if it can.
 fn unsuitable_key(key: &str) -> Option<String> {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Some("a key has no spaces and nothing but ASCII letters, digits and signs".to_owned());
@@ -351,7 +351,7 @@ fn to_node(value: Spanned<DeValue<'_>>) -> ConfigNode {
     ConfigNode { span: Some(span), kind }
 }
 
-/// Creates a key of 256 random bits.
+/// Creates a key with 256 random bits.
 pub fn new_key() -> Zeroizing<String> {
     let bits = Zeroizing::new(rand::random::<[u8; 32]>());
     let mut text = Zeroizing::new(String::with_capacity(SECRET_PREFIX.len() + 64));
@@ -364,7 +364,7 @@ pub fn new_key() -> Zeroizing<String> {
     text
 }
 
-/// The section of a key for the file, which contains its hash but not the key.
+/// Formats the section of a key for the file, with the hash of the key but not the key itself.
 pub fn key_section(name: &str, key: &str) -> String {
     format!("[{}]\nsha256 = \"{}\"\n", quoted_key(name), KeyHash::from_key(key.as_bytes()).to_hex())
 }

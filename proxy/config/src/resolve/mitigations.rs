@@ -1,8 +1,8 @@
-//! `mitigations = ["graph-cache-cap=64", …]` of a model: its arguments and variables, and whether the
-//! model's llama-server supports them.
+//! `mitigations = ["graph-cache-cap=64", …]` of a model: the arguments and variables that result, and a check
+//! that the model's llama-server supports them.
 //!
 //! The operator's own `args` and `env` override a mitigation, with a warning. A mitigation overrides
-//! variables inherited by llama-warden.
+//! variables that the process would inherit from llama-warden.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,8 +21,8 @@ use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
 
-/// The compiled-in list of mitigations. The list of a model contains the fixes of its own sets, too:
-/// [`ModelMitigations::available`].
+/// Returns the compiled-in list of mitigations. The list for a model, [`ModelMitigations::available`], also
+/// contains the fixes of the user's own patch sets.
 ///
 /// # Errors
 /// The compiled-in list is broken.
@@ -32,7 +32,7 @@ pub fn catalogue() -> Result<Arc<MitigationCatalogue>, String> {
     ALL.clone()
 }
 
-/// Resolved list of a model, before the abilities of its llama-server are known.
+/// Resolved mitigations of a model, before they are checked against its llama-server.
 #[derive(Clone, Debug, Default)]
 pub struct ModelMitigations {
     /// The list as written.
@@ -40,7 +40,7 @@ pub struct ModelMitigations {
     args: Vec<String>,
     env: Vec<(String, String)>,
     effects: Vec<(MitigationEffect, ConfigPlace)>,
-    /// Available mitigations; `None` for the compiled-in list.
+    /// Mitigations to choose from; `None` for the compiled-in list.
     known: Option<Arc<MitigationCatalogue>>,
 }
 
@@ -53,14 +53,15 @@ pub struct MitigatedCommand {
     pub env: Vec<(String, String)>,
     /// Variables to remove.
     pub env_remove: Vec<String>,
-    /// Effects overruled by the operator's settings: index and note.
+    /// Effects that the operator's settings override: index and note.
     overruled: Vec<(usize, String)>,
-    /// Number of leading words of `args` that are the operator's own.
+    /// Number of first words in `args` that the operator configured.
     own_words: usize,
 }
 
 impl MitigatedCommand {
-    /// Respells the added flags for a llama-server with these flags. Keeps the operator's words.
+    /// Translates the added flags to the spelling of a llama-server that lists `flags`; keeps the
+    /// operator's words.
     pub(crate) fn respelled(mut self, flags: Option<&FlagList>) -> Self {
         if let Some(flags) = flags {
             let ours = self.args.split_off(self.own_words);
@@ -82,10 +83,11 @@ impl ModelMitigations {
         Self { list, args, ..Self::default() }
     }
 
-    /// Resolves another list over the same arguments and variables, with notes about it.
+    /// Resolves another list of mitigations over the same arguments and variables; also returns notes about
+    /// it.
     ///
     /// # Errors
-    /// The list is wrong, in words.
+    /// The list is wrong; the text says why.
     pub(crate) fn with_list(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
         let done = self.available()?.resolve(list);
         let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
@@ -111,12 +113,12 @@ impl ModelMitigations {
     /// Mitigations that this model may use.
     ///
     /// # Errors
-    /// The errors of [`catalogue`], or a broken set of the model.
+    /// The compiled-in list is broken (see [`catalogue`]).
     pub fn available(&self) -> Result<Arc<MitigationCatalogue>, String> {
         self.known.clone().map_or_else(catalogue, Ok)
     }
 
-    /// Items as written; those of the user's own sets with the set.
+    /// Returns the items as written; an item of the user's own patch set is shown with the set's name.
     pub fn display_items(&self) -> Vec<String> {
         let own = |item: usize| {
             let found = self.effects.iter().find(|(effect, _)| effect.item == item);
@@ -133,19 +135,19 @@ impl ModelMitigations {
         (&self.args, &self.env)
     }
 
-    /// Flags of each mitigation, in the spelling of the list: place, name and words.
+    /// Returns the flags that each mitigation adds, as spelled in the list: source, name and words.
     pub(crate) fn given_flags(&self) -> impl Iterator<Item = (&ConfigPlace, &str, &[String])> {
         self.effects.iter().flat_map(|(effect, place)| {
             effect.flags.iter().map(move |flag| (place, effect.name.as_str(), flag.words.as_slice()))
         })
     }
 
-    /// Ids of all effective mitigations.
+    /// Returns the ids of all mitigations that have an effect.
     pub fn ids(&self) -> Vec<String> {
         self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
     }
 
-    /// The command with all effects, except those at the indexes `leave_out`.
+    /// Returns the command with all effects except those whose index is in `leave_out`.
     pub fn command(&self, leave_out: &[usize]) -> MitigatedCommand {
         let mut done = MitigatedCommand {
             args: self.args.clone(),
@@ -277,7 +279,7 @@ impl ConfigResolver<'_> {
         all
     }
 
-    /// Warns of variables that act by their presence: `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the
+    /// Warns of variables that act by merely being set: `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the
     /// opposite of its effect.
     fn warn_about_presence(&mut self, name: &str, model: &ModelConfig, list: &MitigationCatalogue) {
         for entry in list.mitigations() {
@@ -317,7 +319,7 @@ impl ConfigResolver<'_> {
     }
 }
 
-/// Describes the effects and the faults of a model's list, for `config show`.
+/// Describes the effects and the errors of a model's list of mitigations, for `config show`.
 pub fn explain_mitigations(
     loaded: &LoadedConfig,
     machine: &HostMachine,
@@ -333,12 +335,13 @@ pub fn explain_mitigations(
     all.describe_effects().into_iter().chain(wrong).collect()
 }
 
-/// Cache of checks of mitigations against llama-servers; each binary is searched for a fix once.
+/// Cache of checks of mitigations against llama-servers, so that each binary is searched for a fix only once.
 #[derive(Debug, Default)]
 pub struct MitigationChecker(HashMap<(PathBuf, String), MitigationFit>);
 
 impl MitigationChecker {
-    /// Checks a model's mitigations against its llama-server. Returns the command without unsuitable ones.
+    /// Checks a model's mitigations against its llama-server. Returns the command without unsuitable
+    /// mitigations.
     pub(crate) fn check(
         &mut self,
         name: &str,

@@ -1,5 +1,5 @@
 //! Resolves the loaded configuration for each crate: makes paths absolute, converts budgets to bytes,
-//! checks names. Reads facts about files but starts no process; [`binary`] runs the binaries.
+//! checks names. This module reads facts about files but starts no process; [`binary`] runs the binaries.
 
 pub mod binary;
 mod cancel;
@@ -52,23 +52,23 @@ use crate::source::layers::LoadedConfig;
 /// Resolved settings for the parts of the program.
 #[derive(Clone, Debug)]
 pub struct ResolvedConfig {
-    /// Public listener.
+    /// Settings of the public listener.
     pub server: defaults::Server,
-    /// Connection to a backend.
+    /// Settings of connections to backends.
     pub upstream: defaults::Upstream,
     /// Log settings.
     pub log: defaults::Log,
-    /// Experiments of `diagnose`.
+    /// Settings of experiments (`diagnose`).
     pub diagnose: defaults::Diagnose,
-    /// Proofs of builds.
+    /// Settings of proofs that a build may replace another.
     pub proof: defaults::Proof,
     /// Settings of `update`.
     pub update: defaults::Update,
-    /// Recorded memory series.
+    /// Settings of the recorded memory history.
     pub series: defaults::Series,
-    /// Child processes.
+    /// Settings of child processes.
     pub child: defaults::Child,
-    /// Directories.
+    /// Directories of llama-warden.
     pub dirs: WardenDirs,
     /// Unix socket of the admin routes.
     pub admin_socket: PathBuf,
@@ -80,13 +80,13 @@ pub struct ResolvedConfig {
     pub probe_address: Option<SocketAddr>,
     /// Address for agent checks of `HAProxy`.
     pub agent_address: Option<SocketAddr>,
-    /// The fleet without binaries: [`binary`] finds them by `choices`.
+    /// All models and their settings; [`binary`] fills in the binaries according to `choices`.
     pub fleet: FleetConfig,
     /// Request rules, in the order of the models.
     pub rules: Vec<Arc<ModelRules>>,
     /// Request rules of remote models.
     pub remote_rules: Vec<Arc<ModelRules>>,
-    /// Names without a process of their own.
+    /// Names that clients may use but that have no process of their own.
     pub by_name: BTreeMap<String, VirtualName>,
     /// Binary choice of each model, in the order of the models.
     pub choices: Vec<(BinaryChoice, ConfigPlace)>,
@@ -96,21 +96,21 @@ pub struct ResolvedConfig {
     pub builds: Vec<Option<BuildFacts>>,
     /// Flags that the llama-server of each model lists, in the order of the models; [`binary`] fills them in.
     pub flags: Vec<Option<Arc<FlagList>>>,
-    /// Foreign binaries without measurements; [`binary`] fills them in.
+    /// Binaries from outside the store that must still be measured; [`binary`] fills them in.
     pub unmeasured: Vec<UnmeasuredBinary>,
-    /// Another store in which builds are searched.
+    /// Another store in which builds are searched for.
     pub other_store: Option<PathBuf>,
-    /// API keys, if clients need one.
+    /// API keys; `None` if clients need no key.
     pub keys: Option<Vec<KeySpec>>,
     /// Host names by which clients may address this server; never `Auto`.
     pub names: HostNames,
-    /// File of the access log, if it is separate.
+    /// File of the access log; `None` if it is part of the log.
     pub access_log: Option<PathBuf>,
     /// Files for recorded requests, in the order of the models.
     pub record_requests: Vec<Option<PathBuf>>,
-    /// Collector for traces of requests.
+    /// OpenTelemetry collector for traces of requests.
     pub collector: Option<TraceCollector>,
-    /// Cancellation mode for disconnected clients, in the order of the models.
+    /// Way of stopping work for disconnected clients, in the order of the models.
     pub cancel: Vec<CancelMode>,
     /// Settings that are allowed but probably unintended.
     pub warnings: Vec<ConfigProblem>,
@@ -119,14 +119,14 @@ pub struct ResolvedConfig {
 }
 
 impl ResolvedConfig {
-    /// Models whose configuration names a build or a program.
+    /// Returns the names of models whose configuration names a build or a program.
     pub fn bound_models(&self) -> Vec<String> {
         let all = self.choices.iter().zip(&self.fleet.models);
         let bound = all.filter(|((choice, _), _)| *choice != BinaryChoice::Newest);
         bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
     }
 
-    /// Facts about each model's server, for advice.
+    /// Returns the facts about each model's server that advice depends on.
     pub fn servers(&self, machine: &HostMachine) -> AdvisedServers {
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
@@ -139,7 +139,7 @@ impl ResolvedConfig {
     }
 }
 
-/// Start settings of a model's server, as far as they are known without running anything.
+/// Start settings of a model's server, as far as they can be known without running a program.
 pub struct LaunchSettings {
     /// Words of the command line.
     pub args: Vec<String>,
@@ -147,14 +147,14 @@ pub struct LaunchSettings {
     pub env: Vec<(String, String)>,
     /// Variables to remove.
     pub env_remove: Vec<String>,
-    /// Ids of its mitigations.
+    /// Ids of the model's mitigations.
     pub mitigations: Vec<String>,
-    /// Facts from the provenance, if it is a build of the store.
+    /// Facts from the provenance; `None` if the server is not a build in the store.
     pub facts: Option<BuildFacts>,
 }
 
 impl LoadedConfig {
-    /// Resolves the start settings of a model's server. Its files need not exist.
+    /// Resolves the start settings of a model's server. The files that they name need not exist.
     ///
     /// # Errors
     /// A value of the model is wrong.
@@ -177,7 +177,7 @@ impl LoadedConfig {
             BinaryChoice::Path(_) | BinaryChoice::InPath(_) => Ok(None),
         };
         let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
-        // Ignore a damaged store, which only costs facts here; a start reports it.
+        // Ignore a damaged store: here it only costs facts, and a start reports it.
         Ok(LaunchSettings {
             args,
             env,
@@ -446,7 +446,7 @@ impl ConfigResolver<'_> {
             args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
         }
         let mitigations = self.mitigations(name, model, args);
-        // Includes effects that the build may not support; [`binary`] removes them.
+        // Include effects that the build may not support; [`binary`] removes them later.
         let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
         if model.wrapper.first().is_some_and(String::is_empty) {
             let place = self.place(&["models", name, "wrapper"]);
@@ -477,7 +477,8 @@ impl ConfigResolver<'_> {
             queue: model.queue,
             max_in_flight: model.max_in_flight,
             ttl: model.ttl,
-            // Memory needs and exclusions are filled in later: they require the command and all models.
+            // Memory needs and exclusions are filled in later, because they depend on the command and all
+            // models.
             loading: loading::LoadSpec {
                 gpus: model.gpus.clone(),
                 pin: model.run.pin,
@@ -486,7 +487,7 @@ impl ConfigResolver<'_> {
             },
             fallback: (!model.fallback.is_empty())
                 .then(|| FallbackSpec { args: model.fallback.clone(), needs: None }),
-            // Filled in with the binary.
+            // The switches are filled in together with the binary.
             start_switches: Vec::new(),
             choose_gpus: false,
             lifecycle: model.lifecycle,
@@ -510,7 +511,7 @@ impl ConfigResolver<'_> {
                 self.problems.push(problem.with_hint("keep one of them"));
                 (BinaryChoice::Newest, place)
             }
-            // Search a bare word in PATH, like a shell.
+            // Search a name without a folder in PATH, like a shell.
             (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
                 let beside = self.absolute(binary);
                 let choice = if beside.is_file() {

@@ -1,6 +1,6 @@
-//! The user's own patch sets: folders of `paths.patches`, and sets recorded in builds of the store. The
-//! record of a build has priority, because that code runs; so a server starts without the set's folder,
-//! too.
+//! The user's own patch sets: folders in `paths.patches`, and sets recorded in builds of the store. The
+//! record of a build takes precedence, because it describes the code that runs; so a server also starts if
+//! the set's folder is missing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::problem::{ConfigPlace, ConfigProblem};
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
 
-/// Cache, so that each folder and each build is read once.
+/// Cache of patch sets and lists of mitigations, so that each folder and each build is read once.
 #[derive(Debug, Default)]
 pub(crate) struct OwnSets {
     folders: Option<Arc<Sets>>,
@@ -26,10 +26,10 @@ pub(crate) struct OwnSets {
 }
 
 impl LoadedConfig {
-    /// Loads the curated patch sets, and those of `paths.patches`.
+    /// Loads the patch sets of llama-warden, and those of `paths.patches`.
     ///
     /// # Errors
-    /// A set is broken, or its name is taken; the problem names file and line.
+    /// A set is broken, or its name is in use; the problem names file and line.
     pub fn patch_sets(&self, machine: &HostMachine) -> Result<Sets, ConfigProblem> {
         let broken = |error: &warden_patches::PatchError| {
             let path = ["paths".to_owned(), "patches".to_owned()];
@@ -46,10 +46,10 @@ impl LoadedConfig {
     }
 }
 
-/// Adds the sets recorded in a build.
+/// Adds the fixes of the sets recorded in a build to a list.
 ///
 /// # Errors
-/// One of its fixes has a name that now means something else.
+/// The name of a fix in the build now stands for another mitigation.
 pub fn with_build(
     list: MitigationCatalogue,
     build: &ProvenanceFacts,
@@ -58,10 +58,10 @@ pub fn with_build(
     list.with_own(fixes, &format!("build {}", build.id))
 }
 
-/// Adds the fixes of sets from folders.
+/// Adds the fixes of sets in folders to a list.
 ///
 /// # Errors
-/// A fix has a name that is taken.
+/// The name of a fix is in use.
 pub fn with_folders(
     mut list: MitigationCatalogue,
     sets: &Sets,
@@ -74,7 +74,7 @@ pub fn with_folders(
 }
 
 impl ConfigResolver<'_> {
-    /// The list of mitigations for a model, with the fixes recorded in its build and those of
+    /// Returns the list of mitigations for a model, with the fixes recorded in its build and the fixes of
     /// `paths.patches`.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl ConfigResolver<'_> {
         model: &ModelConfig,
     ) -> Result<Arc<MitigationCatalogue>, String> {
         let curated = catalogue()?;
-        // Drop problems of the choice: the resolution of the model reports them.
+        // Drop problems found while choosing the binary: the resolution of the model reports them.
         let known = self.problems.len();
         let (choice, place) = self.binary_choice(name, model);
         self.problems.truncate(known);
@@ -113,7 +113,7 @@ impl ConfigResolver<'_> {
         Ok(list)
     }
 
-    /// The sets of `paths.patches`. Reports problems once.
+    /// Returns the sets of `paths.patches`; reports problems with them only once.
     fn folder_sets(&mut self) -> Option<Arc<Sets>> {
         if self.loaded.settings.paths.patches.is_empty() {
             return None;
@@ -128,7 +128,7 @@ impl ConfigResolver<'_> {
         self.own.folders.clone()
     }
 
-    /// Facts from the provenance of a chosen build. Ignores a damaged store, which a start reports.
+    /// Returns the provenance of a chosen build. A damaged store is ignored here, because a start reports it.
     fn build_provenance(&self, choice: &BinaryChoice) -> Option<ProvenanceFacts> {
         let data = self.loaded.dirs(self.machine).ok()?.data;
         let id = match choice {

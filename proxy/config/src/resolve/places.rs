@@ -1,5 +1,5 @@
-//! Refuses directories with another purpose as the parent of the private socket directory. llama-warden
-//! would remove nothing there, but an operator who names one has likely made a mistake.
+//! Refuses a `paths.runtime_dir` that is in use for another purpose. llama-warden would remove nothing
+//! there, but an operator who names such a directory has likely made a mistake.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ impl ConfigResolver<'_> {
         self.problems.push(problem.with_hint("name a directory for sockets alone, like `/run/llama-warden`"));
     }
 
-    /// Warns if data that should survive a reboot is kept in memory.
+    /// Warns if data that should survive a reboot would be kept in a file system in memory.
     pub(crate) fn check_state_dir(&mut self, dirs: &WardenDirs) {
         for (key, named, dir, what) in [
             (
@@ -68,17 +68,17 @@ impl ConfigResolver<'_> {
             return Some(format!("where the file of model `{}` is", spec.name));
         }
         let store = warden_builder::BuildStore::new(&dirs.data);
-        // Refuse only an existing store: an empty directory may serve both purposes.
+        // Refuse the data directory only if it contains a store; an empty directory may serve both purposes.
         (store.root().is_dir()
             && (resolve_links(&dirs.data) == base || base.starts_with(resolve_links(store.root()))))
         .then(|| "where builds are kept".to_owned())
     }
 }
 
-/// Returns whether a path, or its existing part, is in a file system in memory.
+/// Returns true if a path, or the part of it that exists, is in a file system in memory.
 #[cfg(target_os = "linux")]
 fn is_in_memory(path: &Path) -> bool {
-    // `statfs(2)`: TMPFS_MAGIC.
+    // TMPFS_MAGIC, see statfs(2).
     const TMPFS: rustix::fs::FsWord = 0x0102_1994;
     let there = path.ancestors().find(|path| path.exists());
     there.and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|facts| facts.f_type == TMPFS)
@@ -90,7 +90,7 @@ fn is_in_memory(_: &Path) -> bool {
     false
 }
 
-/// Resolves links in the existing part of a path.
+/// Resolves symbolic links in the part of a path that exists.
 fn resolve_links(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     path.canonicalize().unwrap_or_else(|_| match (path.parent(), path.file_name()) {

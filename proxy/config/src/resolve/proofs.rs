@@ -1,5 +1,5 @@
-//! The file with the proofs of `patches prove` on this machine: `verified.toml` next to the configuration
-//! file.
+//! `verified.toml`, next to the configuration file: the file with the results of `patches prove` on this
+//! machine.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::source::layers::LoadedConfig;
 /// Name of the file.
 const PROOFS_FILE: &str = "verified.toml";
 
-/// Path of the file: in the folder of the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
+/// Returns the path of the file: next to the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
 ///
 /// # Errors
 /// There is neither a configuration file nor a home directory.
@@ -30,18 +30,18 @@ fn loaded_folder(machine: &HostMachine, file: &Path) -> PathBuf {
     file.parent().map_or_else(|| machine.cwd.clone(), Path::to_owned)
 }
 
-/// The proofs recorded for this configuration; empty without a file, or without a place for one.
+/// Returns the proofs recorded for this configuration; empty if the file does not exist or has no path.
 ///
 /// # Errors
-/// The file exists and cannot be read or parsed.
+/// The file exists but cannot be read or parsed.
 pub fn load_proofs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<ProofRecords, ConfigProblem> {
     proofs_path(loaded, machine).map_or_else(|_| Ok(ProofRecords::default()), |file| read_proofs(&file))
 }
 
-/// Reads the proofs of a file; empty without a file.
+/// Reads the proofs in a file; empty if the file does not exist.
 ///
 /// # Errors
-/// The file exists and cannot be read or parsed. It stays unchanged.
+/// The file exists but cannot be read or parsed. The file stays unchanged.
 pub fn read_proofs(file: &Path) -> Result<ProofRecords, ConfigProblem> {
     let place = || ConfigPlace::File { path: file.to_owned(), line: 0 };
     let hint = "repair it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
@@ -58,7 +58,7 @@ pub fn read_proofs(file: &Path) -> Result<ProofRecords, ConfigProblem> {
 /// Replaces the file atomically.
 ///
 /// # Errors
-/// The file cannot be written; the old one stays.
+/// The file cannot be written; the previous file is kept.
 pub fn write_proofs(file: &Path, proofs: &ProofRecords) -> Result<(), ConfigProblem> {
     let trouble = |error: &dyn std::fmt::Display| {
         ConfigProblem::new(

@@ -1,5 +1,5 @@
-//! Behaviour of a model's llama-server: measurements of the binary, combined with the model's flags. Pure,
-//! except for the cache of measurements of foreign binaries.
+//! Behaviour of a model's llama-server: measurements of the binary, combined with the model's flags. Reads
+//! only the cache of measurements of binaries from outside the store.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use warden_supervisor::ServerCommand;
 
 use crate::arguments;
 
-/// A binary with missing measurements, usually one that llama-warden did not build.
+/// A binary that lacks measurements, usually because llama-warden did not build it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnmeasuredBinary {
     /// Path of the binary.
     pub binary: PathBuf,
-    /// Key of its measurements.
+    /// Key under which the measurements are cached.
     pub identity: String,
 }
 
 /// Known behaviour of a binary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerKnowledge {
-    /// Measurements, or what its `--help` says.
+    /// Measured behaviour; until measured, behaviour taken from `--help`.
     pub measured: ServerBehaviour,
-    /// Set if it must be measured.
+    /// Set if the binary must still be measured.
     pub unmeasured: Option<UnmeasuredBinary>,
     /// See [`ServerFacts::slot_files`].
     pub slot_files: Option<bool>,
-    /// Flags that it lists; `None` if it lists none.
+    /// Flags listed by the binary; `None` if it lists none.
     pub flags: Option<Arc<FlagList>>,
 }
 
 impl ServerKnowledge {
-    /// Recalls the measurements of a foreign binary. `version` is its output of `--version`.
+    /// Returns the cached measurements of a binary from outside the store. `version`: output of `--version`.
     pub fn recall_foreign(cache: &Path, binary: &Path, version: &str) -> Self {
         let Some(identity) = MeasurementCache::identity(binary, version) else { return Self::default() };
         let recalled = MeasurementCache::new(cache).read(&identity);
@@ -45,8 +45,8 @@ impl ServerKnowledge {
         Self { measured, unmeasured, ..Self::default() }
     }
 
-    /// Behaviour of a build of the store, from its provenance. Adds later measurements for checks that are
-    /// newer than the build.
+    /// Returns the behaviour of a build in the store from its provenance, plus later measurements of
+    /// behaviour that was not measured when the build was made.
     pub fn from_build(measured: ServerBehaviour, cache: &Path, binary: &Path, version: &str) -> Self {
         if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };
@@ -57,21 +57,21 @@ impl ServerKnowledge {
     }
 }
 
-/// Returns whether a server can listen on a Unix socket, by its `--help`: since about b5000, `--host` says
-/// so. Used only until it is measured.
+/// Reads from the text of `--help` if a server can listen on a Unix socket: since about b5000 the text of
+/// `--host` says so. Used only until this is measured.
 pub fn unix_sockets_in(help: &str) -> Option<bool> {
     let help = help.to_ascii_lowercase();
     help.contains("--host").then(|| help.contains("unix socket"))
 }
 
-/// Returns whether a server can save slots to files, by its `--help`. False for a fork whose clients may
-/// list, rename and remove the files; only that fork has `--run-time-repack`.
+/// Reads from the text of `--help` if a server can save slots to files. False for a fork whose clients may
+/// list, rename and remove the files; it is recognised by `--run-time-repack`, which only that fork has.
 pub fn slot_files_in(help: &str) -> Option<bool> {
     let listed = |flag: &str| help.split([' ', ',', '\n', '\t']).any(|word| word == flag);
     listed("--help").then(|| listed("--slot-save-path") && !listed("--run-time-repack"))
 }
 
-/// Facts about a model's server with this command. `cores` is the number of usable processors.
+/// Returns the facts about a model's server with this command. `cores`: number of usable processors.
 pub fn server_facts(measured: ServerBehaviour, command: &ServerCommand, cores: usize) -> ServerFacts {
     ServerFacts {
         stream_head: match measured.stream_head {
@@ -84,14 +84,14 @@ pub fn server_facts(measured: ServerBehaviour, command: &ServerCommand, cores: u
             HttpThreads::OnDemand => ServerFacts::THREADS_ON_DEMAND,
             HttpThreads::Fixed => fixed_http_threads(command, cores),
         }),
-        // Not measured: `--help` decides.
+        // This fact is not measured but read from `--help`.
         slot_files: None,
         discards_bodies: measured.discards_bodies,
     }
 }
 
-/// Number of HTTP threads of a server with a fixed number: the configured one, else by the common rule: two
-/// more than slots, and at least processors minus one. Slots chosen by the server count as one.
+/// Returns the number of HTTP threads of a server with a fixed number: the configured number, else the larger
+/// of slots plus two and processors minus one. If the server chooses the slots, they count as one.
 fn fixed_http_threads(command: &ServerCommand, cores: usize) -> u32 {
     let variable = |name: &str| {
         let set = command.env.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str());

@@ -1,5 +1,5 @@
 //! Switches to try if a model's llama-server dies while it loads: mitigations that the binary supports and
-//! the command line does not have, in the order of trial.
+//! the command line does not contain yet, in the order in which they are tried.
 
 use warden_patches::mitigation::{
     BuildFacts, MitigationAction, MitigationCatalogue, MitigationEffect, MitigationFit,
@@ -10,13 +10,13 @@ use warden_policies::start_search::{StartSwitch, configuration_line};
 use super::mitigations::ModelMitigations;
 use crate::arguments;
 
-/// Layer count above that of the largest models; a count from here on means all layers.
+/// More layers than the largest models have: this number and larger ones mean all layers.
 const ALL_LAYERS: u64 = 99;
-/// Types of the V cache that need no flash attention.
+/// Types of the V cache that do not need flash attention.
 const UNQUANTISED_CACHE_TYPES: [&str; 3] = ["f16", "f32", "bf16"];
 
-/// Finds the switches. `flags` are those of the binary; without them no flag is offered. `typed` means that
-/// the model is llama-server's own command line.
+/// Finds the switches. `flags` are those that the binary lists; if unknown, no flag is offered. `typed`:
+/// the model comes from llama-server's command line instead of a file.
 pub(super) fn find_switches(
     model: &str,
     mitigations: &ModelMitigations,
@@ -39,12 +39,12 @@ pub(super) fn find_switches(
         Some(StartSwitch { line, ..switch })
     };
     let mut switches: Vec<StartSwitch> = candidate_items(&list, args).into_iter().filter_map(offer).collect();
-    // Free the spare capacity: the list is kept per model, most have one entry, and a vector reserves four.
+    // Free spare capacity: a vector reserves four entries, and most models have one.
     switches.shrink_to_fit();
     switches
 }
 
-/// Items of the list. Offers half of the GPU layers before none, if their number is given.
+/// Returns the items to try. If the number of GPU layers is given, half of them is tried before none.
 fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
     let half = |item: &String| {
         let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
@@ -55,7 +55,8 @@ fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
     list.start_items().iter().flat_map(|item| half(item).into_iter().chain([item.clone()])).collect()
 }
 
-/// Offers an effect if it applies. `line` of the switch names words of `args` that it overrules.
+/// Returns the switch for an effect, if it applies; its `line` names words of `args` that the switch
+/// overrides.
 fn offer_switch(
     list: &MitigationCatalogue,
     effect: &MitigationEffect,
@@ -92,14 +93,14 @@ fn offer_switch(
                 let given: Vec<&str> = flag.words.iter().map(String::as_str).collect();
                 match arguments::find_given(args, &flag.names, &given) {
                     Some((_, true)) => return None,
-                    // Already given under another name: `-lm none` for `--no-mmap`.
+                    // The effect is already given under another name, such as `-lm none` for `--no-mmap`.
                     Some((given, false))
                         if value.is_some() && given.split(' ').nth(1) == value.map(String::as_str) =>
                     {
                         return None;
                     }
-                    // Appending suffices for a trial, because the last word counts; `line` says which word
-                    // to change for good.
+                    // For a trial, appending suffices, because the last word counts; `line` names the word
+                    // that must be changed in the configuration.
                     Some((overruled, false)) => switch.line = overruled,
                     None if flag.variables.iter().any(variable) => return None,
                     None => {}
@@ -117,8 +118,8 @@ fn offer_switch(
     (!switch.args.is_empty() || !switch.env.is_empty()).then_some(switch)
 }
 
-/// Returns whether the V cache has a type that needs flash attention; without that, the server would not
-/// start either.
+/// Returns true if the V cache has a type that needs flash attention, so that the server would not start
+/// without flash attention either.
 fn has_quantised_v_cache(args: &[String]) -> bool {
     let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
     let given = arguments::find_given(args, &names, &[]);

@@ -9,7 +9,7 @@ use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
 use crate::resolve::ResolvedConfig;
 
-/// Finds and checks the binaries of all models, including builds of the store.
+/// Finds and checks the binaries of all models, among them builds in the store.
 ///
 /// # Errors
 /// The errors of [`binary::fill_binaries`].
@@ -25,10 +25,10 @@ pub async fn fill_from_store(
     binary::fill_binaries(resolved, machine, &look).await
 }
 
-/// Finds a build by id or prefix, or the one in use. `Ok(None)` if there is none.
+/// Finds a build by its id or a prefix of it, or the build in use. `Ok(None)` if there is none.
 ///
 /// # Errors
-/// The prefix fits several builds, or the build is damaged.
+/// The prefix matches several builds, or the build is damaged.
 pub fn find_build(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
     let store = BuildStore::new(data_dir);
     let found = match id {

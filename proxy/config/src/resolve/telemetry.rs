@@ -12,10 +12,10 @@ use warden_supervisor::RemoteOrigin;
 use super::ConfigResolver;
 use crate::problem::ConfigProblem;
 
-/// Maximum bytes of a file of headers. A larger file is not one.
+/// Maximum size in bytes of a file with headers; a larger file is likely something else.
 const MAX_HEADERS_BYTES: u64 = 64 << 10;
 
-/// Path added to an endpoint that is configured for all signals.
+/// Path that is added to an endpoint configured for all kinds of telemetry.
 const TRACES_PATH: &str = "/v1/traces";
 
 /// Default `service.name`.
@@ -26,7 +26,7 @@ const DEFAULT_SERVICE_NAME: &str = "llama-warden";
 pub struct TraceCollector {
     /// Address of the collector.
     pub origin: RemoteOrigin,
-    /// The whole path.
+    /// Complete path for traces.
     pub path: String,
     /// Additional headers; their values are secrets.
     pub headers: HeaderMap,
@@ -73,13 +73,13 @@ impl ConfigResolver<'_> {
         self.machine.var(name).and_then(|value| value.to_str()).map(|value| value.trim().to_owned())
     }
 
-    /// A variable for traces, or else for all signals.
+    /// Returns the OTLP variable for traces, else the one for all kinds of telemetry.
     fn otlp_variable(&self, rest: &str) -> Option<String> {
         let of_traces = self.variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{rest}"));
         of_traces.or_else(|| self.variable(&format!("OTEL_EXPORTER_OTLP_{rest}")))
     }
 
-    /// Reports a faulty variable as a warning, because it may be set for other programs.
+    /// Reports an unusable variable as a warning, because it may be meant for other programs.
     fn warn_unusable(&mut self, message: String, hint: &str) {
         let place = self.place(&["telemetry"]);
         self.warnings.push(ConfigProblem::new(place, message).with_hint(hint));
@@ -117,7 +117,7 @@ impl ConfigResolver<'_> {
         }
     }
 
-    /// Reads the file of headers. Reports an unusable file and returns `None`.
+    /// Reads the file with headers. If it is unusable, reports that and returns `None`.
     fn read_headers(&mut self, file: &Path) -> Option<HeaderMap> {
         use std::os::unix::fs::PermissionsExt as _;
         let read = || {
@@ -166,7 +166,7 @@ impl ConfigResolver<'_> {
         all
     }
 
-    /// Resource attributes. Those of variables have priority.
+    /// Returns the resource attributes; those in environment variables take precedence.
     fn resource_attributes(&self) -> Vec<(String, String)> {
         let mut all = parse_pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
         if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
@@ -180,7 +180,7 @@ impl ConfigResolver<'_> {
     }
 }
 
-/// Parses an endpoint. With `adds`, it is for all signals, and the path for traces is added.
+/// Parses an endpoint. With `adds`, it is meant for all kinds of telemetry, so the path for traces is added.
 fn parse_endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
     if uri.query().is_some() {
@@ -197,7 +197,7 @@ fn parse_endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), Stri
     Ok((origin, path))
 }
 
-/// Parses lines of `Name: value`. Skips empty lines and those that begin with `#`.
+/// Parses lines of the form `Name: value`. Empty lines and lines that begin with `#` are skipped.
 fn parse_headers(text: &str) -> Result<HeaderMap, String> {
     let mut all = HeaderMap::new();
     for (at, line) in text.lines().enumerate() {
@@ -214,7 +214,7 @@ fn parse_headers(text: &str) -> Result<HeaderMap, String> {
 
 fn parse_header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     let name: HeaderName = name.parse().ok()?;
-    // Refuse headers that belong to the connection or describe the body.
+    // Refuse headers that describe the connection or the body, because the exporter sets them.
     let is_ours = matches!(
         name.as_str(),
         "host" | "content-length" | "content-type" | "transfer-encoding" | "connection"

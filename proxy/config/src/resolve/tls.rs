@@ -1,4 +1,4 @@
-//! Resolves the paths of certificate and key, and checks the files. Reads them and keeps nothing of them.
+//! Resolves the paths of TLS certificate and key, and checks that the files are usable; keeps no content.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::problem::{ConfigPlace, ConfigProblem};
 use crate::resolve::ConfigResolver;
 
 impl ConfigResolver<'_> {
-    /// The section `[server]` with absolute paths. Reports unusable files as problems.
+    /// Returns the section `[server]` with absolute paths. Unusable files are reported as problems.
     pub(crate) fn server(&mut self) -> defaults::Server {
         let mut server = self.loaded.settings.server.clone();
         for path in [&mut server.tls_cert, &mut server.tls_key] {

@@ -1,10 +1,10 @@
 //! Compiled-in numbers of `defaults.toml` that are not configuration keys, because no operator would know a
-//! better value. They are in no public schema, documentation or hint.
+//! better value. They are not part of the public schema, the documentation, or hints.
 //!
-//! A file that sets one is refused with advice. Tests need short times and small thresholds, and an
-//! operator may need another number after all. So a table `[internal.SECTION]`, with the names of `config
-//! show --defaults`, sets any number of the section. It is checked like a key, shown by `config show`,
-//! warned of at each start, and may change in any version.
+//! A configuration that sets such a number is refused with advice. But tests need short times and small
+//! thresholds, and an operator may need another number after all. Therefore a table `[internal.SECTION]`
+//! may set any number of that section, with the names of `config show --defaults`. Such a number is
+//! validated like a key, shown by `config show`, and warned of at each start; it may change in any version.
 //!
 //! ```text
 //!   [growth]              host_effect = "1MiB"   refused: compiled in
@@ -27,7 +27,7 @@ pub(crate) const INTERNAL: &str = "internal";
 /// A section of `defaults.toml`.
 struct CompiledSection {
     name: &'static str,
-    /// Path of its keys in a configuration; `None` if nothing can set them.
+    /// Path of the section's keys in a configuration; `None` if they cannot be set.
     path: Option<&'static [&'static str]>,
     keys: &'static [DefaultsKey],
 }
@@ -80,15 +80,15 @@ impl CompiledSection {
     }
 }
 
-/// Path of a section's keys in a configuration; `None` if nothing can set them.
+/// Returns the path of a section's keys in a configuration; `None` if they cannot be set.
 pub(crate) fn section_path(section: &str) -> Option<Vec<String>> {
     let home = PARTS.iter().find(|part| part.name == section)?.path?;
     Some(home.iter().map(|&key| key.to_owned()).collect())
 }
 
-/// The section in which a key at this path is a compiled-in number. A model's tables count as those for all
-/// models. `bare` means a file with the keys of one policy, whose keys are in no section, so that only the
-/// name decides.
+/// Returns the section in which the key at this path is a compiled-in number. Tables of a single model are
+/// treated like those for all models. `bare`: the file contains only the keys of one policy, outside any
+/// section, so only the key's name decides.
 fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static CompiledSection> {
     let path: Vec<&str> = match path {
         [models, _, rest @ ..] if models == "models" => {
@@ -101,18 +101,18 @@ fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Compile
     own.or_else(|| PARTS.iter().filter(|_| bare && path.is_empty()).find(|part| part.has(key)))
 }
 
-/// Returns whether the key at this path is compiled in.
+/// Returns true if the key at this path is a compiled-in number.
 pub(crate) fn is_compiled_in(path: &[String], key: &str) -> bool {
     section_of(path, key, path.is_empty()).is_some()
 }
 
-/// Returns whether this is a section without public keys.
+/// Returns true for a section without any public key.
 pub(crate) fn is_section(path: &[String], key: &str) -> bool {
     let all_hidden = |part: &CompiledSection| part.keys.iter().all(|key| !key.is_public);
     path.is_empty() && PARTS.iter().any(|part| part.name == key && all_hidden(part))
 }
 
-/// The problem of a compiled-in number that is set outside of `[internal]`.
+/// Creates the problem for a compiled-in number that is set outside `[internal]`.
 pub(crate) fn compiled_in_problem(
     place: ConfigPlace,
     path: &[String],
@@ -123,7 +123,7 @@ pub(crate) fn compiled_in_problem(
     let full: Vec<String> = path.iter().cloned().chain([key.to_owned()]).collect();
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
     let why = "leave it out; `llama-warden config show --defaults` says why it is what it is";
-    // Tables and lists of numbers cannot be set at all.
+    // A compiled-in table or list of numbers cannot be set, even in `[internal]`.
     let settable = part.path.filter(|_| !value.is_empty());
     let (since, hint) = match settable {
         Some(home) => {
@@ -149,7 +149,8 @@ pub(crate) fn internal() -> &'static Value {
     &SCHEMA
 }
 
-/// Moves the values of `[internal]` to their sections. Returns their names, each with its byte offset.
+/// Moves the values in `[internal]` to their sections. Returns their names, each with its byte offset in
+/// the file.
 pub(crate) fn move_internal(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
     let mut taken = Vec::new();
     let Some(internal) = tree.take(INTERNAL) else { return taken };
@@ -168,7 +169,7 @@ pub(crate) fn move_internal(tree: &mut ConfigNode) -> Vec<(String, Option<usize>
     taken
 }
 
-/// Compiled-in numbers that can be set: section, path in a configuration, name.
+/// Returns the compiled-in numbers that can be set: section, path in a configuration, and name of each.
 pub(crate) fn settable_numbers() -> impl Iterator<Item = (&'static str, Vec<String>, &'static str)> {
     PARTS.iter().flat_map(|part| {
         let home = section_path(part.name);

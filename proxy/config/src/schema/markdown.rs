@@ -1,12 +1,12 @@
 //! Prints the tables of docs/configuration.md from the schema, one per section. Two comments around each
-//! table allow a test to compare the page. The prose around the tables is written by hand.
+//! table let a test compare the page with the schema. The text around the tables is written by hand.
 
 use serde_json::Value;
 
 use super::values::accepts_type;
 use crate::schema::{DEFAULT_PREFIX, format, root_schema};
 
-/// Sections with a table, each with its path in the schema; `*` stands for any name.
+/// Sections that get a table, each with its path in the schema; `*` stands for any name.
 const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
@@ -37,7 +37,7 @@ const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
     ("names.\"name\"", &["names", "*"]),
 ];
 
-/// Mark behind each table in a page.
+/// Mark at the end of each table in a page.
 pub const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Prints all tables.
@@ -63,12 +63,12 @@ fn schema_at(path: &[&str]) -> &'static Value {
     })
 }
 
-/// The keys of a section, without those of nested sections.
+/// Returns the keys of a section, without the keys of nested sections except `host` and `vram`.
 fn keys<'a>(schema: &'a Value, prefix: &str) -> Vec<(String, &'a Value)> {
     let mut all = Vec::new();
     for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
         match (key.as_str(), schema["properties"].is_object()) {
-            // Nested keys are written with a dot: `host.soft`.
+            // The keys of these tables are listed with a dot: `host.soft`.
             ("host" | "vram", true) => all.extend(keys(schema, &format!("{key}."))),
             (_, true) => {}
             _ => all.push((format!("{prefix}{key}"), schema)),
@@ -98,7 +98,7 @@ fn table_row(key: &str, schema: &Value) -> String {
     format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
 }
 
-/// Describes the values of a key, in terms that the page explains.
+/// Describes the accepted values of a key, in terms that the page explains.
 fn value_text(schema: &Value) -> String {
     if let Some(words) = schema["enum"].as_array() {
         return words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");

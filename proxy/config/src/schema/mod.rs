@@ -1,11 +1,11 @@
 //! The JSON Schema of the configuration: its keys and their values.
 //!
-//! Sections with compiled-in defaults get their schema from `defaults.toml` (default and reason) and from
-//! the section's type (meaning and range). So a key cannot exist in one and be missing in the other. The
-//! rest comes from the types in [`crate::settings`]. Validation and docs/configuration.md use this same
-//! schema.
+//! A section with compiled-in defaults gets its schema from `defaults.toml` (default and reason of each
+//! key) and from the section's type (meaning and range). So a key cannot exist in one of them and be
+//! missing in the other. All other schemas come from the types in [`crate::settings`]. Validation and
+//! docs/configuration.md use the same schema.
 //!
-//! Keys that are not public are only in the schema of `[internal]`: see `compiled_in`.
+//! Keys that are not public appear only in the schema of `[internal]`: see `compiled_in`.
 
 pub(crate) mod compiled_in;
 pub mod markdown;
@@ -28,7 +28,7 @@ use warden_policies::defaults::{
 
 use crate::settings::{ConfigSettings, ModelConfig};
 
-/// In the description of a key, precedes its default and the reason.
+/// Text in a key's description that precedes the default and its reason.
 pub const DEFAULT_PREFIX: &str = "Default: ";
 
 /// The schema of a whole configuration file.
@@ -60,7 +60,7 @@ pub fn policy_schema() -> &'static Value {
     &root_schema()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
 }
 
-/// Removes null from the types, because TOML expresses it by an absent key.
+/// Removes `null` from the accepted types, because TOML has no null: the key is left out instead.
 fn without_null(schema: &mut Schema) {
     let Some(Value::Array(kinds)) = schema.get_mut("type") else { return };
     kinds.retain(|kind| kind != "null");
@@ -70,62 +70,62 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// Formats of text values, known to the validation by name.
+/// Names of formats of text values, which the validation checks.
 pub mod format {
-    /// `30s`, `1h30m`.
+    /// A duration: `30s`, `1h30m`.
     pub const DURATION: &str = "duration-text";
-    /// A duration that is long enough to do work in, and bounded.
+    /// A duration within which work must be possible, so that a least and a greatest value apply.
     pub const LIMIT_OF_WORK: &str = "limit-of-work";
     /// Schema key with the shortest accepted duration.
     pub const MIN_DURATION: &str = "x-least";
     /// Schema key with the longest accepted duration.
     pub const MAX_DURATION: &str = "x-most";
-    /// `12GiB`, or a number of bytes.
+    /// A size: `12GiB`, or a number of bytes.
     pub const SIZE: &str = "size";
-    /// `12GiB`, or `80%`.
+    /// A memory limit: `12GiB`, or `80%`.
     pub const LIMIT: &str = "memory-limit";
-    /// `12GiB`, `80%`, or `auto`.
+    /// A memory budget: `12GiB`, `80%`, or `auto`.
     pub const BUDGET: &str = "memory-budget";
-    /// `02:00-05:00`, or a list of such windows.
+    /// Times of day: `02:00-05:00`, or a list of such windows.
     pub const WINDOWS: &str = "times-of-day";
-    /// `mirror`, `off`, or a list of origins.
+    /// Allowed origins: `mirror`, `off`, or a list of origins.
     pub const ORIGINS: &str = "origins";
-    /// `auto`, `any`, or a list of host names.
+    /// Accepted host names: `auto`, `any`, or a list of names.
     pub const NAMES: &str = "host-names";
     /// Any JSON value.
     pub const JSON: &str = "json";
-    /// A file or a directory, relative to the configuration file.
+    /// Path of a file or a directory, relative to the configuration file.
     pub const PATH: &str = "path";
-    /// `https://example.org/llama.cpp#v1`, or an absolute path.
+    /// A git source: `https://example.org/llama.cpp#v1`, or an absolute path.
     pub const GIT: &str = "git-source";
 }
 
-/// A file or a directory.
+/// Schema of a file or a directory.
 pub fn path(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": format::PATH })
 }
 
-/// Files or directories.
+/// Schema of a list of files or directories.
 pub fn paths(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "items": { "type": "string", "format": format::PATH } })
 }
 
-/// An age, such as `24h`; at least 1 s, because a shorter one is always exceeded.
+/// Schema of an age, such as `24h`; at least 1 s, because a shorter age is always exceeded.
 pub fn age(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": format::DURATION, format::MIN_DURATION: "1s", "examples": ["24h", "7d"] })
 }
 
-/// A budget, such as `12GiB` or `80%`.
+/// Schema of a memory limit, such as `12GiB` or `80%`.
 pub fn limit(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 1, "examples": ["12GiB", "80%"] })
 }
 
-/// A budget, such as `12GiB`, `80%` or `auto`.
+/// Schema of a memory budget, such as `12GiB`, `80%` or `auto`.
 pub fn budget(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 1, "examples": ["12GiB", "80%", "auto"] })
 }
 
-/// Times of day, such as `02:00-05:00`.
+/// Schema of times of day, such as `02:00-05:00`.
 pub fn windows(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": ["string", "array"], "items": { "type": "string" }, "format": format::WINDOWS,
@@ -133,22 +133,22 @@ pub fn windows(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Combination of an operator's system prompt with the client's.
+/// Schema of the mode in which an operator's system prompt is combined with the client's.
 pub fn system_prompt_mode(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["missing", "prepend", "replace"] })
 }
 
-/// Rule that selects one of several models of a name.
+/// Schema of the rule that chooses among several models that share a name.
 pub fn choose(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["loaded", "room"] })
 }
 
-/// Parameters of a request with their values.
+/// Schema of request parameters with their values.
 pub fn parameters(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "additionalProperties": { "format": format::JSON } })
 }
 
-/// The public keys of a section of the defaults.
+/// Schema of the public keys in a section of `defaults.toml`.
 pub struct SectionSchema<T>(std::marker::PhantomData<T>);
 
 impl<T: DefaultsSection> JsonSchema for SectionSchema<T> {
@@ -163,7 +163,7 @@ impl<T: DefaultsSection> JsonSchema for SectionSchema<T> {
     }
 }
 
-/// A table whose name the operator chooses.
+/// Schema of a table whose name the operator chooses.
 pub struct NamedTable<T>(std::marker::PhantomData<T>);
 
 impl<T: JsonSchema> JsonSchema for NamedTable<T> {
@@ -178,11 +178,11 @@ impl<T: JsonSchema> JsonSchema for NamedTable<T> {
     }
 }
 
-/// Keys that only a single model can have.
+/// Keys that can be set only for a single model, not for all models.
 pub const SINGLE_MODEL_KEYS: [&str; 6] =
     ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
 
-/// Schema of the settings for all models: those of a model without [`SINGLE_MODEL_KEYS`].
+/// Schema of the settings for all models: the settings of a model without [`SINGLE_MODEL_KEYS`].
 pub struct AllModels;
 
 impl JsonSchema for AllModels {
@@ -205,7 +205,7 @@ fn close_schema(mut schema: Schema, without: &[&str]) -> Schema {
     schema
 }
 
-/// The schema of some keys of a section of `defaults.toml`.
+/// Returns the schema of some keys in a section of `defaults.toml`.
 pub(crate) fn section_schema<'a>(name: &str, keys: impl Iterator<Item = &'a DefaultsKey>) -> Schema {
     let mut properties = Map::new();
     let table = defaults_document().get(name).and_then(toml_edit::Item::as_table);
@@ -233,13 +233,13 @@ pub(crate) fn section_schema<'a>(name: &str, keys: impl Iterator<Item = &'a Defa
     schema.into()
 }
 
-/// The default of a key, as TOML; `None` for a table.
+/// Returns the default of a key as TOML text; `None` for a table.
 pub(crate) fn default_text(section: &str, key: &str) -> Option<String> {
     let value = defaults_document().get(section)?.as_table()?.get(key)?.as_value()?;
     Some(value.to_string().trim().to_owned())
 }
 
-/// A table of the defaults that operators extend with names of their own.
+/// Returns the schema of a table in the defaults to which operators may add names.
 fn extensible_table(table: &toml_edit::Table, meaning: &str) -> Value {
     let known = table.iter().filter_map(|(key, item)| {
         let value = item.as_value()?;
@@ -265,7 +265,7 @@ fn defaults_document() -> &'static toml_edit::DocumentMut {
     &DOCUMENT
 }
 
-/// The comment above a key, which gives its reason.
+/// Returns the comment above a key in `defaults.toml`, which gives the reason for its default.
 fn key_reason(key: &toml_edit::Key) -> String {
     let prefix = key.leaf_decor().prefix().and_then(toml_edit::RawString::as_str).unwrap_or_default();
     let lines = prefix.lines().map(|line| line.trim().trim_start_matches('#').trim());
@@ -301,7 +301,7 @@ fn value_schema(takes: AcceptedValues, default: &toml_edit::Value) -> Map<String
     }
 }
 
-/// The schema of a key that takes any value of its default's type.
+/// Returns the schema of a key that accepts any value of the same type as its default.
 fn schema_of_default(default: &toml_edit::Value) -> Value {
     match default {
         toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),

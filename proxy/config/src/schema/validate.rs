@@ -1,8 +1,8 @@
 //! Validates a tree of values against the JSON Schema, and reports all problems together.
 //!
 //! Supports only the part of JSON Schema that [`crate::schema`] produces: objects with known keys or with
-//! one schema for all keys, lists, enums, ranges, and our own formats. Text from variables and flags gets
-//! its type here, because only the schema knows whether `1` is a number or a word.
+//! one schema for all keys, lists, enums, ranges, and formats of this crate. Text from variables and flags
+//! gets its type here, because only the schema shows if `1` is a number or a word.
 
 use serde_json::Value;
 
@@ -12,15 +12,15 @@ use crate::problem::{ConfigPlace, ConfigProblem, dotted_key, similarity};
 use crate::schema::root_schema;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
-/// Returns the place of a byte offset.
+/// Maps a byte offset to its place in the configuration.
 pub type PlaceOfByte<'a> = &'a dyn Fn(Option<usize>) -> ConfigPlace;
 
-/// Validates a whole tree, and types raw text.
+/// Validates a whole tree, and converts raw text to the types of the schema.
 pub fn validate(tree: &mut ConfigNode, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
     validate_as(tree, root_schema(), locate)
 }
 
-/// Validates a part of a configuration against this part of the schema.
+/// Validates a part of a configuration against the matching part of the schema.
 pub fn validate_as(tree: &mut ConfigNode, schema: &Value, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
     let mut walk = TreeValidator { locate, problems: Vec::new() };
     walk.check(tree, schema, &mut Vec::new());
@@ -97,7 +97,7 @@ impl TreeValidator<'_> {
         }
     }
 
-    /// Reports an unknown entry. If it is a section without public keys, reports its keys.
+    /// Reports an unknown entry. For a section without public keys, each of its keys is reported instead.
     fn report_unknown(&mut self, entry: &TableEntry, path: &[String], schema: &Value) {
         let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
         match &entry.value.kind {
@@ -141,7 +141,7 @@ fn unknown(place: ConfigPlace, key: &str, path: &[String], schema: &Value) -> Co
     }
 }
 
-/// The section in which a key of this name exists.
+/// Returns the section in which a key of this name exists, for a hint.
 fn section_of_key(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> {
     let known = schema["properties"].as_object();
     if !path.is_empty() && known.is_some_and(|known| known.contains_key(key)) {

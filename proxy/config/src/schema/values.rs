@@ -1,5 +1,5 @@
-//! Validates single values against the JSON Schema: durations, sizes, choices, and our own formats. Each
-//! check returns a message with the expected form, or `None`.
+//! Validates single values against the JSON Schema: durations, sizes, choices, and formats of this crate.
+//! Each check returns a message that shows the expected form, or `None` if the value is valid.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,8 @@ pub(crate) fn accepts_type(schema: &Value, kind: &str) -> bool {
     }
 }
 
-/// Converts raw text to the type of the schema. Text that does not fit stays text, and the check reports it.
+/// Converts raw text to the type of the schema. Text of another form stays text, which the check then
+/// reports.
 pub(crate) fn convert_raw(text: &str, schema: &Value) -> ConfigValue {
     let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| ConfigNode::from(&value).kind);
     let wants_text = accepts_type(schema, "string");
@@ -75,7 +76,7 @@ fn always_exceeded(text: &str) -> String {
     format!("`{text}` is always passed; for no budget leave the key out")
 }
 
-/// Checks a duration, with the bounds of the schema.
+/// Checks a duration against the bounds in the schema.
 fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
     let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
     let (least, most) = (bound(format::MIN_DURATION), bound(format::MAX_DURATION));
@@ -132,7 +133,7 @@ fn check_windows(node: &ConfigNode) -> Option<String> {
     }
 }
 
-/// Checks a word, or a list of origins.
+/// Checks `mirror`, `off`, or a list of origins.
 fn check_origins(node: &ConfigNode) -> Option<String> {
     let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
     match &node.kind {
@@ -145,7 +146,7 @@ fn check_origins(node: &ConfigNode) -> Option<String> {
     }
 }
 
-/// Checks a word, or a list of host names.
+/// Checks `auto`, `any`, or a list of host names.
 fn check_names(node: &ConfigNode) -> Option<String> {
     let wrong =
         || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
@@ -159,7 +160,7 @@ fn check_names(node: &ConfigNode) -> Option<String> {
     }
 }
 
-/// Checks a JSON value: JSON has no dates and no infinite numbers.
+/// Checks that a value can be written as JSON, which has no dates and no infinite numbers.
 fn check_json(node: &ConfigNode) -> Option<String> {
     match &node.kind {
         ConfigValue::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),

@@ -1,5 +1,5 @@
-//! Resolves `credential:NAME` in path keys to the file that the service manager provides
-//! (`LoadCredential=NAME:…` of a unit). Reads no files.
+//! Resolves `credential:NAME` in keys that take a path: to the file that the service manager provides
+//! (`LoadCredential=NAME:…` of a systemd unit). Reads no files.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::schema::validate::PlaceOfByte;
 
 /// Prefix of a value that names a credential.
 const CREDENTIAL_PREFIX: &str = "credential:";
-/// Variable with the directory of credentials, set by the service manager.
+/// Variable that names the directory of credentials; the service manager sets it.
 pub(super) const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
-/// Replaces names of credentials by paths, in values that are paths by the schema.
+/// Replaces `credential:NAME` by a path, in all values that are paths according to the schema.
 pub(super) fn resolve_credentials(
     tree: &mut ConfigNode,
     schema: &Value,

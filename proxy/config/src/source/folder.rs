@@ -1,7 +1,7 @@
-//! Folders of models: each model file becomes a model named after it, with its projector and a context that
-//! fits.
+//! Folders of models: each model file becomes a model named after the file, with its projector and a context
+//! size that fits into memory.
 //!
-//! Settings of a file have lower priority than the configuration, so that `[models."name"]` extends or
+//! Settings found in this way have lower priority than the configuration, so `[models."name"]` extends or
 //! overrides them.
 
 use std::collections::BTreeMap;
@@ -16,27 +16,28 @@ use warden_sensors::gpu::GpuSensors;
 use crate::model_files::{self, ModelFile, ModelFileStamp};
 use crate::needs::{left_for_models, own_memory};
 
-/// Maximum nesting of folders. The cache of a model hub nests five levels.
+/// Maximum depth of nested folders; the cache of a model hub has five levels.
 const MAX_FOLDER_DEPTH: usize = 8;
-/// Maximum default context in tokens, for models trained for more. `args` may set a larger one.
+/// Maximum default context in tokens, even if the model was trained with more. `args` may set a larger
+/// context.
 const MAX_DEFAULT_CONTEXT: u64 = 32_768;
-/// Minimum default context in tokens; a smaller one is of no use.
+/// Minimum default context in tokens, because a smaller context is of no use.
 const MIN_DEFAULT_CONTEXT: u64 = 2_048;
 
-/// A model file of a folder.
+/// A model file found in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FolderModel {
     pub(crate) name: String,
     pub(crate) file: PathBuf,
     pub(crate) projector: Option<PathBuf>,
-    /// Context in tokens.
+    /// Context size in tokens; `None` leaves the choice to llama-server.
     pub(crate) context: Option<u64>,
 }
 
-/// All model files with their stamps. A different result means that models were added, changed or removed.
+/// Lists all model files with their stamps. If two lists differ, files were added, changed or removed.
 ///
 /// # Errors
-/// A folder cannot be read. Its models are then unknown, not removed.
+/// A folder cannot be read; its models are then unknown, which does not mean removed.
 pub fn list_files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, ModelFileStamp>, (PathBuf, io::Error)> {
     let mut found = BTreeMap::new();
     for dir in dirs {
@@ -53,7 +54,7 @@ fn walk_folder(
     let failed = |error| (dir.to_owned(), error);
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
-        // Skip an unreadable subfolder: it may vanish at any time, or belong to another user.
+        // Skip a subfolder that cannot be read: it may have just vanished, or belong to another user.
         Err(error)
             if depth < MAX_FOLDER_DEPTH
                 && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
@@ -67,8 +68,8 @@ fn walk_folder(
         let path = entry.path();
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         match entry.file_type() {
-            // Do not follow links to folders, which may form cycles. Follow links to files, which model
-            // hubs use in their caches.
+            // Links to folders are not followed, because they may form cycles. Links to files are, because
+            // model hubs use them in their caches.
             Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk_folder(&path, depth - 1, found)?,
             Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
                 found.extend(model_files::file_stamp(&path).map(|stamp| (path, stamp)));
@@ -79,18 +80,18 @@ fn walk_folder(
     Ok(())
 }
 
-/// Recognises a model file by its name, which must be valid UTF-8 because it becomes the model's name.
+/// Returns true for the name of a model file, which must be valid UTF-8 because it becomes the model's name.
 fn is_gguf(path: &Path) -> bool {
     path.to_str().is_some()
         && !model_stem(path).is_empty()
         && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The models in these folders, by name. Skips files that are no models or are incomplete, and names in
-/// `taken`.
+/// Returns the models in these folders. Files that are no models or are incomplete are skipped, as are models
+/// whose name is in `taken`.
 ///
 /// # Errors
-/// The errors of [`list_files`].
+/// See [`list_files`].
 pub(crate) fn scan_models(
     dirs: &[PathBuf],
     memory: u64,
@@ -117,7 +118,7 @@ pub(crate) fn scan_models(
             }
         }
     }
-    // Sort by depth: of two files with one name, the one nearer to its folder gets the short name.
+    // Sort by depth: of two files with the same name, the less deeply nested one gets the short name.
     models.sort_by_key(|(dir, file, _)| (file.components().count() - dir.components().count(), file.clone()));
     let room = left_for_models(memory, &own_memory(&GpuSensors::open()), &defaults().loading);
     let mut found: BTreeMap<String, FolderModel> = BTreeMap::new();
@@ -135,7 +136,7 @@ pub(crate) fn scan_models(
     Ok(found.into_values().collect())
 }
 
-/// Parses `name-00002-of-00003.gguf` into name and number.
+/// Parses `name-00002-of-00003.gguf` into the name and the number of the part.
 fn split_part(file: &Path) -> Option<(String, u32)> {
     let stem = file.file_stem()?.to_str()?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -155,14 +156,14 @@ fn is_projector(file: &Path, facts: &ModelFile) -> bool {
         || (facts.architecture.is_empty() && model_stem(file).to_ascii_lowercase().contains("mmproj"))
 }
 
-/// Returns whether the file is a model, not an adapter, a vocabulary or an importance matrix.
+/// Returns true if the file is a model, and not an adapter, a vocabulary or an importance matrix.
 fn is_model(facts: &ModelFile) -> bool {
     let kind = facts.texts.get("general.type").map_or("model", String::as_str);
     kind == "model" && facts.has_tensors && facts.shape.is_ok()
 }
 
-/// The projector next to a model. If the model is alone in its folder, the only projector; else the one
-/// with the model's name apart from its quantisation.
+/// Returns the projector in the folder of a model. If the folder has no other model, this is the only
+/// projector; otherwise the one whose name matches the model's name, apart from the quantisation.
 fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
     let beside: Vec<&PathBuf> =
         projectors.iter().filter(|projector| projector.parent() == model.parent()).collect();
@@ -174,7 +175,7 @@ fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<P
         let its = name_words(&model_stem(projector));
         !its.is_empty() && its.len() <= own.len() && its.iter().zip(&own).all(|(one, other)| one == other)
     };
-    // Of several precisions take the first by name, because they differ little.
+    // If there are several precisions, take the first by name, because they differ little.
     beside
         .iter()
         .filter(fits)
@@ -182,7 +183,7 @@ fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<P
         .map(|one| (*one).clone())
 }
 
-/// The words of a file name that identify the model.
+/// Returns the words in a file name that identify the model.
 fn name_words(stem: &str) -> Vec<String> {
     let lower = stem.to_ascii_lowercase();
     let all = lower.split(['-', '_', '.']).filter(|word| !word.is_empty() && *word != "mmproj");
@@ -195,8 +196,8 @@ fn is_precision(word: &str) -> bool {
         || word.strip_prefix("iq").or_else(|| word.strip_prefix('q')).is_some_and(digits)
 }
 
-/// The model's training context, limited to a maximum and to the memory of this machine if no other model
-/// is loaded.
+/// Returns the context size that the model was trained with, limited to the maximum and to the memory of this
+/// machine without other models.
 fn default_context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
     let shape = facts.shape.as_ref().ok()?;
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());

@@ -1,7 +1,7 @@
 //! Merges the layers of a configuration: defaults, then the file, then the environment, then flags.
 //!
-//! figment merges; this module prepares the layers and keeps them, so that every value can be traced to its
-//! source.
+//! The crate figment merges the layers; this module prepares and keeps them, so that every value can be
+//! traced to its source.
 
 use std::path::{Path, PathBuf};
 
@@ -19,10 +19,10 @@ use crate::schema::validate::validate;
 use crate::schema::{compiled_in, root_schema};
 use crate::settings::{ConfigSettings, ModelConfig};
 
-/// Prefix of environment variables. Sections and keys are separated by two underscores.
+/// Prefix of environment variables; two underscores separate sections and keys after it.
 pub const ENV_PREFIX: &str = "LLAMA_WARDEN_";
 
-/// Sources of settings, lowest priority first.
+/// Sources of settings, in order of rising priority.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSources {
     /// The configuration file.
@@ -31,16 +31,16 @@ pub struct ConfigSources {
     pub env: Vec<(String, String)>,
     /// Settings of the command line.
     pub flags: Vec<FlagSetting>,
-    /// Memory of this machine in bytes, for the models of a folder.
+    /// Memory of this machine in bytes, which limits the context of models found in folders.
     pub memory: u64,
 }
 
-/// A setting of the command line.
+/// A setting from the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlagSetting {
-    /// Source for messages: `flag --port`.
+    /// Source as named in messages, such as `flag --port`.
     pub flag: String,
-    /// Path of the key.
+    /// Path of the key that the flag sets.
     pub path: Vec<String>,
     /// Value of the key.
     pub value: ConfigNode,
@@ -85,7 +85,7 @@ impl ConfigLayer {
         Self { origin: LayerOrigin::Env(name), tree }
     }
 
-    /// The place of a byte offset.
+    /// Returns the place of a byte offset in this layer.
     pub(crate) fn place(&self, byte: Option<usize>) -> ConfigPlace {
         match &self.origin {
             LayerOrigin::Default => ConfigPlace::Default,
@@ -107,7 +107,7 @@ impl Provider for ConfigLayer {
     }
 }
 
-/// A figment provider for a table without a source.
+/// A figment provider for a table that has no source.
 pub(crate) struct MergedTable(pub(crate) Dict);
 
 impl Provider for MergedTable {
@@ -120,42 +120,44 @@ impl Provider for MergedTable {
     }
 }
 
-/// A configuration whose keys and values are valid alone. [`crate::resolve`] checks them together.
+/// A configuration in which each key and value is valid by itself. [`crate::resolve`] checks them together.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
     /// All settings except those of single models.
     pub settings: ConfigSettings,
-    /// Settings for all models.
+    /// Settings that apply to all models.
     pub defaults: ModelConfig,
-    /// The models in the order of the file.
+    /// Models in the order of the file.
     pub models: Vec<(String, ModelConfig)>,
     /// The configuration file.
     pub file: Option<PathBuf>,
     /// All sections except `models`, merged, for display.
     pub merged: Dict,
-    /// Compiled-in numbers that are set, with their places.
+    /// Compiled-in numbers that the configuration sets, with their sources.
     pub internal: Vec<(String, ConfigPlace)>,
-    /// Folders of models.
+    /// Folders that are searched for models.
     pub folders: Vec<PathBuf>,
-    /// Models without a file, skipped because folders determine the models.
+    /// Configured models that are skipped, because they name no file and the folders contain none of that
+    /// name.
     pub skipped_models: Vec<String>,
     layers: Vec<ConfigLayer>,
 }
 
 impl LoadedConfig {
-    /// The source of the value at a path. For a model, this may be the section for all models.
+    /// Returns the source of the value at a path. For a key of a model, this may be the section for all
+    /// models.
     pub fn place(&self, path: &[String]) -> ConfigPlace {
         place(&self.layers, path).unwrap_or(ConfigPlace::Nowhere)
     }
 
-    /// Merges one model's table with the defaults for all models. Computed on demand: for 1,000 models,
-    /// stored tables would repeat all defaults 1,000 times (12 MiB).
+    /// Merges one model's table with the defaults for all models. Computed on demand: stored tables of 1,000
+    /// models would repeat all defaults 1,000 times (12 MiB).
     pub fn merged_table(&self, model: &str) -> Dict {
-        // Cannot fail: any dictionary can be read as a dictionary.
+        // Extraction cannot fail, because any dictionary can be read as a dictionary.
         merge_model(&self.settings.defaults, self.own_table(model)).extract().unwrap_or_default()
     }
 
-    /// Merges what the layers set for one model, without the defaults for all models.
+    /// Merges the settings that the layers contain for one model, without the defaults for all models.
     pub fn own_table(&self, model: &str) -> Dict {
         let path = ["models".to_owned(), model.to_owned()];
         let written = self.layers.iter().filter_map(|layer| layer.tree.find(&path));
@@ -163,13 +165,14 @@ impl LoadedConfig {
         merged.extract().unwrap_or_default()
     }
 
-    /// The merged value under a path outside of `models`.
+    /// Returns the merged value at a path outside `models`.
     pub(crate) fn value(&self, path: &[String]) -> Option<&Value> {
         let (first, rest) = path.split_first()?;
         rest.iter().try_fold(self.merged.get(first)?, |value, key| value.as_dict()?.get(key))
     }
 
-    /// The source of an item of the list at a path: its own line, in a list over several.
+    /// Returns the source of one item of the list at a path. If the list spans several lines, names the
+    /// item's line.
     pub fn item_place(&self, path: &[String], index: usize) -> ConfigPlace {
         let item = |path: &[String]| {
             self.layers.iter().rev().find_map(|layer| {
@@ -188,7 +191,7 @@ fn place(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
     last_place(layers, path).or_else(|| last_place(layers, &defaults_path(path)))
 }
 
-/// Maps the path of a model's key to that of the section for all models; empty for other paths.
+/// Returns the path for all models that corresponds to a model's key; empty for any other path.
 fn defaults_path(path: &[String]) -> Vec<String> {
     match path {
         [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
@@ -198,7 +201,7 @@ fn defaults_path(path: &[String]) -> Vec<String> {
     }
 }
 
-/// The last source of the value at a path.
+/// Returns the source of the value at a path in the layer with the highest priority that sets it.
 pub(crate) fn last_place(layers: &[ConfigLayer], path: &[String]) -> Option<ConfigPlace> {
     layers.iter().rev().find_map(|layer| {
         let node = layer.tree.find(path)?;
@@ -211,7 +214,7 @@ pub(crate) fn last_place(layers: &[ConfigLayer], path: &[String]) -> Option<Conf
 /// Reads all layers and merges them.
 ///
 /// # Errors
-/// A layer cannot be read, or has a key or value that is wrong: all problems at once.
+/// A layer cannot be read, or contains wrong keys or values; all problems are returned at once.
 pub fn load_config(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblems> {
     let mut layers = vec![defaults_layer()?];
     if let Some(path) = &sources.file {
@@ -227,7 +230,7 @@ pub fn load_config(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblem
     layers.extend(variables);
     layers.extend(flags);
     let mut internal = Vec::new();
-    // Skip the defaults, which contain more than a configuration may set.
+    // Do not validate the defaults layer, which contains more than a configuration may set.
     for layer in layers.iter_mut().skip(1) {
         let mut tree = layer.tree.clone();
         problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
@@ -261,7 +264,7 @@ pub fn load_config(sources: ConfigSources) -> Result<LoadedConfig, ConfigProblem
     Ok(LoadedConfig { internal, folders: dirs, ..loaded })
 }
 
-/// The absolute folders of models; those in the file are relative to it.
+/// Returns the folders of models as absolute paths; paths in the file are relative to the file.
 fn folders(layers: &[ConfigLayer], file: Option<&Path>) -> Result<Vec<PathBuf>, ConfigProblems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
@@ -273,7 +276,7 @@ fn folders(layers: &[ConfigLayer], file: Option<&Path>) -> Result<Vec<PathBuf>, 
     Ok(dirs.iter().map(|dir| std::path::absolute(base.join(dir)).unwrap_or_else(|_| dir.clone())).collect())
 }
 
-/// Returns whether the settings name a model file or a remote model.
+/// Returns true if the settings of a model name a model file or a remote model.
 fn has_model(model: &ModelConfig) -> bool {
     model.model.is_some()
         || arguments::model_path(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
@@ -283,7 +286,7 @@ fn has_model(model: &ModelConfig) -> bool {
             .any(|name| name.starts_with("LLAMA_ARG_MODEL") || name.starts_with("LLAMA_ARG_HF"))
 }
 
-/// All aliases of configured models, and names without a process.
+/// Returns all aliases of configured models, and all names that have no process of their own.
 fn aliases(layers: &[ConfigLayer]) -> Vec<String> {
     let table = |name: &str| {
         let name = name.to_owned();
@@ -305,7 +308,7 @@ fn aliases(layers: &[ConfigLayer]) -> Vec<String> {
     texts.chain(names).collect()
 }
 
-/// The settings for a model file of a folder.
+/// Returns the settings for a model file that was found in a folder.
 fn found_layer(found: FolderModel) -> ConfigLayer {
     let FolderModel { name, file, projector, context } = found;
     let mut tree = ConfigNode::table();
@@ -314,7 +317,7 @@ fn found_layer(found: FolderModel) -> ConfigLayer {
         tree.set(&path.collect::<Vec<_>>(), ConfigNode::new(ConfigValue::Text(value)));
     };
     set(&["model"], file.display().to_string());
-    // Use variables, so that flags override them.
+    // Set environment variables instead of flags, because llama-server's flags override them.
     if let Some(context) = context {
         set(&["env", "LLAMA_ARG_CTX_SIZE"], context.to_string());
     }
@@ -388,7 +391,7 @@ fn names_in_order(layers: &[ConfigLayer]) -> Vec<String> {
     names
 }
 
-/// Reports a value that the schema accepts and the type does not, such as a number too large for its type.
+/// Reports a value that the schema accepts but the type does not, such as a number too large for its type.
 pub(crate) fn type_problem(layers: &[ConfigLayer], error: &figment::Error, under: &[&str]) -> ConfigProblems {
     let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
     let place = place(layers, &path).unwrap_or(ConfigPlace::Nowhere);
@@ -404,8 +407,8 @@ pub(crate) fn type_problem(layers: &[ConfigLayer], error: &figment::Error, under
     ConfigProblem::new(place, format!("`{}`: {what}", crate::problem::dotted_key(&path))).into()
 }
 
-/// The compiled-in defaults in the shape of a configuration file; sections about models go under
-/// `[defaults]`.
+/// Returns the compiled-in defaults in the form of a configuration file; sections about models are placed
+/// under `[defaults]`.
 fn defaults_layer() -> Result<ConfigLayer, ConfigProblems> {
     let document = toml_edit::Document::parse(DEFAULTS_TEXT).map_err(|error| {
         ConfigProblem::new(ConfigPlace::Default, format!("the compiled-in defaults: {error}"))

@@ -1,8 +1,8 @@
-//! A configuration as a tree of values with their places.
+//! A configuration as a tree of values with their positions in the file.
 //!
 //! Every source (file, environment, flags, defaults) is converted to this form. So there is one validation,
-//! one way to report the source of a value, and one conversion to figment, which merges. This module
-//! validates nothing.
+//! one way to report the source of a value, and one conversion to the crate figment, which merges the
+//! sources. This module validates nothing.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub struct ConfigNode {
 /// A value of a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigValue {
-    /// Keys and values, in the order they were written.
+    /// Keys and values, in the order in which they were written.
     Table(Vec<TableEntry>),
     /// Several values.
     List(Vec<ConfigNode>),
@@ -32,13 +32,13 @@ pub enum ConfigValue {
     Float(f64),
     /// True or false.
     Bool(bool),
-    /// Text from a variable or a flag, whose type the schema decides.
+    /// Text from a variable or a flag; the schema decides its type.
     Raw(String),
-    /// A date or time, which no key takes.
+    /// A date or time, which no key accepts.
     Date,
 }
 
-/// One key of a table.
+/// A key of a table, with its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableEntry {
     /// The key.
@@ -50,7 +50,7 @@ pub struct TableEntry {
 }
 
 impl ConfigNode {
-    /// Creates a value without a place.
+    /// Creates a value without a position in a file.
     pub fn new(kind: ConfigValue) -> Self {
         Self { span: None, kind }
     }
@@ -72,13 +72,13 @@ impl ConfigNode {
         }
     }
 
-    /// The value at a path, if it exists.
+    /// Returns the value at a path, if it exists.
     pub fn find(&self, path: &[String]) -> Option<&ConfigNode> {
         let Some((first, rest)) = path.split_first() else { return Some(self) };
         self.entry(first).and_then(|entry| entry.value.find(rest))
     }
 
-    /// The entry with a key, in a table.
+    /// Returns the entry for a key; `None` if there is none or this value is not a table.
     pub fn entry(&self, key: &str) -> Option<&TableEntry> {
         match &self.kind {
             ConfigValue::Table(entries) => entries.iter().find(|entry| entry.key == key),
@@ -102,7 +102,8 @@ impl ConfigNode {
         Some(entries.remove(at))
     }
 
-    /// Sets the value at a path, and creates tables as needed. Replaces a value that is not a table.
+    /// Sets the value at a path, creating tables as needed. A value in the way that is not a table is
+    /// replaced.
     pub fn set(&mut self, path: &[String], value: ConfigNode) {
         let Some((first, rest)) = path.split_first() else {
             *self = value;
@@ -119,7 +120,7 @@ impl ConfigNode {
         entries[at].value.set(rest, value);
     }
 
-    /// Converts the value for figment. Dates become text; the schema has refused them before.
+    /// Converts the value for figment. Dates become text, but the validation has refused them before.
     pub fn to_figment(&self) -> Value {
         match &self.kind {
             ConfigValue::Table(_) => self.to_dict().into(),
@@ -132,7 +133,7 @@ impl ConfigNode {
         }
     }
 
-    /// Converts a table for figment; empty for other values.
+    /// Converts a table for figment; any other value becomes an empty table.
     pub fn to_dict(&self) -> Dict {
         match &self.kind {
             ConfigValue::Table(entries) => {

@@ -1,9 +1,9 @@
 //! Converts environment variables to settings: `LLAMA_WARDEN_SERVER__PORT` is `server.port`.
 //!
-//! Variables are in capitals, keys in small letters, and names in any case. The schema decides which is
-//! which. A key is found by its small letters. A model (or a source of `[build.sources]`) is the one of
-//! exactly this name, else the one that differs only in case. A process's variable under `env` stays as
-//! written.
+//! Variables are written in capitals, keys in small letters, and names in any case; the schema shows which
+//! part of a variable is a key and which is a name. A key is found by its lower-case form. A part that
+//! names a model (or a source of `[build.sources]`) stands for the model of exactly this name, else for the
+//! one that differs only in case. Below `env`, the name of a process's variable stays as written.
 
 use std::collections::BTreeSet;
 
@@ -17,16 +17,16 @@ use crate::schema::{format, root_schema};
 /// Returns the known names at a path of the configuration, such as those of the models.
 type KnownNames<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
 
-/// A variable that fits several names.
+/// A variable that may stand for several names.
 #[derive(Debug, PartialEq, Eq)]
 struct AmbiguousVariable {
     written: String,
-    /// The possible names.
+    /// Names that the variable may stand for.
     names: Vec<String>,
 }
 
-/// The path that a variable sets, without the prefix. Unknown parts become small letters, and the
-/// validation reports them.
+/// Returns the path that a variable (without the prefix) sets. Unknown parts are converted to small
+/// letters, and the validation reports them.
 fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariable> {
     let parts: Vec<&str> = key.split("__").collect();
     let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) =
@@ -45,7 +45,7 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
             break;
         }
         if named["format"] == format::JSON {
-            // Request parameters: convert capitals to small letters, because no known parameter has capitals.
+            // Names of request parameters become lower-case, because no known parameter has capitals.
             path.extend(
                 rest.iter()
                     .map(|part| if is_capitals(part) { part.to_lowercase() } else { (*part).to_owned() }),
@@ -67,7 +67,8 @@ fn is_capitals(text: &str) -> bool {
     !text.chars().any(char::is_lowercase)
 }
 
-/// Finds the name at the beginning of these parts, and their number: a name may contain two underscores, too.
+/// Finds the name at the beginning of these parts, and the number of parts it takes: a name may contain
+/// `__`, too.
 fn leading_name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVariable> {
     let begins = |used: usize| parts.get(..used).unwrap_or_default().join("__");
     let longest_first = || (1..=parts.len()).rev().map(|used| (begins(used), used));
@@ -91,8 +92,8 @@ fn leading_name(parts: &[&str], known: &[String]) -> Result<(String, usize), Amb
     Ok((begins(1), 1))
 }
 
-/// The layers of the environment. `others` are all other layers, which contain the names. Ignores variables
-/// without `__`.
+/// Returns the layers of the environment. `others`: all other layers, which contain the known names.
+/// Variables without `__` are ignored.
 pub(crate) fn environment_layers(
     env: Vec<(String, String)>,
     others: &[&[ConfigLayer]],
@@ -118,7 +119,8 @@ pub(crate) fn environment_layers(
     (layers, problems)
 }
 
-/// Reports models that only variables mention and that name nothing to serve, which are likely misspelt.
+/// Reports models that only variables mention and that have nothing to serve: their names are likely
+/// misspelt.
 fn unknown_models(layers: &[ConfigLayer], known: &[String]) -> Vec<ConfigProblem> {
     let models = ["models".to_owned()];
     let of_layer = |layer: &ConfigLayer| -> Option<String> {

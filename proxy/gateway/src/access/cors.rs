@@ -1,8 +1,10 @@
-//! CORS (Fetch standard): decides which web pages may call, and sets the headers for their browsers.
+//! CORS (Fetch standard): decides which web pages may send requests, and sets the response headers that their
+//! browsers check.
 //!
 //! A backend's own CORS headers are replaced, so that all answers have the same ones. With `mirror` and
-//! without keys they are exactly llama-server's. Otherwise browsers get the methods really served, and are
-//! never asked to send cookies or passwords automatically: a page has to know the key.
+//! without keys, the headers are exactly llama-server's. Otherwise a browser learns the methods that the
+//! gateway serves, and is never told to send cookies or passwords automatically: the page itself has to
+//! know the key.
 
 use std::time::Duration;
 
@@ -33,18 +35,18 @@ static CORS_HEADERS: [HeaderName; 7] = [
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued, x-warden-conversation",
 );
-/// llama-server's own value, if nothing else is configured.
+/// Allowed methods as llama-server lists them, used as long as the answers equal llama-server's.
 const PLAIN_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 /// Methods for which llama-server has routes.
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
-/// Request headers of usual clients, for a browser that does not name its own.
+/// Request headers of usual clients, for a preflight that does not list the headers it wants.
 const DEFAULT_ALLOWED_HEADERS: HeaderValue =
     HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
 
 /// CORS settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsConfig {
-    /// Origins of the pages that may call.
+    /// Origins of the pages that may send requests.
     pub origins: AllowedOrigins,
     /// Time for which browsers may cache the answer to a preflight.
     pub max_age: Duration,
@@ -59,7 +61,7 @@ impl Default for CorsConfig {
 }
 
 impl CorsConfig {
-    /// Returns whether answers are exactly llama-server's.
+    /// Returns whether the CORS headers are exactly llama-server's.
     pub(crate) fn is_like_llama_server(&self) -> bool {
         self.origins == AllowedOrigins::Mirror && !self.with_keys
     }
@@ -71,7 +73,8 @@ impl CorsConfig {
         }
     }
 
-    /// Adds the headers to an answer of the gateway, or to a backend's answer after [`strip_cors_headers`].
+    /// Adds the CORS headers to an answer of the gateway, or to a backend's answer after
+    /// [`strip_cors_headers`].
     pub(crate) fn add_headers(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         if self.origins == AllowedOrigins::Off {
             return;
@@ -84,8 +87,8 @@ impl CorsConfig {
         }
     }
 
-    /// Returns the answer to a preflight, before [`Self::add_headers`]. A page that may not call learns nothing
-    /// from it.
+    /// Returns the headers of the answer to a preflight, before [`Self::add_headers`]. They reveal nothing
+    /// to a page that is not allowed.
     pub(crate) fn preflight_headers(&self, asked: &HeaderMap) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if self.is_like_llama_server() {
@@ -94,7 +97,7 @@ impl CorsConfig {
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
         } else if asked.get(ORIGIN).is_some_and(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
-            // `*` does not include Authorization.
+            // `*` does not cover Authorization, so the headers are listed.
             let wanted =
                 asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(DEFAULT_ALLOWED_HEADERS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted);

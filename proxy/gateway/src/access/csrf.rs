@@ -1,7 +1,7 @@
 //! CSRF protection. A browser sends form-like requests of a page of another origin without a preflight, and
-//! only hides their answers. llama-server accepts a body of any content type, so such requests would be
-//! executed. If `cors` lets only some pages call, they are refused by the headers that the browser itself
-//! sets. With `"mirror"` every page may call.
+//! only hides the answers from the page. llama-server accepts a body of any content type, so such requests
+//! would be executed. If `cors` lists the allowed pages, requests of other pages are refused by the headers
+//! that the browser itself sets. With `"mirror"` every page is allowed.
 //!
 //! ```text
 //!   POST and the like --Sec-Fetch-Site: same-origin, none--> pass
@@ -17,10 +17,10 @@ use warden_policies::AllowedOrigins;
 use crate::access::host_check;
 use crate::refusal::RequestRefusal;
 
-/// Set by browsers; a page cannot write it.
+/// Header set by browsers; a page cannot change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses requests of pages that may not call.
+/// Refuses state-changing requests of pages that `cors` does not allow.
 pub(crate) fn check_origin(origins: &AllowedOrigins, parts: &Parts) -> Result<(), RequestRefusal> {
     if *origins == AllowedOrigins::Mirror || parts.method.is_safe() {
         return Ok(());
@@ -35,7 +35,7 @@ pub(crate) fn check_origin(origins: &AllowedOrigins, parts: &Parts) -> Result<()
     if is_ours || is_known() { Ok(()) } else { Err(RequestRefusal::Origin) }
 }
 
-/// Returns whether the page came from the host that the request is for.
+/// Returns whether the page was loaded from the host to which the request is sent.
 fn is_same_host(origin: &HeaderValue, parts: &Parts) -> bool {
     let host = host_check::requested_host(parts);
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());

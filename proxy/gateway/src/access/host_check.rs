@@ -1,4 +1,4 @@
-//! Checks that the host named in a request is one of ours: see [`warden_policies::HostNames`].
+//! Checks that the host named in a request belongs to this server: see [`warden_policies::HostNames`].
 
 use http::Version;
 use http::header::{HOST, HeaderValue};
@@ -9,7 +9,7 @@ use warden_policies::HostNames;
 use crate::refusal::RequestRefusal;
 
 /// Returns the host of a request as its client wrote it. An absolute target takes precedence over `Host`
-/// (RFC 9112 section 3.2.2); that the two agree was checked before.
+/// (RFC 9112 section 3.2.2); an earlier check has refused requests in which the two differ.
 pub(crate) fn requested_host(parts: &Parts) -> Option<&[u8]> {
     match parts.uri.authority() {
         Some(authority) => Some(authority.as_str().as_bytes()),
@@ -17,7 +17,7 @@ pub(crate) fn requested_host(parts: &Parts) -> Option<&[u8]> {
     }
 }
 
-/// Refuses a request for another host. A client that names no host is no browser and passes.
+/// Refuses a request for another host. A request without a host cannot come from a browser and passes.
 pub(crate) fn check_host(names: &HostNames, parts: &Parts) -> Result<(), RequestRefusal> {
     if *names == HostNames::Any {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Access control: by key, by requested host, by the page's origin.
+//! Access control: by API key, by requested host, and by the web page that sends the request.
 
 pub(crate) mod cors;
 pub(crate) mod csrf;

@@ -1,5 +1,5 @@
-//! The body of every response to a client: a fixed text of the gateway, the operators' page, a relayed
-//! backend response ([`AnswerRelay`]), or a response whose model is still loading ([`InterimBody`]).
+//! The body of a response to a client: a fixed text of the gateway, the operators' page, a relayed
+//! backend response ([`AnswerRelay`]), or the body sent while a model is still loading ([`InterimBody`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -19,8 +19,8 @@ use crate::body::budget::HeldPieces;
 use crate::observe::RequestOutcome;
 use crate::protocol::conn_state::{AnswerReadAhead, ConnBusy, ConnState};
 
-/// Frame size for the gateway's own bodies. The exchange counts as over once the last frame is handed out,
-/// and the idle timeout of the connection starts then. A large body in one frame would give a slow client
+/// Frame size of the gateway's own bodies. An exchange ends when its last frame is handed to hyper, and the
+/// idle timeout of the connection starts then. Sent as one frame, a large body would leave a slow client
 /// too little time.
 const FRAME_BYTES: usize = 64 * 1024;
 
@@ -55,8 +55,8 @@ impl AnswerBody {
         Self { kind: AnswerBodyKind::Page { body, flight }, busy: Some(busy) }
     }
 
-    /// Relays a backend response. At most `ahead` bytes that the client has not read are buffered, charged
-    /// to `held`. With `ahead` 0 nothing is read ahead.
+    /// Relays a backend response. Reads at most `ahead` bytes before the client reads them, and charges
+    /// these bytes to `held`. With `ahead` 0 nothing is read in advance.
     pub(crate) fn relay(relay: Box<AnswerRelay>, held: HeldPieces, ahead: u64, busy: ConnBusy) -> Self {
         let answer = Arc::new(UnreadAnswer::new(relay, held, ahead));
         if ahead > 0 {
@@ -66,7 +66,8 @@ impl AnswerBody {
         Self { kind: AnswerBodyKind::Relay(answer), busy: Some(busy) }
     }
 
-    /// The inner response marks the connection as busy itself.
+    /// Creates the body of a response that starts while the model loads. The final response inside `interim`
+    /// marks the connection as busy itself.
     pub(crate) fn interim(interim: InterimBody, conn: Arc<ConnState>) -> Self {
         let interim = Arc::new(Mutex::new(interim));
         let waits: Arc<dyn AnswerReadAhead> = interim.clone();
@@ -90,8 +91,8 @@ impl Body for AnswerBody {
         let Self { kind, busy } = &mut *self;
         match kind {
             AnswerBodyKind::Fixed { bytes, flight, .. } => {
-                // The answer is complete and the client reads it: take the cancel request here, so that a
-                // late one does not cut the body.
+                // The answer is complete and the client reads it. Take a pending cancel request out here,
+                // so that it does not cut the body.
                 let _too_late = busy.as_ref().is_some_and(ConnBusy::takes_cancel);
                 let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(FRAME_BYTES)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {
@@ -150,7 +151,8 @@ impl Body for AnswerBody {
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         if let AnswerBodyKind::Fixed { flight: Some(flight), outcome, bytes } = &mut self.kind {
-            // A client that leaves before these few bytes is not counted as cancelled.
+            // A client that leaves before the last bytes does not change the outcome; only an operator's
+            // cancel request does.
             let is_cut = bytes.is_some() && flight.progress.is_cancelled();
             flight.finish(if is_cut { RequestOutcome::Cancelled } else { *outcome });
         }

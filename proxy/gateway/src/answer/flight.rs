@@ -1,4 +1,4 @@
-//! The record of a request in flight. Each record is reported exactly once, however the request ends.
+//! The record of a request in flight, reported to the observer exactly once, however the request ends.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::access::keys::ConcurrencyPass;
 use crate::observe::{GatewayGauges, GatewayObserver, RequestOutcome, RequestRecord};
 use crate::requests::{ProgressHandle, ShardTicket};
 
-/// A request in flight. Dropping it without [`InFlightRequest::finish`] means that the client left.
+/// A request in flight. Dropping this value without [`InFlightRequest::finish`] records that the client left.
 pub(crate) struct InFlightRequest {
     pub(crate) record: RequestRecord,
-    /// The request's place in its key's concurrency limit.
+    /// Counts the request against the concurrency limit of its key.
     pub(crate) pass: Option<ConcurrencyPass>,
-    /// Bytes of prompt and answer whose tokens were not counted.
+    /// Bytes of prompt and answer for which no token count was reported.
     pub(crate) uncounted_bytes: u64,
-    /// Bytes of prompt text sent to a backend that has not yet reported their number of tokens.
+    /// Bytes of prompt text sent to a backend, until the backend reports the number of prompt tokens.
     pub(crate) prompt_bytes: u64,
-    /// Progress that operators see.
+    /// Progress of the request, as shown to operators.
     pub(crate) progress: ProgressHandle,
     /// Entry in the list of requests in flight.
     ticket: Option<ShardTicket>,
@@ -33,8 +33,8 @@ pub(crate) struct InFlightRequest {
 }
 
 impl InFlightRequest {
-    /// Boxed, because it is passed on from the request's head to the last byte of the answer; each move
-    /// would copy it.
+    /// Creates the record on the heap: it is passed on from the request's head to the last byte of the
+    /// answer, and each move would copy it.
     pub(crate) fn begin(
         observer: Arc<dyn GatewayObserver>,
         gauges: Arc<GatewayGauges>,
@@ -99,7 +99,7 @@ impl InFlightRequest {
         }
     }
 
-    /// Notes the first event of a stream; called once for each backend that serves it.
+    /// Records the first event of a stream; called once for each backend that serves the request.
     pub(crate) fn note_first_event(&mut self, generates: bool) {
         let now = Instant::now();
         self.progress.note_answer(now);
@@ -108,7 +108,7 @@ impl InFlightRequest {
         }
     }
 
-    /// Notes the first event with generated content. Only the first call counts.
+    /// Records the first event with generated content. Only the first call has an effect.
     pub(crate) fn note_first_token(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.started);
         self.record.first_token.get_or_insert(since);
@@ -117,11 +117,12 @@ impl InFlightRequest {
         }
     }
 
-    /// Reports to the observer. Only the first call does.
+    /// Reports the request to the observer. Only the first call has an effect.
     pub(crate) fn finish(&mut self, outcome: RequestOutcome) {
         if !std::mem::replace(&mut self.is_reported, true) {
             self.record.outcome = match outcome {
-                // A cancelled request whose client could not be informed looks as if the client had left.
+                // If a cancelled request's client could not be told, the body was dropped as if the client
+                // had left.
                 RequestOutcome::ClientGone if self.progress.is_cancelled() => RequestOutcome::Cancelled,
                 outcome => outcome,
             };
@@ -133,7 +134,8 @@ impl InFlightRequest {
             }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
-                // The prompt of a client that leaves before it is counted was evaluated all the same.
+                // If the client leaves before the backend has counted the prompt, charge the prompt all the
+                // same: the backend evaluated it.
                 let uncounted =
                     if self.record.outcome == RequestOutcome::ClientGone { self.prompt_bytes } else { 0 };
                 pass.charge_request(self.record.work, self.uncounted_bytes.saturating_add(uncounted));

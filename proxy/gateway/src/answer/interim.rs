@@ -2,13 +2,13 @@
 //! model's own answer.
 //!
 //! ```text
-//!   Waits ── the model's answer: a stream ──────> Passes, until that ends
-//!     │ └─── anything else, or a refusal ───────> Gathers ─> its error as an event ─> Over
+//!   Waiting ── the model's answer: a stream ──────> Passing, until that stream ends
+//!     │ └─── any other answer, or a refusal ──────> its error is read and sent as an event ─> end
 //!     └ keep-alive comments meanwhile
 //! ```
 //!
-//! A client that does not read keeps no slot waiting: its request proceeds ([`AnswerReadAhead`]) once its model
-//! is loaded.
+//! A client that does not read does not delay its request: the request proceeds ([`AnswerReadAhead`]) once its
+//! model is loaded.
 
 use std::io;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ use crate::backend::backends::BoxFuture;
 use crate::protocol::conn_state::AnswerReadAhead;
 use crate::refusal::{ErrorDialect, answer_error_event};
 
-/// Bytes of an error that are read. The client gets only the status of a longer one.
+/// Most bytes read of an error body. If the body is longer, the client gets only the status.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
 pub(crate) struct InterimBody {
@@ -91,7 +91,7 @@ impl InterimBody {
                 },
                 InterimState::Passing(body) => return Pin::new(body.as_mut()).poll_frame(context),
                 InterimState::Gathers { status, body, read } => {
-                    // Of an error body that broke off, the client gets the part that arrived.
+                    // If an error body breaks off, the client gets the part that arrived.
                     let Some(Ok(frame)) = ready!(Pin::new(body.as_mut()).poll_frame(context)) else {
                         let event = answer_error_event(*status, read, self.dialect);
                         self.state = InterimState::Over;
@@ -118,7 +118,7 @@ impl InterimBody {
 impl AnswerReadAhead for Mutex<InterimBody> {
     fn read_ahead(&self, context: &mut Context<'_>) {
         let mut interim = self.lock().unwrap_or_else(PoisonError::into_inner);
-        // From then on the model's own answer takes care of reading ahead.
+        // Once the model's own answer has arrived, that answer reads ahead itself.
         if let InterimState::Waiting(answer) = &mut interim.state
             && let Poll::Ready(answer) = answer.as_mut().poll(context)
         {

@@ -1,4 +1,4 @@
-//! Keep-alives for an event stream whose answer waits for a process.
+//! Keep-alives for an event stream whose answer waits for a llama-server process.
 //!
 //! A comment satisfies HTTP proxies. Clients such as Codex and Claude Code reset their timeout on events
 //! only, so the streams of `/v1/messages` and `/v1/responses` also get a harmless event.
@@ -7,14 +7,14 @@ use bytes::Bytes;
 
 use crate::refusal::ErrorDialect;
 
-/// Returns a comment, followed by an event where clients of this dialect need one. `comment` is one line.
-/// `has_begun`: the client already has events of the answer.
+/// Returns a comment, followed by an event if clients of this dialect need one. `comment` is a single line of
+/// text. `has_begun`: the client already has events of the answer.
 pub(super) fn keep_alive(dialect: ErrorDialect, has_begun: bool, comment: &str) -> Bytes {
     let event = match dialect {
         ErrorDialect::Anthropic => "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-        // OpenAI's own streams have this event. Its Python client (3.54) fails if the first event is not
-        // `response.created`, or if a second one has another id. So no event is harmless before the answer
-        // begins.
+        // OpenAI's own streams have this event. OpenAI's Python client (3.54) fails if the first event is
+        // not `response.created`, or if a second `response.created` has another id. So no event is harmless
+        // before the answer begins.
         ErrorDialect::Responses if has_begun => "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n",
         ErrorDialect::Responses | ErrorDialect::OpenAi => "",
     };

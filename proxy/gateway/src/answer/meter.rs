@@ -1,9 +1,9 @@
-//! Reads counters and errors from a passing answer: the objects `usage`, `timings`, `prompt_progress` and
-//! `error`, in a JSON body as well as in the events of a stream. The meter may give up (an object larger
-//! than its limit), and never delays or changes a byte.
+//! Reads counters and errors from an answer while it is passed on: the objects `usage`, `timings`,
+//! `prompt_progress` and `error`, in a JSON body as well as in the events of a stream. The meter skips an
+//! object larger than its limit, and never delays or changes a byte.
 //!
-//! The last value of a repeated field counts, because a stream repeats its counters as they grow. The
-//! answer to an array of prompts repeats them per prompt and is therefore undercounted.
+//! If a field is repeated, the last value is used, because a stream repeats its counters as they grow. The
+//! answer to an array of prompts repeats the counters per prompt, and is therefore undercounted.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -20,15 +20,15 @@ use crate::trace::GatewayTrace;
 
 const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
-/// Finds all names in one pass, sixteen bytes at a time where the CPU supports it.
+/// Finds all of [`OBJECT_NAMES`] in one pass, sixteen bytes at a time where the CPU supports it.
 static NAME_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
     let plain = || Config::new().only_rabin_karp(true).builder().extend(OBJECT_NAMES).build();
     Searcher::new(OBJECT_NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
 });
 
 /// llama-server's messages for its own failures to compute, in lower case: results of `llama_decode`, and
-/// failures with an image or a recording. Any other answer with status 500 may be the client's mistake.
-/// Only the beginning of a message is compared: further on it may quote the client.
+/// failures with an image or a recording. Any other answer with status 500 may be due to a mistake of the
+/// client. Only the beginning of a message is compared, because the rest may quote the request.
 const COMPUTE_ERRORS: [&str; 4] =
     ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
 
@@ -39,11 +39,11 @@ const NAME_SEAM_BYTES: usize = 18;
 pub(crate) struct AnswerMeter {
     limit: usize,
     carry: Vec<u8>,
-    /// The byte before the next one to search.
+    /// The byte before the next byte to search.
     before: Option<u8>,
     usage: ReportedUsage,
     timings: ReportedTimings,
-    /// Prompt tokens evaluated at the last progress report: all, and the cached ones of them.
+    /// Prompt tokens processed at the last progress report, and how many of these were cached.
     evaluated: Option<(u64, u64)>,
     compute_error: bool,
 }
@@ -119,8 +119,8 @@ impl AnswerMeter {
         self.carry = carry;
     }
 
-    /// Reads `bytes` and returns the offset from which they are needed again: the beginning of an
-    /// incomplete object, or else of a possible name.
+    /// Reads `bytes` and returns the offset from which they must be kept for the next piece: the beginning
+    /// of an incomplete object, or else of bytes that may be part of a name.
     fn keep_from(&mut self, bytes: &[u8]) -> usize {
         let seam = bytes.len().saturating_sub(NAME_SEAM_BYTES);
         let from = match self.read_objects(bytes) {
@@ -134,7 +134,8 @@ impl AnswerMeter {
     }
 
     /// Returns the work that the answer reports. `events` is the number of events of a stream. If the
-    /// stream was cut before its counters came, each event counts as one token, as llama-server sends them.
+    /// stream was cut before its counters came, each event counts as one token: llama-server sends an event
+    /// per token.
     pub(crate) fn work(&self, events: Option<u64>) -> WorkDone {
         let cached =
             |details: &Option<TokenDetails>| details.as_ref().map_or(0, |details| details.cached_tokens);
@@ -155,7 +156,7 @@ impl AnswerMeter {
         }
     }
 
-    /// Returns whether the answer reports any work. A client can exclude the counters (`response_fields`).
+    /// Returns whether the answer reports any work. A client can leave out the counters (`response_fields`).
     pub(crate) fn has_counters(&self) -> bool {
         let (usage, timings) = (&self.usage, &self.timings);
         let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
@@ -168,7 +169,7 @@ impl AnswerMeter {
         self.evaluated.is_some() || told.iter().any(Option::is_some)
     }
 
-    /// Returns the outcome for the backend of an answer with this status.
+    /// Returns the facts about the backend that follow from an answer with this status.
     pub(crate) fn outcome(&self, status: u16) -> ExchangeOutcome {
         let (usage, timings) = (&self.usage, &self.timings);
         let all = timings.prompt_n.map(|new| new.saturating_add(timings.cache_n.unwrap_or(0)));
@@ -184,7 +185,8 @@ impl AnswerMeter {
         }
     }
 
-    /// Adds the prompt to a trace, and if `whole` also the server's times for the prompt and the tokens.
+    /// Adds the prompt size to a trace. With `whole`, also adds the server's times for prompt and output
+    /// tokens.
     pub(crate) fn add_to_trace(&self, trace: &mut GatewayTrace, whole: bool) {
         let ended = self.outcome(200);
         trace.prompt = ended.prompt.or(trace.prompt);
@@ -202,7 +204,7 @@ impl AnswerMeter {
             // In anything but JSON, the closing quote of a name may open another name. The search restarts
             // at that quote, so that the result does not depend on where pieces are cut.
             start = found.end() - 1;
-            // Quotes in generated text are escaped.
+            // A quote in generated text is escaped, so a name after a backslash is no name.
             let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
             if before == Some(b'\\') {
                 continue;
@@ -262,7 +264,7 @@ impl AnswerMeter {
 enum ParsedObject<T> {
     Whole(T),
     Incomplete,
-    /// No object, or an invalid one.
+    /// The name is not followed by an object, or the object is invalid.
     None,
 }
 

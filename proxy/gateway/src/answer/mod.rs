@@ -1,5 +1,5 @@
-//! The response path: relaying whole events, counting work, assembling answers from streams, and the
-//! request's record.
+//! The response path: relays whole events, counts work, assembles answers from streams, and keeps the record
+//! of the request.
 
 pub(crate) mod answer_body;
 pub(crate) mod assemble;

@@ -1,6 +1,6 @@
 //! Keeps a generating request and its answer until the answer is complete. The supervisor then knows the
-//! conversation and can give it to the next process. The bytes count against the budget of all bodies, and
-//! are dropped when others need the room.
+//! conversation and can give it to the next process. The bytes count against the budget for all request
+//! bodies, and are dropped when other requests need the room.
 
 use bytes::Bytes;
 use warden_supervisor::{AnswerText, ConversationTurn, ExchangeOutcome};
@@ -23,8 +23,8 @@ pub(crate) struct TurnRecorder {
 }
 
 impl TurnRecorder {
-    /// Starts to record a request to this path. `understood`: the supervisor can derive another request
-    /// from it. At most `limit` bytes of its answer are held.
+    /// Starts to record a request to `path`. `understood`: the supervisor can derive another request from
+    /// the body. At most `limit` bytes of the answer are held.
     pub(crate) fn from_request(
         message: &UpstreamRequest,
         path: &str,
@@ -47,8 +47,8 @@ impl TurnRecorder {
         }
     }
 
-    /// Hands the exchange to the lease once the answer is complete. `heard`: text of a stream, as far as
-    /// known.
+    /// Hands the exchange to the lease once the answer is complete. `heard`: the text of a streamed answer,
+    /// if known.
     pub(super) fn note_turn(
         self,
         lease: &dyn BackendLease,

@@ -1,4 +1,4 @@
-//! State of a stream between two backends: its own has died, and another one is being looked for.
+//! State of a stream between two backends: the first is lost, and another is searched for.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -11,8 +11,8 @@ use crate::backend::attempts::RelayedAnswer;
 use crate::backend::backends::BoxFuture;
 use crate::observe::RequestRecord;
 
-/// Result of looking for another backend, with its cost. With a voice, that backend continues where the
-/// last one ended.
+/// Result of the search for another backend, with the request's record. With an [`EventTranslator`], that
+/// backend continues the answer of the first.
 pub(crate) type ResumeResult = (RequestRecord, Result<(RelayedAnswer, Option<EventTranslator>), StreamCut>);
 
 pub(crate) struct ResumeSearch {
@@ -22,7 +22,7 @@ pub(crate) struct ResumeSearch {
 }
 
 impl ResumeSearch {
-    /// Looks for a backend and lets a comment be sent to the client every `interval`.
+    /// Starts a search (`looking`) during which the client gets a comment every `interval`.
     pub(crate) fn new(looking: BoxFuture<'static, ResumeResult>, interval: Duration) -> Self {
         Self { looking, comment: Box::pin(sleep(interval)), interval }
     }

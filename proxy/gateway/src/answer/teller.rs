@@ -31,7 +31,7 @@ pub(crate) struct LoadingNotifier {
     manner: LoadingNoticeForm,
     dialect: ErrorDialect,
     began: Instant,
-    /// Last message; it is not repeated.
+    /// Last message sent; an equal message is not sent again.
     last_notice: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl LoadingNotifier {
         }
     }
 
-    /// Returns the end of the messages, when the model answers.
+    /// Returns the text that closes the messages when the model answers; `None` if no message was sent.
     pub(crate) fn end_notice(&self) -> Option<Bytes> {
         self.last_notice.as_ref().map(|_| self.chunk("\n\n"))
     }
@@ -90,7 +90,7 @@ impl LoadingNotifier {
     }
 }
 
-/// Describes the progress and the remaining time.
+/// Describes the state of the load, and the remaining time if known.
 fn describe_stage(coming: &NextProcess, now: Instant) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(left) =
@@ -102,7 +102,7 @@ fn describe_stage(coming: &NextProcess, now: Instant) -> String {
     words
 }
 
-/// Describes the progress in words that stay the same during a load.
+/// Describes the state of the load in words that stay the same until it changes.
 fn describe_first_stage(coming: &NextProcess) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(took) = coming.took.filter(|took| *took >= Duration::from_secs(1) && coming.since.is_some()) {

@@ -1,10 +1,10 @@
-//! Reads a backend's answer ahead of a client that does not read, so that the slot is free after the
-//! backend's last byte.
+//! Reads a backend's answer in advance for a client that does not read, so that the backend's slot is free
+//! after the last byte.
 //!
 //! ```text
-//!   client reads ──────── pieces pass as they come, nothing is held
-//!   client does not ───── its connection cannot write: the backend's answer is read on, and held
-//!        │ last byte of the backend ──> lease returned, the rest waits for the client
+//!   client reads ──────── pieces are passed on as they arrive, nothing is held client does not ───── its
+//!   connection cannot write: the backend's answer is still read, and held in memory
+//!        │ last byte of the backend ──> lease released, the held bytes wait for the client
 //!        │ no room: a stream holds `upstream.unread_bytes`, or `server.buffered_bytes` are used up
 //!        └──> the backend waits, and keeps its slot
 //! ```
@@ -22,16 +22,16 @@ use crate::protocol::conn_state::AnswerReadAhead;
 
 type PolledFrame = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
 
-/// A backend's answer and the part of it that was read ahead.
+/// A backend's answer, with the part that was read in advance.
 pub(super) struct UnreadAnswer(Mutex<ReadAheadState>);
 
 struct ReadAheadState {
     relay: Box<AnswerRelay>,
     held: HeldPieces,
-    /// Bytes that may be held at a time.
+    /// Most bytes held at a time.
     limit: u64,
-    /// The budget had no room for the last held piece: nothing more is read until all held pieces have
-    /// passed.
+    /// The budget had no room after the last held piece: nothing is read until the client has taken all held
+    /// pieces.
     is_full: bool,
     /// Error with which the answer breaks off after the held pieces.
     failure: Option<io::Error>,
@@ -51,7 +51,7 @@ impl UnreadAnswer {
         self.lock().poll(context)
     }
 
-    /// Ends the answer for an operator: see [`AnswerRelay::cancel`].
+    /// Ends the answer at an operator's request: see [`AnswerRelay::cancel`].
     pub(super) fn cancel(&self, context: &Context<'_>) -> Option<PolledFrame> {
         self.lock().relay.cancel(context)
     }

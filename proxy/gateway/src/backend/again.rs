@@ -1,5 +1,5 @@
-//! Executes a request once more whose server died after the head of its answer and before anything else.
-//! The client has a head that promises events, and gets those of the second execution.
+//! Executes a request again after its server died with only the head of the answer sent. The client already
+//! has this head, which announces an event stream, and gets the events of the second execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::observe::RequestRecord;
 use crate::refusal::RequestRefusal;
 use crate::requests::ProgressHandle;
 
-/// State needed to execute a request once more. Kept until the client has something of the answer.
+/// State needed to execute a request again. Kept until the client has any part of the answer's body.
 pub(crate) struct RepeatableRequest {
     pub(crate) search: BackendSearch,
     pub(crate) message: Box<UpstreamRequest>,
@@ -30,19 +30,19 @@ pub(crate) struct BackendSearch {
     pub(crate) progress: ProgressHandle,
     pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
-    /// Prompt tokens, if admission needs them.
+    /// Prompt tokens; set if admission depends on their number.
     pub(crate) tokens: Option<u64>,
     pub(crate) limits: BodyLimits,
-    /// End of the whole exchange.
+    /// Deadline of the whole exchange.
     pub(crate) deadline: Instant,
 }
 
 impl RepeatableRequest {
-    /// Looks for another server than the dead one and sends it the request. `died` is the client's error if
-    /// there is none.
+    /// Searches for a server other than the dead one and sends the request to it. `died` is the error for the
+    /// client if no server is found.
     ///
-    /// If the dead server was a canary, the death of the next one may be repaired once more. The answer's
-    /// `kept` and a copy of the search are for that.
+    /// If the dead server was a canary, the request may be moved once more after the death of the next
+    /// server. For this case the answer keeps the request (`kept`) and a copy of the search.
     pub(crate) async fn run(
         self,
         record: &mut RequestRecord,
@@ -60,10 +60,10 @@ impl RepeatableRequest {
             model: &model,
             kind,
             tokens,
-            // The request was admitted before, and its process is restarted anyway.
+            // The request was admitted before, and the model's process is restarted in any case.
             may_load: true,
             limits: &limits,
-            // The death of a canary does not count for the next servers.
+            // The death of a canary does not count against a repetition on the next server.
             died: (!dead.is_canary()).then_some(died),
             patience: Duration::ZERO,
         };

@@ -1,22 +1,22 @@
 //! From the lease to the head of the answer: connects, sends, and retries where that is safe.
 //!
-//! A request is sent again if nothing can have been executed:
-//! - no connection was made, or the connection handed the request back unsent;
+//! A request is sent again if the backend cannot have executed anything, because
+//! - no connection was made, or the connection handed the request back unsent; or
 //! - the connection ended before any byte of an answer, the request asks for a stream, its whole body is
 //!   still held, and the build is known to send the head of a stream when the request gets its slot (older
-//!   builds and forks send it with the first token, so a missing head proves nothing);
-//! - it is a `GET` or `HEAD`, which executes nothing.
+//!   builds and forks send the head with the first token, so a missing head proves nothing); or
+//! - the request is a `GET` or `HEAD`, which executes nothing.
 //!
-//! A request is also executed once more if its server died or was stopped before any byte of the answer
-//! came, provided that the request only computes an answer and the operator allows it (`on_death`): the
-//! first execution died with its server. If the second server dies, too, the client gets the error of the
-//! first death.
+//! A request is also sent again if its server died or was stopped before any byte of the answer came,
+//! provided that the request only computes an answer and the operator allows it (`on_death`): the result of
+//! the first execution was lost with its server. If the second server dies, too, the client gets the error
+//! of the first death.
 //!
-//! If a canary fails in any way, the model's own build takes over. A canary gets only requests that can be
+//! If a canary fails in any way, the model's normal build takes over. A canary gets only requests that can be
 //! repeated, and its attempt is not counted.
 //!
-//! Each attempt takes a new lease: the generation that failed is dead or dying. If it died, the request
-//! becomes a suspect, and its next attempt has its generation for itself (see
+//! Each attempt takes a new lease, because the generation that failed is dead or dying. If it died, the
+//! request becomes a suspect: at its next attempt, no other request runs on the same generation (see
 //! [`warden_policies::quarantine`]).
 
 use std::collections::VecDeque;
@@ -52,17 +52,17 @@ use crate::refusal::{BodyError, RequestRefusal};
 use crate::requests::ProgressHandle;
 use crate::trace::TracePeer;
 
-/// Number of lease requests to the supervisor within the connect timeout, while the supervisor has not yet
-/// noticed that a generation is gone.
+/// Number of times that a lease is requested within the connect timeout, while the supervisor still offers a
+/// generation that is gone.
 const LEASE_RETRIES: u32 = 50;
 
-/// A backend's answer of which the head has arrived.
+/// A backend's answer whose head has arrived.
 pub(crate) struct RelayedAnswer {
     pub(crate) response: Response<Incoming>,
-    /// Pieces of its body that were read already.
+    /// Pieces of the answer's body that were read already.
     pub(crate) read_ahead: VecDeque<Bytes>,
     pub(crate) backend: Box<AnsweringBackend>,
-    /// The request, if it asked for a stream and may be executed once more.
+    /// The request, if it asked for a stream and may be executed again.
     pub(crate) message: Option<Box<UpstreamRequest>>,
 }
 
@@ -74,35 +74,36 @@ pub(crate) struct AnsweringBackend {
     pub(crate) conn: UpstreamConn,
     pub(crate) pool: Arc<ConnectionPool>,
     pub(crate) sent: Arc<SentBody>,
-    /// End of the whole exchange.
+    /// Deadline of the whole exchange.
     pub(crate) deadline: Instant,
-    /// Deadline of a canary for the first part of its answer, before the request moves to the model's own
-    /// build; `None` for that build.
+    /// Deadline by which a canary must begin its answer; then the request moves to the model's normal build.
+    /// `None` if the backend is no canary.
     pub(crate) first_event_deadline: Option<Instant>,
 }
 
-/// A request on its way to a backend, with everything that each attempt needs.
+/// State shared by all attempts to get an answer from a backend.
 pub(crate) struct BackendAttempts<'a> {
     pub(crate) upstream: &'a UpstreamContext,
     pub(crate) record: &'a mut RequestRecord,
-    /// Progress that operators see.
+    /// Progress of the request, as shown to operators.
     pub(crate) progress: &'a ProgressHandle,
     pub(crate) model: &'a ModelName,
     pub(crate) kind: LeaseKind,
-    /// Prompt tokens, if admission needs them.
+    /// Prompt tokens; set if admission depends on their number.
     pub(crate) tokens: Option<u64>,
-    /// The request may load its model.
+    /// The request may cause its model to be loaded.
     pub(crate) may_load: bool,
-    /// Limits of its body.
+    /// Limits of the request's body.
     pub(crate) limits: &'a BodyLimits,
-    /// Set once a server died that may have executed the request: the client's error if no answer follows.
+    /// Error for the client if no answer follows; set once a server has died that may have executed the
+    /// request.
     pub(crate) died: Option<RequestRefusal>,
-    /// Time that a canary gets for the beginning of its answer.
+    /// Time within which a canary must begin its answer.
     pub(crate) patience: Duration,
 }
 
 impl BackendAttempts<'_> {
-    /// Waits for a lease. Reads the body ahead meanwhile, because only then is a client's leaving noticed.
+    /// Waits for a lease. Meanwhile reads the body, because a client's leaving is noticed only by reading.
     #[inline]
     pub(crate) async fn lease(
         &mut self,
@@ -117,7 +118,7 @@ impl BackendAttempts<'_> {
         self.note_granted(granted)
     }
 
-    /// Like [`Self::lease`], for a request that loads no model.
+    /// Like [`Self::lease`], for a request that must not cause its model to be loaded.
     pub(crate) async fn lease_loaded(
         &mut self,
         intake: &mut BodyIntake,
@@ -153,7 +154,7 @@ impl BackendAttempts<'_> {
         Ok(lease)
     }
 
-    /// Records that the request asks for a lease.
+    /// Records that the request starts to wait for a lease.
     pub(crate) fn note_waiting(&mut self) {
         if let Some(trace) = &mut self.record.trace {
             trace.note_waiting();
@@ -168,14 +169,15 @@ impl BackendAttempts<'_> {
         }
     }
 
-    /// Makes a question of our own a child of the current span. A span of its own would be of no use.
+    /// Makes a question of the gateway a child of the current span. The question gets no span itself, which
+    /// would be of no use.
     pub(crate) fn note_side_question(&mut self, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
             message.set_parent_span(trace.side_traceparent());
         }
     }
 
-    /// Records that the request sent got no answer.
+    /// Records that an attempt ended without an answer.
     pub(crate) fn note_failed(&mut self, why: &'static str) {
         if let Some(trace) = &mut self.record.trace {
             trace.end_attempt(Some(why));
@@ -183,7 +185,7 @@ impl BackendAttempts<'_> {
     }
 
     /// Tries until a backend answers. Inlined like the functions it calls: the future is large, and would
-    /// be copied if it were created elsewhere.
+    /// be copied if another function created it.
     #[inline]
     pub(crate) async fn run(
         &mut self,
@@ -211,7 +213,8 @@ impl BackendAttempts<'_> {
         }
     }
 
-    /// Chooses the error to report: the first server's death, not the failed search for a second one.
+    /// Chooses the error for the client: the death of the first server takes precedence over the failed
+    /// search for a second.
     pub(crate) fn choose_refusal(&mut self, refusal: RequestRefusal) -> RequestRefusal {
         match self.died.take() {
             Some(died) if !refusal.may_have_executed() => died.merge_with(refusal),
@@ -230,7 +233,7 @@ impl BackendAttempts<'_> {
         let config = &upstream.config.upstream;
         let mut attempt = 1;
         if lease.is_canary() {
-            // Rare, so boxed: it would enlarge every request's future.
+            // Boxed because canaries are rare, and the future of every request would grow.
             match Box::pin(self.try_canary(lease, message, deadline)).await? {
                 CanaryAttempt::Answers(relayed) => return Ok(*relayed),
                 CanaryAttempt::Failed(other, back) => (lease, message) = (other, back),
@@ -246,7 +249,7 @@ impl BackendAttempts<'_> {
             self.note_sent(&lease, &mut message);
             let mut revoked = lease.clone().revoked();
             let result = {
-                // Pinned first: the timeout would take a copy of it otherwise.
+                // Pin the attempt first; otherwise the timeout would move a copy of it.
                 let once = pin!(Self::attempt_once(upstream, &lease, &mut message));
                 let mut once = pin!(timeout_at(deadline, once));
                 tokio::select! {
@@ -255,8 +258,8 @@ impl BackendAttempts<'_> {
                     () = &mut revoked => if lease.is_running() {
                         None
                     } else {
-                        // The end of the process is known before that of its connection, which shows how
-                        // far the request got.
+                        // The end of the process is noticed before the end of its connection. Only the latter
+                        // shows how far the request got, so wait for it.
                         timeout_at(Instant::now() + config.connect_timeout, once).await.ok()
                     },
                 }
@@ -266,7 +269,7 @@ impl BackendAttempts<'_> {
                 if let Some(print) = message.sent().sent_fingerprint() {
                     lease.report_lost(print);
                     if lease.is_alone() {
-                        // Once the process has ended, it is known whether this request killed it; see below.
+                        // Wait for the end of the process: only then is known whether this request killed it.
                         drop(timeout_at(deadline, lease.settled()).await);
                     }
                     if let RequestStanding::Refused { .. } = lease.request_standing(print) {
@@ -319,7 +322,7 @@ impl BackendAttempts<'_> {
                 (Some(fault), _) => return Err(limits.refusal(fault)),
                 (None, _) => {}
             }
-            // A request that was not sent completely was not executed.
+            // A request that was not sent completely cannot have been executed.
             let print = sent.sent_fingerprint().filter(|_| failed.was_sent());
             if let Some(print) = print {
                 lease.report_broken(print);
@@ -343,9 +346,9 @@ impl BackendAttempts<'_> {
                 AttemptFailure::Refused | AttemptFailure::NoDescriptors | AttemptFailure::Unsent => true,
             };
             if let Some(print) = print.filter(|_| lease.is_alone()) {
-                // The request ran alone, so its server may have died of it. Wait for the end of the
-                // process, however long it takes (its GPU frees memory slowly): only this client waits, and
-                // another server would die the same way.
+                // No other request was running, so this request may have killed its server. Wait for the
+                // end of the process, however long it takes (the GPU frees memory slowly): only this client
+                // waits, and another server would die as well.
                 drop(timeout_at(deadline, lease.settled()).await);
                 if let RequestStanding::Refused { .. } = lease.request_standing(print) {
                     return Err(upstream.quarantine_refusal(model, print, !nothing_ran));
@@ -373,7 +376,7 @@ impl BackendAttempts<'_> {
             }
             attempt += 1;
             self.record.retries += 1;
-            // `revoked` keeps the old lease alive, and the next attempt may have to wait for its place.
+            // Drop `revoked` first: it keeps the old lease, whose slot the next attempt may be waiting for.
             drop(revoked);
             lease = Box::pin(self.lease_elsewhere(lease, config.connect_timeout)).await?;
         }
@@ -399,8 +402,8 @@ impl BackendAttempts<'_> {
         self.lease_elsewhere(dead, self.upstream.config.upstream.connect_timeout).await
     }
 
-    /// Waits until nothing else runs on the generation of a suspect. If the generation ends meanwhile, no
-    /// attempt is counted, because nothing was sent.
+    /// Waits until no other request runs on the generation that is to serve a suspect. If the generation ends
+    /// meanwhile, no attempt is counted, because nothing was sent.
     async fn wait_until_alone(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
@@ -415,7 +418,7 @@ impl BackendAttempts<'_> {
                 }
                 RequestStanding::Suspect => {}
             }
-            // Rare, so boxed: it would enlarge every request's future.
+            // Boxed because suspects are rare, and the future of every request would grow.
             let alone = timeout_at(deadline, lease.clone().alone(print)).await;
             match alone.map_err(|_| RequestRefusal::Unreachable { model: self.model.clone(), attempts: 0 })? {
                 SolitudeResult::Granted => {
@@ -434,9 +437,9 @@ impl BackendAttempts<'_> {
         }
     }
 
-    /// Takes a lease on another generation than the failed one. The supervisor may offer the old one again
-    /// until it notices the failure. Waiting for that is limited, because the old generation may also be
-    /// alive and misbehaving.
+    /// Takes a lease on a generation other than the failed one. The supervisor may offer the failed
+    /// generation again until it notices the failure. The wait for that is limited, because the failed
+    /// generation may still be alive and misbehaving.
     pub(super) async fn lease_elsewhere(
         &mut self,
         failed: Arc<dyn BackendLease>,
@@ -444,7 +447,7 @@ impl BackendAttempts<'_> {
     ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
         self.progress.note_waiting_again(self.record.continued);
         if failed.is_canary() {
-            // The failed lease was another model's: do not wait for its end.
+            // The failed lease belongs to another model: do not wait for the end of its process.
             drop(failed);
             self.note_waiting();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
@@ -462,7 +465,7 @@ impl BackendAttempts<'_> {
             self.note_waiting();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             let lease = self.note_granted(granted)?;
-            // A remote endpoint was probed before its gate was opened again.
+            // A remote endpoint may be used again: the supervisor probes it before it grants leases again.
             let is_remote = matches!(lease.address(), LeaseAddress::Remote(_));
             if lease.generation() != generation || is_remote || Instant::now() >= until {
                 return Ok(lease);
@@ -515,7 +518,8 @@ impl BackendAttempts<'_> {
         }
     }
 
-    /// Builds the request for one attempt. A body that is still arriving gets a checkpoint at its end.
+    /// Builds the request for one attempt. A body that is still arriving gets a checkpoint at
+    /// its end.
     fn build_request(
         upstream: &UpstreamContext,
         message: &mut UpstreamRequest,
@@ -534,13 +538,13 @@ impl BackendAttempts<'_> {
     }
 }
 
-/// Connects to a generation, and checks that the generation's own process listens.
+/// Connects to a generation, and checks that no other process listens at its address.
 pub(crate) async fn connect_to_generation(
     lease: &dyn BackendLease,
     pool: &ConnectionPool,
 ) -> io::Result<UpstreamConn> {
     let conn = pool.connect(lease.address()).await?;
-    // Another process may own its port by now and would get the request.
+    // If the generation's process has ended, another process may own its port, and would get the request.
     let is_its_own =
         !matches!(lease.address(), LeaseAddress::Process(ListenAddress::Tcp(_))) || lease.is_running();
     is_its_own.then_some(conn).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
@@ -551,7 +555,8 @@ pub(crate) async fn connect_to_generation(
 pub(crate) enum AttemptFailure {
     /// No connection.
     Refused,
-    /// No connection because our process is out of file descriptors: no fault of the backend, and temporary.
+    /// No connection, because this process is out of file descriptors; temporary, and no fault of the
+    /// backend.
     NoDescriptors,
     /// The connection was closed before a byte was sent.
     Unsent,
@@ -576,7 +581,7 @@ impl AttemptFailure {
         }
     }
 
-    /// Returns whether the backend may have the request.
+    /// Returns whether the backend may have received the request.
     pub(super) fn was_sent(self) -> bool {
         matches!(self, Self::Sent | Self::Begun | Self::Garbled)
     }

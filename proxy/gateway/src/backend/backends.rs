@@ -1,5 +1,5 @@
-//! The interface between gateway and supervisor, so that tests can supply their own backends. The only
-//! implementation in the product is [`Fleet`].
+//! The interface between gateway and supervisor, defined as traits so that tests can supply their own
+//! backends. In the product, only [`Fleet`] and [`Lease`] implement these traits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,31 +26,33 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait LeaseProvider: Send + Sync + 'static {
     /// Resolves a name from a request to a model.
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
-    /// Returns whether every name resolves to the only model.
+    /// Returns whether every name resolves to the only configured model.
     fn takes_any_name(&self) -> bool;
-    /// Waits for the right to send one request. `tokens` is the size of its prompt, if it was counted.
+    /// Waits for a lease, the right to send one request. `tokens` is the size of its prompt, if it was
+    /// counted.
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>>;
-    /// Like `lease`, for a request whose generation has died: a full queue does not refuse it.
+    /// Like `lease`, for a request whose generation has died: the request is queued even if the queue is
+    /// full.
     fn lease_again<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>>;
-    /// Like `lease`, for a request that loads no model. The caller waits for a process that starts or is
-    /// being replaced. `None` if the model is not loaded.
+    /// Like `lease`, but never causes a model to be loaded; waits for a process that is starting or being
+    /// replaced. `None` if the model is not loaded.
     fn lease_loaded<'a>(
         &'a self,
         model: &'a ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>>;
-    /// Unloads a model: its requests end first, then its processes. `by` names who asked for it.
+    /// Unloads a model: lets its requests finish, then ends its processes. `by` names the requester.
     fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError>;
     /// Returns the canary of a model, if there is one.
     fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
@@ -63,12 +65,13 @@ pub(crate) trait LeaseProvider: Send + Sync + 'static {
     ) -> Option<Arc<dyn BackendLease>>;
     /// Returns whether a prompt of this size would fit into memory now.
     fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit;
-    /// Returns when a model without a serving process will serve; `None` if a process serves it.
+    /// Describes the process that a model without a serving process will get; `None` if a process serves
+    /// the model.
     fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
-    /// Returns whether a request for a model would be refused at once now.
+    /// Returns whether a request for a model would now be refused at once.
     fn refuses_requests(&self, model: &ModelName) -> bool;
-    /// Returns whether a model is loaded, or could be without unloading another one, as far as memory is
-    /// known.
+    /// Returns whether a model is loaded, or could be loaded without unloading another, as far as memory
+    /// sizes are known.
     fn has_room(&self, model: &ModelName) -> bool;
     /// Returns the quarantine state of a request.
     fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
@@ -76,80 +79,82 @@ pub(crate) trait LeaseProvider: Send + Sync + 'static {
     fn view(&self) -> Arc<FleetView>;
 }
 
-/// A lease, which ends when its last handle is dropped.
+/// A lease: the right to send one request to a generation. Ends when its last handle is dropped.
 pub(crate) trait BackendLease: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
-    /// Returns whether the lease is a canary's: if it fails, the model's own build answers.
+    /// Returns whether the generation is a canary. If a canary fails, the model's normal build answers.
     fn is_canary(&self) -> bool;
     fn address(&self) -> &LeaseAddress;
-    /// Asks the kernel whether its process still runs. Otherwise another process may answer on its port.
+    /// Asks the kernel whether the generation's process still runs. If not, another process may own its port.
     fn is_running(&self) -> bool;
-    /// Returns whether llama-warden stopped its process. A lease is also revoked when the process died by
-    /// itself.
+    /// Returns whether llama-warden stopped the generation's process. A lease is also revoked when the
+    /// process died by itself.
     fn was_stopped(&self) -> bool;
     fn queued_for(&self) -> Duration;
     /// Identity of the generation: equal for the same command, binary and files. `None` if unknown.
     fn kin(&self) -> Option<AnswerIdentity>;
     fn add_work(&self, work: WorkDone);
     fn note_outcome(&self, outcome: &ExchangeOutcome);
-    /// Records that bytes of an answer came, or its head (0): the backend is alive.
+    /// Records that `bytes` bytes of an answer arrived (0: its head), so the backend is alive.
     fn note_progress(&self, bytes: usize);
-    /// Records that the request is sent, and whether it asks for a stream.
+    /// Records that the request is sent. `streams`: the request asks for a stream.
     fn note_sent(&self, asked: Arc<SentBody>, streams: bool);
-    /// Records the head of the answer: whether a stream follows, and whether it is a success.
+    /// Records the head of the answer. `streams`: an event stream follows; `succeeds`: the status is a
+    /// success.
     fn note_answered(&self, streams: bool, succeeds: bool);
-    /// Records that the client has everything since this moment and waits for more.
+    /// Records that the client has had everything since this moment and waits for more.
     fn note_waiting(&self, since: Instant);
-    /// Records that events with data came: the backend is computing.
+    /// Records that events with data arrived, so the backend is computing.
     fn note_events(&self, events: u64);
     /// Records a setting that a client changed in the backend.
     fn note_setting(&self, path: &str, body: Bytes);
-    /// Records that the backend computes nothing for the duration of this request.
+    /// Records that the backend computes nothing while this request runs.
     fn note_pause(&self);
     /// Returns whether conversations are kept for the next process.
     fn keeps_turns(&self) -> bool;
     /// Records a request that was answered completely.
     fn note_turn(&self, turn: ConversationTurn);
-    /// Returns whether only the supervisor, and no client, may save slots.
+    /// Returns whether saving slots is reserved for the supervisor and refused to clients.
     fn saves_for_us(&self) -> bool;
     /// Returns the connection pool of this generation, created with `init` on first use.
     fn pool(&self, init: &dyn Fn() -> ConnectionPool) -> Arc<ConnectionPool>;
-    /// Reports that the backend broke a connection: it gets no other request until it has answered a probe.
-    /// Otherwise the next request in the queue would be sent to a dying process.
+    /// Reports that the backend broke a connection: the backend gets no request until it has answered a
+    /// probe. Otherwise the next request in the queue would be sent to a dying process.
     fn doubt(&self);
-    /// Returns the measured behaviour of its binary.
+    /// Returns the measured behaviour of the generation's binary.
     fn server_facts(&self) -> ServerFacts;
     /// Returns the quarantine state of a request.
     fn request_standing(&self, request: RequestFingerprint) -> RequestStanding;
     /// Reports that the connection broke after this request was sent completely.
     fn report_broken(&self, request: RequestFingerprint);
-    /// Reports that the lease of this request, which was sent completely, was revoked.
+    /// Reports that the lease was revoked after this request was sent completely.
     fn report_lost(&self, request: RequestFingerprint);
-    /// Resolves when the fate of the generation is known after such a report. Holds no lease.
+    /// Resolves when it is known, after such a report, if the generation's process has died. The future
+    /// holds no lease.
     fn settled(&self) -> BoxFuture<'static, ()>;
-    /// Waits until nothing else runs in the generation's slots, for a suspect.
+    /// Waits until no other request occupies a slot of the generation, so that a suspect can run there.
     fn alone(self: Arc<Self>, request: RequestFingerprint) -> BoxFuture<'static, SolitudeResult>;
-    /// Returns whether the request is alone now.
+    /// Returns whether no other request is admitted now.
     fn is_alone(&self) -> bool;
-    /// Returns for how long this request may be alone.
+    /// Returns how long other requests are kept out for this request.
     fn solitude_limit(&self, request: RequestFingerprint) -> Duration;
-    /// Ends being alone: other requests are let in again.
+    /// Lets other requests in again.
     fn end_solitude(&self);
     /// Reports that a suspect was answered.
     fn note_survival(&self, request: RequestFingerprint);
-    /// Reports that the answer came completely and the server no longer works on it. A lease that is
-    /// returned without this call, and without a broken connection, counts as a client that left.
+    /// Reports that the complete answer has arrived and the server no longer works on it. If a lease is
+    /// dropped without this call and without a broken connection, the client counts as having left.
     fn done(&self);
-    /// Reports that the request only reads: it does not disturb a suspect that runs alone.
+    /// Reports that the request only reads state. Such a request may run next to a suspect.
     fn mark_read_only(&self);
     /// Reports that the answer is an endless stream of events.
     fn mark_endless(&self);
-    /// Resolves when the generation has to end in spite of this lease.
+    /// Resolves when the generation has to end although this lease is still held.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
 impl dyn BackendLease {
-    /// Reports a complete answer: the backend has finished, and the request with this fingerprint is no
+    /// Reports a complete answer: the backend has finished, and the request with fingerprint `print` is no
     /// longer a suspect.
     pub(crate) fn note_whole_answer(&self, print: Option<RequestFingerprint>) {
         self.done();
@@ -158,14 +163,14 @@ impl dyn BackendLease {
         }
     }
 
-    /// Returns the error for a request whose lease was revoked and that is not sent again.
+    /// Returns the error for a request that is not sent again after its lease was revoked.
     pub(crate) fn revoked_refusal(&self, model: &ModelName) -> RequestRefusal {
         let model = model.clone();
         if self.was_stopped() { RequestRefusal::Revoked { model } } else { RequestRefusal::Died { model } }
     }
 }
 
-/// Forwards to the supervisor's inherent methods of the same name.
+/// Implements trait methods by the supervisor's inherent methods of the same names.
 macro_rules! its_own {
     ($type:ident: $(fn $name:ident(&self $(, $arg:ident: $of:ty)*) $(-> $gives:ty)?;)*) => {
         $(fn $name(&self $(, $arg: $of)*) $(-> $gives)? {

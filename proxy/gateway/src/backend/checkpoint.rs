@@ -1,10 +1,11 @@
 //! The quarantine check for a streamed body, whose fingerprint is known only with its last piece. The last
-//! piece is held back until the check permits it; llama-server starts nothing before it has the whole body.
+//! piece is held back until the check permits it, because llama-server starts nothing before it has the
+//! whole body.
 //!
 //! ```text
-//!   pieces ... last piece --> [ not suspected? ] -- yes ------------> passes
-//!                                | suspect: waits to be alone -----> passes
-//!                                | refused, or its process ends ---> the body fails, incomplete
+//!   pieces ... last piece --> [ not suspected? ] -- yes ----------------------> sent
+//!                                | suspect: waits until no other request runs -> sent
+//!                                | refused, or the process ends --------------> the body fails, incomplete
 //! ```
 
 use std::sync::{Arc, Weak};
@@ -18,7 +19,7 @@ use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::refusal::BodyError;
 
 pub(crate) struct BodyCheckpoint {
-    /// Weak: a body must not keep a lease longer than its exchange does.
+    /// Weak reference: the body must not keep the lease after its exchange has ended.
     lease: Weak<dyn BackendLease>,
     tracker: TaskTracker,
     waiting: Option<BoxFuture<'static, SolitudeResult>>,
@@ -29,7 +30,7 @@ impl BodyCheckpoint {
         Self { lease: Arc::downgrade(lease), tracker, waiting: None }
     }
 
-    /// Returns whether the end of this body may pass.
+    /// Returns whether the last piece of the body may be sent.
     pub(crate) fn poll(
         &mut self,
         print: RequestFingerprint,
@@ -60,7 +61,7 @@ impl BodyCheckpoint {
     }
 }
 
-/// Lets other requests in next to a suspect that runs for a long time.
+/// Admits other requests on the generation again if a suspect still runs after its time limit.
 pub(crate) fn join_others_later(
     lease: &Arc<dyn BackendLease>,
     print: RequestFingerprint,

@@ -1,12 +1,12 @@
 //! The waker of a connection to a backend. The connection has no task of its own: the task that waits for
-//! an answer polls it. The waker knows whether polling can make progress, and does not wake a task that is
-//! polling already. Received bytes are recorded here as well: hyper reports the same error for a head that
-//! broke off and a missing one.
+//! an answer polls it. The waker records whether polling can make progress ("due"), and does not wake a
+//! task that is already polling. The waker also records that bytes arrived, because hyper reports the same
+//! error for a head that broke off and for a missing head.
 //!
 //! ```text
-//!   idle in a pool   wake --> due                         (no task is woken: the next user looks)
-//!   awaited          wake --> due, and the task is woken
-//!   being driven     wake --> due                         (the task looks again before it returns)
+//!   idle in a pool   wake --> due                         (no task is woken: the next user of the
+//!   connection checks) awaited          wake --> due, and the task is woken being polled     wake --> due
+//!   (the polling task checks again before it returns)
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +15,8 @@ use std::task::{Wake, Waker};
 
 use std::sync::Arc;
 
-/// Waker of one connection. Everything about a connection happens on one thread; other threads only slow it
-/// down.
+/// Waker of one connection. A connection is used by one thread; calls from other threads are correct, but
+/// slower.
 #[derive(Debug)]
 pub(crate) struct ConnWaker {
     due: AtomicBool,
@@ -26,7 +26,7 @@ pub(crate) struct ConnWaker {
 }
 
 impl ConnWaker {
-    /// Creates the waker of a new connection, which is due.
+    /// Creates the waker of a new connection, which is due for its first poll.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             due: AtomicBool::new(true),
@@ -36,22 +36,22 @@ impl ConnWaker {
         })
     }
 
-    /// Resets the state for a new request.
+    /// Forgets received bytes, before a new request.
     pub(crate) fn reset_heard(&self) {
         self.heard.store(false, Ordering::Relaxed);
     }
 
-    /// Records that bytes came.
+    /// Records that bytes were received.
     pub(crate) fn note_bytes(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any byte has come since [`Self::reset_heard`].
+    /// Returns whether any byte was received since [`Self::reset_heard`].
     pub(crate) fn has_heard(&self) -> bool {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// Marks the connection as driven by this task, which is woken from now on.
+    /// Marks the connection as being polled by this task, which is woken for later progress.
     pub(crate) fn start_driving(&self, task: &Waker) {
         let mut known = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         match known.as_mut() {
@@ -62,15 +62,15 @@ impl ConnWaker {
         self.driven.store(true, Ordering::SeqCst);
     }
 
-    /// Marks the connection as driven, with no task to wake afterwards.
+    /// Marks the connection as being polled; no task is woken for later progress.
     pub(crate) fn start_driving_alone(&self) {
         let known = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(known);
         self.driven.store(true, Ordering::SeqCst);
     }
 
-    /// Ends driving. Returns true if the connection is due nevertheless: then the task has to poll again by
-    /// itself.
+    /// Ends the polling. Returns true if the connection has become due meanwhile: then the caller has to poll
+    /// again, because nothing wakes its task.
     pub(crate) fn stop_driving(&self) -> bool {
         self.driven.store(false, Ordering::SeqCst);
         self.is_due()

@@ -1,24 +1,25 @@
 //! Refuses heads that llama-server cannot read. cpp-httplib (0.30 to 0.53) answers such a head with 400 and
-//! no body. The rest of the head, and all of the body, are then read as further requests, which would
-//! bypass keys and rules. So such a head is sent to no backend. [`crate::route`] covers what llama-server
-//! makes of the other heads, including unknown methods.
+//! no body, and then reads the rest of the head and the whole body as further requests, which would bypass
+//! keys and rules. So such a head is sent to no backend. [`crate::route`] treats the heads that
+//! llama-server can read, including those with unknown methods.
 
 use http::request::Parts;
 
 use crate::refusal::RequestRefusal;
 
-/// Bytes of a request target that llama-server accepts (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
+/// Most bytes of a request target that llama-server accepts (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
 const TARGET_BYTES: usize = 8192;
-/// Bytes of a header line, including its end (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
+/// Most bytes of a header line, including its line end (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
 const LINE_BYTES: usize = 8192;
-/// Header fields (`CPPHTTPLIB_HEADER_MAX_COUNT`).
+/// Most header fields of a request (`CPPHTTPLIB_HEADER_MAX_COUNT`).
 const MAX_FIELDS: usize = 100;
-/// Fields added later, at most: the body length, `Connection`, the trace context, the key of an endpoint.
+/// Most fields that the gateway adds later: the body length, `Connection`, the trace context, an endpoint's
+/// key.
 const ADDED_FIELDS: usize = 4;
 
 /// Checks that llama-server accepts a request line with this target.
 pub(crate) fn check_request_line(parts: &Parts) -> Result<(), RequestRefusal> {
-    // A target that begins with its query gets a slash in front.
+    // If a target begins with its query, a slash is added in front.
     let target = parts.uri.path_and_query().map_or(1, |target| {
         let text = target.as_str();
         text.len() + usize::from(!text.starts_with('/'))
@@ -29,10 +30,10 @@ pub(crate) fn check_request_line(parts: &Parts) -> Result<(), RequestRefusal> {
     Ok(())
 }
 
-/// Checks all lines of a head, as it will be sent to the backend.
+/// Checks all lines of a head as it is sent to the backend.
 pub(crate) fn check_lines(parts: &Parts) -> Result<(), RequestRefusal> {
     check_request_line(parts)?;
-    // `name: value` and the line end.
+    // The line is `name: value` and the line end: 4 bytes more than name and value.
     let longest = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
         return Err(RequestRefusal::LineTooLong { limit: LINE_BYTES });

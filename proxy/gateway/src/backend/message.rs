@@ -22,41 +22,44 @@ pub(crate) struct UpstreamRequest {
     body: OutgoingBody,
     /// The request asks for a stream.
     streams: bool,
-    /// The answer is a generated stream: its head may show whether execution began.
+    /// The answer is a generated stream. If its head is missing, execution may not have begun.
     generates_stream: bool,
     /// The request may be executed again if its server dies.
     repeats: bool,
 }
 
-/// Properties that decide about sending a request again.
+/// Properties of a request that decide whether it may be sent again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RepeatPolicy {
     /// The request generates text, as a stream if its body asks for one.
     pub(crate) generates: bool,
     /// The request may be executed again if its server dies.
     pub(crate) repeats: bool,
-    /// The request is kept for the next process.
+    /// Request and answer are recorded for the next process.
     pub(crate) remembers: bool,
-    /// Largest body that is kept, in bytes.
+    /// Largest body that is kept to be sent again, in bytes.
     pub(crate) max_bytes: usize,
 }
 
 enum OutgoingBody {
-    /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
+    /// The body may be sent again, even after a backend received it: each attempt gets a copy that shares
+    /// the bytes.
     Repeatable(Box<BodyIntake>),
-    /// Sent once, unless a connection hands it back unsent.
+    /// The body is sent once, unless a connection hands it back unsent.
     Once(Option<RequestBody>, Arc<SentBody>),
-    /// A request of our own on behalf of a client's request, which is blamed for its effects.
+    /// The body of a request by the gateway on behalf of a client's request. If such a request kills the
+    /// server, the client's request is blamed.
     Side(HeldPieces, Arc<SentBody>),
 }
 
-/// RFC 9110 section 9.2.1. The gateway answers the other safe methods itself.
+/// Returns whether a method is safe (RFC 9110 section 9.2.1). The gateway answers the other safe methods
+/// itself.
 fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
 impl UpstreamRequest {
-    /// Creates a request with its body, as far as that was read. Boxed, because it is moved often.
+    /// Creates a request with the part of its body that was read. Boxed, because requests are moved often.
     pub(crate) fn new(
         parts: Box<Parts>,
         intake: Box<BodyIntake>,
@@ -67,7 +70,7 @@ impl UpstreamRequest {
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| RequestRefusal::Host)?;
         let is_safe = is_safe_method(&parts.method);
-        // The meaning of a missing head is decided after a failure: each attempt may use another build.
+        // A missing head is interpreted only after a failure, because each attempt may use another build.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
         let kept = is_safe || repeats || generates_stream || remembers;
@@ -86,12 +89,12 @@ impl UpstreamRequest {
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
 
-    /// Makes the following attempts children of this span.
+    /// Makes the spans of the following attempts children of this span.
     pub(super) fn set_parent_span(&mut self, parent: Option<HeaderValue>) {
         trace::set_traceparent(self.head.headers_mut(), parent);
     }
 
-    /// Returns the request to send. A request that is sent only once is handed out by the first call.
+    /// Returns the request to send. A request that can be sent only once is complete in the first call only.
     pub(super) fn request(&mut self) -> Request<RequestBody> {
         let (headers, body) = match &mut self.body {
             OutgoingBody::Repeatable(intake) => {
@@ -127,22 +130,22 @@ impl UpstreamRequest {
         is_safe_method(self.head.method())
     }
 
-    /// Returns whether all of its body is held, to be sent again.
+    /// Returns whether the whole body is held, so that the request can be sent again.
     pub(super) fn is_held(&self) -> bool {
         matches!(self.body, OutgoingBody::Repeatable(_))
     }
 
-    /// Returns whether it may be executed again if its server dies.
+    /// Returns whether the request may be executed again if its server dies.
     pub(super) fn may_repeat(&self) -> bool {
         self.repeats && self.is_held()
     }
 
-    /// Returns whether it asks for a generated stream.
+    /// Returns whether the request asks for a generated stream.
     pub(super) fn generates_stream(&self) -> bool {
         self.generates_stream
     }
 
-    /// Returns whether it asks for a stream.
+    /// Returns whether the request asks for a stream.
     pub(crate) fn streams(&self) -> bool {
         self.streams
     }
@@ -154,7 +157,7 @@ impl UpstreamRequest {
         }
     }
 
-    /// Returns the whole JSON body, if it is held.
+    /// Returns the JSON body, if all of it is held.
     pub(crate) fn json(&self) -> Option<Bytes> {
         match &self.body {
             OutgoingBody::Repeatable(intake) => intake.json(),
@@ -162,8 +165,8 @@ impl UpstreamRequest {
         }
     }
 
-    /// Returns whether the body may be held until the answer is complete: there is room left for other
-    /// bodies, and it has no images or audio.
+    /// Returns whether the body may be held until the answer is complete: the budget has room left for other
+    /// bodies, and this body has no images or audio.
     pub(crate) fn may_be_held(&self) -> bool {
         match &self.body {
             OutgoingBody::Repeatable(intake) => intake.may_be_held(),
@@ -171,7 +174,7 @@ impl UpstreamRequest {
         }
     }
 
-    /// Counts its images and recordings, before it is sent.
+    /// Counts images and recordings in the body, before it is sent.
     pub(crate) fn media(&self) -> (u64, u64) {
         match &self.body {
             OutgoingBody::Repeatable(intake) => intake.media(),
@@ -179,8 +182,8 @@ impl UpstreamRequest {
         }
     }
 
-    /// Returns the whole JSON body, to be kept until its answer is complete; `None` if it may not be held
-    /// that long.
+    /// Returns a copy of the JSON body, to be held until the answer is complete; `None` if the body may not
+    /// be held that long.
     pub(crate) fn held_copy(&self) -> Option<HeldPieces> {
         match &self.body {
             OutgoingBody::Repeatable(intake) if intake.may_be_held() => intake.held_copy(),
@@ -188,8 +191,8 @@ impl UpstreamRequest {
         }
     }
 
-    /// Builds another request with the head of this one, to `path` if given. `None` if no more bytes may be
-    /// held now.
+    /// Builds another request with the same head, to `path` if given. `None` if the budget has no room for
+    /// its body.
     pub(crate) fn side_request(
         &self,
         path: Option<&'static str>,
@@ -201,7 +204,7 @@ impl UpstreamRequest {
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
         *head.headers_mut() = self.head.headers().clone();
-        // llama-server records the events of the client's own request under this id.
+        // Remove the conversation id: llama-server records the events of the client's own request under it.
         head.headers_mut().remove(CONVERSATION_ID);
         let sent = Arc::new(SentBody::for_resend(&intake.sent));
         let body = OutgoingBody::Side(intake.hold_other(body)?, sent);

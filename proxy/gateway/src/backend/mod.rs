@@ -1,6 +1,6 @@
-//! The path to a backend: leases, connections, attempts. A request is sent again with proof that nothing
-//! was executed. A request is also sent once more after its server died, if it only computes an answer of
-//! which the client has nothing.
+//! The path to a backend: leases, connections, attempts. A request is sent again if it is certain that
+//! nothing was executed. After the death of its server, a request is also sent again if it only computes an
+//! answer and the client has no part of that answer.
 
 pub(crate) mod again;
 pub(crate) mod attempts;

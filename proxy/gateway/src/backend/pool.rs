@@ -1,16 +1,16 @@
-//! The connections to one generation: made, kept while idle, and closed at once when an exchange is
-//! abandoned.
+//! The connections to one generation: opened when needed, kept while idle, and closed at once when an
+//! exchange is abandoned.
 //!
 //! ```text
-//!   checkout --> [ an idle one, fresh and open? ] --yes--> UpstreamConn
-//!                      | no                                 |  exchange ended clean: put back
-//!                      v                                    |  anything else: dropped = closed
+//!   checkout --> [ an idle connection, recent and open? ] --yes--> UpstreamConn
+//!                      | no                                 |  exchange ended normally: put back
+//!                      v                                    |  any other end: dropped, which closes it
 //!                   connect --> refused: proof that nothing was sent
 //! ```
 //!
-//! A connection belongs to the thread whose runtime knows its socket, so each thread has its own shelf.
-//! Idle connections are not polled. A closed one is noticed when it is taken, or by the sweeper, which runs
-//! while there are idle ones.
+//! A connection is bound to the thread whose runtime registered its socket, so each thread has its own shelf.
+//! Idle connections are not polled. A connection closed by the backend is noticed when it is taken, or by the
+//! sweeper, a task that runs while there are idle connections.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,20 +36,20 @@ pub(crate) struct ConnectionPool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {
     pub(crate) connect: Duration,
-    /// Longest idle time after which a connection may be used again.
+    /// Longest time that a connection may have been idle to be used again.
     pub(crate) idle: Duration,
-    /// Idle connections kept, over all threads, if the backend can serve all of them at a time.
+    /// Most idle connections kept, over all threads, if the backend can serve as many at a time.
     pub(crate) kept: usize,
-    /// Idle connections kept if the number that the backend can serve is unknown.
+    /// Most idle connections kept if the number that the backend can serve is unknown.
     pub(crate) kept_unknown: usize,
-    /// Bytes of a response head.
+    /// Largest response head, in bytes.
     pub(crate) head: usize,
 }
 
 impl PoolLimits {
-    /// Returns how many idle connections may be kept. In a llama-server with a fixed number of connection
-    /// threads an idle connection occupies one. Half of them are left for new connections, such as the
-    /// supervisor's probes.
+    /// Returns how many idle connections may be kept. An idle connection occupies a thread of a
+    /// llama-server with a fixed number of connection threads. Half of the threads are left for new
+    /// connections, such as the supervisor's probes.
     fn max_idle(&self, facts: ServerFacts) -> usize {
         match facts.http_threads {
             Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
@@ -92,7 +92,7 @@ impl ConnectionPool {
             let IdleConnection { mut conn, since } = self.with_shelf(|shelf| shelf.idle.pop())?;
             self.kept.fetch_sub(1, Ordering::Relaxed);
             if since.elapsed() >= self.limits.idle {
-                // The remaining ones are older still.
+                // The connections left on the shelf are older still.
                 self.prune();
                 return None;
             }
@@ -145,7 +145,7 @@ impl ConnectionPool {
         left
     }
 
-    /// Tracker for tasks that drive a connection by themselves.
+    /// Tracker for the tasks of detached connections.
     pub(crate) fn tracker(&self) -> &TaskTracker {
         &self.tracker
     }

@@ -33,10 +33,10 @@ enum BodySource {
 
 struct LiveBody {
     body: PassingBody,
-    /// Start of the wait for the client, and its time limit.
+    /// Start of the current wait for the client's next piece, and its time limit.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     checkpoint: Option<BodyCheckpoint>,
-    /// The last piece, until the checkpoint decides.
+    /// The last piece, held back until the checkpoint decides.
     last: Option<Bytes>,
 }
 
@@ -45,12 +45,12 @@ impl RequestBody {
         Self::new(BodySource::Nothing, sent)
     }
 
-    /// Creates a body of which every piece is held elsewhere.
+    /// Creates a body from pieces that the caller keeps as well.
     pub(crate) fn from_held(pieces: VecDeque<Bytes>, sent: Arc<SentBody>) -> Self {
         Self::new(BodySource::Again(pieces), sent)
     }
 
-    /// Creates a body from the pieces that are here, then the rest as it arrives.
+    /// Creates a body from the pieces already read, followed by the rest as it arrives.
     pub(crate) fn from_intake(intake: Box<BodyIntake>) -> Self {
         let sent = intake.sent.clone();
         let live = |body| Box::new(LiveBody { body, waiting: None, checkpoint: None, last: None });
@@ -60,7 +60,7 @@ impl RequestBody {
         )
     }
 
-    /// Sets a checkpoint for the end of the body, if that is still to come.
+    /// Sets a checkpoint for the end of the body; does nothing if the end has already arrived.
     pub(crate) fn set_checkpoint(&mut self, checkpoint: impl FnOnce() -> BodyCheckpoint) {
         if let BodySource::Live(live) = &mut self.from
             && live.body.rest.is_some()
@@ -72,7 +72,7 @@ impl RequestBody {
     fn new(from: BodySource, sent: Arc<SentBody>) -> Self {
         let body = Self { from, sent };
         if body.ended() {
-            // A connection never polls a body that is empty.
+            // A connection never polls an empty body, so record its end here.
             body.sent.note_end(true);
         }
         body
@@ -161,7 +161,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Returns whether no more bytes can come. Over HTTP/2 the end of a stream may be a frame of its own, after
+/// Returns whether no more bytes can come. Over HTTP/2 the end of a stream may be a separate frame after
 /// the last declared byte.
 fn is_body_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
@@ -228,7 +228,7 @@ impl LiveBody {
         }
     }
 
-    /// Returns the last piece, if it may pass; an empty piece is the end.
+    /// Returns the last piece once the checkpoint lets it pass; an empty piece only marks the end.
     fn poll_last(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! An attempt by a canary. If it fails in any way, the model's own build takes over.
+//! An attempt by a canary. If it fails in any way, the model's normal build takes over.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,7 +18,7 @@ use crate::protocol::{headers, wire};
 use crate::refusal::{BodyError, RequestRefusal};
 
 impl BackendAttempts<'_> {
-    /// Makes one attempt by a canary. Without a sound answer, returns a lease of the model's own build.
+    /// Makes one attempt by a canary. Without a valid answer, returns a lease of the model's normal build.
     pub(super) async fn try_canary(
         &mut self,
         lease: Arc<dyn BackendLease>,
@@ -87,7 +87,8 @@ impl BackendAttempts<'_> {
             Some(Err(_)) => "it did not answer in time",
             Some(Ok(Err(failed))) => {
                 let sent = message.sent();
-                // A body that the client did not send completely, or may not send, is no fault of the canary.
+                // A body that the client did not send completely, or that is quarantined, is no fault of
+                // the canary.
                 match (sent.fault(), sent.fingerprint()) {
                     (Some(BodyError::Quarantined), Some(print)) => {
                         return Err(upstream.quarantine_refusal(model, print, false));
@@ -109,7 +110,7 @@ impl BackendAttempts<'_> {
         Ok(CanaryAttempt::Failed(other, message))
     }
 
-    /// Takes a lease of the model's own build in place of a canary's.
+    /// Takes a lease of the model's normal build in place of the canary's lease.
     async fn lease_own_build(
         &mut self,
         lease: Arc<dyn BackendLease>,
@@ -136,20 +137,19 @@ impl BackendAttempts<'_> {
 /// Result of a request that was sent to a canary.
 pub(super) enum CanaryAttempt {
     Answers(Box<RelayedAnswer>),
-    /// The canary failed: a lease of the model's own build, and the request.
+    /// The canary failed: a lease of the model's normal build, and the request to send there.
     Failed(Arc<dyn BackendLease>, Box<UpstreamRequest>),
 }
 
 /// Reasons why a canary was abandoned.
 pub(super) const CANARY_BROKE: &str = "its process ended, or its connection broke";
 pub(super) const CANARY_STOPPED: &str = "it was stopped";
-/// An answer larger than the limit could not be replaced once it has begun; no fault of the canary.
+/// The answer exceeds the bytes that may be held to check it first; no fault of the canary.
 const ANSWER_TOO_LARGE: &str = "its answer exceeds the size limit";
 const ANSWER_GARBLED: &str = "its answer cannot be read";
 
-/// Checks whether a canary's answer can be passed on. A non-streaming answer is read before its head
-/// passes, up to `most` bytes, because it could not be replaced afterwards.
-/// could be mended behind that.
+/// Checks whether a canary's answer can be passed on. A non-streaming answer is read, up to `most` bytes,
+/// before its head is passed on: afterwards another build could not replace the answer.
 async fn check_canary_answer(
     mut response: Response<Incoming>,
     mut backend: Box<AnsweringBackend>,
@@ -157,7 +157,8 @@ async fn check_canary_answer(
     until: Instant,
 ) -> Result<(Response<Incoming>, VecDeque<Bytes>, Box<AnsweringBackend>), (Box<AnsweringBackend>, &'static str)>
 {
-    // The model's own build may accept what the canary refuses: one of them may not know a route or a field.
+    // The model's normal build may accept a request that the canary refuses: the canary may lack a route or
+    // a field.
     if !response.status().is_success() {
         return Err((backend, "it answered with an error"));
     }

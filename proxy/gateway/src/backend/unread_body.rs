@@ -1,13 +1,13 @@
-//! Handles bodies that a backend may leave unread in its connection. cpp-httplib before 0.40 reads them as
-//! the next request: as that of another client, or as a request that bypasses keys and rules.
+//! Handles request bodies that a backend may leave unread in its connection. cpp-httplib before 0.40 reads
+//! such a body as the next request: as another client's request, or as one that bypasses keys and rules.
 //!
 //! | request | action |
 //! |---|---|
-//! | `GET`, `HEAD`, `AMX_CMAKE_OPTIONS` | sent without its body, which llama-server does not need |
-//! | any other with a body, to a build known to discard unread bodies | sent as it is |
-//! | the same to any other build | sent with `Connection: close`, so that nothing is read after it |
+//! | `GET`, `HEAD`, `OPTIONS` | sent without its body, which llama-server does not need |
+//! | any other method with a body, to a build known to discard unread bodies | sent unchanged |
+//! | any other method with a body, to another build | sent with `Connection: close`: nothing is read after it |
 //!
-//! A backend that cannot read a head does not see its `Connection: close`: see [`super::line_limits`].
+//! A backend that cannot read a head ignores `Connection: close` as well: see [`super::line_limits`].
 
 use http::Method;
 use http::Request;
@@ -20,19 +20,19 @@ pub(crate) fn is_sent_without_body(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Makes a request the last one of its connection, if its backend may read an unread body as another request.
+/// Makes a request the last on its connection, if its backend may read an unread body as another request.
 pub(crate) fn close_after_unread_body<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
     if facts.may_read_body_as_request() && !request.body().is_end_stream() {
         request.headers_mut().insert(CONNECTION, CONNECTION_CLOSE);
     }
 }
 
-/// Returns whether a request with these fields is the last one of its connection.
+/// Returns whether a request with these headers is the last on its connection.
 pub(crate) fn ends_connection(headers: &HeaderMap) -> bool {
     headers.get(CONNECTION).is_some_and(|value| *value == CONNECTION_CLOSE)
 }
 
-/// cpp-httplib recognises the value in this spelling only.
+/// Value of `Connection` in the only spelling that cpp-httplib recognises.
 const CONNECTION_CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 #[cfg(test)]

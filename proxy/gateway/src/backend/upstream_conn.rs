@@ -1,13 +1,13 @@
 //! A connection to a backend. The connection has no task of its own and makes progress only while the task
 //! that waits for its answer polls it. So an answer needs no task switch, and all data that has arrived
-//! meanwhile is passed on in one piece.
+//! between two polls is passed on in one piece.
 //!
 //! ```text
 //!   send  --polls--> request out, head in
-//!   poll_piece -----> all of the body that is here (never waits for more)
-//!   settle ---------> idle and reusable? Then it is not polled until it is used again
-//!   detach ---------> a task of its own, for an answer that comes before its request was sent: the rest
-//!                     of the request must be sent even if the client does not read
+//!   poll_piece -----> all of the body that has arrived (never waits for more)
+//!   settle ---------> idle and reusable? Then the connection is not polled until it is used again
+//!   detach ---------> polled by a task of its own, for an answer that comes before its request was sent: the
+//!                     rest of the request must be sent even if the client does not read
 //! ```
 //!
 //! Dropping the connection closes it at once, so that llama-server notices that its client has left.
@@ -34,17 +34,17 @@ use crate::backend::conn_waker::ConnWaker;
 use crate::backend::request_body::RequestBody;
 use crate::backend::unread_body::ends_connection;
 
-/// Retry interval while a listen backlog is full. A server accepts within microseconds, unless the machine
-/// is busy.
+/// Retry interval while the server's listen backlog is full. A server accepts within microseconds, unless the
+/// machine is busy.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
-/// Largest size up to which available frames of an answer are joined.
+/// Size up to which frames of an answer that have arrived are joined into one piece.
 const JOINED_FRAME_BYTES: usize = 64 * 1024;
 
-/// Frames of at least this size are passed as they are: copying costs more than another hand-over.
+/// Frames of at least this size are passed on unjoined: copying costs more than passing on another piece.
 const LARGE_FRAME_BYTES: usize = 8 * 1024;
 
-/// Number of times per turn that a connection is driven which keeps being due without an answer. Then other
+/// Number of times that a connection is polled in a row while it stays due without an answer. Then other
 /// tasks get their turn.
 const DRIVES_PER_TURN: usize = 3;
 
@@ -63,7 +63,7 @@ pub(crate) struct UpstreamConn {
     task: Option<AbortOnDropHandle<()>>,
     conn_waker: Arc<ConnWaker>,
     waker: Waker,
-    /// Error that follows the pieces that were passed on first.
+    /// Error of the connection, reported after the pieces received before.
     failure: Option<hyper::Error>,
     /// The last request sent `Connection: close`.
     is_closing: bool,
@@ -115,7 +115,8 @@ impl UpstreamConn {
             let mut result = Poll::Pending;
             for _ in 0..DRIVES_PER_TURN {
                 let moved = self.drive();
-                // Only the connection answers. The waker is for the runtime, which may make us yield.
+                // Only the connection produces the answer. The waker is needed if the runtime makes this
+                // task yield.
                 result = answer.as_mut().poll(&mut Context::from_waker(&self.waker));
                 if result.is_ready() || !(moved && self.conn_waker.is_due()) {
                     break;
@@ -133,7 +134,7 @@ impl UpstreamConn {
         })
     }
 
-    /// Returns the available part of the answer's body in one piece; `None` at its end.
+    /// Returns the part of the answer's body that has arrived, in one piece; `None` at the end of the body.
     pub(crate) fn poll_piece(
         &mut self,
         body: &mut Incoming,
@@ -176,7 +177,7 @@ impl UpstreamConn {
         let mut looks = 0;
         loop {
             self.drive();
-            // Only the connection fills the body, and it was just driven: no wake-up is needed.
+            // Only the connection fills the body, and it was polled just now, so no wake-up is needed.
             match poll_data(body, &mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(Some(Ok(piece))) => {
                     match first.take() {
@@ -218,7 +219,7 @@ impl UpstreamConn {
         }
     }
 
-    /// Drives the connection as far as possible now. Returns false if it was not due.
+    /// Polls the connection until it can make no more progress. Returns false if it was not due.
     fn drive(&mut self) -> bool {
         let Some(connection) = &mut self.connection else { return false };
         if !self.conn_waker.take_due() {
@@ -228,14 +229,14 @@ impl UpstreamConn {
             if let Err(error) = result {
                 tracing::debug!(%error, "a connection to a backend ended");
             }
-            // Dropping the connection hands back a request that it had not taken yet.
+            // Dropping the connection hands back a request that was not yet taken from its queue.
             self.connection = None;
         }
         true
     }
 
-    /// Returns whether it can take another request: its last answer was read to its end, and it is open as
-    /// far as known. No task is woken for it from now on.
+    /// Returns whether the connection can take another request: its last answer was read to its end, and it
+    /// is open as far as known. No task is woken for it from now on.
     pub(crate) fn settle(&mut self) -> bool {
         self.conn_waker.start_driving_alone();
         for _ in 0..DRIVES_PER_TURN {
@@ -274,8 +275,8 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
     }
 }
 
-/// Connects. A Unix socket with a full backlog (llama-server's has 128 places) reports that at once instead
-/// of letting the caller wait; that is retried and is no refusal.
+/// Opens a socket to the address. A Unix socket with a full backlog (llama-server's holds 128 connections)
+/// fails at once instead of waiting; this error is retried and does not count as a refusal.
 async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
     match address {
         LeaseAddress::Process(ListenAddress::Unix(path)) => loop {
@@ -299,7 +300,7 @@ async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
             stream.set_nodelay(true)?;
             Ok(UpstreamStream::Tcp(stream))
         }
-        // Rare and large, so boxed: it would enlarge every request's future.
+        // Boxed because remote endpoints are rare, and the future of every request would grow.
         LeaseAddress::Remote(origin) => Box::pin(origin.connect()).await.map(UpstreamStream::Remote),
     }
 }
@@ -316,7 +317,7 @@ struct UpstreamSocket {
     conn_waker: Arc<ConnWaker>,
 }
 
-/// Calls a function of the inner socket of any type.
+/// Calls a function of the inner socket, whatever its type.
 macro_rules! either {
     ($socket:expr, $stream:ident => $call:expr) => {
         match &mut $socket.get_mut().stream {

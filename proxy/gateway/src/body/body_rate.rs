@@ -1,6 +1,6 @@
 //! The minimum rate of a request body. A client starts with a credit equal to its longest permitted
-//! silence, spends it by letting the gateway wait, and earns it back with every byte. So a pause is
-//! permitted and a trickle is not. A deadline limits the sum of all waiting, at any rate. Pure: no clock.
+//! silence, loses credit while the gateway waits for it, and regains credit with every byte. So a pause is
+//! permitted, but not a permanently slow client. A deadline limits the sum of all waiting. Pure: no clock.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) struct BodyRate {
 }
 
 impl BodyRate {
-    /// Starts a body. `most` is the longest silence, `whole` the longest waiting time in total.
+    /// Starts a body. `max_credit` is the longest silence, `total_left` the longest waiting time in total.
     pub(crate) fn new(max_credit: Duration, rate: u64, total_left: Duration) -> Self {
         Self { credit: max_credit, max_credit, rate, total_left }
     }

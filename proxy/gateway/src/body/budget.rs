@@ -1,9 +1,9 @@
 //! The memory budget for request bodies, common to all requests. A request reserves bytes before it holds
-//! them, and returns them when it releases them or is dropped.
+//! them, and gives them back when it releases them or is dropped.
 //!
-//! A client is an address, and with keys also a key. No client may hold more than twice the bytes left. A
-//! single client gets at most two thirds, two clients two fifths each. However many clients hold their
-//! maximum, something is left for the next one.
+//! A client is identified by its address, and by its key if keys are used. No client may hold more than
+//! twice the bytes left in the budget: a single client gets at most two thirds, two clients two fifths
+//! each. However many clients hold their maximum, something is left for the next client.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use bytes::Bytes;
 use crate::body::splice::{self, ByteEdit};
 use crate::observe::GatewayGauges;
 
-/// Overhead of a held piece: its handle and a share of the buffer it is cut from. Without it, a body in
-/// pieces of one byte would take many times its budget.
+/// Memory for a held piece apart from its bytes: its handle and a share of the buffer it is cut from. If
+/// this were not counted, a body in pieces of one byte would take many times its budget.
 const PIECE_OVERHEAD: usize = 64;
 
 /// Largest ratio between the bytes one client holds and the bytes left.
@@ -36,11 +36,11 @@ pub(crate) struct ClientShare(AtomicUsize);
 #[derive(Clone, Debug)]
 pub(crate) struct ClientPeer {
     pub(crate) ip: IpAddr,
-    /// Bytes held of the bodies from this address.
+    /// Bytes held of request bodies from this address.
     pub(crate) held: Arc<ClientShare>,
 }
 
-/// The common budget, and the shares of the client that takes from it.
+/// The common budget, with the shares of the client whose bodies are charged to it.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyBudget {
     gauges: Arc<GatewayGauges>,
@@ -63,7 +63,8 @@ impl BodyBudget {
         self.take_below(self.limit, MAX_SHARE_RATIO, bytes)
     }
 
-    /// Reserves bytes if the total then is at most `limit`, and this client's share at most `times` the rest.
+    /// Reserves bytes if the total stays within `limit`, and this client's share within `times` the bytes
+    /// left.
     fn take_below(&self, limit: usize, times: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
         let Some(before) = add_within_limit(used, bytes, limit) else { return false };
@@ -90,7 +91,7 @@ impl BodyBudget {
     }
 }
 
-/// Pieces of one body, in order, under the budget. They are never joined into one buffer.
+/// Pieces of one body, in order, counted in the budget. They are never joined into one buffer.
 #[derive(Debug)]
 pub(crate) struct HeldPieces {
     pieces: VecDeque<Bytes>,
@@ -104,7 +105,7 @@ impl HeldPieces {
         Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
     }
 
-    /// Reserves memory for something else than pieces; `None` if the budget is used up.
+    /// Reserves memory for a use other than pieces; `None` if the budget is used up.
     pub(crate) fn reserved(budget: BodyBudget, bytes: usize) -> Option<Self> {
         budget.take(bytes).then(|| {
             let mut held = Self::new(budget);
@@ -127,19 +128,20 @@ impl HeldPieces {
         !self.pieces.is_empty()
     }
 
-    /// Returns whether at most half of the budget is used. Above that, dispensable bytes are released first.
+    /// Returns whether at most half of the budget is used. If more is used, dispensable bytes are released
+    /// first.
     pub(crate) fn is_ample(&self) -> bool {
         self.budget.gauges.held_bytes.load(Ordering::Relaxed) <= self.budget.limit / 2
     }
 
-    /// Holds a piece; returns it as an error if the budget is used up.
+    /// Holds a piece. Returns the piece as an error if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit, MAX_SHARE_RATIO, piece)
     }
 
-    /// Holds a piece that could as well stay in the socket. Returns it as an error if half of the budget is
-    /// used up, or if the client would hold more than is left. The rest is reserved for requests that
-    /// cannot proceed without it.
+    /// Holds a piece that could as well stay in the socket. Returns the piece as an error if half of the
+    /// budget is used up, or if the client would hold more than is left. The other half is reserved for
+    /// requests that cannot proceed without it.
     pub(crate) fn push_ahead(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit / 2, MAX_SHARE_RATIO / 2, piece)
     }
@@ -154,7 +156,7 @@ impl HeldPieces {
         Ok(())
     }
 
-    /// Holds a last piece that is in memory anyway, regardless of the budget.
+    /// Holds a last piece without reserving its bytes, because it is in memory anyway.
     pub(crate) fn push_unreserved(&mut self, piece: Bytes) {
         self.bytes += piece.len() as u64;
         self.pieces.push_back(piece);
@@ -174,7 +176,7 @@ impl HeldPieces {
         self.pieces.iter()
     }
 
-    /// Changes the bytes in place. Returns false and changes nothing if the budget has no room for the
+    /// Applies edits to the held bytes. Returns false and changes nothing if the budget has no room for the
     /// added bytes.
     pub(crate) fn edit(&mut self, edits: Vec<ByteEdit>) -> bool {
         let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PIECE_OVERHEAD).sum();
@@ -187,8 +189,8 @@ impl HeldPieces {
         true
     }
 
-    /// Returns the same pieces, sharing their bytes and not counted in the budget: the caller must keep
-    /// `self` as long.
+    /// Returns the same pieces, which share their bytes with `self` and are not counted in the budget. The
+    /// caller must keep `self` as long as these pieces.
     pub(crate) fn shared_pieces(&self) -> VecDeque<Bytes> {
         self.pieces.clone()
     }

@@ -1,13 +1,14 @@
-//! Fingerprints of requests: a keyed hash, computed as the body passes, so that no body is held for it.
-//! Each instance draws its own key. Without the key a fingerprint reveals nothing about its request.
+//! Fingerprints of requests: a keyed hash, computed while the body is passed on, so that no body is held
+//! for it. Each instance draws its own random key. Without the key a fingerprint reveals nothing about its
+//! request.
 //!
 //! Two requests are the same if method, path and all bytes of the body are equal, as the client sent them.
 //!
-//! `HighwayHash` makes the fingerprint. `HighwayHash` reads the first 64 KiB of a body itself, and the rest
-//! as 128 bits of XXH3, which is five times as fast. `HighwayHash` alone took a fifth of the time of
-//! passing a body of some MB on. XXH3 uses a secret of its own and its result is never shown. So
-//! fingerprints do not reveal the secret, and without it no two bodies with the same fingerprint can be
-//! made.
+//! `HighwayHash` computes the fingerprint from the first 64 KiB of the body, and from a 128-bit XXH3 hash
+//! of the rest. XXH3 is five times as fast: hashing everything with `HighwayHash` took a fifth of the time
+//! of passing on a body of some MB. XXH3 is keyed with another secret, and its result is never shown. So
+//! fingerprints do not reveal the secret, and nobody without it can construct two bodies with the same
+//! fingerprint.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,20 +18,21 @@ use http::Method;
 use twox_hash::xxhash3_128::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
 use warden_policies::quarantine::RequestFingerprint;
 
-/// Bytes of a body that `HighwayHash` reads itself.
+/// Bytes of a body that go to `HighwayHash` directly.
 const DIRECT_BYTES: usize = 64 * 1024;
 
 type XxhSecret = [u8; DEFAULT_SECRET_LENGTH];
 
 type XxhHasher = RawHasher<XxhSecret>;
 
-/// Bytes that XXH3 reads before those of a body: it hashes fewer than 241 bytes without its secret.
+/// Bytes that XXH3 reads before the body, because it ignores its secret for inputs of fewer than 241 bytes.
 type XxhLead = [u8; 256];
 
 #[derive(Clone)]
 pub(crate) struct FingerprintKey {
     key: [u64; 4],
-    /// XXH3 after its lead. Always `Some`: it may refuse the length of its secret, which is a constant.
+    /// XXH3 state after its lead. Always `Some`: XXH3 refuses a secret of the wrong length, but the length
+    /// is fixed.
     xxh3: Option<Arc<XxhHasher>>,
 }
 
@@ -53,7 +55,7 @@ impl FingerprintKey {
         let mut highway = HighwayHasher::new(Key(self.key));
         highway.append(method.as_str().as_bytes());
         highway.append(path.as_bytes());
-        // Neither method nor path has a zero byte, so no path can be taken for the beginning of a body.
+        // Neither method nor path contains a zero byte, so the zero separates path and body unambiguously.
         highway.append(&[0]);
         FingerprintHasher {
             highway,
@@ -63,11 +65,11 @@ impl FingerprintKey {
     }
 }
 
-/// Bytes that stay in the CPU cache while they are read twice.
+/// Size of a part that stays in the CPU cache while it is read twice.
 const CACHE_BYTES: usize = 16 * 1024;
 
-/// Cuts a piece into parts that the scanner and then the printer read: a whole piece may be larger than the
-/// cache.
+/// Cuts a piece into parts that the scanner and then the fingerprint hasher read. A whole piece may be
+/// larger than the cache.
 pub(crate) fn cache_sized_parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
     piece.chunks(CACHE_BYTES)
 }
@@ -75,14 +77,14 @@ pub(crate) fn cache_sized_parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// An unfinished fingerprint.
 pub(crate) struct FingerprintHasher {
     highway: HighwayHasher,
-    /// Bytes of the body that `highway` has read: at most `DIRECT_BYTES`, unless it reads all of them.
+    /// Bytes of the body that `highway` has read: at most `DIRECT_BYTES`, unless XXH3 is unavailable.
     read: usize,
     rest: RestHasher,
 }
 
 /// Hash of the bytes after the first `DIRECT_BYTES`.
 enum RestHasher {
-    /// No such bytes so far.
+    /// The body has no such bytes so far.
     None(Arc<XxhHasher>),
     /// XXH3. Boxed, because few bodies are that long.
     Long(Box<XxhHasher>),
@@ -117,7 +119,7 @@ impl FingerprintHasher {
 
     /// Returns the fingerprint of everything added so far.
     pub(crate) fn finish(&self) -> RequestFingerprint {
-        // Finish a copy: more pieces may be added to this one.
+        // Finish a copy, because more pieces may follow.
         let mut highway = self.highway.clone();
         if let RestHasher::Long(xxh3) = &self.rest {
             highway.append(&xxh3.finish_128().to_le_bytes());

@@ -1,11 +1,11 @@
-//! Summary of a JSON value for rules about requests, parsed without building the value: a list of ten
-//! million numbers is a non-empty list and takes no memory.
+//! Summary of a JSON value, for rules about requests. Parsing builds only the summary: a list of ten
+//! million numbers becomes "a non-empty list" and takes no memory.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Longest text that is kept: all words of the API are shorter.
+/// Longest text that is kept; all keywords of the API are shorter.
 const MAX_WORD_BYTES: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -13,12 +13,12 @@ pub(crate) enum ValueGist {
     Null,
     Bool(bool),
     Number(f64),
-    /// A text; `None` if it is longer than any word of the API.
+    /// A text; `None` if it is longer than [`MAX_WORD_BYTES`].
     Text(Option<Box<str>>),
     List {
         is_empty: bool,
     },
-    /// An object, with its members `type` and `format`.
+    /// An object, reduced to its members `type` and `format`.
     Object {
         kind: Option<Box<ValueGist>>,
         format: Option<Box<ValueGist>>,
@@ -26,7 +26,7 @@ pub(crate) enum ValueGist {
 }
 
 impl ValueGist {
-    /// Returns whether the value requests something: not `false`, null, zero or empty.
+    /// Returns whether the value switches something on: not `false`, null, zero or empty.
     pub(crate) fn is_on(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => false,
@@ -104,7 +104,7 @@ impl<'de> Visitor<'de> for GistVisitor {
         let (mut kind, mut format) = (None, None);
         while let Some(name) = members.next_key::<ShortText>()? {
             match name.0.as_deref() {
-                // The last of several counts, as in llama-server's parser.
+                // If a member is repeated, the last is used, as in llama-server's parser.
                 Some("type") => kind = Some(Box::new(members.next_value()?)),
                 Some("format") => format = Some(Box::new(members.next_value()?)),
                 _ => drop(members.next_value::<IgnoredAny>()?),
@@ -120,7 +120,7 @@ impl<'de> Deserialize<'de> for ValueGist {
     }
 }
 
-/// A short text; `None` for a longer one.
+/// A text; `None` if it is longer than [`MAX_WORD_BYTES`].
 struct ShortText(Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for ShortText {
@@ -132,8 +132,8 @@ impl<'de> Deserialize<'de> for ShortText {
     }
 }
 
-/// Role of the last message of a list; `None` if it has none, or for anything but a list. The other
-/// messages are not kept.
+/// Role of the last message of a list; `None` if that message has no role, or the value is not a list. The
+/// other messages are not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastRole(pub(crate) Option<Box<str>>);
 

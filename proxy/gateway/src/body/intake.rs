@@ -1,14 +1,14 @@
 //! Reads as much of a request body as is needed before a backend is requested. Small bodies are read
 //! completely, because llama-server starts only with the whole body, and a held body can be sent again.
-//! Large ones are read until their model is known. If the request needs a slot, they are read to their end
-//! as far as there is room: a slot must not wait for a client.
+//! Large bodies are read until their model is known. If the request needs a slot, a large body is also read
+//! to its end as far as the budget has room, because a slot must not wait for a client.
 //!
 //! ```text
 //!   head -> [ large, and its model is in the query or any name will do? ] --yes--> streamed from the start
 //!                  | no
 //!                  v
-//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed
-//!                  | limit, silence, no budget                                 (for a slot: held)
+//!           pieces are held and scanned -- body complete, or model known and body large --> the rest is streamed
+//!                  | limit, silence, no budget                        (or read and held, if it needs a slot)
 //!                  v
 //!               refused
 //! ```
@@ -45,24 +45,25 @@ pub(crate) struct BodyIntake {
     rest: Option<RequestStream>,
     finder: ModelFinder,
     limits: BodyLimits,
-    /// The backend must see no other model name than the inserted one.
+    /// The model name was replaced; the backend must not see another name later in the body.
     one_model: bool,
     pub(crate) sent: Arc<SentBody>,
-    /// Copy of the bytes still to come, if the request is recorded.
+    /// Copy of the bytes for the recorder, if the request is recorded.
     copy: Option<RequestCopy>,
     printer: FingerprintHasher,
 }
 
-/// A body that is sent once, as it passes: the held part, and the rest.
+/// A body that is sent once, while it arrives: the held part, then the rest.
 pub(crate) struct PassingBody {
     pub(crate) held: HeldPieces,
     pub(crate) rest: Option<RequestStream>,
-    /// Continues to count images and audio clips.
+    /// Counts images and audio clips in the rest.
     pub(crate) scanner: Option<BodyScanner>,
     pub(crate) limits: BodyLimits,
-    /// The model name was replaced, and the backend would use a later one.
+    /// The model name was replaced; a second name in the rest, which the backend would use, fails the
+    /// request.
     pub(crate) one_model: bool,
-    /// Copy for the recorder; it already has the held pieces.
+    /// Copy for the recorder, which already contains the held pieces.
     pub(crate) copy: Option<RequestCopy>,
     pub(crate) printer: FingerprintHasher,
 }
@@ -76,18 +77,18 @@ enum ModelFinder {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BodyModel {
     Model(String),
-    /// No name, in a valid body or without a body.
+    /// The body is valid or absent, and has no name.
     Nothing,
-    /// No name, because the body is no JSON object.
+    /// The body is no JSON object, so it has no name.
     NotJson,
     /// The name is not a text.
     NotText,
 }
 
 impl BodyIntake {
-    /// Starts with a request's body; fails if it declares more bytes than allowed. Reads nothing yet, so
+    /// Prepares a request's body; fails if it declares more bytes than allowed. Reads nothing yet, so
     /// that a client which waits for `100 Continue` sends nothing before the limits were checked. Boxed,
-    /// because it is moved often and each move would copy it.
+    /// because each move of the value would copy it.
     pub(crate) fn begin(
         headers: &mut HeaderMap,
         body: Incoming,
@@ -115,7 +116,7 @@ impl BodyIntake {
         }))
     }
 
-    /// Reads as much as needed. With `search`, reads until the model is known.
+    /// Reads as much as needed before a backend is chosen. With `search`, reads until the model is known.
     pub(crate) async fn take_needed(
         &mut self,
         search: bool,
@@ -159,7 +160,8 @@ impl BodyIntake {
         Ok(())
     }
 
-    /// Tightens the limits for the rest, because a slot waits for it. Returns the limits in force.
+    /// Tightens the limits for the rest of the body, because a slot waits for it. Returns the limits in
+    /// force.
     pub(crate) fn tighten_limits(&mut self, config: &Server, limits: BodyLimits) -> BodyLimits {
         if self.rest.is_none() {
             return limits;
@@ -168,9 +170,9 @@ impl BodyIntake {
         self.limits
     }
 
-    /// Reads further pieces while the request waits for a backend: a client's leaving is noticed only after
-    /// its unread bytes. Resolves only if the body fails. Pauses when nothing is left or half of the budget
-    /// is used: waiting requests must not crowd out new ones.
+    /// Reads further pieces while the request waits for a backend, because a client's leaving is noticed
+    /// only after all its bytes were read. Resolves only if the body fails. Pauses when nothing is left or
+    /// half of the budget is used, so that waiting requests leave room for new ones.
     pub(crate) async fn read_ahead(&mut self) -> RequestRefusal {
         while self.rest.is_some() {
             match self.next().await {
@@ -187,7 +189,7 @@ impl BodyIntake {
         std::future::pending().await
     }
 
-    /// Reads the whole body, as long as the common budget has room. Returns false if it has not.
+    /// Reads the whole body while the common budget has room. Returns false if the budget has no room.
     pub(crate) async fn take_all(&mut self) -> Result<bool, RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };
@@ -199,7 +201,7 @@ impl BodyIntake {
         Ok(true)
     }
 
-    /// Reads the whole body and drops it: the backend gets none.
+    /// Reads the whole body and drops it; the backend gets an empty body.
     pub(crate) async fn discard(&mut self) -> Result<(), RequestRefusal> {
         self.held = self.held.new_empty();
         while self.next_in_time().await?.is_some() {}
@@ -208,7 +210,7 @@ impl BodyIntake {
         Ok(())
     }
 
-    /// Returns the next piece, if it comes in time.
+    /// Returns the next piece, or an error if it does not arrive in time.
     async fn next_in_time(&mut self) -> Result<Option<Bytes>, RequestRefusal> {
         let since = Instant::now();
         let piece = timeout(self.limits.rate.left(), self.next()).await;
@@ -227,12 +229,12 @@ impl BodyIntake {
     pub(crate) fn text_bytes(&self) -> Option<u64> {
         let ModelFinder::Json(scanner) = &self.finder else { return None };
         let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
-        // Of unknown length: at least the part read so far.
+        // If the length is unknown, only the part read so far is counted.
         let all = self.held.len().saturating_add(rest.unwrap_or(0));
         Some(all.saturating_sub(scanner.media_bytes()))
     }
 
-    /// Returns the prompt's texts, if the whole body is here and can be parsed.
+    /// Returns the prompt's texts, if the whole body has arrived and can be parsed.
     pub(crate) fn texts(&self) -> Option<PromptTexts> {
         let ModelFinder::Json(scanner) = &self.finder else { return None };
         if self.rest.is_some() || !scanner.is_complete_object() {
@@ -310,7 +312,7 @@ impl BodyIntake {
         matches!(self.finder, ModelFinder::Form(_))
     }
 
-    /// Returns whether exactly one `model` was seen, and it is a text.
+    /// Returns whether the part read so far has exactly one `model`, and its value is a text.
     pub(crate) fn names_model_once(&self) -> bool {
         matches!(&self.finder, ModelFinder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
     }
@@ -320,7 +322,7 @@ impl BodyIntake {
         self.held.pieces()
     }
 
-    /// Changes the held part of the body.
+    /// Applies edits to the held part of the body.
     pub(crate) fn edit(&mut self, edits: Vec<ByteEdit>) -> Result<(), RequestRefusal> {
         if self.held.edit(edits) { Ok(()) } else { Err(RequestRefusal::Busy) }
     }
@@ -359,7 +361,7 @@ impl BodyIntake {
         })
     }
 
-    /// Replaces the body that is sent. Returns false if the common budget has no room for it.
+    /// Replaces the body to be sent. Returns false if the common budget has no room for the new body.
     pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
         let mut scanner = BodyScanner::new();
         let mut held = self.held.new_empty();
@@ -374,7 +376,7 @@ impl BodyIntake {
         true
     }
 
-    /// Records a copy of everything that the backend gets.
+    /// Copies everything that the backend gets to the recorder.
     pub(crate) fn record(&mut self, mut copy: RequestCopy) {
         if !self.held.shared_pieces().iter().all(|piece| copy.add(piece)) {
             return;
@@ -402,8 +404,8 @@ impl BodyIntake {
         self.sent.media()
     }
 
-    /// Returns another copy of a whole JSON body under the same budget; `None` for any other body, or if
-    /// there is no room.
+    /// Returns another handle on a complete JSON body, counted again in the same budget; `None` for any
+    /// other body, or if the budget has no room.
     pub(crate) fn held_copy(&self) -> Option<HeldPieces> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         let mut held = self.held.new_empty();
@@ -411,13 +413,13 @@ impl BodyIntake {
         fits.then_some(held)
     }
 
-    /// Returns another body held under the same budget; `None` if there is no room for it.
+    /// Holds another body under the same budget; `None` if the budget has no room for it.
     pub(crate) fn hold_other(&self, body: Bytes) -> Option<HeldPieces> {
         let mut held = self.held.new_empty();
         held.push(body).ok().map(|()| held)
     }
 
-    /// Returns the pieces to send, and keeps them to be sent again.
+    /// Returns the pieces to send, and keeps them for another attempt.
     pub(crate) fn pieces_to_repeat(&mut self) -> (VecDeque<Bytes>, Arc<SentBody>) {
         self.count_media();
         self.sent = Arc::new(SentBody::for_resend(&self.sent));

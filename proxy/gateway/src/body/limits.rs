@@ -7,16 +7,16 @@ use crate::config::GatewayConfig;
 use crate::refusal::{BodyError, RequestRefusal};
 use crate::route::BodySize;
 
-/// Limits of a body or of its rest.
+/// Limits of a body, or of the rest of a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     /// Size limit of the whole body, in bytes.
     pub(crate) bytes: u64,
-    /// Name of the setting for that limit.
+    /// Configuration key of the size limit.
     pub(crate) key: &'static str,
     /// Minimum rate.
     pub(crate) rate: BodyRate,
-    /// A slot waits for the body, which could not be held completely.
+    /// A slot waits for the body, because the budget had no room to hold the whole body first.
     pub(crate) in_slot: bool,
 }
 
@@ -37,7 +37,7 @@ impl BodyLimits {
         Self { bytes: bytes.0, key, rate, in_slot: false }
     }
 
-    /// Returns the limits while a slot waits for the rest of the body.
+    /// Returns these limits with the stricter rate that applies while a slot waits for the rest of the body.
     pub(crate) fn while_in_slot(self, config: &Server) -> Self {
         let (pause, rate) = (config.slot_body_pause, config.slot_body_rate.0);
         Self { rate: BodyRate::new(pause, rate, config.body_deadline), in_slot: true, ..self }
@@ -47,13 +47,13 @@ impl BodyLimits {
     pub(crate) fn refusal(self, fault: BodyError) -> RequestRefusal {
         match fault {
             BodyError::TooLarge => RequestRefusal::BodyTooLarge { limit: self.bytes, key: self.key },
-            // With room to hold it, the body could have come as slowly as any other.
+            // The gateway was too full to hold the body; otherwise a slow body would have been accepted.
             BodyError::TooSlow if self.in_slot => RequestRefusal::Busy,
             BodyError::TooSlow => RequestRefusal::BodyTooSlow,
             BodyError::Undecodable => RequestRefusal::BodyUndecodable,
             BodyError::TooDense => RequestRefusal::BodyTooDense,
             BodyError::TwoModels => RequestRefusal::TwoModels,
-            // The code that sends bodies reports the last two in more detail.
+            // The code that sends bodies reports `Quarantined` and `Stopped` in more detail.
             BodyError::Broken | BodyError::Quarantined | BodyError::Stopped => RequestRefusal::BodyBroken,
         }
     }

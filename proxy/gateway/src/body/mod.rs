@@ -1,4 +1,5 @@
-//! Request bodies: read as far as needed, scanned as they pass, edited in place, held under one budget.
+//! Request bodies: read as far as needed, scanned while they are passed on, edited in place, held under one
+//! budget.
 
 pub(crate) mod body_rate;
 pub(crate) mod budget;

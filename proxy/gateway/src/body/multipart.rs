@@ -1,5 +1,5 @@
-//! Finds the field `model` of a `multipart/form-data` body as it passes, in pieces of any size. The body is
-//! never changed. No model is found in a body that the scanner does not understand.
+//! Finds the field `model` of a `multipart/form-data` body while the body is passed on in pieces of any
+//! size. The body is never changed. In a body that the scanner does not understand, no model is found.
 //!
 //! ```text
 //!   Preamble --delimiter--> Head --blank line--> Value (of `model`) --delimiter--> found
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use memchr::memmem;
 
-/// Longest head of a part. Usual ones have two short lines.
+/// Longest head of a part. Usual heads have two short lines.
 const MAX_PART_HEAD_BYTES: usize = 8192;
 /// Longest model name.
 const MAX_MODEL_BYTES: usize = 4096;
@@ -27,18 +27,18 @@ enum MultipartState {
 
 #[derive(Debug)]
 pub(crate) struct MultipartScanner {
-    /// `\r\n--boundary`.
+    /// The text `\r\n--boundary`.
     delimiter: Vec<u8>,
     at: MultipartState,
     carry: Vec<u8>,
-    /// Bytes that were in `carry` and were dropped.
+    /// Number of bytes that were removed from the front of `carry`.
     dropped_bytes: u64,
     model: Option<String>,
     value: Option<Range<u64>>,
 }
 
 impl MultipartScanner {
-    /// Creates a scanner, if the content type is `multipart/form-data` with a boundary.
+    /// Creates a scanner; `None` if the content type is not `multipart/form-data` with a boundary.
     pub(crate) fn from_content_type(content_type: &str) -> Option<Self> {
         let (kind, parameters) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -52,7 +52,7 @@ impl MultipartScanner {
             return None;
         }
         let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
-        // The first delimiter is at the start of the body, without a line end before it.
+        // The body starts with a delimiter that has no line end before it.
         Some(Self {
             delimiter,
             at: MultipartState::Preamble,
@@ -63,17 +63,17 @@ impl MultipartScanner {
         })
     }
 
-    /// Returns the model name, once its field was read to its end.
+    /// Returns the model name, once the whole field was read.
     pub(crate) fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
 
-    /// Returns the byte range of the name in the body.
+    /// Returns the byte range of the model name in the body.
     pub(crate) fn model_value(&self) -> Option<Range<u64>> {
         self.value.clone()
     }
 
-    /// Returns whether nothing that follows can name the model.
+    /// Returns whether the rest of the body can no longer name a model.
     pub(crate) fn is_settled(&self) -> bool {
         self.at == MultipartState::Done
     }
@@ -104,7 +104,7 @@ impl MultipartScanner {
                     self.at = MultipartState::Head;
                     return Some(from + end + self.delimiter.len());
                 }
-                // Keep what may be the first half of a delimiter.
+                // Keep bytes that may be the beginning of a delimiter.
                 let keep = rest.len().min(self.delimiter.len() - 1);
                 let next = from + rest.len() - keep;
                 (next > from).then_some(next)
@@ -122,15 +122,16 @@ impl MultipartScanner {
                 };
                 self.at =
                     if names_model(&rest[..end]) { MultipartState::Value } else { MultipartState::Skip };
-                // The delimiter of an empty field begins with the last line end of the head, so that stays.
+                // Keep the last line end of the head: the delimiter of an empty field begins with it.
                 Some(from + end + 2)
             }
             MultipartState::Value => {
-                // `rest` begins with the line end that closed the head.
+                // `rest` begins with the line end before the value.
                 if let Some(end) = memmem::find(rest, &self.delimiter) {
                     self.model =
                         rest.get(2..end).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
-                    // The two bytes that were put before the body make up for the line end before the value.
+                    // Offsets in `carry` are two too large, because a line end was put before the body; the
+                    // value begins two bytes after `from`, after its line end. The two cancel out.
                     let start = self.dropped_bytes + from as u64;
                     self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);
                     self.at = MultipartState::Done;

@@ -1,5 +1,6 @@
-//! Copies a request's body for a recorder, if the operator wants that for its model. The copy takes pieces
-//! as they pass, never waits, and drops a body larger than the limit. The recorder decides about storing.
+//! Copies a request's body for a recorder, if the operator enabled recording for the model. The copy takes
+//! pieces while they are passed on, never waits, and drops a body larger than the limit. The recorder
+//! decides what is stored.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,14 +10,14 @@ use http::Method;
 
 /// Receives copies of one model's requests.
 pub trait BodyRecorder: Debug + Send + Sync {
-    /// Size limit of a body in bytes; a larger one is not recorded.
+    /// Size limit of a body in bytes; a larger body is not recorded.
     fn limit(&self) -> usize;
     /// Receives a whole body as it was sent to the backend; `id` is the request's `X-Request-Id`. Called on
     /// a thread that serves clients, so it must not block.
     fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>);
 }
 
-/// Overhead in bytes for holding a piece.
+/// Memory for a held piece in bytes, apart from its content.
 const PIECE_OVERHEAD: usize = 64;
 
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub(crate) struct RequestCopy {
     method: Method,
     path: String,
     pieces: Vec<Bytes>,
-    /// Bytes that may still come.
+    /// Bytes that may still be added.
     left: usize,
 }
 
@@ -43,9 +44,9 @@ impl RequestCopy {
         }
     }
 
-    /// Adds a passing piece; false if the body has become too large to be recorded.
+    /// Adds the next piece; returns false if the body has become too large to be recorded.
     pub(crate) fn add(&mut self, piece: &Bytes) -> bool {
-        // Without the overhead, pieces of one byte would take a hundred times the counted bytes.
+        // If the overhead were not counted, pieces of one byte would take a hundred times the counted bytes.
         let cost = piece.len().saturating_add(PIECE_OVERHEAD);
         let fits = cost <= self.left;
         if fits {
@@ -55,7 +56,7 @@ impl RequestCopy {
         fits
     }
 
-    /// Hands the copy to the recorder once the body has passed to its end.
+    /// Hands the copy to the recorder once the whole body was sent to the backend.
     pub(crate) fn end(self) {
         self.recorder.take(&self.id, &self.method, &self.path, self.pieces);
     }

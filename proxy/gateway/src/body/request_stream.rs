@@ -1,9 +1,9 @@
 //! The body of a request as its client sends it, decoded if it has a `Content-Encoding`. llama-server
 //! decodes nothing, and neither a model name nor a rule can be read from compressed bytes.
 //!
-//! A few bytes can decode to very many. Therefore a decoded body counts against the same limits as a plain
-//! one, must not be more than [`MAX_DECODED_RATIO`] times as large as the sent bytes, and reserves its
-//! decoder's memory from the common budget.
+//! A few bytes can decode to very many. Therefore a decoded body counts against the same limits as an
+//! encoded one, must not be more than [`MAX_DECODED_RATIO`] times as large as the bytes received, and
+//! reserves memory for its decoder in the common budget.
 
 use std::io;
 use std::pin::Pin;
@@ -25,13 +25,13 @@ use tokio_util::io::{StreamReader, poll_read_buf};
 use crate::body::budget::{BodyBudget, HeldPieces};
 use crate::refusal::{BodyError, MAX_DECODED_RATIO, RequestRefusal};
 
-/// Decoded bytes up to which the ratio is not checked.
+/// Size in decoded bytes up to which the ratio of decoded to received bytes is not checked.
 const RATIO_FREE_BYTES: u64 = 1 << 20;
 
 /// Bytes that are decoded at a time.
 const DECODE_BYTES: usize = 16 << 10;
 
-/// The largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
+/// Largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
 /// Memory of a decoder in bytes: its window, the block that it decodes, and its input.
@@ -50,16 +50,16 @@ pub(crate) struct DecodedStream {
     sent: Arc<AtomicU64>,
     decoded: u64,
     is_over: bool,
-    /// Reservation for the decoder's memory.
+    /// Reservation of the decoder's memory in the budget.
     _memory: HeldPieces,
 }
 
 impl RequestStream {
-    /// Removes the coding from the head, and decodes the body as it arrives. Reads nothing yet.
+    /// Removes `Content-Encoding` from the head, and decodes the body while it arrives. Reads nothing yet.
     ///
     /// # Errors
-    /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or there is no memory
-    /// for a decoder at the moment.
+    /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or the budget has no
+    /// room for a decoder at the moment.
     pub(crate) fn open(
         headers: &mut HeaderMap,
         body: Incoming,
@@ -83,7 +83,7 @@ impl RequestStream {
             frame
         });
         let reader = StreamReader::new(counted.into_data_stream());
-        // Both codings allow several members in a row. Anything else after the first is then an error.
+        // Both codings allow several members in a row. Any other bytes after the first member are an error.
         let decoder: Pin<Box<dyn AsyncRead + Send>> = if coding == ContentCoding::Gzip {
             let mut decoder = GzipDecoder::new(reader);
             decoder.multiple_members(true);

@@ -1,26 +1,26 @@
-//! Reads a JSON body as it passes, in pieces of any size: the model it names, whether it asks for a stream,
-//! and its number of images and audio clips. The body is never changed, copied or delayed, and its syntax
-//! is left to the backend.
+//! Scans a JSON body while it is passed on, in pieces of any size: the model it names, whether it asks for
+//! a stream, and its number of images and audio clips. The body is never changed, copied or delayed. Its
+//! syntax is not checked, because the backend does that.
 //!
 //! On every valid body the result agrees with a full parser:
 //! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
-//! - The first `model` wins. A second one cannot be understood differently elsewhere, because only the
-//!   gateway reads it: a backend serves one model only.
-//! - `stream` counts as true only if it occurs once and is the literal `true`, because "this is a stream"
-//!   is part of the proof that a request may be sent again.
+//! - The first `model` is used. A second one cannot be misread by the backend, because only the gateway reads
+//!   this member: a backend serves a single model.
+//! - `stream` counts as true only if it occurs once and is the literal `true`, because the proof that a
+//!   request may be sent again relies on it.
 //! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, as in
-//!   OpenAI chat, OpenAI responses and Anthropic messages. An audio clip is `input_audio` there.
+//!   OpenAI chat, OpenAI responses and Anthropic messages. For an audio clip the value is `input_audio`.
 
 use std::ops::Range;
 
 use crate::body::spelling::StringSpelling;
 
-/// Longest raw spelling of a compared word: `input_image` with every letter escaped takes 66 bytes.
+/// Longest raw spelling of a word that is compared: `input_image` with every letter escaped takes 66 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
 /// Longest raw model name that is read. File systems and registries have shorter limits.
 const MAX_MODEL_BYTES: usize = 4096;
 
-/// Returns the first byte that can begin or end a value inside another value, as far as needed here.
+/// Returns the offset of the first quote, brace or bracket, which may begin or end a value.
 /// Compares many bytes at a time without branches, so that the compiler uses vector instructions.
 fn find_structural(bytes: &[u8]) -> Option<usize> {
     const AT_A_TIME: usize = 32;
@@ -39,7 +39,7 @@ fn find_structural(bytes: &[u8]) -> Option<usize> {
 /// Model name in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ScannedModel {
-    /// Not seen yet; at the end of the body: not present.
+    /// No `model` was found in the part read so far.
     Absent,
     Named(String),
     /// `model` is not a string.
@@ -80,7 +80,7 @@ impl TypeKeyState {
     }
 }
 
-/// The scanner of one body, to be fed in order.
+/// The scanner of one body. The pieces of the body must be fed in order.
 #[derive(Debug)]
 pub(crate) struct BodyScanner {
     lex: ScanState,
@@ -98,11 +98,11 @@ pub(crate) struct BodyScanner {
     images: u32,
     audio: u32,
     media_bytes: u64,
-    /// Bytes of the pieces before the current one.
+    /// Total length of the pieces before the current one.
     before: u64,
     /// Number of `model` keys in the outermost object.
     models: u32,
-    /// Byte range of the first model, with its quotes.
+    /// Byte range of the first model name, with its quotes.
     model_value: Range<u64>,
 }
 
@@ -134,7 +134,7 @@ impl BodyScanner {
         &self.model
     }
 
-    /// Returns how many models the body has named so far.
+    /// Returns how many `model` members were found so far.
     pub(crate) fn models(&self) -> u32 {
         self.models
     }
@@ -144,8 +144,8 @@ impl BodyScanner {
         matches!(self.model, ScannedModel::Named(_)).then(|| self.model_value.clone())
     }
 
-    /// Returns whether nothing that follows can name the model: it was found, the object ended, or this is
-    /// no object.
+    /// Returns whether the rest of the body can no longer name the model: a name was found, the object
+    /// ended, or the body is no object.
     pub(crate) fn settled(&self) -> bool {
         self.model != ScannedModel::Absent || self.closed || self.object == Some(false)
     }
@@ -155,7 +155,7 @@ impl BodyScanner {
         self.closed && self.object == Some(true)
     }
 
-    /// Returns whether the body asks for a stream. Final once the whole body was fed.
+    /// Returns whether the body asks for a stream; false until the whole body was fed.
     pub(crate) fn is_stream(&self) -> bool {
         self.is_complete_object() && self.streams == 1 && self.stream_true
     }
@@ -169,8 +169,8 @@ impl BodyScanner {
         self.audio
     }
 
-    /// Returns the bytes of strings with an image or a recording: `data:` URLs, and values of keys named
-    /// `data`.
+    /// Returns the total length of strings that are images or recordings: `data:` URLs, and values of keys
+    /// named `data`.
     pub(crate) fn media_bytes(&self) -> u64 {
         self.media_bytes
     }
@@ -195,7 +195,7 @@ impl BodyScanner {
 
     fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
         if self.depth > 1 && self.type_key == TypeKeyState::No && self.data_key == TypeKeyState::No {
-            // Skip numbers, literals and commas.
+            // Numbers, literals and commas do not matter here, so skip them.
             match find_structural(&piece[at..]) {
                 Some(skipped) => at += skipped,
                 None => return piece.len(),
@@ -252,8 +252,8 @@ impl BodyScanner {
         at + 1
     }
 
-    /// Handles the beginning of a value in the outermost object that is not a string. Later bytes of it are
-    /// ignored.
+    /// Handles the beginning of a value in the outermost object that is not a string. Only its first byte is
+    /// looked at.
     fn begin_value(&mut self, is_true: bool) {
         if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {

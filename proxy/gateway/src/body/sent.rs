@@ -1,4 +1,4 @@
-//! Shared state of a request body: what was sent and why it failed. Readable while a connection owns the
+//! Shared state of a request body: how much was sent and why it failed. Readable while a connection owns the
 //! body.
 
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ pub(crate) struct SentBody {
 }
 
 impl SentBody {
-    /// Creates the state for sending the same body once more.
+    /// Creates the state for sending the same body again.
     pub(crate) fn for_resend(before: &Self) -> Self {
         Self {
             bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
@@ -42,18 +42,18 @@ impl SentBody {
         (u64::from(self.images.load(Ordering::Relaxed)), u64::from(self.audio.load(Ordering::Relaxed)))
     }
 
-    /// Sets the fingerprint, once the client's whole body has come.
+    /// Sets the fingerprint, once the client's whole body has arrived.
     pub(crate) fn set_fingerprint(&self, print: RequestFingerprint) {
-        // Set once: a body has one end.
+        // The body ends only once, so a second value cannot differ.
         let _once = self.print.set(print);
     }
 
-    /// Returns the fingerprint, once the whole body has come; `None` for an empty one.
+    /// Returns the fingerprint, once the whole body has arrived; `None` for an empty body.
     pub(crate) fn fingerprint(&self) -> Option<RequestFingerprint> {
         self.print.get().copied()
     }
 
-    /// Records that the connection took the body to its end, or not.
+    /// Records whether the connection took the whole body.
     pub(crate) fn note_end(&self, whole: bool) {
         self.whole.store(whole, Ordering::Release);
     }
@@ -63,13 +63,13 @@ impl SentBody {
         self.fault.store(fault as u8, Ordering::Release);
     }
 
-    /// Returns whether the connection took the body to its end.
+    /// Returns whether the connection took the whole body.
     pub(crate) fn is_whole(&self) -> bool {
         self.whole.load(Ordering::Acquire)
     }
 
-    /// Returns the fingerprint, if the connection took the whole body: only then can the backend be working
-    /// on it.
+    /// Returns the fingerprint, if the connection took the whole body: before that, the backend cannot be
+    /// working on the request.
     pub(crate) fn sent_fingerprint(&self) -> Option<RequestFingerprint> {
         self.fingerprint().filter(|_| self.is_whole())
     }

@@ -1,15 +1,15 @@
-//! Reads a string of a JSON body in its raw spelling, in pieces of any size. Keeps only as many bytes as
-//! are compared. Long strings (images, prompts) are skipped and only measured. Syntax is not checked.
+//! Reads a string of a JSON body in its raw, still escaped spelling, in pieces of any size. Keeps only as
+//! many bytes as are compared; long strings (images, prompts) are only measured. Syntax is not checked.
 
 use memchr::memchr;
 
-/// The current string, or the last one.
+/// Raw spelling of the string that is being read, or was read last.
 #[derive(Debug)]
 pub(crate) struct StringSpelling {
     bytes: Vec<u8>,
     limit: usize,
     is_too_long: bool,
-    /// The last byte was a backslash, so the next one is escaped.
+    /// The last byte was an unescaped backslash, so the next byte is escaped.
     ends_in_escape: bool,
     length: u64,
 }
@@ -26,9 +26,9 @@ impl StringSpelling {
         (self.is_too_long, self.ends_in_escape) = (false, false);
     }
 
-    /// Reads on from `start` to the closing quote or the end of the piece. Returns the offset after what
-    /// was read, and whether the string has ended. Searches only for quotes, which is faster than searching
-    /// for backslashes, too: those matter only right before a quote and at the end.
+    /// Reads from `start` to the closing quote or the end of the piece. Returns the offset after the bytes
+    /// read, and whether the string has ended. Searches only for quotes, which is faster than searching
+    /// for backslashes, too: a backslash matters only right before a quote and at the end of the piece.
     pub(crate) fn read(&mut self, piece: &[u8], start: usize) -> (usize, bool) {
         let text = &piece[start..];
         let mut from = 0;
@@ -44,14 +44,14 @@ impl StringSpelling {
         (piece.len(), false)
     }
 
-    /// Returns whether the byte after `text` is escaped: an odd number of backslashes precedes it. `text`
-    /// continues the previous piece.
+    /// Returns whether the byte after `text` is escaped, because an odd number of backslashes precedes it.
+    /// `text` continues the previous piece.
     fn is_next_escaped(&self, text: &[u8]) -> bool {
         let run = text.iter().rev().take_while(|byte| **byte == b'\\').count();
         (run % 2 == 1) != (run == text.len() && self.ends_in_escape)
     }
 
-    /// Appends bytes of a token that is no string.
+    /// Appends bytes of a token that is not a string.
     pub(crate) fn append(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
@@ -59,12 +59,12 @@ impl StringSpelling {
         self.is_too_long |= kept < bytes.len();
     }
 
-    /// Returns the raw length in bytes, including those not kept.
+    /// Returns the raw length in bytes, including bytes that were not kept.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Returns whether the string is this word.
+    /// Returns whether the unescaped string equals `word`.
     pub(crate) fn spells(&self, word: &str) -> bool {
         if self.is_too_long {
             false
@@ -75,13 +75,13 @@ impl StringSpelling {
         }
     }
 
-    /// Returns whether the string is a `data:` URL. The beginning alone is not enough: text such as an
-    /// event stream may begin with `data:`, too.
+    /// Returns whether the string is a `data:` URL with base64. The prefix `data:` does not suffice,
+    /// because other text, such as an event stream, may begin with it.
     pub(crate) fn is_media(&self) -> bool {
         self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
     }
 
-    /// Returns the memory it takes, in bytes.
+    /// Returns the memory allocated for the kept bytes.
     #[cfg(test)]
     pub(crate) fn kept(&self) -> usize {
         self.bytes.capacity()

@@ -1,12 +1,12 @@
-//! Edits a JSON body by replacing byte ranges, so that everything else stays as the client spelled it:
-//! unknown fields, the form of numbers, order, white space. The body stays a list of pieces and is never
+//! Edits a JSON body by replacing byte ranges, so that the rest stays as the client wrote it (unknown
+//! fields, the form of numbers, order, white space). The body stays a list of pieces, which are never
 //! joined.
 //!
 //! ```text
-//!   pieces --walk once--> `index`: offsets of the wanted members of the outermost object
+//!   pieces --read once--> `json_index`: offsets of the wanted members of the outermost object
 //!                            | rules (`rules::plan`)
 //!                            v
-//!                         Edits: range -> new bytes
+//!                         edits: range -> new bytes
 //!                            | apply
 //!                            v
 //!                         pieces, old and new
@@ -26,10 +26,10 @@ pub(crate) struct ByteEdit {
     pub(crate) text: String,
 }
 
-/// Returns the ranges to cut so that these places disappear and the commas between the others stay right.
-/// `count` is the number of all elements.
+/// Returns the byte ranges to cut so that the elements at `places` disappear and the commas between the
+/// remaining elements stay right. `count` is the number of all elements.
 pub(crate) fn removal_ranges(places: &[&JsonPlace], count: u32) -> Vec<Range<u64>> {
-    // Places at the end are cut with the comma before them, all others with the one after them.
+    // Elements at the end are cut with the comma before them, all others with the comma after them.
     let mut tail = places.len();
     while tail > 0 && u64::from(places[tail - 1].index) + (places.len() - tail) as u64 + 1 == u64::from(count)
     {
@@ -76,7 +76,7 @@ pub(crate) fn apply_edits(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> 
     out
 }
 
-/// Converts an offset within one piece, whose length fits.
+/// Converts an offset within one piece to `usize`; it always fits.
 fn piece_offset(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! The beginning of a connection: admitted or refused, TLS or not, HTTP/1.1 or HTTP/2.
+//! The beginning of a connection: decides whether it is admitted, uses TLS, and speaks HTTP/1.1 or HTTP/2.
 //!
 //! ```text
 //!   accepted --TLS configured--> handshake --ALPN h2--------------> h2
@@ -7,7 +7,8 @@
 //!      |                                               +-no-------> connection
 //!      +-------------------------------------------------------> connection
 //!
-//!   too many connections --> one short answer that says so, unless too many are being refused like that
+//!   too many connections --> a short answer with the reason; none if too many are being refused at the
+//!   moment
 //! ```
 
 use std::net::IpAddr;
@@ -59,7 +60,7 @@ impl ConnectionAcceptor {
     }
 }
 
-/// A connection, admitted or not.
+/// A connection, with its place in the count if it was admitted.
 pub(crate) struct AcceptedConnection {
     acceptor: Arc<ConnectionAcceptor>,
     stream: TcpStream,
@@ -68,7 +69,7 @@ pub(crate) struct AcceptedConnection {
 }
 
 impl AcceptedConnection {
-    /// Serves the connection to its end. A connection beyond the limit gets a short answer and is closed.
+    /// Serves the connection until it ends. A connection beyond the limit gets a short answer and is closed.
     pub(crate) async fn serve_connection(self) {
         let Self { acceptor, stream, ip, admitted } = self;
         let peer = admitted.as_ref().map(|admitted| admitted.peer().clone());
@@ -77,7 +78,7 @@ impl AcceptedConnection {
     }
 }
 
-/// Serves a connection to its end; sends a refused client the reason.
+/// Serves a connection until it ends; if it was refused, sends the client the reason.
 async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStream, admitted: bool) {
     let shared = &acceptor.shared;
     let config = &shared.config;
@@ -86,8 +87,8 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
     if matches!(refusal, Some(Err(_))) {
         return limited.note(GatewayLimit::Refusals);
     }
-    // Otherwise the kernel would buffer as much for a stalled reader as its connection was ever fast enough
-    // for.
+    // Limit unsent bytes. Otherwise the kernel would buffer for a stalled client as much as the connection
+    // could carry when it was fastest.
     if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(saturate_u32(config.server.unsent_bytes))
     {
         tracing::debug!(%error, "cannot set TCP_NOTSENT_LOWAT");
@@ -162,11 +163,11 @@ fn h2_io(shared: &GatewayShared, stream: ClientStream, before: Bytes) -> (Client
 }
 
 enum SniffedProtocol {
-    /// Begins with the preface; the bytes read.
+    /// The connection begins with the preface. Holds the bytes read.
     H2(Bytes),
-    /// Begins with something else; the bytes read.
+    /// The connection begins with other bytes. Holds the bytes read.
     Other(Bytes),
-    /// The preface was begun and not completed in time.
+    /// The client sent a part of the preface and did not complete it in time.
     Slow,
     Idle,
     Gone,
@@ -181,7 +182,7 @@ async fn sniff_preface(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffe
         } else {
             (config.server.header_timeout, SniffedProtocol::Slow)
         };
-        // Read no further than the preface: the rest is for the server.
+        // Read no further than the preface: the HTTP/2 library reads the rest.
         let mut rest = (&mut *stream).take((H2_PREFACE.len() - before.len()) as u64);
         match timeout(limit, rest.read_buf(&mut before)).await {
             Err(_) => return late,

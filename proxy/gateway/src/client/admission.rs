@@ -1,4 +1,4 @@
-//! Limits the number of connections: in total, and per address, where an IPv6 network counts as one address.
+//! Limits the number of connections, in total and per client address. An IPv6 network counts as one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

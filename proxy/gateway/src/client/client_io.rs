@@ -1,6 +1,6 @@
-//! A client's connection as hyper sees it. This type tracks since when the connection is idle or within a
-//! request head, and whether it must linger. An error text is added to hyper's own answers to unreadable
-//! heads, which have none.
+//! A client's connection as hyper sees it. This type records since when the connection is idle or within a
+//! request head, and whether it must linger before it is closed. It also adds an error text to hyper's own
+//! answers to unreadable heads, which have no body.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -19,27 +19,27 @@ use crate::protocol::LEAST_BUFFER;
 use crate::protocol::conn_state::{ConnPhase, ConnState};
 use crate::refusal::{HeadLimits, unreadable_head};
 
-/// Interval for checking whether a client with unread bytes has left.
+/// Interval for checking whether a client has left whose bytes hyper does not read at the moment.
 const LEFT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) struct ClientIo {
     stream: ClientStream,
     state: Arc<ConnState>,
     limits: HeadLimits,
-    /// Bytes that were already read.
+    /// Bytes that were read from the socket before hyper got the connection.
     before: Bytes,
-    /// Our own answer in place of hyper's.
+    /// The gateway's answer that replaces hyper's own.
     own_answer: Bytes,
-    /// hyper has unprocessed bytes and does not read on, so it would not notice that the client leaves.
+    /// hyper has unprocessed bytes and does not read further, so it would not notice that the client leaves.
     unread: bool,
-    /// Time of the next check for that.
+    /// Time of the next check whether the client has left.
     next_check: Option<Pin<Box<Sleep>>>,
-    /// The client did not take all of the last write.
+    /// The socket did not take all bytes of the last write.
     blocked: bool,
 }
 
 impl ClientIo {
-    /// For HTTP/1, with a second reader of the heads.
+    /// Wraps an HTTP/1 connection, whose heads are also read by a second, stricter reader.
     pub(crate) fn http1(
         stream: ClientStream,
         before: Bytes,
@@ -50,7 +50,7 @@ impl ClientIo {
         Self::http2(stream, before, state, limits)
     }
 
-    /// For HTTP/2, whose framing is unambiguous.
+    /// Wraps an HTTP/2 connection, whose framing is unambiguous and needs no second reader.
     pub(crate) fn http2(
         stream: ClientStream,
         before: Bytes,
@@ -61,14 +61,14 @@ impl ClientIo {
         Self { stream, state, limits, before, own_answer, unread, next_check, blocked }
     }
 
-    /// Refuses the connection and closes it, without hyper.
+    /// Sends a refusal and closes the connection, without hyper.
     pub(crate) async fn refuse(self, status: u16, linger: Duration) {
         if let Some(answer) = unreadable_head(status, &self.limits) {
             self.send_and_close(&answer, linger).await;
         }
     }
 
-    /// Sends these bytes and closes, without hyper.
+    /// Sends `answer` and closes the connection, without hyper.
     pub(crate) async fn send_and_close(mut self, answer: &str, linger: Duration) {
         let write = timeout(linger, self.stream.write_all(answer.as_bytes())).await;
         if matches!(write, Ok(Ok(()))) {
@@ -76,13 +76,13 @@ impl ClientIo {
         }
     }
 
-    /// Closes the connection. If the client may still be sending, reads on for a while: closing with unread
-    /// bytes resets the connection, and the reset may overtake the answer.
+    /// Closes the connection. If the client may still be sending, reads for a while before: closing with
+    /// unread bytes resets the connection, and the client may see the reset before the answer.
     pub(crate) async fn close(mut self, linger: Duration) {
         if self.state.lingers() {
             drain(&mut self.stream, linger).await;
         } else if self.stream.announces_close() {
-            // The result does not matter: the connection is over.
+            // A failure does not matter, because the connection ends anyway.
             let _over = timeout(linger, self.stream.shutdown()).await;
         }
     }
@@ -115,7 +115,7 @@ impl ClientIo {
     }
 }
 
-/// Returns whether the client has closed its side or vanished, even if it left unread bytes.
+/// Returns whether the client has closed its side or vanished, even if bytes it sent are still unread.
 fn has_left(stream: &TcpStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -124,8 +124,8 @@ fn has_left(stream: &TcpStream) -> bool {
     matches!(poll(&mut files, Some(&now)), Ok(1..)) && files[0].revents().intersects(gone)
 }
 
-/// Makes the close of a connection drop unsent bytes: the kernel would keep them for minutes if the client
-/// does not read.
+/// Makes the kernel drop unsent bytes when the connection is closed. Otherwise it would keep them for
+/// minutes if the client does not read.
 fn reset_on_close(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         tracing::debug!(%error, "cannot reset a connection");
@@ -139,17 +139,17 @@ async fn drain(stream: &mut ClientStream, linger: Duration) {
         while stream.read(&mut sink).await? > 0 {}
         io::Result::Ok(())
     };
-    // The result does not matter: the connection is over.
+    // A failure does not matter, because the connection ends anyway.
     let _over = timeout(linger, reading).await;
 }
 
-/// Returns whether a head contains these words, in any case.
+/// Returns whether a head contains `words`, in upper or lower case.
 fn contains_words(head: &[u8], words: &[u8]) -> bool {
     head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words))
 }
 
-/// Returns the status of hyper's own answer to an unreadable head. Such an answer has a length of 0, and no
-/// request id, which every answer of ours has.
+/// Returns the status if `bytes` are hyper's own answer to an unreadable head. Such an answer has a length
+/// of 0 and lacks the request id that every answer of the gateway has.
 fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
     let is_ours = matches!(state.phase(), ConnPhase::Busy(_)) || contains_words(rest, b"x-request-id");
@@ -162,7 +162,7 @@ fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
 }
 
 impl ClientIo {
-    /// Returns whether `bytes` are dropped because our own answer is sent instead.
+    /// Returns whether `bytes` are dropped because the gateway's answer is sent instead.
     fn replace_bare_answer(&mut self, bytes: &[u8]) -> bool {
         let answer =
             bare_answer_status(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));

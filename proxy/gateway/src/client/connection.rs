@@ -1,4 +1,4 @@
-//! A client connection from its first byte to its close: hyper reads and writes, this task enforces the
+//! A client connection from its first byte to its close. hyper reads and writes; this module enforces the
 //! time limits.
 
 use std::convert::Infallible;
@@ -29,7 +29,7 @@ use crate::shared::GatewayShared;
 /// Shortest interval between checks of the time limits.
 pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// hyper's default limit of header fields.
+/// hyper's default for the most header fields of a head.
 const HYPER_HEADER_COUNT: usize = 100;
 
 struct RequestService {
@@ -46,16 +46,16 @@ impl Service<Request<Incoming>> for RequestService {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
         if shared.retire.is_cancelled() || shared.stop.is_cancelled() {
-            // The connection's last request here. The answer announces that, and the client does not write
-            // into a closing connection.
+            // Close the connection after this request. The answer announces the close, so that the client
+            // does not write into a closing connection.
             return Box::pin(async move {
                 let mut answer = exchange::answer(shared, state, peer, request).await?;
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 Ok(answer)
             });
         }
-        // Built in place on the heap. A future around it would hold it twice, and one built on the stack
-        // would be copied for each request.
+        // Build the future in place on the heap. Inside another future it would take its size twice, and
+        // built on the stack it would be copied for each request.
         let place = Box::new_uninit();
         let future = Box::write(place, exchange::answer(shared, state, peer, request));
         Box::into_pin(future)
@@ -66,7 +66,7 @@ impl Service<Request<Incoming>> for RequestService {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopProgress {
     No,
-    /// Without a request; waits briefly for a request that may be in transit.
+    /// No request is running; the connection is kept briefly for a request that may be in transit.
     Soon,
     Now,
 }
@@ -82,7 +82,7 @@ enum ConnectionEnd {
     Cancelled,
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until it ends.
 pub(crate) async fn serve_http1(
     shared: Arc<GatewayShared>,
     state: Arc<ConnState>,
@@ -99,13 +99,13 @@ pub(crate) async fn serve_http1(
     let service = RequestService { shared, state: state.clone(), peer };
     let mut builder = Builder::new();
     if config.server.header_count != HYPER_HEADER_COUNT {
-        // With any other number hyper allocates for each request.
+        // Set only another number than hyper's default: with it, hyper allocates memory for each request.
         builder.max_headers(config.server.header_count);
     }
     let mut connection = builder
         .max_buf_size(config.server.header_bytes.in_memory().max(LEAST_BUFFER))
-        // In drop-in mode names are written as llama-server does: some programs compare them
-        // case-sensitively.
+        // In drop-in mode header names are written as llama-server writes them, because some programs
+        // compare them case-sensitively.
         .title_case_headers(title_case)
         // The limits for a head and for an idle connection differ, but hyper has one setting for both.
         .header_read_timeout(None)
@@ -128,8 +128,8 @@ pub(crate) async fn serve_http1(
                 cancelling.unless_stuck(|| state.after_poll(connection.poll_without_shutdown(context), context))
             }) => break result.map_or(ConnectionEnd::Cancelled, ConnectionEnd::Done),
             () = stop.cancelled(), if stopping == StopProgress::No => {
-                // An immediate close would lose a request in transit. Such a request is answered as the
-                // last one.
+                // An immediate close would lose a request in transit. Such a request is still answered, and
+                // the connection is closed after it.
                 stopping = if matches!(state.phase(), ConnPhase::Busy(_)) { StopProgress::Now } else { StopProgress::Soon };
                 if stopping == StopProgress::Now {
                     Pin::new(&mut connection).graceful_shutdown();
@@ -143,7 +143,7 @@ pub(crate) async fn serve_http1(
                 let now = Instant::now();
                 let keep_alive = idle_timeout(&retire, config);
                 let due = next_limit_with(&state, config, keep_alive);
-                // Checked often enough for a head that begins between two checks.
+                // The interval is short enough for a head that begins between two checks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
                     None => {}
@@ -154,8 +154,8 @@ pub(crate) async fn serve_http1(
                         watch.as_mut().reset(now + look);
                         Pin::new(&mut connection).graceful_shutdown();
                     }
-                    // Shutdown was requested before, and hyper still waits: the client does not read the
-                    // rest of an answer.
+                    // The shutdown began at an earlier check and hyper is still not done: the client does not
+                    // read the rest of an answer.
                     Some(GatewayLimit::KeepAlive) => break ConnectionEnd::Stuck(GatewayLimit::Overdue),
                     Some(limit) => break ConnectionEnd::Stuck(limit),
                 }
@@ -191,14 +191,14 @@ pub(crate) async fn serve_http1(
     }
 }
 
-/// Limit that will end a connection or a stream, and its time.
+/// The limit that a connection or a stream reaches next, and when.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DueLimit {
     pub(crate) at: Instant,
     pub(crate) limit: GatewayLimit,
 }
 
-/// Returns the limit that applies now, and when it is reached.
+/// Returns the limit that applies in the current phase, and when it is reached.
 pub(crate) fn next_limit(state: &ConnState, config: &GatewayConfig) -> Option<DueLimit> {
     next_limit_with(state, config, config.server.keep_alive)
 }

@@ -3,16 +3,16 @@
 //! ```text
 //!   connection task: frames, pings, windows, time limits of the connection
 //!      |  one task per stream: exchange -> head -> body, polled only while the stream has a window
-//!      |     reset by the client ---------> exchange dropped: lease returned, backend's connection closed
-//!      |     no window for `send_timeout` -> reset by us
-//!      |     cancelled, without a window to report that -> reset by us
-//!      |  more resets in `reset_window` than allowed --> GOAWAY; running streams end, no new ones
-//!      |  stop, retire -------------------------------> GOAWAY; the same
+//!      |     reset by the client ---------> exchange dropped: lease released, backend connection closed
+//!      |     no window for `send_timeout` -> reset by the gateway
+//!      |     cancelled, without a window to report that -> reset by the gateway
+//!      |  more resets in `reset_window` than allowed --> GOAWAY; running streams finish, new ones are refused
+//!      |  the gateway stops or retires ---------------> GOAWAY; running streams finish, new ones are refused
 //!      +-- ends with the last stream
 //! ```
 //!
-//! The library resets malformed streams (connection-specific fields, a body longer or shorter than
-//! declared) before or while they are served.
+//! The HTTP/2 library resets malformed streams (connection-specific fields, a body longer or shorter than
+//! declared) before or during their exchange.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -50,13 +50,13 @@ use crate::protocol::conn_state::ConnState;
 use crate::shared::GatewayShared;
 
 tokio::task_local! {
-    /// The stream that a task serves.
+    /// The stream that the current task serves.
     static STREAM: Arc<H2Stream>;
 }
 
 struct H2Stream {
     conn: Arc<ConnState>,
-    /// Its answer was sent to the end.
+    /// The whole answer was sent.
     whole: AtomicBool,
 }
 
@@ -95,7 +95,7 @@ impl H2Streams {
         });
     }
 
-    /// Returns the time since which there is no stream.
+    /// Returns since when there is no stream; `None` while there is one.
     fn idle_since(&self) -> Option<Instant> {
         self.with(|counts| (counts.open == 0).then_some(counts.idle_since))
     }
@@ -115,7 +115,7 @@ impl H2Streams {
     }
 }
 
-/// Spawns the library's future of each stream.
+/// Spawns a task for each stream's future, which comes from the HTTP/2 library.
 #[derive(Clone)]
 struct H2Spawner {
     shared: Arc<GatewayShared>,
@@ -132,7 +132,7 @@ where
         let stream = Arc::new(H2Stream { conn: ConnState::new(), whole: AtomicBool::new(false) });
         let Self { shared, streams, gone, .. } = self.clone();
         streams.begin();
-        // Boxed once, instead of being part of each future around it.
+        // Box the future once, so that the futures that contain it stay small.
         let future = Box::pin(future);
         self.tasks.spawn(async move {
             let cancelling = &stream.conn.cancelling;
@@ -156,7 +156,7 @@ where
     }
 }
 
-/// Resolves when a stream has exceeded its time because its client opens no window.
+/// Resolves when a stream has exceeded a time limit because its client opens no window.
 async fn wait_until_overdue(state: &ConnState, shared: &GatewayShared) -> GatewayLimit {
     let config = &shared.config;
     let look = config.server.send_timeout.max(MIN_CHECK_INTERVAL);
@@ -191,14 +191,14 @@ impl Service<Request<Incoming>> for StreamService {
             join_cookies(request.headers_mut());
             let Ok(answer) = exchange::answer(shared, stream.conn.clone(), peer, request).await;
             let mut answer = answer.map(|body| StreamBody { body, stream });
-            // A stream has no `Connection` field (RFC 9113 section 8.2.2).
+            // An HTTP/2 stream must not have a `Connection` field (RFC 9113 section 8.2.2).
             answer.headers_mut().remove(CONNECTION);
             Ok(answer)
         })
     }
 }
 
-/// Joins split cookies into one field (RFC 9113 section 8.2.3).
+/// Joins cookies that the client sent in several fields into one (RFC 9113 section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if pieces.len() > 1
@@ -208,7 +208,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// The body of an answer, which records since when its client does not read.
+/// The body of an answer; also records whether the client is slow to read it.
 struct StreamBody {
     body: AnswerBody,
     stream: Arc<H2Stream>,
@@ -224,7 +224,7 @@ impl Body for StreamBody {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         self.stream.conn.set_blocked(false);
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        // The library polls for the next frame only when there is a window for it.
+        // After a data frame, the library polls again only once the client has opened a window.
         self.stream.conn.set_blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
         frame
     }
@@ -274,7 +274,7 @@ pub(crate) async fn serve_http2(
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let look = config.server.keep_alive.min(config.server.send_timeout).max(MIN_CHECK_INTERVAL);
     let mut watch = pin!(sleep_until(Instant::now() + look));
-    // Set when the connection was asked to end: by a stop, by a timeout, after a flood of resets.
+    // Set once the connection is to end, because of a stop, a timeout or a flood of resets.
     let (mut stopping, mut closing) = (false, false);
     let limit = loop {
         tokio::select! {

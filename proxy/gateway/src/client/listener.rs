@@ -1,4 +1,4 @@
-//! The listening sockets, one per configured host. Accepted connections are counted and served elsewhere.
+//! The listening sockets, one per configured host. Other modules count and serve the accepted connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,12 +10,12 @@ use warden_supervisor::resolve_host;
 
 use crate::client::error::GatewayError;
 
-/// All sockets, at least one.
+/// All listening sockets, at least one.
 #[derive(Debug)]
 pub(crate) struct GatewayListener {
     listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
-    /// Index of the socket to try first, so that a busy one does not starve the others.
+    /// Index of the socket to try first, so that a busy socket does not starve the others.
     next: usize,
 }
 
@@ -24,10 +24,10 @@ const MAX_BACKLOG: usize = 1024;
 
 impl GatewayListener {
     /// Opens a socket for each of `hosts`: names or addresses, separated by commas, usually one. With port
-    /// 0 the system chooses the port of the first host, and the others use the same.
+    /// 0 the system chooses the port of the first host, and the other hosts use the same port.
     ///
     /// # Errors
-    /// One of them cannot be opened; then none is.
+    /// A socket cannot be opened; then all sockets are closed again.
     pub(crate) async fn open(hosts: &str, mut port: u16) -> Result<Self, GatewayError> {
         let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
         for host in hosts.split(',') {
@@ -42,15 +42,15 @@ impl GatewayListener {
     /// Duplicates the sockets for another instance of llama-warden.
     ///
     /// # Errors
-    /// There are too many open files.
+    /// The process has too many open files.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         self.listeners.iter().map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Takes sockets that listen already: those of another instance, or of the program that started us.
+    /// Takes sockets that already listen, from another instance or from the program that started this one.
     ///
     /// # Errors
-    /// There is none, or one of them cannot be used.
+    /// `sockets` is empty, or one of its sockets cannot be used.
     pub(crate) fn adopt(sockets: Vec<std::net::TcpListener>) -> io::Result<Self> {
         let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
         for socket in sockets {
@@ -62,13 +62,13 @@ impl GatewayListener {
         if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
     }
 
-    /// Returns the addresses in the order of the hosts, with the chosen port.
+    /// Returns the addresses in the order of the hosts, with the ports in use.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Accepts the next connection at any socket. Cancel safe: a connection is taken only when it is
-    /// returned.
+    /// Accepts the next connection on any socket. Cancel safe: a connection is taken from the queue only
+    /// when it is returned.
     pub(crate) async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         std::future::poll_fn(|context| {
             let all = self.listeners.len();
@@ -83,7 +83,7 @@ impl GatewayListener {
         .await
     }
 
-    /// Closes the sockets and returns the connections made before that: the kernel would reset them.
+    /// Closes the sockets and returns connections that wait to be accepted, which the kernel would reset.
     pub(crate) fn close_and_drain(&mut self) -> Vec<(TcpStream, SocketAddr)> {
         let mut all = Vec::new();
         for listener in std::mem::take(&mut self.listeners).into_iter().filter_map(|one| one.into_std().ok())
@@ -102,8 +102,8 @@ async fn open_one(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Ga
     let host = host.trim().trim_start_matches('[').trim_end_matches(']');
     let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
     let mut addresses: Vec<SocketAddr> = resolve_host(host, port).await.map_err(unresolved)?;
-    // `localhost` means both ::1 and 127.0.0.1. The latter comes first, because clients that use an address
-    // use that.
+    // `localhost` means both ::1 and 127.0.0.1. IPv4 comes first, because clients that use a literal address
+    // mostly use 127.0.0.1.
     addresses.sort_by_key(SocketAddr::is_ipv6);
     let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
     for address in addresses {

@@ -1,5 +1,5 @@
-//! A client's byte stream with or without TLS, and the handshake. The handshake runs in the connection's
-//! own task, so that a slow or hostile client delays no other.
+//! A client's byte stream with or without TLS, and the TLS handshake. The handshake runs in the connection's
+//! own task, so that a slow or hostile client delays no other client.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -31,8 +31,8 @@ impl ClientStream {
         }
     }
 
-    /// Returns whether a close must be announced, so that a cut is not taken for the end (RFC 8446 section
-    /// 6.1).
+    /// Returns whether the end of the stream must be announced, so that the client can distinguish it from
+    /// a broken connection (RFC 8446 section 6.1).
     pub(crate) fn announces_close(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
@@ -52,7 +52,7 @@ impl From<TcpStream> for ClientStream {
 /// Result of a handshake.
 pub(crate) enum HandshakeResult {
     Tls(ClientStream),
-    /// The client sent something else, probably HTTP.
+    /// The first byte is not TLS, but probably HTTP.
     NotTls(TcpStream),
     /// The handshake did not complete in time.
     Slow,

@@ -1,14 +1,14 @@
 //! Certificate and key: read at the start, and again when the files change. An invalid pair is reported and
-//! never used; the current one stays.
+//! never used; the current pair stays in use.
 //!
 //! ```text
-//!   load --invalid--> error with a remedy: no start
+//!   load --invalid--> error with a remedy: the program does not start
 //!     | valid
 //!     v
-//!   in use <---- valid ---- look: files changed? ---- invalid --> reported once, the old pair stays
+//!   in use <---- valid ---- check: files changed? ---- invalid --> reported once, the old pair stays
 //! ```
 //!
-//! Certificate authorities are not checked: clients decide whether they trust the certificate.
+//! The issuer of the certificate is not checked: clients decide whether they trust the certificate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use webpki::{EndEntityCert, KeyUsage};
 use crate::clock;
 use crate::config::TlsFiles;
 
-/// Later than the end of every certificate: RFC 5280 section 4.1.2.5 has none after the year 9999.
+/// A time after the end of every certificate: by RFC 5280 section 4.1.2.5 no end is after the year 9999.
 const BEYOND_ANY_CERTIFICATE: Duration = Duration::from_secs(253_402_300_800);
 
 /// Errors of certificate and key.
@@ -65,14 +65,14 @@ pub enum TlsError {
     #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = describe_age(*.since))]
     Expired {
         cert: PathBuf,
-        /// Seconds since its end.
+        /// Seconds since the certificate expired.
         since: u64,
     },
     /// The certificate is not valid yet.
     #[error("the certificate {cert} is not valid yet, for another {} s; is the clock right?", .seconds, cert = .cert.display())]
     NotYet {
         cert: PathBuf,
-        /// Seconds until its beginning.
+        /// Seconds until the certificate becomes valid.
         seconds: u64,
     },
 }
@@ -103,12 +103,12 @@ impl CertificateInfo {
 /// A usable pair of certificate and key.
 struct TlsPair {
     serve: Arc<ServerConfig>,
-    /// Without HTTP/2: for connections that get one short answer.
+    /// Configuration without HTTP/2, for connections that are refused with a short answer.
     refuse: Arc<ServerConfig>,
     certificate: CertificateInfo,
 }
 
-/// The certificate in use. Reading it is cheap; checking the files blocks for the time of two reads.
+/// The certificate in use. Getting it is cheap; checking the files blocks for the time of two reads.
 pub struct TlsState {
     files: TlsFiles,
     h2: bool,
@@ -130,7 +130,7 @@ impl TlsState {
     ///
     /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
-        // Taken before reading: a change during the read is then noticed at the next check.
+        // Take the stamps before reading: a change during the read is then noticed at the next check.
         let seen = Mutex::new(TlsFileStamps::from_files(&files));
         let tickets = ring::Ticketer::new().map_err(|error| unusable_pair(&files, &error))?;
         let pair = TlsPair::read(&files, h2, &tickets)?;
@@ -160,7 +160,7 @@ impl TlsState {
     ///
     /// # Errors
     ///
-    /// Same as [`Self::load`]. The pair in use stays.
+    /// Same as [`Self::load`]. After an error the pair in use stays.
     pub fn reload(&self) -> Result<CertificateInfo, TlsError> {
         let pair = TlsPair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;
@@ -179,8 +179,8 @@ impl TlsState {
     }
 }
 
-/// Metadata that changes when a file is written or replaced: a renewal renames a new file into place, or
-/// changes a link.
+/// File metadata that changes when certificate or key is written or replaced: a renewal renames a new file
+/// into place, or changes a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TlsFileStamps([Option<(SystemTime, u64, u64)>; 2]);
 
@@ -210,7 +210,8 @@ impl TlsPair {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .map_err(|error| unusable_pair(files, &error))?;
-        // A returning client needs no new signature from us, and tickets take no memory here.
+        // With a ticket, a returning client needs no new signature. Tickets are kept by clients, not in
+        // memory here.
         serve.ticketer = tickets.clone();
         let mut refuse = serve.clone();
         refuse.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -257,12 +258,12 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { what, path: path.to_owned(), source })
 }
 
-/// Checks that the certificate is valid now, and returns its end.
+/// Checks that the certificate is valid now, and returns the end of its validity.
 fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, TlsError> {
     let at = |time| {
         let own = EndEntityCert::try_from(chain.first()?).ok()?;
         let usage = KeyUsage::server_auth();
-        // Without an authority the check always fails, but it examines the time first.
+        // Without a trusted issuer the verification always fails, but it checks the time first.
         own.verify_for_usage(webpki::ALL_VERIFICATION_ALGS, &[], &[], time, usage, None, None).err()
     };
     let (now, cert) = (clock::unix_seconds(), files.cert.clone());

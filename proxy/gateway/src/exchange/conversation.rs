@@ -1,13 +1,13 @@
 //! Identifies a conversation across its turns, and reports its identifier to clients and load balancers.
 //!
 //! ```text
-//!   X-Warden-Ask: conversation    --> X-Warden-Conversation: 16 digits   keyed hash of its beginning
-//!   X-Warden-Conversation: WORD   --> the same word                      for a balancer that routes by it
-//!   neither                       --> nothing, and nothing is computed
+//!   X-Warden-Ask: conversation    --> X-Warden-Conversation: 16 digits   keyed hash of the conversation's
+//!   beginning X-Warden-Conversation: WORD   --> X-Warden-Conversation: WORD        for a load balancer
+//!   that routes by it no such header                --> no header, and nothing is computed
 //! ```
 //!
-//! A balancer cannot read bodies; with the identifier it sends the next turn to the instance whose prompt
-//! cache is warm. The identifier reveals no text: without the key not even a guess can be checked.
+//! A load balancer cannot read bodies; with the identifier it sends the next turn to the instance whose
+//! prompt cache is warm. The identifier reveals no text: without the key not even a guess can be verified.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -28,17 +28,17 @@ const ASK_HEADER: HeaderName = HeaderName::from_static("x-warden-ask");
 /// Longest identifier accepted from a client, in bytes.
 const MAX_ID_BYTES: usize = 64;
 
-/// Identifier that a client requests for its conversation.
+/// Identifier that a client wants for its conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConversationHint {
     None,
-    /// The client's own identifier.
+    /// The client has chosen this identifier.
     Given(HeaderValue),
-    /// An identifier computed by the gateway.
+    /// The gateway is to compute an identifier.
     Computed,
 }
 
-/// Removes both headers from a head, because no backend needs them. An identifier unfit as a routing key is
+/// Reads and removes both headers, because no backend needs them. An identifier unfit as a routing key is
 /// ignored.
 pub(super) fn conversation_hint(headers: &mut HeaderMap) -> ConversationHint {
     let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK_HEADER));
@@ -55,8 +55,8 @@ pub(super) fn conversation_hint(headers: &mut HeaderMap) -> ConversationHint {
     }
 }
 
-/// Returns the identifier for the answer. Reads the rest of a body that may be held; a longer one gets no
-/// identifier.
+/// Returns the identifier for the answer. Reads the rest of the body if the budget has room to hold it;
+/// otherwise returns no computed identifier.
 pub(super) async fn conversation_id(
     exchange: &HttpExchange,
     wish: ConversationHint,
@@ -76,9 +76,9 @@ pub(super) async fn conversation_id(
     }
 }
 
-/// Computes 64 bits of a hash under a key that only this process has, as digits.
+/// Computes 64 bits of a hash with a key that only this process has, as 16 digits.
 fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
-    // No request has this path, so the hash never equals a request's fingerprint.
+    // No request has the path `conversation`, so the hash never equals a request's fingerprint.
     let mut printer = key.begin(&Method::POST, "conversation");
     visit_beginning(body, |text| {
         printer.add(&(text.len() as u64).to_le_bytes());
@@ -88,15 +88,16 @@ fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(digits).ok()
 }
 
-/// Computes the hash for choosing a canary, without a key, because it is never shown.
+/// Computes a hash that decides whether a canary gets the conversation. Needs no key, because it is never
+/// shown.
 pub(super) fn conversation_hash(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     visit_beginning(body, |text| text.hash(&mut hasher));
     hasher.finish()
 }
 
-/// Passes the part that stays the same over all turns of a conversation: everything up to the first user
-/// message, or the whole body if it has no messages.
+/// Calls `each` with the parts that stay the same over all turns of a conversation: everything up to the
+/// first user message, or the whole body if it has no messages.
 fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
     #[derive(Deserialize)]
     struct ConversationBody<'a> {
@@ -121,7 +122,7 @@ fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
         role.is_some_and(|role| role.get() == "\"user\"")
     };
     let Ok(parsed) = serde_json::from_slice::<ConversationBody<'_>>(body) else { return each(body) };
-    // The Responses API calls the list of messages `input`, which may also be one text.
+    // The Responses API calls the list of messages `input`; this member may also be a single text.
     let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
     let Some(messages) = parsed.messages.or(listed) else { return each(body) };
     let first = messages.iter().position(is_users).map_or(messages.len(), |first| first + 1);

@@ -1,9 +1,9 @@
-//! Drop-in mode: llama-warden replaces a single llama-server that answers to every name, and answers as
-//! little as possible itself. The process's own answers to a list of models or to a CORS preflight are
-//! better than ours. Health stays ours, because it must not disappear while one process replaces another;
-//! it answers like llama-server until the first is up.
+//! Drop-in mode: llama-warden replaces a single llama-server, accepts every model name, and answers as
+//! little as possible itself. llama-server's own answers to a list of models or to a CORS preflight are
+//! more complete. The gateway always answers health itself, because that route must work while one process
+//! replaces another; it answers like llama-server until the first process is ready.
 //!
-//! Nothing here waits: a route is left only to a process that is up.
+//! Nothing here waits: a route is forwarded only to a process that is ready.
 
 use warden_supervisor::{FleetView, ModelState};
 
@@ -15,18 +15,18 @@ pub(crate) fn is_drop_in(shared: &GatewayShared) -> bool {
     shared.upstream.backends.takes_any_name()
 }
 
-/// Returns whether the gateway answers one of its own routes itself, in drop-in mode.
+/// Returns whether the gateway itself answers a local route in drop-in mode.
 pub(super) fn answers_locally(shared: &GatewayShared, local: &LocalRoute, asks_for_keys: bool) -> bool {
     let theirs = match local {
         LocalRoute::Models => true,
-        // A preflight has no key, which a forwarded request would need.
+        // A preflight has no API key, and could not be forwarded if keys are required.
         LocalRoute::Preflight => !asks_for_keys,
         _ => false,
     };
     !(theirs && is_up(&shared.upstream.backends.view()))
 }
 
-/// Returns whether health reports a loading process, in drop-in mode.
+/// Returns whether health reports a loading process in drop-in mode.
 pub(super) fn is_loading(shared: &GatewayShared) -> bool {
     has_never_been_up(&shared.upstream.backends.view())
 }
@@ -35,7 +35,8 @@ fn is_up(view: &FleetView) -> bool {
     view.models.iter().all(|model| model.state == ModelState::Loaded)
 }
 
-/// A process may be up and report nothing about itself, so its first readiness is decisive.
+/// Returns whether some model has never been ready. The state may be unknown while a process is up, so a
+/// model that was ready once does not count.
 fn has_never_been_up(view: &FleetView) -> bool {
     view.models.iter().any(|model| model.state != ModelState::Loaded && !model.was_ready)
 }

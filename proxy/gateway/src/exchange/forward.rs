@@ -1,5 +1,5 @@
-//! The stages of a forwarded request: read its body, find its model, apply that model's rules, wait for a
-//! lease, send it.
+//! The stages of a forwarded request: read its body, find its model, apply the model's rules, wait for a
+//! lease, send the request.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -40,16 +40,16 @@ use crate::route::target::ModelPath;
 use crate::route::{self, BodyShape, RouteEffect};
 use crate::rules;
 
-/// A request in the form that its backend gets, as far as its body was read.
+/// Properties of a request whose head and body have the form that the backend gets.
 struct PreparedRequest {
     model: ModelName,
-    /// Prompt tokens, if admission needs them.
+    /// Prompt tokens; set if admission depends on their number.
     tokens: Option<u64>,
     assemble: Option<AnswerFormat>,
     sets: Option<(String, Bytes)>,
-    /// The request may load its model.
+    /// The request may cause its model to be loaded.
     loads: bool,
-    /// Time that a canary gets for the beginning of its answer.
+    /// Time within which a canary must begin its answer.
     patience: Duration,
 }
 
@@ -97,7 +97,7 @@ pub(super) async fn forward(
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
     let mut prepared = prepared.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
     if wish != ConversationHint::None {
-        // Rare, so boxed: it would enlarge every request's future.
+        // Boxed because few requests ask for it, and the future of every request would grow.
         let word = Box::pin(conversation::conversation_id(exchange, wish, &mut intake)).await;
         exchange.conversation =
             word.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
@@ -105,7 +105,7 @@ pub(super) async fn forward(
     exchange.flight.progress.note_waiting();
     if let Some(canary) = shared.upstream.backends.canary(&prepared.model) {
         prepared.patience = canary.patience;
-        // Rare, so boxed: it would enlarge every request's future.
+        // Boxed because canaries are rare, and the future of every request would grow.
         let tried =
             Box::pin(tried::lease_canary(exchange, &canary, &prepared.model, prepared.tokens, &mut intake));
         let lease = tried.await.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
@@ -118,13 +118,13 @@ pub(super) async fn forward(
         }
     }
     if let Some(manner) = loading_notice(exchange, &prepared, &intake) {
-        // Rare, so boxed: it would enlarge every request's future.
+        // Boxed because this case is rare, and the future of every request would grow.
         return Box::pin(wait_for_lease(exchange, manner, prepared, parts, intake, limits)).await;
     }
     let lease = if prepared.loads {
         prepared.attempts(exchange, &limits).lease(&mut intake).await
     } else {
-        // Rare, so boxed: it would enlarge every request's future.
+        // Boxed because this case is rare, and the future of every request would grow.
         let mut attempts = prepared.attempts(exchange, &limits);
         Box::pin(attempts.lease_loaded(&mut intake)).await
     };
@@ -133,8 +133,8 @@ pub(super) async fn forward(
     sending.await.map(ForwardResult::Answered)
 }
 
-/// Returns the form of progress messages for a stream whose model is being loaded. `None` if the model is
-/// serving, or if the client gets only the model's answer.
+/// Returns the form of progress messages for a stream whose model is being loaded. `None` if a process
+/// serves the model, or if the client gets only the model's answer.
 fn loading_notice(
     exchange: &HttpExchange,
     prepared: &PreparedRequest,
@@ -153,8 +153,8 @@ fn loading_notice(
     shared.upstream.backends.next_process(&prepared.model).map(|_| manner)
 }
 
-/// Waits for a lease of a model that is not loaded. If the lease or a refusal comes soon, the client gets a
-/// plain answer, so that a refusal has its own status.
+/// Waits for a lease of a model that is not loaded. If the lease is granted or refused soon, the client
+/// gets an ordinary response, so that a refusal has its own status.
 async fn wait_for_lease(
     exchange: &mut HttpExchange,
     manner: LoadingNoticeForm,
@@ -180,7 +180,7 @@ async fn wait_for_lease(
     send_when_granted(exchange, prepared, parts, intake, limits, granted).await.map(ForwardResult::Answered)
 }
 
-/// Sends a request whose whole body is here, once its lease is granted.
+/// Sends a request whose whole body is held, once its lease is granted.
 async fn send_when_granted(
     exchange: &mut HttpExchange,
     prepared: PreparedRequest,
@@ -241,7 +241,7 @@ async fn send_request(
     let rest = ClientBody::after_intake(&intake);
     let shared = exchange.shared.clone();
     let (model, kind) = (&prepared.model, exchange.route.kind);
-    // There was no room to hold the whole body: from here on a slot waits for the rest.
+    // If the budget had no room to hold the whole body, a slot waits for the rest from here on.
     let limits =
         if kind == LeaseKind::Slot { intake.tighten_limits(&shared.config.server, limits) } else { limits };
     let rules = exchange.rules(model);
@@ -261,7 +261,7 @@ async fn send_request(
     let generates =
         exchange.route.shape.filter(|_| exchange.route.generates).and_then(AnswerFormat::from_shape);
     let kept = generates.filter(|_| lease.keeps_turns()).map(|kind| {
-        // The other kinds consist of parts that occur in no other request.
+        // An `infill` prompt is composed of parts that occur in no other request.
         let is_whole = exchange.route.name != "infill";
         let understood =
             matches!(kind, AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native) && is_whole;
@@ -274,7 +274,7 @@ async fn send_request(
         max_bytes: shared.config.upstream.replay_bytes.in_memory(),
     };
     let text_bytes = intake.text_bytes().unwrap_or(0);
-    // Used if no exact token count is available.
+    // This guess is used if the tokens were not counted.
     let guess = text_bytes / keys::BYTES_PER_TOKEN;
     let message =
         UpstreamRequest::new(parts, intake, repeating).map_err(|refusal| rest.with_refusal(refusal))?;
@@ -312,25 +312,25 @@ fn check_relayed(
     model: &ModelName,
     is_page: bool,
 ) -> Result<RelayedAnswer, RequestRefusal> {
-    // On an error its connection is closed with it.
+    // If this fails, the backend connection is dropped with `relayed`, which closes it.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
         .map_err(|why| RequestRefusal::Garbled { model: model.clone(), why: why.to_owned() })?;
     if let LeaseAddress::Remote(_) = relayed.backend.lease.address() {
         headers::strip_host_policies(relayed.response.headers_mut());
         if relayed.response.status() == StatusCode::UNAUTHORIZED {
-            // The endpoint refuses our own key; the client cannot do anything about that.
+            // The remote endpoint refuses the operator's key; the client cannot do anything about that.
             relayed.backend.lease.doubt();
             return Err(RequestRefusal::KeyThere { model: model.clone() });
         }
     }
     if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
-        // llama-server's own answer has no further information.
+        // llama-server's own answer contains nothing more.
         return Err(RequestRefusal::NoPage);
     }
     Ok(relayed)
 }
 
-/// Reads the body as far as needed, and gives head and body the form that the backend gets.
+/// Reads the body as far as needed, and gives head and body the form that is sent to the backend.
 #[inline]
 async fn prepare(
     exchange: &mut HttpExchange,
@@ -343,8 +343,8 @@ async fn prepare(
     let (shared, route) = (exchange.shared.clone(), exchange.route);
     let upstream = &shared.upstream;
     let named = match named {
-        // With `any_name` every name resolves to the only model, so a large body need not be searched for
-        // one.
+        // In drop-in mode every name resolves to the only model, so a large body need not be searched for a
+        // name.
         None if exchange.drop_in => Some(exchange.resolve(access, Some(""))?),
         named => named,
     };
@@ -377,14 +377,14 @@ async fn prepare(
     if access.has_key() {
         keys::strip_key_headers(&mut parts.headers);
     }
-    // Checked in its final form, before waiting for a backend.
+    // Check the head in its final form, before waiting for a backend.
     check_lines(parts)?;
     if route.kind == LeaseKind::Slot {
         intake.take_rest().await?;
     }
     refuse_quarantined(upstream, &model, intake)?;
     let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
-    // Parsed as llama-server's router does.
+    // Parse the value as llama-server's router does.
     let loads =
         asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
     let tokens =
@@ -441,10 +441,11 @@ pub(super) fn named_in_body(
     if let BodyModel::Model(name) = &named {
         return exchange.resolve(access, Some(name));
     }
-    // A single model gets any body and refuses it itself; with several models the gateway has to say why.
+    // With a single model any body is forwarded, and the model's server refuses an invalid one. With several
+    // models the gateway has to say why no model is found.
     let route = exchange.route;
     exchange.resolve(access, None).map_err(|refusal| match (named, refusal) {
-        // Without a model there is no backend that could be asked whether the route exists.
+        // Without a model, no backend can say whether the route exists.
         (_, RequestRefusal::Resolve(ResolveError::Missing { .. })) if route.name == route::UNKNOWN_ROUTE => {
             RequestRefusal::NoRoute
         }
@@ -458,7 +459,7 @@ pub(super) fn named_in_body(
     })
 }
 
-/// Refuses a request that is known to kill its server, once its whole body is here.
+/// Refuses a request that is known to kill its server, once its whole body was read.
 fn refuse_quarantined(
     upstream: &UpstreamContext,
     model: &ModelName,

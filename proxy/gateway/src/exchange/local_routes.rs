@@ -1,5 +1,5 @@
-//! The gateway's own routes: health, the models and their processes. `shown` filters the lists: a client
-//! sees the models that it may use.
+//! The gateway's own routes: health, the models and their processes. The filter `shown` limits the lists to
+//! the models that the client may use.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::rules::ListingRules;
 /// Decides whether a model is listed.
 type ModelFilter<'a> = &'a dyn Fn(&ModelView) -> bool;
 
-/// Headers and body of an answer. Its status is 308 if it has a `Location`, else 200.
+/// Headers and body of an answer, whose status is 308 if the headers have a `Location`, else 200.
 pub(super) type LocalAnswer = (HeaderMap, Bytes);
 
-/// Answers a request to one of these routes.
+/// Answers a request to one of the gateway's own routes.
 pub(super) fn answer_locally(
     exchange: &HttpExchange,
     access: &ClientAccess,
@@ -71,14 +71,14 @@ pub(super) fn answer_locally(
             })
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight_headers(&parts.headers), Bytes::new())),
-        // The page has a body type of its own and was admitted as such.
+        // The page is answered elsewhere, because it has another body type.
         LocalRoute::Page | LocalRoute::Forbidden => {
             Err(RequestRefusal::Method(route::logged_method(&parts.method)))
         }
     };
     let rest = match local {
-        // A client may send through a tunnel before it learns that the tunnel was refused: the following
-        // bytes are no request.
+        // After `CONNECT`, a client may send tunnel bytes before it learns that the tunnel was refused.
+        // These bytes are not a request.
         LocalRoute::Forbidden => ClientBody::Unframed,
         _ => ClientBody::Complete,
     };
@@ -91,9 +91,9 @@ pub(super) fn json_answer(body: &Value) -> LocalAnswer {
     (headers, Bytes::from(body.to_string()))
 }
 
-/// `/health`: whether requests can be served. Fails while every model refuses its requests because no
-/// process of it starts: another instance would serve them better. A model that is loading, being replaced,
-/// or loaded by its first request counts as healthy, because its requests wait.
+/// Answers `/health`: reports whether requests can be served. Fails while every model refuses its requests
+/// because no process of it starts, so that a load balancer uses another instance. A model that is loading,
+/// being replaced, or loaded only by a request counts as healthy, because its requests wait.
 fn health_answer(view: &FleetView) -> Result<LocalAnswer, RequestRefusal> {
     let refusing = |model: &ModelView| {
         model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
@@ -106,7 +106,7 @@ fn health_answer(view: &FleetView) -> Result<LocalAnswer, RequestRefusal> {
     Err(RequestRefusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
 }
 
-/// `/v1/models`: every listed model, in any state.
+/// Answers `/v1/models`: lists each model that the client may use, in any state.
 fn models_answer(
     view: &FleetView,
     live: &LiveConfig,
@@ -120,7 +120,7 @@ fn models_answer(
     json_answer(&json!({ "models": ollama, "object": "list", "data": data }))
 }
 
-/// `/running`: the processes of the listed models.
+/// Answers `/running`: lists the processes of the models that the client may use.
 fn running_answer(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer {
     let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
         model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
@@ -139,7 +139,7 @@ fn running_answer(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer 
     json_answer(&json!({ "running": processes.collect::<Vec<_>>() }))
 }
 
-/// Redirects to the same target with a slash at its end.
+/// Redirects to the same target with a slash appended.
 fn redirect_answer(location: &str) -> LocalAnswer {
     let mut headers = HeaderMap::new();
     if let Ok(location) = HeaderValue::from_str(location) {
@@ -148,7 +148,7 @@ fn redirect_answer(location: &str) -> LocalAnswer {
     (headers, Bytes::new())
 }
 
-/// `/v1/models/{id}`, by name or alias.
+/// Answers `/v1/models/{id}`, with a name or an alias as the id.
 fn model_answer(view: &FleetView, live: &LiveConfig, name: &ModelName, created: u64) -> Option<LocalAnswer> {
     view.models
         .iter()
@@ -156,12 +156,13 @@ fn model_answer(view: &FleetView, live: &LiveConfig, name: &ModelName, created: 
         .map(|model| json_answer(&model_entry(model, live, created)))
 }
 
-/// Returns a model's list fields from the configuration.
+/// Returns the fields that the configuration adds to a model's entry in lists.
 fn model_listing<'a>(live: &'a LiveConfig, model: &ModelName) -> Cow<'a, ListingRules> {
     live.models.get(model).map_or_else(Cow::default, |rules| Cow::Borrowed(&rules.listing))
 }
 
-/// Describes a model as llama-server does in lists, with its state as llama-server's router does.
+/// Describes a model in the form of llama-server's model list, with its state in the form of llama-server's
+/// router.
 fn model_entry(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     let mut entry = json!({
         "id": model.name,
@@ -188,7 +189,7 @@ fn model_entry(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     entry
 }
 
-/// Describes a name that currently resolves to this model.
+/// Describes a configured name that currently resolves to `model`.
 fn renamed_entry(
     view: &FleetView,
     live: &LiveConfig,

@@ -1,7 +1,7 @@
 //! The life of one request.
 //!
 //! ```text
-//!   Received -> [ own route? ] -> answered here                  `local_routes`
+//!   Received -> [ gateway's own route? ] -> answered here        `local_routes`
 //!      | head valid, client has access
 //!   Admitted -> body read, model resolved, rules applied         `forward`
 //!      |     -> lease (waits in the model's queue; the body is read ahead meanwhile)
@@ -10,16 +10,16 @@
 //!            -> request sent ----------------- handed back unsent --------------+-> next attempt
 //!            -> head ------------------------- ended before any byte of a       |   (new lease)
 //!      |                                       stream's answer, body still held +
-//!      |         anything else that fails here: 502, possibly executed
+//!      |         any other failure here: 502, possibly executed
 //!   Answered -> relayed, or assembled                            `reply`
 //! ```
 //!
-//! Each state is a type with the data known in it. A request that ends without a backend's answer is
-//! [`RefusedRequest`], which also says what its client may still send. [`crate::backend::attempts`] covers the
-//! steps from the lease to the head.
+//! Each state is a type with the data known in it. A request that ends without a backend's answer becomes a
+//! [`RefusedRequest`], which also tells how much of its body the client may still send. The steps from the
+//! lease to the head of the answer are in [`crate::backend::attempts`].
 //!
-//! The whole life is one future. hyper drops it when the client leaves, which frees the place in the queue,
-//! the lease and the held bytes, and closes the connection to the backend.
+//! The whole life is one future. hyper drops it when the client leaves, which frees the request's place in
+//! the queue, the lease and the held bytes, and closes the connection to the backend.
 
 mod conversation;
 pub(crate) mod dropin;
@@ -89,35 +89,35 @@ struct HttpExchange {
     body: Option<Arc<SentBody>>,
     /// Memory budget of the client, once the client is known.
     budget: Option<BodyBudget>,
-    /// Rules of the requested name, if it has its own.
+    /// Rules of the requested name, if the configuration has rules for that name.
     name_rules: Option<Arc<ModelRules>>,
-    /// Identifier of the conversation, if the client or a balancer asked for it.
+    /// Identifier of the conversation, if the client or a load balancer asked for it.
     conversation: Option<HeaderValue>,
 }
 
-/// A received head of which only the target was read.
+/// A received request of which only the target was examined.
 struct ReceivedRequest {
     parts: Box<Parts>,
     body: Incoming,
-    /// Result of the second reader that checks the framing next to hyper.
+    /// Result of the second reader, which checks the framing independently of hyper.
     seen: Option<HeadResult>,
     /// The target lies outside `api_prefix`.
     is_outside: bool,
-    /// The gateway's own route that answers it.
+    /// The gateway's own route that answers the request, if any.
     local: Option<LocalRoute>,
-    /// The model that the path names, if it is of the kind that does.
+    /// The model that the path names, if the path has the form that names one.
     named: Option<Result<ModelPath, RequestRefusal>>,
-    /// Bytes held of this client's bodies.
+    /// Bytes held of request bodies from this client's address.
     held: Arc<ClientShare>,
 }
 
 /// A request with a valid head from a client with access.
 enum AdmittedRequest {
-    /// Answered by the gateway: headers and body.
+    /// The gateway has already built the answer: headers and body.
     Answered(LocalAnswer),
     /// A request for the operators' page.
     Page(Box<PageRequest>),
-    /// A route of llama-server's router.
+    /// A route that llama-server's router answers itself.
     Router(RouterCall, ForwardRequest),
     Forward(ForwardRequest),
 }
@@ -129,7 +129,7 @@ struct PageRequest {
     asker: PageClient,
 }
 
-/// A request for a backend. Nothing of its body was read.
+/// A request for a backend, with an unread body.
 struct ForwardRequest {
     parts: Box<Parts>,
     body: Incoming,
@@ -144,46 +144,46 @@ struct AnsweredRequest {
     rest: ClientBody,
     /// Dialect, if the answer is assembled from a stream.
     assemble: Option<AnswerFormat>,
-    /// Setting that a success has changed in the backend: route and body.
+    /// Setting that the request changes in the backend if it succeeds: route and body.
     sets: Option<(String, Bytes)>,
-    /// State to execute the request once more if its server dies before the client has anything of the
-    /// answer.
+    /// State for executing the request again, if its server dies before the client has any part of the
+    /// answer's body.
     again: Option<Box<RepeatableRequest>>,
-    /// Recording for the next process.
+    /// Recorder that keeps request and answer for the next process.
     remember: Option<Box<TurnRecorder>>,
 }
 
-/// The end of a request without a backend's answer.
+/// A request that ends without a backend's answer.
 struct RefusedRequest {
     refusal: RequestRefusal,
     rest: ClientBody,
 }
 
-/// The part of the request body that the client may still send while the request is being answered.
+/// State of the request body when the answer is sent: decides whether the connection can be used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClientBody {
-    /// The head is invalid, or asks for a tunnel: the following bytes are no request.
+    /// The head is invalid, or asks for a tunnel: the bytes after it are not a request.
     Unframed,
-    /// A part is missing, and must not be taken for the next request.
+    /// A part of the body was not read, and must not be taken for the next request.
     Incomplete,
-    /// Nothing is missing, or hyper takes care of the rest.
+    /// The whole body was read, or hyper handles the rest.
     Complete,
 }
 
 impl AnsweredRequest {
-    /// An answer that is passed on unchanged.
+    /// Creates an answer that is passed on unchanged.
     fn relayed_only(relayed: RelayedAnswer, rest: ClientBody) -> Self {
         Self { relayed, rest, assemble: None, sets: None, again: None, remember: None }
     }
 }
 
 impl ClientBody {
-    /// State before anything of the body is read.
+    /// Returns the state of a body before any of it is read.
     fn before_reading(body: &Incoming) -> Self {
         if body.is_end_stream() { Self::Complete } else { Self::Incomplete }
     }
 
-    /// State once a part of the body was read.
+    /// Returns the state of a body after a part of it was read.
     fn after_intake(intake: &BodyIntake) -> Self {
         if intake.is_whole() { Self::Complete } else { Self::Incomplete }
     }
@@ -194,16 +194,16 @@ impl ClientBody {
 }
 
 impl HttpExchange {
-    /// Adds the conversation's identifier to the head of a success. A refusal must not bind a conversation
-    /// to an instance.
+    /// Adds the conversation's identifier to a successful answer. A refusal gets none, because it must not
+    /// bind the conversation to this instance.
     fn add_conversation_header(&self, status: StatusCode, headers: &mut HeaderMap) {
         if let Some(word) = self.conversation.clone().filter(|_| status.is_success()) {
             headers.insert(headers::CONVERSATION, word);
         }
     }
 
-    /// Ends the request for an operator: all its work is abandoned, as when its client leaves. `rest` is
-    /// the body's last known state; the remaining part may have arrived since.
+    /// Ends the request for an operator. Its work is abandoned, as when its client leaves. `rest` is
+    /// the last known state of the body; more of the body may have arrived since.
     fn cancelled_refusal(&self, rest: ClientBody) -> RefusedRequest {
         let has_come = self.body.as_ref().is_some_and(|body| body.fingerprint().is_some());
         let rest = if has_come { ClientBody::Complete } else { rest };
@@ -211,7 +211,7 @@ impl HttpExchange {
     }
 }
 
-/// Answers one request. Never fails, though hyper's interface has an error. Inlined, so that its future is
+/// Answers one request. Never fails; hyper's interface requires an error type. Inlined, so that its future is
 /// built in place.
 #[inline]
 pub(crate) async fn answer(
@@ -246,7 +246,7 @@ pub(crate) async fn answer(
             let answer = page.answer(request, asker).await;
             return Ok(reply::reply_with_page(exchange, answer, rest, busy));
         }
-        // Rare, so boxed: it would enlarge every request's future.
+        // Boxed because router calls are rare, and the future of every request would grow.
         Ok(AdmittedRequest::Router(call, asked)) => {
             Box::pin(router::answer_router_call(&mut exchange, call, asked)).await
         }
@@ -259,7 +259,7 @@ pub(crate) async fn answer(
     })
 }
 
-/// Determines from its target what a request asks for.
+/// Determines the route of a request from its target.
 fn receive(
     shared: Arc<GatewayShared>,
     conn: Arc<ConnState>,
@@ -268,7 +268,7 @@ fn receive(
 ) -> (HttpExchange, ReceivedRequest) {
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
-    // Boxed for the same reason as the flight.
+    // Boxed, because each move of the parts would copy them.
     let mut parts = Box::new(parts);
     let is_outside = if shared.config.server.api_prefix.is_empty() {
         false
@@ -283,7 +283,7 @@ fn receive(
     let named = target::is_upstream(parts.uri.path())
         .then(|| target::parse_upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
     let route = match &named {
-        // Rules do not apply here: they would change the body.
+        // A model named in the path gets the body unchanged, so no rules apply.
         Some(Ok(named)) => {
             RequestRoute { shape: None, ..route::backend_route(&parts.method, named.target.path()) }
         }
@@ -315,7 +315,8 @@ fn receive(
         (route::logged_method(&parts.method), parts.version),
         local.as_ref().map_or(route.name, LocalRoute::label),
         |record, at| {
-            // Own routes are answered at once, and health probes are frequent, so they are not listed.
+            // Requests for the gateway's own routes are not listed: they are answered at once, and health
+            // probes are frequent.
             if local.is_some() {
                 return (None, ProgressHandle::default());
             }
@@ -343,14 +344,14 @@ fn receive(
     (exchange, ReceivedRequest { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 
-/// Returns whether the request is for the operators' page, and there is one.
+/// Returns whether the request is for the operators' page, and the page is enabled.
 fn has_page(shared: &GatewayShared, live: &LiveConfig, parts: &Parts) -> bool {
     page::is_page_request(parts)
         && shared.page.is_some()
         && live.keys.as_ref().is_some_and(ApiKeys::has_operators)
 }
 
-/// Builds the part of a request's entry for operators that comes from its head.
+/// Builds the part of a request's entry in the operators' list that is known from its head.
 fn request_start(record: &RequestRecord, route: RequestRoute, at: Instant) -> RequestStart<'_> {
     RequestStart {
         request_id: &record.request_id,
@@ -363,13 +364,13 @@ fn request_start(record: &RequestRecord, route: RequestRoute, at: Instant) -> Re
     }
 }
 
-/// Admits a request by everything known before its body is read. Own routes are answered.
+/// Admits a request by everything known before its body is read. Requests for own routes are answered.
 fn admit(exchange: &mut HttpExchange, received: ReceivedRequest) -> Result<AdmittedRequest, RefusedRequest> {
     let ReceivedRequest { parts, body, seen, is_outside, local, named, held } = received;
     let config = &exchange.shared.config.server;
     let unframed = |refusal| ClientBody::Unframed.with_refusal(refusal);
     if head_bytes(&parts) > config.header_bytes.in_memory() || parts.headers.len() > config.header_count {
-        // If both apply, report the more specific one.
+        // If the request line is too long as well, report that, which is more specific.
         let too_large = RequestRefusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
         return Err(unframed(check_request_line(&parts).err().unwrap_or(too_large)));
     }
@@ -426,7 +427,7 @@ fn check_access(
 }
 
 /// Returns the size of a request head in bytes. hyper checks its limit only while a head is incomplete, so
-/// a head that comes in few large pieces passes there.
+/// hyper accepts a larger head if it arrives in few large pieces.
 fn head_bytes(parts: &Parts) -> usize {
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
     let fields: usize = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();

@@ -1,4 +1,4 @@
-//! Resolves the name in a request to a model and to the rules for it.
+//! Resolves the name in a request to a model and to the rules for that name.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::refusal::RequestRefusal;
 use crate::rules::{ModelRules, VirtualName};
 
 impl HttpExchange {
-    /// Resolves a name for this client, and keeps the name's own rules.
+    /// Resolves a name for this client, and stores the rules of the name, if it has any.
     pub(super) fn resolve(
         &mut self,
         access: &ClientAccess,
@@ -24,13 +24,13 @@ impl HttpExchange {
         Ok(model)
     }
 
-    /// Returns the rules for requests to a model, by the requested name.
+    /// Returns the rules for requests to a model: those of the requested name, or else of the model.
     pub(super) fn rules(&self, model: &ModelName) -> Option<&ModelRules> {
         self.name_rules.as_ref().or_else(|| self.live.models.get(model)).map(|rules| &**rules)
     }
 }
 
-/// Resolves a name for this client. Returns the rules of that name, if it has its own.
+/// Resolves a name for this client. Also returns the rules of the name, if it has any.
 pub(super) fn resolve(
     live: &LiveConfig,
     access: &ClientAccess,
@@ -65,13 +65,13 @@ pub(super) fn resolve(
     }
 }
 
-/// Returns the pattern that matches a name without an entry of its own; of several, the longest.
+/// Returns the pattern that matches a name without an entry; if several match, the longest.
 fn find_pattern<'a>(live: &'a LiveConfig, name: &str) -> Option<(&'a String, &'a VirtualName)> {
     let patterns = live.by_name.iter().filter(|(pattern, _)| is_pattern(pattern));
     patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
 
-/// Checks the model in a path: a name that the key has no right to is treated as no name.
+/// Checks the model named in a path. A name that the key may not use is treated as if the path named none.
 pub(super) fn resolve_in_path(
     resolved: Result<ModelName, RequestRefusal>,
     exchange: &HttpExchange,
@@ -92,8 +92,8 @@ pub(super) fn known_names(exchange: &HttpExchange, access: &ClientAccess) -> Vec
     known
 }
 
-/// Returns the names without a process of their own that this client may know, except patterns and models'
-/// own names.
+/// Returns the additional names of models that this client may know: no patterns, and no names that are
+/// models themselves.
 pub(super) fn shown_names<'a>(
     live: &'a LiveConfig,
     access: &'a ClientAccess,
@@ -108,7 +108,7 @@ pub(super) fn shown_names<'a>(
     shown.map(|(name, _)| name)
 }
 
-/// Adds these names to a refusal that lists the known names.
+/// Adds the additional names that the client may know to a refusal that lists known names.
 fn add_names(mut refusal: RequestRefusal, live: &LiveConfig, access: &ClientAccess) -> RequestRefusal {
     let hidden = match &mut refusal {
         RequestRefusal::Hidden(told) => &mut **told,

@@ -1,5 +1,5 @@
-//! Determines the prompt tokens of a request for admission: nothing if admission is off, an upper bound
-//! from the body size if that fits in any case, and the backend's own count only if it may not fit.
+//! Determines the number of prompt tokens for admission: none if admission is off, an upper bound
+//! from the body size if that many tokens fit, and the backend's own count only if the bound may not fit.
 //!
 //! ```text
 //!   [ admission on? ] --no--> not counted
@@ -12,9 +12,9 @@
 //!                                                        the bound
 //! ```
 //!
-//! Images and recordings are not text: the size of their base64 has no relation to their tokens. The count
-//! leaves out what a chat template adds: some tokens per message, far below the reserve that admission
-//! keeps.
+//! Images and recordings do not count as text: the size of their base64 text has no relation to their
+//! tokens. The count does not include the tokens that a chat template adds: some tokens per message, far
+//! less than the reserve that admission keeps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,12 +42,12 @@ use crate::body::sent::SentBody;
 use crate::body::texts::{MAX_TEXT_BYTES, PromptTexts};
 use crate::refusal::RequestRefusal;
 
-/// Time limit for counting. A tokenizer takes about a second for that many bytes; a backend that takes
+/// Time limit for counting. A tokenizer takes about a second for the longest text; a backend that takes
 /// longer is busy.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes of the answer per byte of text: a token has at most six digits and a comma, and a byte is at most
-/// one token.
+/// Bytes allowed in the answer per byte of text: a token is at most six digits and a comma, and a byte
+/// yields at most one token.
 const ANSWER_BYTES_PER_BYTE: usize = 8;
 
 #[derive(Deserialize)]
@@ -55,8 +55,8 @@ struct TokenizeCount {
     tokens: Vec<IgnoredAny>,
 }
 
-/// Returns the prompt tokens of a request of this kind, if admission needs them. May read the rest of the
-/// body. `loads`: a model that is not loaded may be loaded for the count.
+/// Returns the prompt tokens of a request, if admission needs them. May read the rest of the
+/// body. `loads`: an unloaded model may be loaded to count.
 pub(super) async fn prompt_tokens(
     upstream: &UpstreamContext,
     kind: LeaseKind,
@@ -76,15 +76,15 @@ pub(super) async fn prompt_tokens(
             PromptFit::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
             PromptFit::Unclear { tokens } if last || intake.is_whole() => {
                 // A parsed body takes many times its size, so a body that is too long to be counted is not
-                // parsed. A suspect is not counted either: it must run alone first, and counting runs next
-                // to other requests.
+                // parsed. A suspect's tokens are not counted either: a suspect must not be sent while other
+                // requests run, but counting runs next to other requests.
                 let print = intake.sent.fingerprint();
                 let suspect = print
                     .is_some_and(|print| backends.request_standing(model, print) != RequestStanding::Clear);
                 let countable = bytes <= MAX_TEXT_BYTES as u64 && !suspect;
                 let counted = match countable.then(|| intake.texts()).flatten() {
                     Some(texts) => {
-                        // Rare and large, so boxed: it would enlarge every request's future.
+                        // Boxed because counting is rare, and the future of every request would grow.
                         let counting = Box::pin(count_tokens(upstream, model, headers, texts, print, loads));
                         timeout(COUNT_TIMEOUT, counting).await.ok().flatten()
                     }
@@ -92,7 +92,7 @@ pub(super) async fn prompt_tokens(
                 };
                 return Ok(Some(counted.unwrap_or(tokens)));
             }
-            // The rest may be an image, or in a chunked body a text of any length.
+            // The unread rest may be an image, or, in a chunked body, a text of any length.
             PromptFit::Fits { .. } | PromptFit::Unclear { .. } => {
                 if !intake.take_all().await? {
                     return Ok(None);
@@ -103,8 +103,8 @@ pub(super) async fn prompt_tokens(
     Ok(None)
 }
 
-/// Asks the backend to count the tokens of some texts, on behalf of their request. Like a computation,
-/// tokenizing a text may kill the process.
+/// Asks the backend to count the tokens of a prompt's texts. The client's request is blamed if that kills the
+/// process, which tokenizing may do like a computation.
 async fn count_tokens(
     upstream: &UpstreamContext,
     model: &ModelName,

@@ -1,4 +1,4 @@
-//! Ends an exchange: with a backend's answer, an answer of the gateway, or a refusal.
+//! Ends an exchange by a backend's answer, an answer of the gateway, or a refusal.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -36,11 +36,11 @@ pub(super) async fn deliver(
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
     let is_events = assemble::is_events(answered.relayed.response.headers());
-    // A backend that was asked for a stream and sends none has refused.
+    // A backend that was asked for a stream and sends something else has refused the request.
     let Some(kind) = answered.assemble.filter(|_| is_events) else {
         return relay(exchange, answered, is_events, busy);
     };
-    // Rare and large, so boxed: it would enlarge every request's future.
+    // Boxed because assembling is rare, and the future of every request would grow.
     Box::pin(assemble_answer(exchange, kind, answered, busy)).await
 }
 
@@ -73,11 +73,11 @@ async fn assemble_answer(
 /// Result of reading a stream in order to assemble it.
 enum GatherResult {
     Whole(StatusCode, HeaderMap, Bytes),
-    /// The backend sent no stream: its answer is relayed.
+    /// The backend sent no stream; its answer is to be relayed unchanged.
     NotStream(Box<AnsweredRequest>),
 }
 
-/// Reads a stream to its end; if it breaks off, reads that of a second execution.
+/// Reads a stream to its end. If the stream breaks off, executes the request again and reads the new stream.
 async fn gather_answer(
     exchange: &mut HttpExchange,
     kind: AnswerFormat,
@@ -160,8 +160,8 @@ fn relay(
             continuation: continuation_terms(route, config.continue_bytes.in_memory()),
         }),
         dialect: route.dialect,
-        // llama-server closes the connection after a stream and after an error, even if its headers promise
-        // to keep it open.
+        // llama-server closes the connection after a stream and after an error, even if its headers announce
+        // keep-alive.
         reusable: !is_events && parts.status.as_u16() < 400,
     };
     if !backend.sent.is_whole() {
@@ -170,7 +170,7 @@ fn relay(
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
-    // A request without a slot blocks no other one.
+    // Reading ahead frees a slot early, so a request without a slot does not need it.
     let unread = match () {
         () if route.kind != LeaseKind::Slot => 0,
         () if is_events => config.unread_bytes.0,
@@ -184,7 +184,7 @@ fn relay(
     answer
 }
 
-/// Sends the head of a stream whose model is not loaded yet; its body reports the progress.
+/// Sends the head of a stream whose model is not loaded yet. The body then reports the progress of the load.
 pub(super) fn begin_stream(
     mut exchange: HttpExchange,
     waits: WaitingStream,
@@ -193,7 +193,8 @@ pub(super) fn begin_stream(
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Like the head of the model's own answer: a buffering proxy would hold the keep-alives back.
+    // The model's own answer has this header, too. Without it, a buffering proxy would hold the keep-alives
+    // back.
     headers.insert(headers::ACCEL_BUFFERING, HeaderValue::from_static("no"));
     wire::add_via(&mut headers, Version::HTTP_11);
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
@@ -255,7 +256,8 @@ pub(super) fn refuse(
     reply(exchange, answer.status, headers, answer.body, refusal.outcome(), busy)
 }
 
-/// Sends an answer of the operators' page, without CORS headers, even if other origins may call the models.
+/// Sends an answer of the operators' page. CORS headers are left out even if other origins may call the
+/// models.
 pub(super) fn reply_with_page(
     exchange: HttpExchange,
     answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
@@ -272,7 +274,7 @@ pub(super) fn reply_with_page(
     flight.record.status = parts.status.as_u16();
     flight.record.stream = assemble::is_events(&parts.headers);
     if flight.record.stream {
-        // A page that stays open for hours is not a request in flight.
+        // A page can stay open for hours; do not list it as a request in flight.
         flight.finish(RequestOutcome::Ok);
     }
     Response::from_parts(parts, AnswerBody::page(body, flight, busy))
@@ -291,7 +293,8 @@ fn reply(
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.add_headers(origin.as_ref(), &mut headers);
     flight.record.note_head(status.as_u16(), false);
-    // The gateway's own answers are short: a client that has not read one by then does not read.
+    // The gateway's own answers are short: a client that has not read one by this deadline has stopped
+    // reading.
     conn.set_deadline(Instant::now() + shared.config.server.send_timeout);
     let mut answer = Response::new(AnswerBody::fixed(body, flight, outcome, busy));
     *answer.status_mut() = status;

@@ -1,10 +1,10 @@
-//! The routes that llama-server's router answers itself when it serves several models. No process is
-//! started to answer them.
+//! The routes that llama-server answers itself, without a model process, when it runs as a router of several
+//! models. The gateway answers them in the same way.
 //!
 //! | route | answer |
 //! |---|---|
-//! | `POST /models/load` | the model is loaded as by its first request; the answer does not wait for that |
-//! | `POST /models/unload` | its requests end, then its processes; the answer does not wait for that |
+//! | `POST /models/load` | starts to load the model, as its first request would; does not wait for the end |
+//! | `POST /models/unload` | starts to unload it: its requests finish, then its processes end; does not wait |
 //! | `GET /props` | without a model name, if there are several: describes the router (`role: router`) |
 //! | `POST`, `DELETE /models`, `GET /models/sse` | refused |
 //!
@@ -61,7 +61,7 @@ impl RouterCall {
     }
 }
 
-/// Returns the model named in the query.
+/// Returns the model named in the query string.
 fn model_in_query(parts: &Parts) -> Option<String> {
     parts.uri.query().and_then(|query| query::parameter(query, "model"))
 }
@@ -80,7 +80,7 @@ pub(super) async fn answer_router_call(
     }
 }
 
-/// Builds the description that llama-server's router gives its web page.
+/// Builds the answer to `/props` that llama-server's router gives to its web page.
 fn router_props() -> LocalAnswer {
     json_answer(&json!({
         "role": "router",
@@ -137,12 +137,12 @@ async fn requested_model(
     match view.models.iter().find(|model| model.name == name) {
         Some(model) if model.remote.is_some() => Err(RequestRefusal::NotThere { model: name }),
         Some(model) => Ok(Arc::clone(model)),
-        // Removed just now.
+        // The model was removed a moment ago.
         None => Err(access.refuse_hidden(&*exchange.shared.upstream.backends, name.as_str())),
     }
 }
 
-/// Loads a model like a request that needs no slot. Reports at once if the model cannot be loaded at all.
+/// Loads a model as a request that needs no slot would. Reports at once if the model cannot be loaded.
 fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestRefusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Loaded | ModelState::Loading) {
@@ -152,7 +152,7 @@ fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestR
     let backends = upstream.backends.clone();
     let wanted = name.clone();
     let mut lease = Box::pin(async move { backends.lease(&wanted, LeaseKind::Aux, None).await.map(drop) });
-    // Polled once: a refusal comes with the first poll.
+    // Poll once: an immediate refusal is returned by the first poll.
     let mut context = Context::from_waker(Waker::noop());
     match lease.as_mut().poll(&mut context) {
         Poll::Ready(granted) => {

@@ -1,9 +1,9 @@
-//! Decides whether a request goes to the canary of its model, another build of llama-server that is tried
-//! next to the model's own.
+//! Decides whether a request goes to the canary of its model: another build of llama-server that is tried
+//! next to the model's normal build.
 //!
-//! A canary gets only requests that can be repeated, so that the model's own build can answer after any
-//! failure: the route only computes, the whole body is held, and the operator allows a second execution. It
-//! gets one only if a lease is available at once: no client waits for a canary.
+//! A canary gets only requests that can be repeated, so that the model's normal build can answer after any
+//! failure: the route only computes, the whole body is held, and the operator allows a second execution. A
+//! canary gets a request only if a lease is available at once: no client waits for a canary.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::body::intake::BodyIntake;
 use crate::observe::CanaryPart;
 use crate::refusal::RequestRefusal;
 
-/// Takes a lease of the canary, if this request's conversation is one of its share. Notes the choice in the
-/// record.
+/// Takes a lease of the canary, if the request's conversation belongs to the canary's share. Records the
+/// choice.
 pub(super) async fn lease_canary(
     exchange: &mut HttpExchange,
     canary: &CanaryRoute,
@@ -47,7 +47,7 @@ pub(super) async fn lease_canary(
         .sent
         .fingerprint()
         .is_some_and(|print| backends.request_standing(&canary.name, print) != RequestStanding::Clear);
-    // A request that finds the canary busy is not part of the trial; leaving it out favours neither build.
+    // A request that finds the canary busy is left out of the comparison; this favours neither build.
     let lease = if is_suspect { None } else { backends.lease_now(&canary.name, exchange.route.kind, tokens) };
     if lease.is_some() {
         exchange.flight.record.canary_part = tried(TrialArm::Canary);

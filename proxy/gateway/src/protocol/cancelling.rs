@@ -1,10 +1,10 @@
-//! Passes an operator's cancel request to a request on another thread: a flag that the task of its
-//! connection (of its stream, over HTTP/2) checks whenever it is polled, and that task's waker. No thread
-//! waits, so the cost is one atomic load per poll.
+//! Passes an operator's cancel request to a request that runs on another thread. The cancel request is a
+//! flag; the task of the request's connection (over HTTP/2: of its stream) is woken and checks the flag
+//! whenever it is polled. No thread waits, so the cost is one atomic load per poll.
 //!
 //! ```text
-//!   Nothing ── ask ──> Asked ── take, by its exchange or answer body ──> Taken: the client is informed
-//!      ^                 └── still there after a poll ──> the client reads nothing: the connection is cut
+//!   Nothing ── ask ──> Asked ── taken by the exchange or the answer's body ──> Taken: the client is informed
+//!      ^                 └── not taken in a poll ──> the client reads nothing: the connection is cut
 //!      └── the next request of the connection begins
 //! ```
 
@@ -25,8 +25,8 @@ pub(crate) struct CancelState {
 }
 
 impl CancelState {
-    /// Registers the calling task as the server of the requests. Its waker stays the same, so one call is
-    /// enough.
+    /// Registers the calling task as the task that serves the requests of the connection. The task's waker
+    /// stays the same, so one call is enough.
     pub(crate) async fn register_task(&self) {
         poll_fn(|context| {
             self.set_task(context.waker());
@@ -40,7 +40,7 @@ impl CancelState {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.clone());
     }
 
-    /// Resets the state for another request.
+    /// Resets the state for the next request.
     pub(crate) fn begin(&self) {
         self.state.store(NOTHING, Ordering::Relaxed);
     }
@@ -65,8 +65,8 @@ impl CancelState {
         self.state.load(Ordering::Acquire) == ASKED
     }
 
-    /// Polls the task that serves the request. `None` if a cancel request was pending before and still is,
-    /// because its client does not read.
+    /// Polls the task that serves the request. Returns `None` if a cancel request was pending before the
+    /// poll and still is, because the client does not read.
     pub(crate) fn unless_stuck<T>(&self, poll: impl FnOnce() -> Poll<T>) -> Poll<Option<T>> {
         let was_asked = self.is_asked();
         match poll() {

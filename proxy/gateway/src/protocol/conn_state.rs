@@ -1,5 +1,5 @@
-//! Shared state of a client connection: its task, its requests and its socket report to each other how long
-//! it has been idle or in a request head, when an answer must be complete, and how to close it.
+//! State of a client connection, shared by its task, its requests and its socket: how long the connection
+//! has been idle or in a request head, the deadline of an answer, and how to close the connection.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,17 +14,17 @@ use crate::protocol::raw_head::{HeadResult, RawHeadReader};
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnPhase {
-    /// Between requests since this time.
+    /// Between requests, since this time.
     Idle(Instant),
-    /// In a request head, whose first byte came at this time.
+    /// Within a request head, whose first byte arrived at this time.
     Head(Instant),
-    /// A request is being answered, with its deadline, if any.
+    /// A request is being answered. Holds its deadline, if any.
     Busy(Option<Instant>),
 }
 
-/// An answer that can be read ahead of its client.
+/// An answer that can be read from its backend before the client reads it.
 pub(crate) trait AnswerReadAhead: Send + Sync {
-    /// Reads data from its backend, as far as there is room. Called by the task that serves the client.
+    /// Reads data from the backend as far as memory permits. Called by the task that serves the client.
     fn read_ahead(&self, context: &mut Context<'_>);
 }
 
@@ -32,7 +32,7 @@ pub(crate) trait AnswerReadAhead: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct ConnState {
     inner: Mutex<ConnInner>,
-    /// The answer's last poll returned a piece. The next poll comes once that piece was sent to the client.
+    /// The answer's last poll returned a piece. hyper polls again once this piece was sent to the client.
     is_ahead: AtomicBool,
     /// Cancellation state of the running request.
     pub(crate) cancelling: CancelState,
@@ -40,15 +40,15 @@ pub(crate) struct ConnState {
 
 struct ConnInner {
     phase: ConnPhase,
-    /// Answer of the running request, if its slot may wait for the client.
+    /// Answer of the running request, if a slot could be kept waiting by a slow client.
     answer: Option<Weak<dyn AnswerReadAhead>>,
     linger: bool,
     ended: bool,
-    /// Time since which the client reads nothing.
+    /// Time since which the client does not read; `None` while it reads.
     blocked: Option<Instant>,
-    /// The connection is closed without sending the remaining bytes.
+    /// The connection is to be closed without sending the remaining bytes.
     abort: bool,
-    /// Second reader of the heads, if hyper reads HTTP/1.
+    /// Second reader, which checks the raw request heads next to hyper; HTTP/1 only.
     heads: Option<RawHeadReader>,
 }
 
@@ -87,13 +87,13 @@ impl ConnState {
         self.with(|inner| inner.phase = ConnPhase::Busy(Some(until)));
     }
 
-    /// Requests lingering: the client may still be sending when we close, and sees its answer only if its
-    /// bytes are read.
+    /// Requests lingering before the close: the client may still be sending, and gets its answer only if the
+    /// gateway reads these bytes.
     pub(crate) fn must_linger(&self) {
         self.with(|inner| inner.linger = true);
     }
 
-    /// Records whether the client lets bytes wait.
+    /// Records whether bytes for the client wait because it does not read.
     pub(crate) fn set_blocked(&self, blocked: bool) {
         self.with(|inner| {
             if blocked != inner.blocked.is_some() {
@@ -102,19 +102,19 @@ impl ConnState {
         });
     }
 
-    /// Returns the time since which the client reads nothing.
+    /// Returns since when the client does not read; `None` while it reads.
     pub(crate) fn blocked_since(&self) -> Option<Instant> {
         self.with(|inner| inner.blocked)
     }
 
-    /// Marks the connection for an abortive close: the kernel must not try for minutes to send the
+    /// Marks the connection for an abortive close, so that the kernel does not try for minutes to send the
     /// remaining bytes.
     pub(crate) fn abort(&self) {
         self.with(|inner| inner.abort = true);
     }
 
-    /// Called with each poll of the task that serves the client. hyper does not poll the answer while the
-    /// client does not read, so the answer is read ahead from here.
+    /// Reads the answer ahead if the client does not read: hyper then does not poll the answer. Called
+    /// after each poll of the task that serves the client.
     pub(crate) fn after_poll<T>(&self, polled: Poll<T>, context: &mut Context<'_>) -> Poll<T> {
         if polled.is_pending() && self.is_ahead.load(Ordering::Relaxed) {
             let answer = self.with(|inner| inner.answer.as_ref().and_then(Weak::upgrade));
@@ -135,12 +135,12 @@ impl ConnState {
         self.is_ahead.store(has_piece, Ordering::Relaxed);
     }
 
-    /// Returns the second reader's result for the head of the request that begins, if there is such a reader.
+    /// Returns the second reader's result for the next request's head; `None` without a second reader.
     pub(crate) fn next_head(&self) -> Option<HeadResult> {
         self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next_result))
     }
 
-    /// Starts the second reader of the connection's heads, which may have at most `limit` bytes.
+    /// Starts the second reader. A head may have at most `limit` bytes.
     pub(crate) fn read_heads(&self, limit: usize) {
         self.with(|inner| inner.heads = Some(RawHeadReader::new(limit)));
     }
@@ -156,7 +156,7 @@ impl ConnState {
         self.with(|inner| inner.abort)
     }
 
-    /// Records received bytes; an empty slice is the end.
+    /// Records received bytes; an empty slice means that the client has closed its side.
     pub(crate) fn note_bytes(&self, bytes: &[u8]) {
         self.with(|inner| {
             match inner.phase {
@@ -171,7 +171,7 @@ impl ConnState {
     }
 }
 
-/// Marks a request as being answered. Lives in the answer's body.
+/// Marks a connection as busy with a request. Owned by the answer's body.
 #[derive(Debug)]
 pub(crate) struct ConnBusy(Arc<ConnState>);
 
@@ -185,7 +185,7 @@ impl ConnBusy {
         &self.0
     }
 
-    /// Polls the work for the request. `None` if the request was cancelled.
+    /// Polls a future that works for the request. Returns `None` if the request was cancelled.
     pub(crate) fn unless_cancelled<F: Future>(
         &self,
         future: Pin<&mut F>,
@@ -197,7 +197,7 @@ impl ConnBusy {
 
 impl Drop for ConnBusy {
     fn drop(&mut self) {
-        // Its request is over: a cancel request in its last moment must not hit the next one.
+        // The request has ended: a cancel request that came too late must not hit the next request.
         self.0.cancelling.begin();
         self.0.note_frame(false);
         self.0.with(|inner| (inner.phase, inner.answer) = (ConnPhase::Idle(Instant::now()), None));

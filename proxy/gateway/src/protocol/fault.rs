@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 
-/// Reasons to refuse a request before its contents are examined.
+/// Reasons to refuse a request because of its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireError {
     #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
@@ -52,7 +52,7 @@ impl WireError {
         }
     }
 
-    /// Returns the reason in metrics.
+    /// Returns the label of the reason in metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::LengthAndCoding | Self::TwoLengths | Self::Length | Self::Coding | Self::Unseen => {

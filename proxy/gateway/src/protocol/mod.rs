@@ -1,5 +1,5 @@
-//! Duties of an HTTP intermediary, and the code to read and write heads, fields, targets and events. It
-//! knows nothing about models.
+//! Duties of an HTTP intermediary, and the code that reads and writes heads, fields, targets and events.
+//! Nothing here knows about models.
 
 pub(crate) mod cancelling;
 pub(crate) mod conn_state;

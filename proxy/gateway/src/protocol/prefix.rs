@@ -4,7 +4,7 @@
 use http::Uri;
 use http::uri::PathAndQuery;
 
-/// Returns a target without the prefix; `None` if it lacks the prefix.
+/// Returns a target without the prefix; `None` if it does not begin with the prefix.
 pub(crate) fn strip_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
     if prefix.is_empty() {
         return Some(uri.clone());

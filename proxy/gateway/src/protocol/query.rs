@@ -8,8 +8,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 const ENCODED_IN_VALUE: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// Returns the first value of `name` in a query, decoded as a form: `+` is a space. `None` if it is absent
-/// or not UTF-8.
+/// Returns the first value of `name` in a query, decoded like a form, in which `+` means a space. `None` if
+/// the name is absent or its value is not UTF-8.
 pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -17,13 +17,13 @@ pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Decodes one or several path segments; slashes may be encoded or not. `None` if a `%` begins no byte, or
-/// if the result is not UTF-8.
+/// Decodes one or several path segments; slashes may be encoded or not. `None` if a `%` is not followed by
+/// two hexadecimal digits, or if the result is not UTF-8.
 pub fn percent_decoded(text: &str) -> Option<String> {
     decode(text, false)
 }
 
-/// Decodes the key of a form pair.
+/// Decodes a form-encoded key.
 pub(crate) fn decoded_key(text: &str) -> Option<String> {
     decode(text, true)
 }
@@ -33,7 +33,8 @@ pub(crate) fn encode(text: &str) -> String {
     utf8_percent_encode(text, ENCODED_IN_VALUE).to_string()
 }
 
-/// Returns whether each `%` begins a byte. The library leaves invalid ones unchanged.
+/// Returns whether each `%` is followed by two hexadecimal digits. The library leaves any other `%`
+/// unchanged.
 pub(crate) fn is_encoded(text: &[u8]) -> bool {
     memchr::memchr_iter(b'%', text)
         .all(|at| text.get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))

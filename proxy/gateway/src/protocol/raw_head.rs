@@ -1,11 +1,11 @@
-//! Second reader of the raw bytes of an HTTP/1 connection, next to hyper. The reader detects faults that
-//! hyper's parsed heads no longer show: both a length and a coding, two lengths, a bare LF, a fragment. No
-//! byte is changed or delayed. hyper alone reads the messages; this reader only decides which of them must
-//! be refused.
+//! Second reader of the raw bytes of an HTTP/1 connection, next to hyper. It detects faults that hyper's
+//! parsed heads no longer show: both a length and a coding, two lengths, a bare LF, a fragment. No byte is
+//! changed or delayed. Only hyper's reading of a message is used; this reader decides which messages are
+//! refused.
 //!
 //! ```text
-//!   Head --complete--> [ valid? ] --no--> Lost: whatever hyper makes of the rest is refused
-//!    ^                     | yes: recorded, in order; how long is its body?
+//!   Head --complete--> [ valid? ] --no--> Lost: all further requests that hyper reads are refused
+//!    ^                     | yes: recorded, in order; how is its body framed?
 //!    |     none            |
 //!    +---------------------+--- length -----> Skip(n) ----------------------------> Head
 //!    |                     +--- chunked ----> Size -> Extension -> Skip(n) -> Size
@@ -13,8 +13,8 @@
 //!    +---------- empty line -- Trailer <--------+
 //! ```
 //!
-//! Request smuggling needs two readers that disagree about lengths. So each request from hyper must have
-//! its record here, and hyper must have seen the same framing; otherwise the connection ends with a 400.
+//! Request smuggling needs two readers that disagree about lengths. Therefore each request that hyper reads
+//! must have a record here with the same framing; otherwise the connection ends with a 400.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ pub(crate) type HeadResult = Result<BodyFraming, WireError>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeadReaderState {
     Head,
-    /// In a body of known length, or in a chunk, with its line end.
+    /// Within a body of known length, or within a chunk and its line end.
     Skip {
         left: u64,
         chunked: bool,
@@ -62,25 +62,25 @@ enum HeadReaderState {
 #[derive(Debug)]
 pub(crate) struct RawHeadReader {
     at: HeadReaderState,
-    /// Incomplete head.
+    /// Bytes of an incomplete head.
     carry: Vec<u8>,
     limit: usize,
     seen: VecDeque<HeadResult>,
 }
 
 impl RawHeadReader {
-    /// Creates a reader that holds at most `limit` bytes of an incomplete head; hyper refuses a longer one.
+    /// Creates a reader that holds at most `limit` bytes of an incomplete head. hyper refuses a longer head.
     pub(crate) fn new(limit: usize) -> Self {
         Self { at: HeadReaderState::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
     }
 
-    /// Stops reading: the connection switches to another protocol.
+    /// Stops reading, so that all further requests are refused.
     pub(crate) fn stop(&mut self) {
         self.at = HeadReaderState::Lost;
         self.carry = Vec::new();
     }
 
-    /// Returns the result for the next request's head; an error if that was not seen.
+    /// Returns the result for the next request's head; an error if this reader has seen no such head.
     pub(crate) fn next_result(&mut self) -> HeadResult {
         self.seen.pop_front().unwrap_or(Err(WireError::Unseen))
     }
@@ -158,7 +158,7 @@ impl RawHeadReader {
 }
 
 impl HeadReaderState {
-    /// Advances by one byte of chunked framing, by hyper's rules.
+    /// Advances by one byte of chunked framing, by the same rules as hyper.
     fn next_state(self, byte: u8) -> Self {
         match self {
             Self::Size { value, digits } => match (byte as char).to_digit(16) {
@@ -174,7 +174,7 @@ impl HeadReaderState {
             },
             Self::Extension { value, cr } => match (byte, cr) {
                 (b'\n', true) if value == 0 => Self::Trailer { empty: true, cr: false },
-                // The chunk and its CRLF.
+                // Skip the chunk and the CRLF after it.
                 (b'\n', true) => {
                     value.checked_add(2).map_or(Self::Lost, |left| Self::Skip { left, chunked: true })
                 }
@@ -193,8 +193,8 @@ impl HeadReaderState {
     }
 }
 
-/// Returns the offset after the first empty line that begins after `from`: there hyper ends a head, with or
-/// without CRs.
+/// Returns the offset after the first empty line that begins after `from`. At such a line hyper ends a
+/// head, with or without CRs.
 fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     memchr::memchr_iter(b'\n', &bytes[from..]).map(|at| from + at).find_map(|at| match &bytes[at + 1..] {
         [b'\n', ..] => Some(at + 2),
@@ -203,7 +203,7 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// Checks a head, including its empty line.
+/// Checks a head; `head` includes the empty line at its end.
 fn check_head(head: &[u8]) -> HeadResult {
     let mut begin = 0;
     let mut lines = memchr::memchr_iter(b'\n', head).map(|at| {
@@ -219,7 +219,7 @@ fn check_head(head: &[u8]) -> HeadResult {
             break;
         }
         let colon = memchr::memchr(b':', line).ok_or(WireError::Field)?;
-        // A tab is valid white space, too, but some readers disagree and no client needs it.
+        // A tab is valid white space, too, but some readers do not accept it and no client needs it.
         let (name, value) = (&line[..colon], trim_spaces(&line[colon + 1..]));
         if name.eq_ignore_ascii_case(b"content-length") {
             if length.is_some() {
@@ -241,7 +241,7 @@ fn check_head(head: &[u8]) -> HeadResult {
     }
 }
 
-/// Checks for `METHOD SP target SP HTTP/1.x` and nothing else.
+/// Checks that the line is `METHOD SP target SP HTTP/1.x` and nothing else.
 fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     let mut words = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -252,7 +252,7 @@ fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     if !version.starts_with(b"HTTP/1.") {
         return Err(WireError::RequestLine);
     }
-    // Methods are case-sensitive (RFC 9110 section 9.1); none is defined with other characters.
+    // Methods are case-sensitive (RFC 9110 section 9.1), and no method is defined with other characters.
     if method.is_empty()
         || !method.iter().all(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'))
     {
@@ -263,8 +263,8 @@ fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     if is_plain && is_well_encoded(target) { Ok(()) } else { Err(WireError::Target) }
 }
 
-/// Returns whether each `%` of the path begins a byte, and none is NUL, which ends a text for some readers
-/// only. The application reads the query.
+/// Returns whether each `%` of the path is followed by two hexadecimal digits, and no `%00` occurs, because
+/// some readers end a text at NUL. The query is not checked; the application decodes it.
 pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
     let path = &target[..memchr::memchr(b'?', target).unwrap_or(target.len())];
     query::is_encoded(path) && memmem::find(path, b"%00").is_none()

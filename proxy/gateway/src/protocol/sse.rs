@@ -1,14 +1,14 @@
-//! Passes an event stream on in whole events. If a backend dies within an event, the client has no half
-//! event, and an error event can follow that every client can read.
+//! Passes an event stream on in whole events. If a backend dies within an event, the client has received no
+//! part of that event, so that an error event can follow which every client can read.
 //!
 //! ```text
-//!   piece --> [ ends with an event? ] --yes--> passes as it is (the usual case: no copy)
+//!   piece --> [ ends with an event? ] --yes--> passed on as it is (the usual case: no copy)
 //!                    | no
 //!                    v
-//!             whole events pass, the rest is held --- next piece ---> joined
+//!             whole events are passed on, the rest is held --- next piece ---> joined
 //!                    | more than the limit held
 //!                    v
-//!             passes in pieces until the next end of an event
+//!             passed on in pieces until the next end of an event
 //! ```
 //!
 //! Holding the beginning of an event delays no client: an event is of no use before its last byte.
@@ -21,7 +21,7 @@ pub(crate) struct EventSplitter {
     limit: usize,
     torn: bool,
     seen: u64,
-    /// Complete events and comments so far.
+    /// Number of complete events and comments so far.
     ends: u64,
 }
 
@@ -31,7 +31,7 @@ impl EventSplitter {
         Self { held: BytesMut::new(), limit, torn: false, seen: 0, ends: 0 }
     }
 
-    /// Takes a piece of the stream and returns the part that may pass now, which may be empty.
+    /// Takes a piece of the stream and returns the bytes that may be passed on now, possibly none.
     pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
         if self.held.is_empty() {
             let Some(end) = last_blank_line_end(&piece, 0) else {
@@ -46,7 +46,7 @@ impl EventSplitter {
             self.held.extend_from_slice(&piece[end..]);
             return piece.slice(..end);
         }
-        // The bytes of an end may lie on both sides of the seam.
+        // The blank line may begin in the held bytes and end in this piece.
         let from = self.held.len().saturating_sub(3);
         self.held.extend_from_slice(&piece);
         match last_blank_line_end(&self.held, from) {
@@ -60,34 +60,34 @@ impl EventSplitter {
         }
     }
 
-    /// Returns the held bytes of a stream that ended properly; they pass in any case.
+    /// Returns the held bytes of a stream that ended properly, which are passed on even without a blank line.
     pub(crate) fn finish(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// Drops the held bytes of a stream that was cut. Returns the text that must precede another event: the
-    /// end of an event that was too large and passed in part, or nothing.
+    /// Drops the held bytes of a stream that was cut. Returns the text that must precede another event: a
+    /// blank line if an event that was too large was passed on in part, or nothing.
     pub(crate) fn drop_held(&mut self) -> &'static str {
         self.held.clear();
         if self.torn { "\n\n" } else { "" }
     }
 
-    /// Returns whether a part of an event has passed, because it is too large to be held.
+    /// Returns whether a part of an event was passed on, because the event is too large to be held.
     pub(crate) fn is_torn(&self) -> bool {
         self.torn
     }
 
-    /// Returns the number of complete events with data that passed so far. Comments do not count.
+    /// Returns the number of complete events with data passed on so far. Comments do not count.
     pub(crate) fn event_count(&self) -> u64 {
         self.seen
     }
 
-    /// Resets the count to `seen`, because the last piece is held back after all.
+    /// Resets the count of events to `seen`, because the caller does not pass on the last piece.
     pub(crate) fn reset_count(&mut self, seen: u64) {
         self.seen = seen;
     }
 
-    /// Returns whether an event or a comment has passed.
+    /// Returns whether any event or comment was passed on.
     pub(crate) fn has_passed_any(&self) -> bool {
         self.ends > 0
     }
@@ -105,15 +105,15 @@ impl EventSplitter {
         if self.held.len() <= self.limit {
             return Bytes::new();
         }
-        // The last bytes stay: they may be the first half of an end.
+        // Keep the last bytes, which may be the beginning of a blank line.
         self.torn = true;
         let pass = self.held.len().saturating_sub(3);
         self.held.split_to(pass).freeze()
     }
 }
 
-/// Returns the offset after the last blank line of `bytes`, if that is beyond `from`. Lines end with `\n`,
-/// `\r\n` or `\r`.
+/// Returns the offset after the last blank line of `bytes`, if this offset is beyond `from`. Lines end with
+/// `\n`, `\r\n` or `\r`.
 fn last_blank_line_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut until = bytes.len();
     while let Some(at) = memchr::memrchr2(b'\n', b'\r', bytes.get(from..until)?) {
@@ -140,7 +140,7 @@ fn blank_line_ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
 /// Returns whether a block has a line that is neither empty nor a comment.
 fn has_data(block: &[u8]) -> bool {
     let is_data = |line: &[u8]| line.first().is_some_and(|first| *first != b':');
-    // Nearly always the first line.
+    // Nearly always the first line has data.
     is_data(block) && !block.starts_with(b"\n") && !block.starts_with(b"\r")
         || block.split(|byte| matches!(byte, b'\n' | b'\r')).any(is_data)
 }

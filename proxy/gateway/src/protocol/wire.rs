@@ -1,16 +1,16 @@
-//! Duties of an HTTP intermediary (RFC 9110, RFC 9112) that hyper leaves to us: refusing messages that two
-//! readers could understand differently, and signing messages with `Via`. Raw bytes are read by `raw_head`
-//! only.
+//! Duties of an HTTP intermediary (RFC 9110, RFC 9112) that hyper leaves to the application: refusing
+//! messages that two readers could understand differently, and signing messages with `Via`. Only `raw_head`
+//! reads raw bytes.
 //!
 //! | duty | where |
 //! |---|---|
 //! | one length or one coding, never both, never two; no bare LF; no fragment | `raw_head`, here |
-//! | exactly one valid `Host`, the same as an absolute target's | here |
+//! | exactly one valid `Host`, equal to the host of an absolute target | here |
 //! | `Expect`: only `100-continue`, and never passed on | here; `headers` |
-//! | `Via`, and the refusal of our own | here |
+//! | `Via`, and refusing a message that this process has already forwarded | here |
 //! | fields of one connection, both ways | `headers` |
 //! | `CONNECT`, `TRACE` | `route` |
-//! | the length of an answer | here |
+//! | an unambiguous length of an answer | here |
 
 use std::sync::LazyLock;
 
@@ -30,7 +30,7 @@ pub(crate) fn check_request<B: Body>(
     seen: Option<HeadResult>,
 ) -> Result<(), WireError> {
     if let Some(seen) = seen {
-        // If the two readers of one connection disagree, the request is refused.
+        // Refuse the request if hyper and the second reader see different framings.
         let agreed = match seen? {
             BodyFraming::None => body.is_end_stream(),
             BodyFraming::Length(length) => body.size_hint().exact() == Some(length),
@@ -51,7 +51,7 @@ pub(crate) fn check_request<B: Body>(
     Ok(())
 }
 
-/// RFC 9112 sections 3.2 and 3.3; for HTTP/2 RFC 9113 section 8.3.1.
+/// Checks target and `Host` (RFC 9112 sections 3.2 and 3.3; for HTTP/2 RFC 9113 section 8.3.1).
 fn check_target(parts: &Parts) -> Result<(), WireError> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
@@ -69,7 +69,7 @@ fn check_target(parts: &Parts) -> Result<(), WireError> {
         "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
         path => path.starts_with('/'),
     };
-    // `raw_head` has checked that for HTTP/1, but not for HTTP/2.
+    // `raw_head` has checked the target of an HTTP/1 request, but not of an HTTP/2 request.
     if !is_form || !uri.path().is_ascii() || !is_well_encoded(uri.path().as_bytes()) {
         return Err(WireError::Target);
     }
@@ -98,8 +98,8 @@ fn needs_host_field(parts: &Parts) -> bool {
     }
 }
 
-/// Checks for `host [":" port]`. RFC 3986 permits a comma, but that is also how two joined `Host` fields
-/// look.
+/// Checks for `host [":" port]`. A comma is refused, although RFC 3986 permits it, because two joined
+/// `Host` fields look the same.
 fn is_host(bytes: &[u8]) -> bool {
     let (host, port) = match bytes.iter().rposition(|byte| *byte == b':') {
         Some(at) if !bytes[at..].contains(&b']') => (&bytes[..at], &bytes[at + 1..]),
@@ -115,11 +115,11 @@ fn is_host(bytes: &[u8]) -> bool {
     !host.is_empty() && is_name && port.iter().all(u8::is_ascii_digit)
 }
 
-/// Our name in `Via`. Each process has its own, so that two instances may be chained.
+/// Name of this process in `Via`. Each process has another name, so that instances may be chained.
 static VIA_NAME: LazyLock<String> =
     LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
 
-/// `Via` values for messages that came as HTTP/1.0, HTTP/1.1, HTTP/2.
+/// Values of `Via` for messages that were received as HTTP/1.0, HTTP/1.1, HTTP/2.
 static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
     ["1.0", "1.1", "2"].map(|version| {
         HeaderValue::from_str(&format!("{version} {}", *VIA_NAME))
@@ -127,7 +127,7 @@ static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
     })
 });
 
-/// Signs a message that came in this version (RFC 9110 section 7.6.3).
+/// Adds `Via` to a message that was received in this version (RFC 9110 section 7.6.3).
 pub(crate) fn add_via(headers: &mut HeaderMap, version: Version) {
     let [old, usual, two] = &*VIA_VALUES;
     let signature = match version {
@@ -144,9 +144,9 @@ fn is_loop(headers: &HeaderMap) -> bool {
     headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
 }
 
-/// Checks that a backend's answer can be passed on. The error says why not: its end is ambiguous, or it
-/// switches to another protocol, which was not requested (RFC 9112 section 6.3). Its connection is then
-/// closed, too.
+/// Checks that a backend's answer can be passed on. The error says why not: the end of the answer is
+/// ambiguous, or the answer switches to another protocol, which was not requested (RFC 9112 section 6.3).
+/// The caller then closes the backend connection.
 pub(crate) fn check_answer(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status.is_informational() {
         return Err("it switched protocols");

@@ -2,10 +2,10 @@
 
 use crate::observe::RequestOutcome;
 
-/// Content codings that are decoded, as `Accept-Encoding` lists them.
+/// Content codings that the gateway decodes, in the form of `Accept-Encoding`.
 pub(crate) const ACCEPTED_CODINGS: &str = "gzip, zstd, identity";
 
-/// Largest ratio of decoded to sent bytes. Conversations reach 10 or 20.
+/// Largest accepted ratio of decoded to received bytes. Conversations reach a ratio of 10 or 20.
 pub(crate) const MAX_DECODED_RATIO: u64 = 200;
 
 /// Reasons why a body ended early.
@@ -30,7 +30,7 @@ pub(crate) enum BodyError {
 }
 
 impl BodyError {
-    /// Returns the outcome of its request.
+    /// Returns the outcome of the request with this body.
     pub(crate) const fn outcome(self) -> RequestOutcome {
         match self {
             Self::TooLarge => RequestOutcome::Rejected("body_too_large"),
@@ -45,7 +45,7 @@ impl BodyError {
     }
 }
 
-/// Reasons why a body cannot be changed.
+/// Reasons why rules cannot be applied to a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnreadableBody {
     /// The body is no JSON object.

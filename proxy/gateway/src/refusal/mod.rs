@@ -33,22 +33,22 @@ pub(crate) use self::spelling::{
 };
 use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 
-/// Wait in milliseconds: OpenAI's clients prefer it to the whole seconds of `Retry-After`.
+/// Header with the wait in milliseconds, which OpenAI's clients prefer to the whole seconds of `Retry-After`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
-/// Clients of `OpenAI` and Anthropic check it before they send a request again.
+/// Header that clients of `OpenAI` and Anthropic check before they send a request again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// Error message for a request that an operator has cancelled.
 pub(crate) const CANCELLED: &str =
     "the operator of this server has cancelled this request; ask before you send it again";
 
-/// Type of that error, and its code for programs.
+/// Type of the error for a cancelled request, and its code for programs.
 const CANCELLED_KIND: &str = "cancelled_error";
 const CANCELLED_CODE: &str = "request_cancelled";
 
-/// Status of a cancelled request: 499, the HTTP status for a cancelled call. Clients do not send a request
-/// again for it. They do for a 503, which would undo the cancellation within a second.
+/// Returns the status of a cancelled request: 499, which is in use for cancelled calls. Clients do not send
+/// a request again after a 499. They do so after a 503, which would undo the cancellation within a second.
 fn cancelled_status() -> StatusCode {
     StatusCode::from_u16(499).unwrap_or(StatusCode::GONE)
 }
@@ -135,7 +135,7 @@ pub(crate) enum RequestRefusal {
          that has it"
     )]
     NoPage,
-    /// llama-server's own words.
+    /// Message as llama-server writes it.
     #[error("This server does not support slots action. Start it with `--slot-save-path`")]
     SlotFiles,
     #[error("File Not Found: all routes are under `{0}` (`server.api_prefix`)")]
@@ -148,10 +148,10 @@ pub(crate) enum RequestRefusal {
         "model `{model}` is not loaded, and this request does not load it: send one that computes, or `POST /models/load`"
     )]
     NotLoaded { model: ModelName },
-    /// llama-server's router's own words.
+    /// Message as llama-server's router writes it.
     #[error("model is already running")]
     AlreadyLoaded { model: ModelName },
-    /// llama-server's router's own words.
+    /// Message as llama-server's router writes it.
     #[error("model is not running")]
     NotRunning { model: ModelName },
     #[error("model `{model}` is pinned: only an operator unloads it (`llama-warden drain {model}`)")]
@@ -182,20 +182,20 @@ pub(crate) enum RequestRefusal {
         "model `{model}`: no whole answer in the time that one may take (`upstream.exchange_timeout`, or an endpoint's own `timeout`)"
     )]
     TimedOut { model: ModelName },
-    /// An operator has cancelled it.
+    /// An operator has cancelled the request.
     #[error("{CANCELLED}")]
     Cancelled { executed: bool },
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// llama-server's own words.
+    /// Message as llama-server writes it.
     #[error("Loading model")]
     Loading,
-    /// No model takes requests. `/health` gives this answer to anyone, so it has no reason.
+    /// No model takes requests. Anyone may read this answer of `/health`, so it gives no reason.
     #[error("no process of any model can be started at the moment; `llama-warden status` says why")]
     Down { after: Duration },
     #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     NoKey,
-    /// llama-server's own words.
+    /// Message as llama-server writes it.
     #[error("Invalid API Key")]
     WrongKey,
     #[error("the key `{key}` has used up its {rate} {what}; send again in {} s", whole_seconds(*.wait))]
@@ -204,7 +204,7 @@ pub(crate) enum RequestRefusal {
         "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
     )]
     KeyBusy { key: Arc<str>, most: usize },
-    /// The model exists, but not for this client, who gets the answer for an unknown model.
+    /// The client may not use this existing model, and gets the same answer as for an unknown model.
     #[error(transparent)]
     Hidden(Box<RequestRefusal>),
 }
@@ -305,7 +305,7 @@ impl RequestRefusal {
         }
     }
 
-    /// Returns a code for programs, if the status is ambiguous.
+    /// Returns a code for programs, for errors that the status does not identify.
     fn code(&self) -> Option<&'static str> {
         match self {
             Self::Quarantined { .. } => Some("request_quarantined"),
@@ -315,8 +315,8 @@ impl RequestRefusal {
         }
     }
 
-    /// Chooses the error for a request whose server died without an answer (`self`), and whose second
-    /// attempt then failed with `next` before anything was executed.
+    /// Chooses the error for a request whose server died without an answer (`self`) and whose second
+    /// attempt failed with `next` before anything was executed.
     pub(crate) fn merge_with(self, next: Self) -> Self {
         match next {
             Self::Quarantined { model, print, left, .. } => {
@@ -339,7 +339,7 @@ impl RequestRefusal {
         )
     }
 
-    /// Returns when to send the request again, for temporary errors.
+    /// Returns the time after which the client may send the request again, for temporary errors.
     fn retry_after(&self, soon: Duration) -> Option<Duration> {
         match self {
             Self::Denied { denied: LeaseDenied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
@@ -361,7 +361,7 @@ impl RequestRefusal {
         }
     }
 
-    /// Returns data beyond the message.
+    /// Returns further data for the error's `details`.
     fn details(&self) -> Option<Value> {
         match self {
             Self::Denied {
@@ -460,7 +460,7 @@ impl RequestRefusal {
         }
     }
 
-    /// Builds the response. `soon`: the retry time if no better one is known.
+    /// Builds the response. `soon`: the wait before another attempt, if no better value is known.
     pub(crate) fn answer(&self, dialect: ErrorDialect, soon: Duration) -> ErrorAnswer {
         let (status, kind) = self.status_and_type();
         let message = self.to_string();

@@ -1,5 +1,5 @@
 //! Formats errors as llama-server and `OpenAI` do, or as Anthropic does: as a response, as the last event
-//! of a stream, or as raw bytes if there is no request to answer.
+//! of a stream, or as raw bytes if the request could not be read.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ use serde_json::{Value, json};
 use super::whole_seconds;
 use crate::protocol::headers::fresh_request_id;
 
-/// Limits that are named in answers without a request.
+/// Values that are named in answers to unreadable heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadLimits {
-    /// Bytes of a head.
+    /// Most bytes of a head.
     pub(crate) bytes: usize,
-    /// Fields of a head.
+    /// Most fields of a head.
     pub(crate) count: usize,
-    /// Time after which to send again.
+    /// Wait before the client may send the request again.
     pub(crate) retry_after: Duration,
 }
 
 /// Format of errors on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorDialect {
-    /// llama-server's, which is `OpenAI`'s with a number for `code`.
+    /// llama-server's format: `OpenAI`'s, but with a number for `code`.
     OpenAi,
-    /// Like `OpenAi`, but events of a stream have types (`OpenAI`'s Responses API).
+    /// Format of `OpenAI`'s Responses API: like `OpenAi`, but events of a stream have types.
     Responses,
     Anthropic,
 }
@@ -33,12 +33,12 @@ pub(crate) enum ErrorDialect {
 /// Value of `source` in the gateway's errors.
 const ERROR_SOURCE: &str = "llama-warden";
 
-/// Reasons why a stream ends before its answer does.
+/// Reasons why a stream ends before its answer is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
-    /// Its backend is gone or unusable.
+    /// The backend is gone or unusable.
     Fault,
-    /// An operator has cancelled it.
+    /// An operator has cancelled the request.
     Cancelled,
 }
 
@@ -68,8 +68,8 @@ pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: ErrorDialect,
     }
 }
 
-/// Builds the event that ends a stream in place of a non-streaming answer with this body: an error in the
-/// stream's dialect, with the answer's own message, if it has one.
+/// Builds the event that ends a stream for which the backend gave a non-streaming answer: an error in the
+/// stream's dialect, with the message from the answer's `body`, if there is one.
 pub(crate) fn answer_error_event(status: u16, body: &[u8], dialect: ErrorDialect) -> String {
     let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
     let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
@@ -100,8 +100,8 @@ pub(crate) fn answer_error_event(status: u16, body: &[u8], dialect: ErrorDialect
     }
 }
 
-/// Keeps the `source` of an answer that an error replaces: the gateway is the source only if it was before,
-/// or if the answer had no message.
+/// Keeps the `source` of the answer that was turned into an error event: the gateway is named as the source
+/// only if the answer named it, or had no message.
 fn restore_source(error: &mut Value, read: Option<&Value>) {
     if let (Some(read), Some(fields)) = (read, error.as_object_mut())
         && read["error"]["source"].is_null()
@@ -118,8 +118,8 @@ fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     })
 }
 
-/// Builds an answer to a head that hyper rejects itself, with a body that says what to do. `None` for a
-/// status that needs no text.
+/// Builds an answer to a head that hyper itself rejects, with a body that tells the remedy. `None` for a
+/// status that needs no body.
 pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String> {
     let HeadLimits { bytes, count, retry_after } = *limits;
     let message = match status {
@@ -151,7 +151,7 @@ fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<Strin
         String::new()
     };
     let body = openai_error(status, kind, message, None, None).to_string();
-    // There is no request with an id. The client can still quote this one, and the log has it.
+    // The request has no id. Generate one that the client can quote and that is written to the log.
     let id = fresh_request_id();
     let id = id.to_str().unwrap_or_default();
     tracing::debug!(request_id = id, status, message, "refused a connection without a valid request");

@@ -1,5 +1,5 @@
-//! The entry of one request for operators, and the handle that updates it. All fields are atomics, so no
-//! thread waits.
+//! The entry of one request in the operators' list, and the handle that updates it. The fields that change
+//! are atomics, so no thread waits.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use http::{Method, Version};
 use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName};
 
-/// Data of a request that comes from its head.
+/// Data of a request that is known from its head.
 pub(crate) struct RequestStart<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) peer: IpAddr,
@@ -22,23 +22,23 @@ pub(crate) struct RequestStart<'a> {
     pub(crate) at: Instant,
 }
 
-/// Progress of a request, in this order. Only `Continues` may return to `Sent`.
+/// Stages of a request, in this order. Only from `Continuing` may a request return to `Sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RequestStage {
-    /// Its body is being received.
+    /// The request's body is being received.
     Receiving,
-    /// Waiting for a lease.
+    /// The request waits for a lease.
     Waiting,
-    /// Sent to a backend, or being sent.
+    /// The request was sent to a backend, or is being sent.
     Sent,
-    /// Part of its answer has come.
+    /// A part of the answer has arrived.
     Answering,
-    /// Its backend is gone, and another one is to continue.
+    /// The backend is lost, and another backend is to continue the answer.
     Continuing,
 }
 
-/// Marks a missing number.
+/// Value of an [`AtomicOption`] without a number.
 const MISSING: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -62,25 +62,25 @@ struct EntryProgress {
     stage: AtomicU8,
     streams: AtomicBool,
     cancelled: AtomicBool,
-    /// Generation that has the request, or had it last.
+    /// Generation that has the request or had it last.
     generation: AtomicOption,
     attempts: AtomicU32,
     /// Time spent in queues so far, without the current wait.
     queued: AtomicMicros,
     /// Start of the current wait for a lease.
     waits: AtomicMicros,
-    /// Time at which it was first sent to a backend.
+    /// Time at which the request was first sent to a backend.
     sent: AtomicMicros,
-    /// Time of the first part of its answer.
+    /// Time at which the first part of the answer arrived.
     answers: AtomicMicros,
     /// Times for evaluating the prompt and for generating, as the backend reports them.
     evaluated: AtomicMicros,
     generated: AtomicMicros,
     prompt: AtomicU64,
-    /// Prompt tokens estimated from its length, until they are counted.
+    /// Estimate of the prompt tokens from the length of the request, used until they are counted.
     guess: AtomicU64,
     output: AtomicU64,
-    /// Number of requests of its shard that had ended when it ended, itself included.
+    /// Number of requests of the same shard that had ended when this request ended, including this one.
     ended: AtomicOption,
 }
 
@@ -136,7 +136,7 @@ impl RequestEntry {
         }
     }
 
-    /// Reuses the entry for another request. The caller owns it alone. Its text buffers are reused as well.
+    /// Reuses the entry and its text buffers for another request. No other thread may hold the entry.
     pub(super) fn reuse(&mut self, number: u64, begun: &RequestStart<'_>) {
         let Self { number: its, id, peer, method, protocol, route, generates, began, key, model, course } =
             self;
@@ -171,7 +171,7 @@ impl RequestEntry {
         self.course.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Asks the request to end. Returns whether that had been asked before.
+    /// Asks the request to end. Returns whether it was asked before.
     pub(super) fn cancel(&self) -> bool {
         self.course.cancelled.swap(true, Ordering::Relaxed)
     }
@@ -184,7 +184,7 @@ impl RequestEntry {
         self.course.attempts.load(Ordering::Relaxed)
     }
 
-    /// Returns the time spent in queues, `age` after it began.
+    /// Returns the time spent in queues, when the request is `age` old.
     pub(super) fn queued(&self, age: Duration) -> Duration {
         let before = self.course.queued.get().unwrap_or_default();
         let now = self.course.waits.get().filter(|_| self.stage() == RequestStage::Waiting);
@@ -199,27 +199,27 @@ impl RequestEntry {
         self.course.answers.get()
     }
 
-    /// Returns the times for prompt and answer that its backend reports.
+    /// Returns the times for prompt and answer that the backend reports.
     pub(super) fn reported_times(&self) -> (Option<Duration>, Option<Duration>) {
         (self.course.evaluated.get(), self.course.generated.get())
     }
 
-    /// Marks it as the `nth` request of its shard that has ended.
+    /// Records that this is the `nth` request of its shard that has ended.
     pub(super) fn note_ended(&self, nth: u64) {
         self.course.ended.set(nth);
     }
 
-    /// Returns whether it was in flight when `ended` requests of its shard had ended.
+    /// Returns whether the request was in flight when `ended` requests of its shard had ended.
     pub(super) fn was_in_flight(&self, ended: u64) -> bool {
         self.course.ended.get().is_none_or(|nth| nth > ended)
     }
 
-    /// Returns whether a backend has it.
+    /// Returns whether a backend has the request.
     pub(super) fn is_on_a_backend(&self) -> bool {
         matches!(self.stage(), RequestStage::Sent | RequestStage::Answering | RequestStage::Continuing)
     }
 
-    /// Returns the tokens that it holds in its backend, as far as known.
+    /// Returns the tokens that the request occupies in its backend's context, as far as known.
     pub(super) fn held_tokens(&self) -> u64 {
         let (prompt, output) = self.tokens();
         let prompt = if prompt == 0 { self.course.guess.load(Ordering::Relaxed) } else { prompt };
@@ -232,7 +232,7 @@ impl RequestEntry {
     }
 }
 
-/// Handle that updates the entry of a request in flight; empty for the gateway's own answers.
+/// Handle that updates the entry of a request in flight; empty for a request to the gateway's own routes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProgressHandle(pub(super) Option<Arc<RequestEntry>>);
 
@@ -240,7 +240,7 @@ impl ProgressHandle {
     /// Records the client's key.
     pub(crate) fn set_key(&self, key: Option<&Arc<str>>) {
         if let (Some(entry), Some(key)) = (&self.0, key) {
-            // Only the first call counts.
+            // Later calls have no effect.
             let _once = entry.key.set(key.clone());
         }
     }
@@ -252,7 +252,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that its body is here, as far as needed, and that it waits for a lease.
+    /// Records that the body was read as far as needed, and that the request waits for a lease.
     pub(crate) fn note_waiting(&self) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
@@ -260,7 +260,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that it waits for another lease, because its backend has died.
+    /// Records that the request waits for another lease, because its backend has died.
     pub(crate) fn note_waiting_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.waits.set(entry.began.elapsed());
@@ -273,12 +273,12 @@ impl ProgressHandle {
         if let Some(entry) = &self.0 {
             let course = &entry.course;
             course.generation.set(generation.0);
-            // There is one writer, so no atomic read-modify-write is needed.
+            // Only one thread writes, so no atomic read-modify-write is needed.
             let attempts = course.attempts.load(Ordering::Relaxed);
             course.attempts.store(attempts.saturating_add(1), Ordering::Relaxed);
             course.queued.set(queued);
             if attempts == 0 {
-                // Start of the wait plus its duration saves reading the clock.
+                // Adding the wait to its start saves reading the clock.
                 course.sent.set(course.waits.get().unwrap_or_default() + queued);
             }
             if entry.stage() != RequestStage::Continuing {
@@ -287,8 +287,8 @@ impl ProgressHandle {
         }
     }
 
-    /// Records whether a stream is requested, and the prompt tokens, if they were counted. `guess`:
-    /// estimated tokens.
+    /// Records whether a stream is requested, the number of prompt tokens if it was counted, and an
+    /// estimate of that number (`guess`).
     pub(crate) fn note_asked(&self, streams: bool, tokens: Option<u64>, guess: u64) {
         if let Some(entry) = &self.0 {
             entry.course.guess.store(guess, Ordering::Relaxed);
@@ -299,7 +299,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that a part of the answer, or of its continuation, has come.
+    /// Records that a part of the answer, or of its continuation, has arrived.
     pub(crate) fn note_answer(&self, now: Instant) {
         if let Some(entry) = &self.0 {
             if entry.course.answers.get().is_none() {
@@ -309,21 +309,21 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that its backend is gone in the middle of the answer.
+    /// Records that the backend was lost in the middle of the answer.
     pub(crate) fn note_continuing(&self) {
         if let Some(entry) = &self.0 {
             entry.set_stage(RequestStage::Continuing);
         }
     }
 
-    /// Records the tokens generated so far. The prompt's tokens are recorded at the end.
+    /// Records the tokens generated so far. The prompt tokens are recorded when the request ends.
     pub(crate) fn note_generated(&self, tokens: u64) {
         if let Some(entry) = &self.0 {
             entry.course.output.store(tokens, Ordering::Relaxed);
         }
     }
 
-    /// Records the milliseconds for prompt and answer that its backend reports.
+    /// Records the milliseconds for prompt and answer that the backend reports.
     pub(crate) fn note_times(&self, prompt_ms: Option<f64>, answer_ms: Option<f64>) {
         let Some(entry) = &self.0 else { return };
         for (of, ms) in [(&entry.course.evaluated, prompt_ms), (&entry.course.generated, answer_ms)] {
@@ -333,12 +333,12 @@ impl ProgressHandle {
         }
     }
 
-    /// Returns whether a backend may have it.
+    /// Returns whether a backend may have received the request.
     pub(crate) fn is_sent(&self) -> bool {
         self.0.as_ref().is_some_and(|entry| entry.sent_time().is_some())
     }
 
-    /// Returns whether an operator has cancelled it.
+    /// Returns whether an operator has cancelled the request.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.as_ref().is_some_and(|entry| entry.is_cancelled())
     }

@@ -2,14 +2,15 @@
 //! never shown.
 //!
 //! ```text
-//!   a thread ── its shard: [ in flight ] ── ends ──> [ admitted | refused ], the last ones of each
-//!      │                        │ Arc<Entry>
-//!      └ Progress: stores ──────┘ <── loads: a lister, which clones a portion at a time and blocks no thread
+//!   a thread ── its shard: [ in flight ] ── request ends ──> [ admitted | refused ], the last ones of each
+//!      │                        │ Arc<RequestEntry>
+//!      └ ProgressHandle: writes ┘ <── reads: a lister, which clones a portion at a time and blocks no thread
 //! ```
 //!
-//! Each thread that serves clients has its own shard; only listing and cancelling take its lock, too.
-//! Values that change while a request runs are atomics with relaxed order: a snapshot need not be
-//! consistent. Entries are reused once no lister holds them, so a request costs no allocation.
+//! Each thread that serves clients has its own shard. Other threads take the shard's lock only to list or
+//! cancel requests. Values that change while a request runs are atomics with relaxed order, because a
+//! snapshot need not be consistent. Entries are reused once no lister holds them, so a request costs no
+//! allocation.
 
 mod entry;
 mod shard;
@@ -39,22 +40,22 @@ impl Default for RequestRegistry {
     }
 }
 
-/// Context use by the requests of one model.
+/// Use of the context by the requests of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextHoldings {
     /// Number of generating requests.
     pub requests: u64,
-    /// Tokens of their prompts and answers so far, as far as known. An uncounted prompt is estimated as one
-    /// token for each four bytes of its request.
+    /// Tokens of the prompts and answers of these requests so far, as far as known. A prompt without a
+    /// token count is estimated as one token per four bytes of the request.
     pub tokens: u64,
 }
 
 /// A cancelled request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CancelledRequest {
-    /// The request before it was cancelled.
+    /// State of the request before it was cancelled.
     pub request: RequestView,
-    /// The request had been cancelled before.
+    /// The request had already been cancelled before.
     pub was_cancelled: bool,
 }
 
@@ -72,17 +73,17 @@ pub enum CancelError {
     /// The request has ended.
     #[error("the request `{id}` has ended already ({outcome})")]
     Ended {
-        /// Its id.
+        /// Id of the request.
         id: String,
-        /// Its outcome.
+        /// Outcome of the request.
         outcome: String,
     },
-    /// Several requests have the id, which clients may choose.
+    /// Several requests have the same id, because clients choose the ids.
     #[error("{} requests in flight have the id `{id}`: say which by its number ({})", .numbers.len(), list_numbers(.numbers))]
     Several {
-        /// Their id.
+        /// Id of these requests.
         id: String,
-        /// Their unique numbers.
+        /// Unique numbers of these requests.
         numbers: Vec<u64>,
     },
 }
@@ -117,8 +118,8 @@ impl RequestRegistry {
         RequestShard::begin(shard, begun, conn)
     }
 
-    /// Lists the requests in flight, oldest first, then the ended ones, latest first. A request that runs
-    /// all the time is listed once; a request that ends meanwhile at most once.
+    /// Lists the requests in flight, oldest first, then the ended requests, latest first. A request that
+    /// stays in flight is listed exactly once; a request that ends during the listing at most once.
     pub fn list(&self) -> Vec<RequestView> {
         let mut all: Vec<ListedRequest> = self.0.iter().flat_map(|shard| shard.list()).collect();
         all.sort_by(ListedRequest::order);
@@ -126,7 +127,7 @@ impl RequestRegistry {
         all.iter().map(|seen| seen.view(now, wall)).collect()
     }
 
-    /// Returns the context use of the requests that a backend has, by model.
+    /// Returns the use of the context by the requests that a backend has, by model.
     pub fn context_holdings(&self) -> BTreeMap<ModelName, ContextHoldings> {
         let mut all: BTreeMap<ModelName, ContextHoldings> = BTreeMap::new();
         for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
@@ -149,7 +150,7 @@ impl RequestRegistry {
     ///
     /// # Errors
     ///
-    /// There is no such request, it has ended, or several have the id.
+    /// No such request is in flight, or several have the id.
     pub fn cancel(&self, id: &str, number: Option<u64>) -> Result<CancelledRequest, CancelError> {
         let is_meant = |of: &str, its: u64| of == id && number.is_none_or(|number| number == its);
         let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! The requests of one thread. Its lock is held briefly when a request begins or ends, and for one portion
-//! by a lister.
+//! The requests of one thread. The thread holds the shard's lock briefly when a request begins or ends; a
+//! lister holds it while it reads one portion.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -15,26 +15,26 @@ use crate::clock;
 use crate::observe::RequestRecord;
 use crate::protocol::conn_state::ConnState;
 
-/// Requests that are read while the lock is held, which takes some microseconds.
+/// Number of requests that are read while the lock is held, which takes some microseconds.
 const LIST_PORTION: usize = 256;
 
-/// Entries for requests in flight that are kept while none is.
+/// Number of entries that are kept for reuse while no request is in flight.
 const KEPT_ENTRIES: usize = 1024;
 
-/// Numbers of ended requests that are kept.
+/// Numbers of ended requests that a shard keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardSizes {
     /// Requests that were admitted.
     pub(super) ended: usize,
-    /// Requests refused before a model was known. Anyone can cause them, so they must not displace the
-    /// others.
+    /// Requests refused before a model was known. Anyone can cause these, so they must not displace admitted
+    /// requests.
     pub(super) turned_away: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct RequestShard {
     sizes: ShardSizes,
-    /// Increment from one number to the next, so that all shards assign different ones.
+    /// Increment from one request number to the next, so that all shards assign different numbers.
     step: u64,
     inner: Mutex<ShardInner>,
 }
@@ -46,7 +46,7 @@ struct ShardInner {
     free: Vec<usize>,
     ended: VecDeque<EndedRequest>,
     turned_away: VecDeque<EndedRequest>,
-    /// Entries for reuse, owned by the shard alone.
+    /// Entries for reuse, to which only the shard has a reference.
     spare: Vec<Arc<RequestEntry>>,
     /// Number of requests that have ended.
     ends: u64,
@@ -66,7 +66,7 @@ struct EndedRequest {
     end: RequestEnd,
 }
 
-/// The end of a request.
+/// Data known at the end of a request.
 #[derive(Clone, Debug)]
 pub(super) struct RequestEnd {
     pub(super) status: u16,
@@ -78,7 +78,7 @@ pub(super) struct RequestEnd {
     pub(super) attempts: u32,
     pub(super) continued: bool,
     pub(super) generation: Option<GenerationId>,
-    /// Wall-clock time of the end.
+    /// Wall-clock time of the end, in milliseconds since 1970.
     pub(super) unix_ms: u64,
 }
 
@@ -90,10 +90,10 @@ pub(super) struct WallClock {
 }
 
 impl WallClock {
-    /// Time for which a reading is used. A clock that was set takes effect after that.
+    /// Time for which a reading is used. A change of the system clock takes effect after that time.
     const LASTS: Duration = Duration::from_secs(1);
 
-    /// Returns the milliseconds since 1970. Calls `look` if the last reading is too old.
+    /// Returns the milliseconds since 1970. Calls `look` to read the clock if the last reading is too old.
     pub(super) fn unix_ms_at(&mut self, now: Instant, look: impl FnOnce() -> u64) -> u64 {
         let since = now.saturating_duration_since(self.at);
         if since < Self::LASTS {
@@ -111,7 +111,7 @@ pub(super) struct ListedRequest {
     pub(super) end: Option<RequestEnd>,
 }
 
-/// Position of a request in flight; another request may be there later.
+/// Position of a request in flight. Later another request may have this position, with another `number`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardPlace {
     index: usize,
@@ -119,7 +119,7 @@ pub(super) struct ShardPlace {
 }
 
 impl ListedRequest {
-    /// Orders requests in flight before ended ones; the former oldest first, the latter latest first.
+    /// Orders requests in flight (oldest first) before ended requests (latest first).
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let by_time = match (self.ended(), other.ended()) {
             (None, None) => self.entry.began.cmp(&other.entry.began),
@@ -134,7 +134,7 @@ impl ListedRequest {
     }
 }
 
-/// The position of a request in flight. [`ShardTicket::end`] frees it.
+/// Owns the position of a request in flight. [`ShardTicket::end`] frees the position.
 #[derive(Debug)]
 pub(crate) struct ShardTicket {
     shard: Arc<RequestShard>,
@@ -196,13 +196,13 @@ impl RequestShard {
         inner.live.len() - inner.free.len()
     }
 
-    /// Lists the requests in flight, a portion at a time, then the ended ones. A request that ends
-    /// meanwhile is listed as ended.
+    /// Lists the requests in flight, a portion at a time, then the ended requests. A request that ends
+    /// during the listing is listed as ended.
     pub(super) fn list(&self) -> Vec<ListedRequest> {
         self.with_ended(self.live())
     }
 
-    /// Lists the requests in flight, each at the moment it was read.
+    /// Lists the requests in flight, each in its state at the moment it was read.
     pub(super) fn live(&self) -> Vec<ListedRequest> {
         let mut seen: Vec<ListedRequest> = Vec::new();
         let mut from = 0;
@@ -218,13 +218,13 @@ impl RequestShard {
         }
     }
 
-    /// Keeps those still in flight, and adds the ended ones.
+    /// Removes requests that have ended since from `seen`, and adds the ended requests.
     pub(super) fn with_ended(&self, mut seen: Vec<ListedRequest>) -> Vec<ListedRequest> {
         let (ended, ends): (Vec<EndedRequest>, u64) = {
             let inner = self.lock();
             (inner.ended.iter().chain(&inner.turned_away).cloned().collect(), inner.ends)
         };
-        // A request that has ended by now is among the ended ones, or was already displaced there.
+        // A request that has ended by now is among the ended requests, or was already displaced there.
         seen.retain(|one| one.entry.was_in_flight(ends));
         seen.extend(
             ended.into_iter().map(|EndedRequest { entry, end }| ListedRequest { entry, end: Some(end) }),
@@ -259,13 +259,13 @@ impl RequestShard {
         ended.into_iter().find(|one| is_meant(&one.entry.id, one.entry.number)).map(|one| one.end.outcome)
     }
 
-    /// Cancels a request; `None` if it is no longer in flight. Holds the lock, without which the request
-    /// cannot end: a moment later its connection may have another request.
+    /// Cancels a request; `None` if it is no longer in flight. Holds the lock meanwhile, so that the
+    /// request cannot end: otherwise the cancellation could hit the next request of the connection.
     pub(super) fn cancel(&self, place: ShardPlace) -> Option<CancelledRequest> {
         let (now, wall) = (Instant::now(), clock::unix_ms());
         let inner = self.lock();
         let live = inner.live.get(place.index)?.as_ref().filter(|live| live.entry.number == place.number)?;
-        // Its state before it is cancelled.
+        // Build the view before the request is cancelled.
         let mut request = ListedRequest { entry: live.entry.clone(), end: None }.view(now, wall);
         let again = live.entry.cancel();
         live.conn.cancelling.request_cancel();
@@ -304,7 +304,7 @@ impl RequestShard {
 }
 
 impl ShardTicket {
-    /// Ends the request and removes it from those in flight.
+    /// Ends the request and removes it from the requests in flight.
     pub(crate) fn end(self, record: &RequestRecord) {
         self.shard.end(
             self.place,

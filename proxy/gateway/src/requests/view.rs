@@ -1,4 +1,4 @@
-//! A request as plain values, for display and for programs. Its contents are never shown.
+//! A request as plain values, for display and for programs. Prompts and answers are never shown.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use warden_policies::{GenerationId, ModelName};
 use super::entry::RequestStage;
 use super::shard::ListedRequest;
 
-/// Progress of a request.
+/// State of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestState {
@@ -20,18 +20,18 @@ pub enum RequestState {
     Queued,
     /// Waiting for a model that no process serves at the moment.
     Loading,
-    /// A backend has it, and no part of the answer has come. Without a stream, the end of prompt evaluation
-    /// cannot be seen.
+    /// A backend has the request, and no part of the answer has arrived. Without a stream, the end of prompt
+    /// evaluation cannot be observed.
     Sent,
-    /// A backend has it and is evaluating the prompt: the first event of its stream has not come.
+    /// A backend evaluates the prompt: the first event of the requested stream has not arrived.
     Prefill,
-    /// Its answer is generated as a stream.
+    /// The answer is being generated as a stream.
     Generating,
-    /// Its answer is being passed on.
+    /// An answer that is not a generated stream is being passed on.
     Answering,
-    /// Its backend is gone, and another one is to continue it.
+    /// The backend is lost, and another backend is to continue the answer.
     Continuing,
-    /// Ended.
+    /// The request has ended.
     Ended,
 }
 
@@ -68,8 +68,8 @@ impl RequestState {
 /// A request. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestView {
-    /// Its `X-Request-Id`, as in clients, backends and the access log. Clients may give several requests
-    /// the same.
+    /// `X-Request-Id` of the request, as in clients, backends and the access log. Clients may give several
+    /// requests the same id.
     pub id: String,
     /// Unique number in this instance; not ordered.
     pub number: u64,
@@ -78,7 +78,7 @@ pub struct RequestView {
     /// The model, once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelName>,
-    /// Index of its replica, from 0, if its generation still runs.
+    /// Index of the model's replica that has the request, from 0, if its generation still runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<u32>,
     /// Generation that has the request, or had it last.
@@ -95,22 +95,22 @@ pub struct RequestView {
     pub key: Option<String>,
     /// The client's address.
     pub peer: String,
-    /// Its backend was asked for a stream.
+    /// The backend was asked for a stream.
     pub stream: bool,
-    /// Arrival of its head, in milliseconds since 1970.
+    /// Arrival of the request's head, in milliseconds since 1970.
     pub began_unix_ms: u64,
-    /// Its end, in milliseconds since 1970.
+    /// End of the request, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
-    /// Time from its head until its end, or until now.
+    /// Time from the request's head until its end, or until now.
     pub total_ms: f64,
     /// Time in queues so far, including the wait for a model.
     pub queued_ms: f64,
-    /// Time for evaluating the prompt, as the backend reports it. Before that report, or without one,
+    /// Time for evaluating the prompt, as the backend reports it. Without such a report,
     /// derived from the stream: from sending the request to the first event, or until now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_ms: Option<f64>,
-    /// Time for generating, by the same rules: from the first event to the end, or until now.
+    /// Time for generating, as the backend reports it, or else from the first event to the end, or until now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generating_ms: Option<f64>,
     /// Evaluated prompt tokens, as far as known; often unknown in flight.
@@ -118,13 +118,13 @@ pub struct RequestView {
     /// Generated tokens. In flight known only for a stream, from the number of its events, which is
     /// slightly too large.
     pub output_tokens: u64,
-    /// Leases used: 1 if the first backend answers.
+    /// Number of leases used: 1 if the first backend answers.
     pub attempts: u32,
     /// An operator has cancelled the request.
     pub cancelled: bool,
     /// The request was executed again because its server died.
     pub continued: bool,
-    /// Status that its client got, once it has ended; 0 if there was none.
+    /// Status that the client got; 0 if the client got none. `None` while the request is in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// Outcome, as in the access log.
@@ -133,13 +133,13 @@ pub struct RequestView {
 }
 
 impl RequestView {
-    /// Returns whether it is in flight.
+    /// Returns whether the request is in flight.
     pub const fn is_in_flight(&self) -> bool {
         self.ended_unix_ms.is_none()
     }
 }
 
-/// Converts to milliseconds, rounded to whole microseconds: further digits are noise.
+/// Converts to milliseconds, rounded to whole microseconds, because further digits are noise.
 fn rounded_ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -149,7 +149,7 @@ fn whole_ms(time: Duration) -> u64 {
 }
 
 impl ListedRequest {
-    /// Builds the view at `now`, which is `wall` milliseconds after 1970.
+    /// Builds the view at the instant `now`; `wall` is the same time in milliseconds since 1970.
     pub(super) fn view(&self, now: Instant, wall: u64) -> RequestView {
         let Self { entry, end } = self;
         let age = end.as_ref().map_or_else(|| now.saturating_duration_since(entry.began), |end| end.total);
@@ -172,7 +172,7 @@ impl ListedRequest {
         let (prompt, output) = entry.tokens();
         let (evaluated, generated) = entry.reported_times();
         let last = end.as_ref();
-        // The times of an ended request do not move when the clock is set later.
+        // The times of an ended request must not change when the system clock is changed later.
         let until = last.map_or(wall, |end| end.unix_ms);
         let began = until.saturating_sub(whole_ms(age));
         RequestView {
@@ -191,11 +191,11 @@ impl ListedRequest {
             began_unix_ms: began,
             ended_unix_ms: last.map(|end| end.unix_ms),
             total_ms: rounded_ms(age),
-            // A request that ended in the queue had no lease that recorded its wait.
+            // If a request ended in the queue, no lease has recorded its wait.
             queued_ms: rounded_ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
             prefill_ms: evaluated.or(prefill).map(rounded_ms),
             generating_ms: generated.or(generating).map(rounded_ms),
-            // At the end the exact count is used, if its backend reported one.
+            // For an ended request the exact count is used, if the backend reported it.
             prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
             attempts: last.map_or_else(|| entry.attempts(), |end| end.attempts),

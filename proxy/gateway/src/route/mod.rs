@@ -1,6 +1,6 @@
 //! Classifies a request by llama-server's routes. The route determines the kind of lease, the format of
 //! errors, the size limit of the body, the request rules that apply, and the label in metrics. Unknown
-//! routes pass through; llama-server answers them. [`table`] has all routes of llama-server; [`target`]
+//! routes are forwarded; llama-server answers them. [`table`] has all routes of llama-server; [`target`]
 //! reads a model name in the path.
 
 mod shape;
@@ -18,7 +18,7 @@ use crate::refusal::ErrorDialect;
 
 pub(crate) use self::shape::BodyShape;
 
-/// Label of requests to none of llama-server's known routes.
+/// Label of requests to a path that is none of llama-server's known routes.
 pub(crate) const UNKNOWN_ROUTE: &str = "other";
 
 /// Properties of a route.
@@ -28,21 +28,22 @@ pub(crate) struct RequestRoute {
     pub(crate) name: &'static str,
     /// Kind of lease that the request needs.
     pub(crate) kind: LeaseKind,
-    /// The route generates text, as a stream if the body asks for one. The meaning of a connection that
-    /// ends before any byte of such a stream depends on the binary ([`warden_policies::ServerFacts`]).
+    /// The route generates text, as a stream if the body asks for one. If a connection ends before any byte
+    /// of such a stream, the binary determines whether execution may have begun
+    /// ([`warden_policies::ServerFacts`]).
     pub(crate) generates: bool,
     /// The route only computes an answer, so a request may be executed again if its server dies.
     pub(crate) computes: bool,
     /// Format of errors.
     pub(crate) dialect: ErrorDialect,
-    /// Size class of its bodies.
+    /// Size class of the request bodies.
     pub(crate) size: BodySize,
     /// Shape of its JSON bodies for request rules; `None`: the rules do not apply.
     pub(crate) shape: Option<BodyShape>,
     /// Side effect on the server.
     pub(crate) effect: RouteEffect,
-    /// A request loads its model if that is not loaded. A request that only inspects a process does not
-    /// start one.
+    /// A request loads its model if the model is not loaded. `false` for requests that only inspect a
+    /// process.
     pub(crate) loads: bool,
 }
 
@@ -62,12 +63,13 @@ pub(crate) enum BodySize {
 /// Side effect of a request on its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteEffect {
-    /// Nothing that the next process would lack.
+    /// The request has no effect that would be lost with the process.
     None,
-    /// Sets something that outlives the request and that the next process does not have. The contents of
-    /// slots do not count: they make answers faster, not different.
+    /// The request changes a setting that the next process does not have. The contents of
+    /// slots do not count as such: they make answers faster, not different.
     Sets,
-    /// The server stops computing while it answers: a slot is saved, restored or erased between two batches.
+    /// The server stops computing during the request: it saves, restores or erases a slot between two
+    /// batches.
     Pauses,
 }
 
@@ -82,7 +84,7 @@ pub(crate) enum LocalRoute {
     Model(String),
     /// `/running`: the list of processes.
     Running,
-    /// `/upstream/<model>` without a slash after the name, with that name.
+    /// `/upstream/<model>` without a slash after the name. Holds the name.
     Bare(String),
     /// The operators' page.
     Page,
@@ -93,8 +95,8 @@ pub(crate) enum LocalRoute {
 }
 
 impl RequestRoute {
-    /// Returns whether an event stream that answers a `GET` here is endless. The replay of a generation has
-    /// an end.
+    /// Returns whether an event stream that answers a `GET` on this route is endless. Only the replay of a
+    /// generation (`/v1/stream`) ends.
     pub(crate) fn is_endless(self) -> bool {
         self.name != STREAM_LABEL
     }
@@ -113,15 +115,15 @@ impl LocalRoute {
         }
     }
 
-    /// Returns whether the route needs no key: health, preflights, the page, which checks its clients
-    /// itself, and forbidden methods, which no client gets.
+    /// Returns whether the route needs no key: health, preflights, the page (which checks its clients
+    /// itself), and forbidden methods, which are always refused.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Self::Health | Self::Page | Self::Preflight | Self::Forbidden)
     }
 }
 
-/// Decodes a path as llama-server does to find its handler, so that no encoding evades slots, rules or
-/// budgets. A path that cannot be decoded stays as it is.
+/// Decodes a path as llama-server does to find its handler, so that percent-encoding cannot evade slots,
+/// rules or budgets. A path that cannot be decoded is returned unchanged.
 pub(crate) fn decoded_path(path: &str) -> Cow<'_, str> {
     let decoded = path.contains('%').then(|| query::percent_decoded(path)).flatten();
     decoded.map_or(Cow::Borrowed(path), Cow::Owned)
@@ -132,7 +134,7 @@ pub fn paths() -> impl Iterator<Item = &'static str> {
     table::ROWS.iter().map(|row| row.path)
 }
 
-/// Returns a path in our own spelling, if it is one of llama-server's known paths.
+/// Returns the table's spelling of a path, if it is one of llama-server's known paths.
 pub(crate) fn known_path(path: &str) -> Option<&'static str> {
     let plain = decoded_path(path);
     paths().find(|known| *known == plain)
@@ -165,17 +167,17 @@ fn is_served(method: &Method) -> bool {
     )
 }
 
-/// Letters of an unknown method that are logged.
+/// Most letters of an unknown method that are logged.
 const METHOD_LETTERS: usize = 24;
 
-/// Shortens an unknown method for logs and errors: clients may send one of any length.
+/// Shortens an unknown method for logs and errors, because clients may send a method of any length.
 pub(crate) fn logged_method(method: &Method) -> Method {
     let name = method.as_str();
     let short = name.get(..METHOD_LETTERS).and_then(|short| Method::from_bytes(short.as_bytes()).ok());
     short.unwrap_or_else(|| method.clone())
 }
 
-/// Returns the own route that answers the request, if any.
+/// Returns the gateway's own route that answers the request, if any.
 pub(crate) fn local_route(method: &Method, path: &str) -> Option<LocalRoute> {
     if !is_served(method) {
         return Some(LocalRoute::Forbidden);

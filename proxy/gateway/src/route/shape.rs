@@ -3,7 +3,7 @@
 /// Shape of a request body for request rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyShape {
-    /// `messages`; generates.
+    /// Chat with `messages`; generates.
     Chat,
     /// `prompt`, in llama-server's own dialect; generates.
     Native,
@@ -13,11 +13,11 @@ pub(crate) enum BodyShape {
     Responses,
     /// `system` and `messages`; generates.
     Messages,
-    /// Like [`Self::Chat`], without generating.
+    /// Same members as [`Self::Chat`], on a route that only counts tokens.
     ChatCount,
-    /// Like [`Self::Responses`], without generating.
+    /// Same members as [`Self::Responses`], on a route that only counts tokens.
     ResponsesCount,
-    /// Like [`Self::Messages`], without generating.
+    /// Same members as [`Self::Messages`], on a route that only counts tokens.
     MessagesCount,
 }
 
@@ -27,12 +27,12 @@ impl BodyShape {
         matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
     }
 
-    /// Returns whether the route accepts a seed. The messages route passes none on.
+    /// Returns whether the route accepts a seed. llama-server's messages route ignores a seed.
     pub(crate) fn takes_seeds(self) -> bool {
         self.generates() && self != Self::Messages
     }
 
-    /// Returns the list of messages, and the member with a system prompt.
+    /// Returns the names of two members, if the shape has them: the list of messages, and the system prompt.
     pub(crate) fn prompt_members(self) -> (Option<&'static str>, Option<&'static str>) {
         match self {
             Self::Chat | Self::ChatCount => (Some("messages"), None),
@@ -42,7 +42,7 @@ impl BodyShape {
         }
     }
 
-    /// Returns the token limits that the route reads, its native name first.
+    /// Returns the names of the token limit that the route reads, its native name first.
     pub(crate) fn limit_members(self) -> &'static [&'static str] {
         match self {
             Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],

@@ -1,6 +1,6 @@
-//! The one table of paths. The table follows llama-server's own (`tools/server/server.cpp`). llama-server
-//! has no websockets; its only event streams without a slot answer `GET` (`/v1/stream`, `/models/sse`), and
-//! may be sent again like any `GET`.
+//! The table of all known paths, which follows llama-server's own (`tools/server/server.cpp`). llama-server
+//! has no websockets. Its only event streams without a slot answer `GET` (`/v1/stream`, `/models/sse`), and
+//! may be requested again like any `GET`.
 
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
@@ -8,21 +8,21 @@ use warden_policies::dispatch::LeaseKind;
 use super::{BodyShape, BodySize, LocalRoute, RequestRoute, RouteEffect, UNKNOWN_ROUTE};
 use crate::refusal::ErrorDialect;
 
-/// Label of streams of generations that continue without a client.
+/// Label of the route that replays a generation which continues without a client.
 pub(super) const STREAM_LABEL: &str = "stream";
 
 /// A path and its routes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouteRow {
     pub(super) path: &'static str,
-    /// Route of a `POST`; if it needs no slot, other methods have the same.
+    /// Route of a `POST`. Other methods have the same route, unless it needs a slot.
     post: RequestRoute,
     /// The gateway's own answer to a `GET`.
     local: Option<LocalGet>,
     loads: LoadingMethods,
 }
 
-/// Methods that load a model that is not loaded.
+/// Methods that load an unloaded model.
 #[derive(Clone, Copy, Debug)]
 enum LoadingMethods {
     All,
@@ -39,7 +39,7 @@ enum LocalGet {
     Running,
 }
 
-/// Route of a path that is none of llama-server's known ones.
+/// Route of a path that llama-server does not have.
 const UNKNOWN_PATH: RequestRoute = RequestRoute {
     name: UNKNOWN_ROUTE,
     kind: LeaseKind::Aux,
@@ -56,7 +56,7 @@ const UNKNOWN_PATH: RequestRoute = RequestRoute {
 pub(super) static ROWS: [RouteRow; 46] = [
     generating("/v1/chat/completions", "chat", BodyShape::Chat),
     generating("/chat/completions", "chat", BodyShape::Chat),
-    // In older builds: the same under Ollama's name.
+    // Older builds have the chat route under Ollama's path, too.
     generating("/api/chat", "chat", BodyShape::Chat),
     generating("/v1/completions", "completions", BodyShape::Completion),
     generating("/completions", "completions", BodyShape::Native),
@@ -65,8 +65,9 @@ pub(super) static ROWS: [RouteRow; 46] = [
     generating("/responses", "responses", BodyShape::Responses).with_dialect(ErrorDialect::Responses),
     generating("/v1/messages", "messages", BodyShape::Messages).with_dialect(ErrorDialect::Anthropic),
     generating("/infill", "infill", BodyShape::Native),
-    // Requests that occupy a slot, or the model, and answer at once. A transcription may be a stream, but
-    // only its form shows that; its head proves nothing.
+    // Requests that occupy a slot or the whole model, and get a single answer. A transcription may be a
+    // stream, but only its form data shows that, and the head of the stream does not prove that execution
+    // began.
     evaluating("/v1/audio/transcriptions", "audio", BodySize::Audio),
     evaluating("/audio/transcriptions", "audio", BodySize::Audio),
     evaluating("/v1/embeddings", "embeddings", BodySize::Prompt),
@@ -124,7 +125,7 @@ pub(super) static ROWS: [RouteRow; 46] = [
         .with_loads(LoadingMethods::None),
 ];
 
-/// Generates text, possibly as a stream.
+/// Returns the row of a route that generates text, possibly as a stream.
 const fn generating(path: &'static str, name: &'static str, shape: BodyShape) -> RouteRow {
     row(
         path,
@@ -139,17 +140,17 @@ const fn generating(path: &'static str, name: &'static str, shape: BodyShape) ->
     )
 }
 
-/// Occupies a slot, or the model, and answers at once.
+/// Returns the row of a route that occupies a slot or the whole model, and gives a single answer.
 const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> RouteRow {
     row(path, RequestRoute { name, kind: LeaseKind::Slot, computes: true, size, ..UNKNOWN_PATH })
 }
 
-/// Counts the prompt of a route of this shape, without a slot.
+/// Returns the row of a route that counts the prompt of a body of this shape, without a slot.
 const fn counting(path: &'static str, name: &'static str, shape: BodyShape) -> RouteRow {
     row(path, RequestRoute { name, computes: true, shape: Some(shape), ..UNKNOWN_PATH })
 }
 
-/// Is answered without a slot.
+/// Returns the row of a route that is answered without a slot.
 const fn slotless(path: &'static str, name: &'static str, size: BodySize) -> RouteRow {
     row(path, RequestRoute { name, size, ..UNKNOWN_PATH })
 }
@@ -185,7 +186,7 @@ impl RouteRow {
     }
 }
 
-/// Returns the route of a request to this decoded path.
+/// Returns the route of a request with this decoded path.
 pub(super) fn table_route(method: &Method, path: &str) -> RequestRoute {
     let is_post = *method == Method::POST;
     let Some(RouteRow { post, loads, .. }) = RouteRow::find(path) else {
@@ -224,6 +225,6 @@ pub(super) fn table_local(path: &str) -> Option<LocalRoute> {
 fn model_id(path: &str) -> Option<&str> {
     path.strip_prefix("/v1/models/")
         .or_else(|| path.strip_prefix("/models/"))
-        // llama-server has an event stream of that name.
+        // `/models/sse` is an event stream of llama-server, not a model.
         .filter(|id| !id.is_empty() && *id != "sse")
 }

@@ -1,5 +1,5 @@
-//! Reads the model name in a request target: the path `/upstream/<model>/...`, whose remainder passes
-//! unchanged, and the query parameter `model`. A target is changed only on request, and then only its name.
+//! Reads the model name in a request target: in the path `/upstream/<model>/...`, whose remainder is passed
+//! on unchanged, or in the query parameter `model`. Of a target only the model name is ever changed.
 //!
 //! ```text
 //!   /upstream/org/name/v1/chat/completions?x=1   ->  model `org/name`,  /v1/chat/completions?x=1
@@ -15,7 +15,7 @@ use warden_supervisor::FleetView;
 use crate::protocol::query;
 use crate::refusal::RequestRefusal;
 
-/// Beginning of paths that name their model.
+/// Prefix of paths that name their model.
 const UPSTREAM_PREFIX: &str = "/upstream/";
 
 /// A path that names its model.
@@ -34,8 +34,8 @@ pub(crate) fn is_upstream(path: &str) -> bool {
     path.starts_with(UPSTREAM_PREFIX)
 }
 
-/// Returns the target for a backend: path and query. An absolute target may have no path, which means `/`
-/// (RFC 9110 section 4.2.3), and still have a query. The gateway answers `OPTIONS *` and the like itself.
+/// Returns the target for a backend: path and query. An absolute target may have a query but no path, which
+/// means `/` (RFC 9110 section 4.2.3). The gateway itself answers targets such as `OPTIONS *`.
 pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     match target.as_bytes().first() {
@@ -46,7 +46,7 @@ pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
 }
 
 /// Returns the model that a path names, and the target for the backend. With `any_name`, the first segment
-/// is the name if nothing else matches. `more`: names without a process of their own.
+/// is the name if nothing else matches. `more`: further names that resolve to models.
 pub(crate) fn parse_upstream<'a>(
     uri: &Uri,
     fleet: &'a FleetView,
@@ -58,7 +58,7 @@ pub(crate) fn parse_upstream<'a>(
         let models = fleet.models.iter().flat_map(|model| model.names());
         models.chain(more.clone())
     };
-    // Percent-encoded, a letter takes three bytes.
+    // A percent-encoded byte takes three bytes.
     let longest = names().map(str::len).max().unwrap_or(0) * 3;
     let ends = raw.match_indices('/').map(|(at, _)| at).chain(std::iter::once(raw.len()));
     let found = ends
@@ -87,7 +87,7 @@ pub(crate) fn parse_upstream<'a>(
     Ok(ModelPath { name, target, is_bare: rest.is_empty() })
 }
 
-/// Appends a slash to a path: without it a browser resolves relative links wrongly.
+/// Appends a slash to a path, without which a browser resolves relative links wrongly.
 pub(crate) fn with_slash(uri: &Uri) -> String {
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     format!("{}/{query}", uri.path())

@@ -1,9 +1,10 @@
-//! Applies rules to one request before it has its lease, so that a change of rules never waits in a queue.
+//! Applies rules to a request before it waits for a lease, so that the rules in force at its arrival are
+//! used.
 //!
 //! ```text
 //!   rules apply to the route --> body held whole --> index --> edits   (no room: 503, no JSON object: 400)
-//!   only another name ---------> body held whole --> the same, but anything but a JSON object passes
-//!                    \---------> large: the name in the held part is replaced, the rest streams;
+//!   only another name ---------> body held whole --> index --> edits   (no JSON object: passed on unchanged)
+//!                    \---------> large body: the name in the held part is replaced, the rest is streamed;
 //!                                a second `model` in the rest, which the backend would use, is refused
 //! ```
 
@@ -17,7 +18,7 @@ use crate::body::json_index::JsonIndex;
 use crate::refusal::{RequestRefusal, UnreadableBody};
 use crate::route::{BodyShape, target};
 
-/// Applies the model's rules to a request, on a route of this shape.
+/// Applies the model's rules to a request whose route has a body of the given shape.
 pub(crate) async fn apply_rules(
     model: &ModelName,
     rules: &ModelRules,
@@ -33,7 +34,7 @@ pub(crate) async fn apply_rules(
     let Some(plan) = RulePlan::new(rules, shape) else { return Ok(()) };
     let unreadable = |why| RequestRefusal::Unreadable { model: model.clone(), why };
     if is_multipart(&parts.headers) {
-        // llama-server may read a body as a form that we do not recognise as one.
+        // llama-server may read a body as a form although the gateway does not recognise it as one.
         if plan.is_strict() || !intake.is_form() {
             return Err(unreadable(UnreadableBody::NotObject));
         }
@@ -52,7 +53,7 @@ pub(crate) async fn apply_rules(
     }
 }
 
-/// Returns whether any reader could take the body for a form.
+/// Returns whether the body could be taken for a form by any reader of its headers.
 fn is_multipart(headers: &HeaderMap) -> bool {
     let begins = |value: &HeaderValue| {
         value

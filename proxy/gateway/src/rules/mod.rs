@@ -1,6 +1,6 @@
 //! An operator's rules for the requests to a model: parameters to set, default or strip, a system prompt, a
-//! token limit, another name for the backend. This module defines them; `plan` turns them into edits of a
-//! body, and `apply` carries those out.
+//! token limit, another name for the backend. This module defines the rules; `plan` turns them into edits
+//! of a body, and `apply` carries out the edits.
 
 mod apply;
 mod names;
@@ -20,7 +20,7 @@ use plan::RulePlan;
 pub struct ModelRules {
     /// Changes in bodies.
     pub request: RequestRules,
-    /// Name that the backend gets in place of the client's, for a backend that checks it.
+    /// Model name that replaces the client's in the body, for a backend that checks the name.
     pub upstream_model: Option<String>,
     /// Non-streaming answers are requested as streams and assembled here (`assemble`).
     pub assemble: bool,
@@ -30,19 +30,20 @@ pub struct ModelRules {
     pub loading: WhileLoading,
     /// A remote endpoint serves the model; it gets only requests that compute an answer.
     pub remote: bool,
-    /// Time limit of an answer; `None`: the general one.
+    /// Time limit of an answer; `None`: the limit for all models.
     pub timeout: Option<Duration>,
-    /// Its description in lists of models.
+    /// Description of the model in lists.
     pub listing: ListingRules,
 }
 
-/// A model's description in lists, beyond its process's own. [`Default`] adds nothing.
+/// Description of a model in lists, in addition to the facts that its process reports. [`Default`] adds
+/// nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ListingRules {
     /// Lists omit the model; requests for it are still served.
     pub hidden: bool,
-    /// Additional members of its entry. A table is merged into an existing one; values that a process
-    /// reports stay.
+    /// Additional members of the model's list entry. A table is merged into an existing table; values that
+    /// a process reports are not replaced.
     pub fields: Map<String, Value>,
 }
 
@@ -64,13 +65,13 @@ impl ListingRules {
 }
 
 impl ModelRules {
-    /// Returns whether there is nothing to do.
+    /// Returns whether these rules change nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Changes in the JSON bodies of routes that generate text, or that count the prompt of such a route.
+/// Changes in the JSON bodies of routes that generate text, or that count the prompt for such a route.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestRules {
     /// Members that get this value in any case.
@@ -79,7 +80,7 @@ pub struct RequestRules {
     pub default: Vec<(String, Value)>,
     /// Members that are removed.
     pub strip: Vec<String>,
-    /// System prompt of the operator.
+    /// The operator's system prompt.
     pub system_prompt: Option<SystemPrompt>,
     /// Limit for generated tokens.
     pub max_tokens: Option<u64>,
@@ -88,29 +89,29 @@ pub struct RequestRules {
 }
 
 impl RequestRules {
-    /// Returns whether there is nothing to do.
+    /// Returns whether these rules change nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// System prompt of the operator.
+/// A system prompt that the operator adds to requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemPrompt {
     /// Text of the prompt.
     pub text: String,
-    /// Combination with the client's own prompt.
+    /// How the prompt is combined with the client's own system prompt.
     pub mode: SystemMode,
 }
 
-/// Combination of the operator's system prompt with the client's.
+/// Ways to combine the operator's system prompt with the client's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SystemMode {
-    /// Added only if the client has none.
+    /// Adds the operator's prompt only if the client has none.
     #[default]
     Missing,
-    /// Put before the client's, with an empty line between them.
+    /// Puts the operator's prompt before the client's, with an empty line between the two.
     Prepend,
-    /// Replaces the client's.
+    /// Replaces the client's prompt by the operator's.
     Replace,
 }

@@ -1,5 +1,5 @@
-//! Names without a process of their own: a model with other request rules, or the best available one of
-//! several models.
+//! Additional names that stand for a model with other request rules, or for the best available of several
+//! models.
 
 use std::sync::Arc;
 
@@ -9,17 +9,18 @@ use warden_supervisor::{FleetView, ModelState};
 
 use super::ModelRules;
 
-/// Meaning of such a name.
+/// Meaning of an additional name.
 #[derive(Clone, Debug)]
 pub struct VirtualName {
-    /// Models, the best first, each with its rules under this name. At least one.
+    /// Models, the best first, each with its rules for requests under this name. At least one.
     pub models: Vec<(ModelName, Arc<ModelRules>)>,
-    /// Method of choosing one of them.
+    /// Method of choosing among the models.
     pub choose: ChooseMode,
 }
 
 impl VirtualName {
-    /// Chooses the model for a request, among the models that its client may use; `None` if there is none.
+    /// Chooses the model for a request, among the models that its client may use; `None` if the client may
+    /// use none.
     pub(crate) fn choose(
         &self,
         view: &FleetView,

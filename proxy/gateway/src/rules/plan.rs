@@ -1,12 +1,12 @@
 //! Turns rules and the index of a body into edits. Pure.
 //!
 //! ```text
-//!   set > strip > max_tokens > default > seed: the first of them that names a member changes it
+//!   set > strip > max_tokens > default > seed: the first rule that names a member changes it
 //!   system prompt                             messages | instructions | system, by the shape of the route
 //!   upstream_model                            model
 //! ```
 //!
-//! All occurrences of a member are changed, because the backend uses the last one.
+//! If a member is repeated, all occurrences are changed, because the backend uses the last.
 
 use std::ops::Range;
 
@@ -17,14 +17,14 @@ use crate::body::json_index::{ContentKind, JsonIndex, JsonKind, JsonList, JsonMe
 use crate::body::splice::{ByteEdit, removal_ranges};
 use crate::route::BodyShape;
 
-/// All names of the token limit.
+/// All names of the token limit over all routes.
 const LIMIT_NAMES: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
 /// Member with the random seed.
 const SEED_MEMBER: &str = "seed";
 /// Default token limit of Anthropic's route.
 const ANTHROPIC_DEFAULT_TOKENS: u64 = 4096;
 
-/// Rules to apply to a body, and the members to look for.
+/// Rules to apply to a body, and the members that the index must find for them.
 pub(crate) struct RulePlan<'r> {
     rules: &'r ModelRules,
     request: Option<(&'r RequestRules, BodyShape)>,
@@ -32,7 +32,7 @@ pub(crate) struct RulePlan<'r> {
 }
 
 impl<'r> RulePlan<'r> {
-    /// Creates the plan of these rules for a route; `None` if there is nothing to do.
+    /// Creates the plan of these rules for a route with this body shape; `None` if there is nothing to do.
     pub(crate) fn new(rules: &'r ModelRules, shape: Option<BodyShape>) -> Option<Self> {
         let request = shape.filter(|_| !rules.request.is_empty()).map(|shape| (&rules.request, shape));
         let mut wanted = Vec::new();
@@ -58,17 +58,17 @@ impl<'r> RulePlan<'r> {
         (!wanted.is_empty()).then_some(Self { rules, request, wanted })
     }
 
-    /// Returns whether a body that cannot be parsed must be refused.
+    /// Returns whether a body must be refused if it cannot be parsed.
     pub(crate) fn is_strict(&self) -> bool {
         self.request.is_some()
     }
 
-    /// Returns the members to look for.
+    /// Returns the names of the members to index.
     pub(crate) fn wanted(&self) -> &[&'r str] {
         &self.wanted
     }
 
-    /// Returns the edits; `draw` is a random number for this request.
+    /// Returns the edits of an indexed body; `draw` is a random number for the seed.
     pub(crate) fn edits(&self, index: &JsonIndex, draw: u32) -> Vec<ByteEdit> {
         let mut draft =
             EditDraft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
@@ -148,8 +148,8 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    /// Sets a seed if neither the client nor another rule sets one. The highest number is no seed: it
-    /// requests a random one each time.
+    /// Sets a seed if neither the client nor another rule sets one. The highest number is not used, because
+    /// llama-server takes it as a request for a random seed.
     fn add_seed(&mut self, request: &RequestRules, draw: u32) {
         let is_said = request.set.iter().chain(&request.default).any(|(name, _)| name == SEED_MEMBER);
         if is_said {
@@ -276,8 +276,8 @@ fn system(member: &JsonMember) -> Option<&JsonList> {
     }
 }
 
-/// Returns whether a value limits the generated tokens to `most`. llama-server ignores anything but a
-/// number, and then uses its own default, which is unlimited.
+/// Returns whether a value limits the generated tokens to `most`. llama-server ignores a value that is not a
+/// number, and then generates without a limit.
 #[expect(clippy::cast_precision_loss, reason = "no context has more tokens than a float can count")]
 fn is_within_limit(kind: &JsonKind, most: u64) -> bool {
     let JsonKind::Word(word) = kind else { return false };

@@ -1,8 +1,9 @@
-//! The use of each device before a backend was spawned, as the reference for estimates.
+//! Memory use of each device before a backend was spawned, as the reference for estimates.
 
 use warden_policies::GpuIndex;
 
-/// Use of the devices, taken by [`GpuSnapshot::baseline`](super::GpuSnapshot::baseline) right before a spawn.
+/// Memory use of the devices, read by [`GpuSnapshot::baseline`](super::GpuSnapshot::baseline) right before
+/// a spawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuBaseline {
     pub(super) devices: Vec<DeviceBaseline>,
@@ -19,6 +20,6 @@ pub(super) struct DeviceBaseline {
     pub(super) gpu: GpuIndex,
     /// Bytes in use by all programs.
     pub(super) used: u64,
-    /// The driver listed no process.
+    /// True if the driver listed no process on the device.
     pub(super) is_unlisted: bool,
 }

@@ -1,4 +1,4 @@
-//! AMD and Intel GPUs, from `/sys/class/drm`, KFD and DRM fdinfo: files only, no library.
+//! AMD and Intel GPUs, read from files only: `/sys/class/drm`, KFD and DRM fdinfo.
 //!
 //! Tested with artificial file trees; not yet run on hardware.
 
@@ -11,7 +11,7 @@ use super::ladder::ChildProcesses;
 use super::{DeviceReading, GpuVendor};
 use crate::host;
 
-/// A GPU of amdgpu, i915 or xe.
+/// A GPU with the driver amdgpu, i915 or xe.
 #[derive(Clone, Debug)]
 pub(super) struct DrmCard {
     /// `/sys/class/drm/cardN/device`.
@@ -20,11 +20,11 @@ pub(super) struct DrmCard {
     pub(super) name: String,
     pub(super) pci: String,
     pub(super) unified: bool,
-    /// Its number in KFD, which HIP uses.
+    /// Number of the GPU in KFD, the driver interface that HIP uses.
     kfd: Option<u64>,
 }
 
-/// Lists all cards by PCI address.
+/// Lists all cards in the order of their PCI addresses.
 pub(super) fn drm_cards(sys: &Path) -> Vec<DrmCard> {
     let nodes = KfdNodes::read(sys);
     let mut found: Vec<DrmCard> = folders(&sys.join("class/drm"))
@@ -68,7 +68,7 @@ impl DrmCard {
             product => product.to_owned(),
         };
         let unified = match vendor {
-            // Every integrated GPU of Intel has this address on the CPU's bus.
+            // Integrated: every integrated GPU of Intel has this address.
             GpuVendor::Intel => pci == "0000:00:02.0",
             _ => nodes.with_processor.contains(&pci),
         };
@@ -76,7 +76,7 @@ impl DrmCard {
         Some(Self { folder, vendor, name, pci, unified, kfd })
     }
 
-    /// Returns the bytes of VRAM. Intel's drivers do not report them.
+    /// Returns the total VRAM in bytes; `None` for Intel, whose drivers do not report it.
     pub(super) fn total(&self) -> Option<u64> {
         read_number(&self.folder.join("mem_info_vram_total"))
     }
@@ -102,7 +102,7 @@ impl DrmCard {
         }
     }
 
-    /// Reads the temperature; the kernel's files have thousandths of a degree.
+    /// Reads the temperature, which the kernel's files give in thousandths of a degree.
     fn temperature(&self) -> Option<u32> {
         let monitors = self.folder.join("hwmon");
         let thousandths =
@@ -110,7 +110,7 @@ impl DrmCard {
         u32::try_from(thousandths / 1000).ok()
     }
 
-    /// Reads `ue: 0`, the memory controller's counter of uncorrectable errors.
+    /// Reads the memory controller's counter of uncorrectable errors from a line such as `ue: 0`.
     fn uncorrected(&self) -> Option<u64> {
         let text = fs::read_to_string(self.folder.join("ras/umc_err_count")).ok()?;
         text.lines().find_map(|line| line.strip_prefix("ue:")?.trim().parse().ok())
@@ -121,7 +121,7 @@ impl DrmCard {
 #[derive(Debug, Default)]
 struct KfdNodes {
     gpus: BTreeMap<String, u64>,
-    /// GPUs that share a node, and therefore memory, with a CPU.
+    /// PCI addresses of GPUs that share a node, and therefore memory, with a CPU.
     with_processor: Vec<String>,
 }
 
@@ -147,8 +147,8 @@ impl KfdNodes {
     }
 }
 
-/// Reads the VRAM of HIP programs on one card, by pid in KFD's view. KFD keeps a folder for each program
-/// that uses it.
+/// Reads the VRAM of HIP programs on one card, by pid as KFD reports it. KFD keeps a folder for each
+/// program that uses KFD.
 pub(super) fn kfd_processes(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
     let Some(gpu) = card.kfd else { return Vec::new() };
     folders(&sys.join("class/kfd/kfd/proc"))
@@ -158,11 +158,11 @@ pub(super) fn kfd_processes(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
         .collect()
 }
 
-/// GPU files that a process group has open.
+/// GPU device files that the processes of a child have open.
 #[derive(Debug, Default)]
 pub(super) struct DrmClients {
     clients: Vec<DrmClient>,
-    /// Reason why a file could not be read.
+    /// Why a file could not be read, if one could not.
     refused: Option<String>,
 }
 
@@ -180,7 +180,7 @@ impl DrmClients {
     fn read(&mut self, process: &Path) {
         let open = match fs::read_dir(process.join("fd")) {
             Ok(open) => open,
-            // The process has ended and holds nothing.
+            // The process has ended, so it holds no memory.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
             Err(error) => {
                 self.refused = Some(format!("{}: {error}", process.join("fd").display()));
@@ -188,7 +188,8 @@ impl DrmClients {
             }
         };
         for file in open.filter_map(Result::ok) {
-            // Most files are no GPU. Reading the link shows that, and is cheaper than reading the fdinfo.
+            // Read the link first: most files are no GPU, and reading a link is cheaper than reading the
+            // fdinfo.
             let target = fs::read_link(file.path()).unwrap_or_default();
             if target.starts_with("/dev/dri") {
                 let text = fs::read_to_string(process.join("fdinfo").join(file.file_name()));
@@ -197,7 +198,7 @@ impl DrmClients {
         }
     }
 
-    /// Returns the bytes on a card; `None` if the group has no client there, an error if it cannot be
+    /// Returns the bytes on a card; `None` if no process has the card open, an error if the bytes cannot be
     /// determined.
     pub(super) fn bytes_on(&self, card: &DrmCard) -> Result<Option<u64>, String> {
         let mut counted = Vec::new();

@@ -1,7 +1,7 @@
-//! Parses `/proc/<pid>/fdinfo/<fd>` of an open GPU: the generic keys of the kernel's DRM drivers
-//! (Documentation/gpu/drm-usage-stats.rst), which amdgpu, i915, xe and others share. Pure.
+//! Parses `/proc/<pid>/fdinfo/<fd>` of an open GPU device file: the generic keys of the kernel's DRM drivers
+//! (Documentation/gpu/drm-usage-stats.rst), which amdgpu, i915, xe and others share.
 
-/// An open file of a GPU driver.
+/// Facts about an open file of a GPU driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DrmClient {
     /// `drm-driver`: `amdgpu`, `i915`, `xe`, …
@@ -10,19 +10,19 @@ pub(super) struct DrmClient {
     pub(super) pci: Option<String>,
     /// `drm-client-id`: files with the same id on the same device are the same client, counted once.
     pub(super) id: Option<u64>,
-    /// Bytes of device memory, over all its regions; `None` if no region is reported.
+    /// Bytes of device memory, over all memory regions of the device; `None` if no region is reported.
     pub(super) vram: Option<u64>,
 }
 
-/// Keys for the bytes of a client in a region, the best first: bytes in device memory now; an older name
-/// for that; all bytes allocated there, including those swapped out.
+/// Prefixes of keys for the bytes of a client in a memory region, the best first: bytes in device memory
+/// now; an older name for that; all bytes allocated there, including those swapped out.
 const MEMORY_KEYS: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
 
 /// Parses one file; `None` if it is no DRM file.
 pub(super) fn parse(text: &str) -> Option<DrmClient> {
     let mut client = DrmClient::default();
     let mut driver = None;
-    // Summed by key: a driver reports all its regions with the same keys.
+    // Sum for each kind of key: a driver reports all its regions with the same kinds.
     let mut sums: [Option<u64>; MEMORY_KEYS.len()] = [None; MEMORY_KEYS.len()];
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
@@ -46,8 +46,8 @@ pub(super) fn parse(text: &str) -> Option<DrmClient> {
     Some(client)
 }
 
-/// Matches `vram` (amdgpu), `vram0`, `vram1` (xe), `local0` (i915). Everything else (`gtt`, `cpu`,
-/// `system0`, `stolen…`) is host memory.
+/// Returns whether a region is device memory: `vram` (amdgpu), `vram0`, `vram1` (xe), `local0` (i915). All
+/// others (`gtt`, `cpu`, `system0`, `stolen…`) are host memory.
 fn is_device_memory(region: &str) -> bool {
     let number = region.strip_prefix("vram").or_else(|| region.strip_prefix("local"));
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))

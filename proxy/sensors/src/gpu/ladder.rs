@@ -1,5 +1,5 @@
-//! Determines the VRAM of one process group on one device, from the driver's list of processes. Pure: the
-//! list is an argument.
+//! Determines the VRAM of one process group on one device from the driver's list of processes, which is
+//! passed in.
 //!
 //! ```text
 //! list has bytes for our pids ───────────────────────────────> Process
@@ -18,20 +18,20 @@ use warden_policies::{GpuIndex, VramReading, VramSource};
 use super::baseline::DeviceBaseline;
 use super::why::{EstimateDoubt, VramUnknown};
 
-/// Maximum bytes in use on an idle device whose users a container hides. Drivers use a few MiB themselves;
-/// any CUDA context takes more than 100 MiB, and so does any desktop.
+/// Maximum number of bytes in use on a device that counts as idle although a container hides who uses it.
+/// Drivers use a few MiB themselves; any CUDA context or desktop takes more than 100 MiB.
 const IDLE_DEVICE_BYTES: u64 = 64 << 20;
 
-/// Fewer bytes than this are no program: contexts take far more.
+/// Minimum number of bytes that any program on a GPU uses; contexts take far more.
 const NO_PROGRAM_BYTES: u64 = 1 << 20;
 
 /// A process that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListedProcess {
-    /// Its pid in the driver's view.
+    /// Pid of the process as the driver reports it.
     pub(super) pid: u32,
-    /// Bytes that it holds, if reported. A process may be listed twice, for compute and for graphics, with
-    /// the same bytes.
+    /// Bytes that the process holds, if reported. A process may be listed twice, for compute and for
+    /// graphics, with the same number of bytes.
     pub(super) bytes: Option<u64>,
     pub(super) who: ProcessOwner,
 }
@@ -39,17 +39,17 @@ pub(super) struct ListedProcess {
 /// Identity of a listed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessOwner {
-    /// Found, with our own process ids.
+    /// The process was found; with its ids in our pid namespace.
     Seen { pid: u32, group: u32 },
-    /// In another namespace: no child of ours.
+    /// The process is in another pid namespace, so it is no child of ours.
     Other,
-    /// Not found: it has ended, or is hidden from us.
+    /// The process was not found: it has ended, or is hidden from us.
     Unseen,
 }
 
 impl ProcessOwner {
-    /// Returns whether it belongs to the child. The leader counts even if it leads no group, as with host
-    /// memory.
+    /// Returns whether the process belongs to the child. The leader counts even if it does not lead its
+    /// group, as for host memory.
     pub(super) fn belongs_to(self, child: ChildProcesses<'_>) -> bool {
         let ChildProcesses { leader, outside } = child;
         matches!(self, Self::Seen { pid, group } if pid == leader || group == leader || outside.contains(&pid))
@@ -59,9 +59,9 @@ impl ProcessOwner {
 /// Processes that are measured together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChildProcesses<'a> {
-    /// The leader; its whole group is included.
+    /// Pid of the leader; all members of its group are included.
     pub(super) leader: u32,
-    /// Further processes outside that group.
+    /// Pids of further processes outside that group.
     pub(super) outside: &'a [u32],
 }
 
@@ -69,7 +69,7 @@ pub(super) struct ChildProcesses<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct DeviceUse<'a> {
     pub(super) gpu: GpuIndex,
-    /// The driver's list, or its error.
+    /// The driver's list of processes, or its error.
     pub(super) listed: Result<&'a [ListedProcess], &'a str>,
     /// Bytes in use by all programs.
     pub(super) used: Option<u64>,
@@ -78,10 +78,11 @@ pub(super) struct DeviceUse<'a> {
 /// Our environment, as far as it affects the attribution of VRAM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct VramContext {
-    /// We are in a pid namespace, so the driver's pids may mean other processes or be hidden.
+    /// True if we are in a pid namespace: the driver's pids may then mean other processes, or processes may
+    /// be hidden.
     pub(super) contained: bool,
     pub(super) windows: bool,
-    /// No other backend of ours has run since the baseline.
+    /// True if no other backend of ours has run since the baseline.
     pub(super) alone: bool,
 }
 
@@ -115,7 +116,7 @@ pub(super) fn find_vram(
         if !place.contained {
             return VramFinding::Nothing;
         }
-        // Less than any context needs: the hidden process cannot be ours.
+        // If the use has grown by less than any context needs, a hidden process cannot be ours.
         let more = device.used.map(|used| used.saturating_sub(before.map_or(0, |before| before.used)));
         let hidden = others.iter().any(|one| one.who == ProcessOwner::Unseen) || listed.is_empty();
         if !hidden || more.is_some_and(|more| more <= IDLE_DEVICE_BYTES) {
@@ -133,8 +134,8 @@ pub(super) fn find_vram(
     estimate.unwrap_or_else(|doubt| VramFinding::Unknown(VramUnknown::NoBytes { gpu, doubt }))
 }
 
-/// Sums the bytes of several processes; `None` if one of them has none reported. For a live process, 0
-/// bytes means that the driver does not know, as in some containers.
+/// Sums the bytes of several processes; `None` if they are not reported for one of them. 0 bytes for a live
+/// process mean that the driver does not know them, as in some containers.
 fn sum_bytes(ours: &[&ListedProcess]) -> Option<u64> {
     let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for one in ours {
@@ -144,7 +145,7 @@ fn sum_bytes(ours: &[&ListedProcess]) -> Option<u64> {
     by_pid.into_values().try_fold(0_u64, |all, bytes| Some(all.saturating_add(bytes?)))
 }
 
-/// Returns the used bytes minus those used before, if the difference can only be ours.
+/// Returns the bytes in use now minus the bytes in use before, if the difference can only be ours.
 fn estimate(
     device: &DeviceUse<'_>,
     others: &[&ListedProcess],
@@ -156,16 +157,17 @@ fn estimate(
     }
     let before = before.ok_or(EstimateDoubt::NoBaseline)?;
     // In a container the list may be incomplete and proves nothing, so the device must have been nearly
-    // unused.
+    // unused before.
     let hidden = place.contained || device.listed.is_err();
-    // With so little in use no program is running, even if a process that has just ended is still listed.
+    // With so little in use no program is running, even if the list still has a process that has just ended.
     if before.used > IDLE_DEVICE_BYTES && (hidden || !before.is_unlisted) {
         return Err(EstimateDoubt::WasInUse);
     }
     if !place.alone {
         return Err(EstimateDoubt::NotAlone);
     }
-    // A single new process that we cannot see is ours under another pid; several are not.
+    // A single new process that we cannot see is ours, listed under another pid. Several could be others'
+    // processes.
     let pids: BTreeSet<u32> = others.iter().map(|one| one.pid).collect();
     if pids.len() > 1 || others.iter().any(|one| one.who != ProcessOwner::Unseen) {
         return Err(EstimateDoubt::Shared);

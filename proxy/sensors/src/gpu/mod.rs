@@ -1,8 +1,8 @@
 //! GPUs of this machine, their readings, and the VRAM of a backend on each.
 //!
-//! A program has one [`GpuSensors`], and calls [`GpuSensors::read`] once per round of sampling: the [`GpuSnapshot`]
-//! answers for all backends without further calls of the drivers. Nothing is guessed: an unknown figure is
-//! absent, and [`VramUnknown`] gives the reason as a sentence.
+//! A program has one [`GpuSensors`], and calls [`GpuSensors::read`] once per round of sampling. The
+//! resulting [`GpuSnapshot`] has the values for all backends, without further calls of the drivers. Nothing
+//! is guessed: an unknown value is absent, and [`VramUnknown`] gives the reason as a sentence.
 //!
 //! ```text
 //! NVIDIA   NVML (libnvidia-ml.so.1, opened at run time)
@@ -50,19 +50,21 @@ pub enum GpuVendor {
 /// One GPU, or one MIG instance of a GPU: the properties that do not change at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuDevice {
-    /// Index in [`GpuSensors::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI address.
+    /// Index in [`GpuSensors::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI
+    /// address.
     pub index: GpuIndex,
     /// Vendor of the GPU.
     pub vendor: GpuVendor,
-    /// Name by the driver, or the PCI ids if the driver has none.
+    /// Name reported by the driver, or the PCI ids if it reports none.
     pub name: String,
-    /// `GPU-…` or `MIG-…`; NVIDIA only.
+    /// UUID, `GPU-…` or `MIG-…`; only for NVIDIA.
     pub uuid: Option<String>,
-    /// PCI address, `0000:65:00.0`.
+    /// PCI address, such as `0000:65:00.0`.
     pub pci: Option<String>,
     /// VRAM in bytes; `None` if the driver does not report it.
     pub total: Option<u64>,
-    /// The GPU uses host memory: there is no VRAM to watch, and the host series includes everything.
+    /// True if the GPU uses host memory: then there is no VRAM to watch, and the host memory includes
+    /// everything.
     pub unified: bool,
 }
 
@@ -70,8 +72,8 @@ pub struct GpuDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuFault {
-    /// An Xid of the NVIDIA driver; `None` if the driver did not give its number. Of several since the last
-    /// reading the driver repeats the newest.
+    /// An Xid of the NVIDIA driver; `None` if the driver did not give its number. If there were several
+    /// since the last reading, the driver reports the number of the newest for each.
     Xid(Option<u64>),
     /// Number of new memory errors that ECC could not correct, since the last reading.
     Ecc(u64),
@@ -84,15 +86,15 @@ pub enum GpuFault {
 pub struct DeviceReading {
     /// Index of the device.
     pub index: GpuIndex,
-    /// Bytes of VRAM.
+    /// Total VRAM in bytes.
     pub total: Option<u64>,
-    /// Bytes in use by all programs.
+    /// VRAM in use by all programs, in bytes.
     pub used: Option<u64>,
-    /// Bytes available for new allocations.
+    /// VRAM available for new allocations, in bytes.
     pub free: Option<u64>,
     /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// Memory errors that ECC could not correct, since the driver was loaded.
+    /// Number of memory errors that ECC could not correct, since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
     /// Faults since the last reading; `None` if the driver reports no faults at all.
     pub faults: Option<Vec<GpuFault>>,
@@ -101,24 +103,25 @@ pub struct DeviceReading {
 /// VRAM of one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupVram {
-    /// Readings by GPU, in order. GPUs that the group does not use, or whose figure is unknown, are left out.
+    /// VRAM by GPU, in order of index. GPUs that the group does not use, or whose value is unknown, are
+    /// left out.
     pub readings: Vec<VramReading>,
-    /// Reason for a missing figure, if any. Readings of other GPUs are valid nevertheless.
+    /// Why a value is missing, if one is. Readings of other GPUs are valid nevertheless.
     pub unavailable: Option<VramUnknown>,
 }
 
-/// Paths that are read; tests use others.
+/// Paths that the sensors read; tests set others.
 #[derive(Clone, Debug)]
 pub struct GpuSources {
-    /// `/proc`, with our own process ids.
+    /// `/proc`, with the process ids of our namespace.
     pub proc: PathBuf,
-    /// The host's `/proc`, if a container has it.
+    /// The host's `/proc`, if it is mounted in our container.
     pub host_proc: PathBuf,
     /// `/sys`.
     pub sys: PathBuf,
     /// Device through which WSL offers the GPUs of Windows.
     pub wsl: PathBuf,
-    /// Names of NVIDIA's library, in the order to be tried.
+    /// Names of NVIDIA's library, in the order in which they are tried.
     pub nvml: Vec<OsString>,
 }
 
@@ -134,8 +137,8 @@ impl Default for GpuSources {
     }
 }
 
-/// The GPUs of this machine. Cheap to open, and shared: reading takes `&self`. Open it once: NVIDIA's
-/// library stays loaded until the program ends.
+/// The GPUs of this machine. Cheap to open; can be shared, because reading takes `&self`. Open it once:
+/// NVIDIA's library stays loaded until the program ends.
 #[derive(Debug)]
 pub struct GpuSensors {
     sources: GpuSources,
@@ -196,19 +199,19 @@ impl GpuSensors {
         }
     }
 
-    /// Returns all devices found when opened, by index.
+    /// Returns all devices that were found when the sensors were opened, by index.
     pub fn devices(&self) -> &[GpuDevice] {
         &self.devices
     }
 
-    /// Returns why there is no device, or why those of a driver are missing. Without NVIDIA's driver there
-    /// is one such note, which is normal.
+    /// Returns why there is no device, or why devices of one driver are missing. A missing NVIDIA driver
+    /// gives one such note, which is normal on a machine without NVIDIA GPUs.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
     /// Returns the free bytes of each device with its own memory, if the driver reports them. Reads nothing
-    /// else, so it blocks for less than a millisecond while the driver is idle.
+    /// else, so it blocks for less than a millisecond, unless the driver is busy.
     pub fn free(&self) -> Vec<(GpuIndex, u64)> {
         let nvidia = self.nvidia.iter().flat_map(NvidiaGpus::free);
         let all = nvidia.chain(self.cards.iter().map(DrmCard::free)).zip(&self.devices);
@@ -216,8 +219,8 @@ impl GpuSensors {
         own.filter_map(|(free, device)| Some((device.index, free?))).collect()
     }
 
-    /// Reads all devices. Blocks for some milliseconds: call it where blocking is allowed. Each fault is
-    /// reported in one reading only, so a single task should read.
+    /// Reads all devices. Blocks for some milliseconds, so call it on a worker thread. Each fault is
+    /// reported in one reading only, so only one task should read.
     pub fn read(&self) -> GpuSnapshot {
         GpuSnapshot::read(self)
     }

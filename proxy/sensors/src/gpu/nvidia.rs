@@ -16,7 +16,7 @@ use nvml_wrapper::{Device as Handle, Nvml};
 
 use super::{DeviceReading, GpuFault};
 
-/// Names of the library: the usual one; that of development packages; WSL; NixOS.
+/// Names under which the library is found: the usual one; that of development packages; WSL; NixOS.
 pub(super) const NVML_LIBRARIES: [&str; 4] = [
     "libnvidia-ml.so.1",
     "libnvidia-ml.so",
@@ -24,8 +24,8 @@ pub(super) const NVML_LIBRARIES: [&str; 4] = [
     "/run/opengl-driver/lib/libnvidia-ml.so.1",
 ];
 
-/// Maximum number of events of one device that are read at once: a device with that many errors is known to
-/// be faulty.
+/// Maximum number of events of one device that are read at once. A device with more errors is known to be
+/// faulty anyway.
 const MAX_EVENTS: usize = 64;
 
 /// Parts of the names of GPUs that use host memory, for drivers that report that memory as VRAM.
@@ -40,7 +40,8 @@ pub(super) struct NvidiaGpus {
 struct NvidiaDevice {
     described: NvidiaProperties,
     handle: Handle<'static>,
-    /// Xid and ECC events; `None` if the driver offers none. Two threads must not wait on one set.
+    /// Xid and ECC events; `None` if the driver offers none. The lock is needed because two threads must
+    /// not wait on one set.
     events: Option<Mutex<EventSet<'static>>>,
     last: Mutex<LastFaults>,
 }
@@ -48,7 +49,7 @@ struct NvidiaDevice {
 /// State needed to report each fault only once.
 #[derive(Debug, Default)]
 struct LastFaults {
-    /// Uncorrected errors at the last reading that reported them.
+    /// Number of uncorrected errors at the last reading that reported it.
     ecc: Option<u64>,
     gone: bool,
 }
@@ -66,7 +67,7 @@ pub(super) struct NvidiaProperties {
 /// A pid that NVML lists, and its bytes, if reported.
 pub(super) type NvmlProcess = (u32, Option<u64>);
 
-/// Reading of one device; the caller sets the index in it.
+/// Reading of one device. The caller sets the device's index in the reading.
 #[derive(Debug)]
 pub(super) struct NvidiaReading {
     pub(super) reading: DeviceReading,
@@ -74,13 +75,13 @@ pub(super) struct NvidiaReading {
 }
 
 impl NvidiaGpus {
-    /// Opens NVML. The error says in words why there are no devices.
+    /// Opens NVML. The error is a text that says why there are no devices.
     pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
         let mut refused = None;
         for library in libraries {
             match open_library(library) {
                 Ok(nvml) => return Self::list(nvml),
-                // Missing, or not a library: try the next one.
+                // This name is missing, or is no library: try the next one.
                 Err(NvmlError::LibloadingError(_)) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -119,7 +120,7 @@ impl NvidiaGpus {
 }
 
 /// Opens a library once for the whole run: events and devices refer to it as long as they live. Every
-/// further call, such as at a reload or a scan of a model folder, gets the same one.
+/// further call, for example at a reload, returns the same library.
 pub(super) fn open_library(library: &OsString) -> Result<&'static Nvml, NvmlError> {
     static OPENED: Mutex<BTreeMap<OsString, &'static Nvml>> = Mutex::new(BTreeMap::new());
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +132,7 @@ pub(super) fn open_library(library: &OsString) -> Result<&'static Nvml, NvmlErro
     Ok(nvml)
 }
 
-/// Returns a GPU, or its MIG instances if it is split.
+/// Returns a GPU, or its MIG instances if it is split into such.
 fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<NvidiaDevice> {
     let Ok(handle) = nvml.device_by_index(index) else { return Vec::new() };
     let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
@@ -141,7 +142,7 @@ fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<NvidiaDevice> {
         .map(|part| NvidiaDevice::new(nvml, part, &handle))
         .collect();
     if parts.is_empty() {
-        // A device handle cannot be copied, so it is requested again.
+        // Request the device again, because a device handle cannot be copied.
         return nvml
             .device_by_index(index)
             .map(|same| NvidiaDevice::new(nvml, same, &handle))
@@ -219,7 +220,7 @@ impl NvidiaDevice {
         let events = events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut faults = Vec::new();
         for _ in 0..MAX_EVENTS {
-            // A timeout means that there are no more events.
+            // A timeout means that there are no more events now.
             let Ok(event) = events.wait(0) else { break };
             if event.event_type.contains(EventTypes::CRITICAL_XID_ERROR) {
                 let number = match event.event_data {
@@ -235,7 +236,8 @@ impl NvidiaDevice {
         faults
     }
 
-    /// Returns the faults that are new since the last reading. A counter that fell was reset.
+    /// Returns the faults that are new since the last reading. A counter that is lower than before was
+    /// reset.
     fn new_faults(&self, ecc: Option<u64>, gone: bool) -> Vec<GpuFault> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
@@ -260,7 +262,7 @@ fn uncorrected_errors(handle: &Handle<'static>) -> Option<u64> {
     handle.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok()
 }
 
-/// Retries once: the list may grow between counting and listing.
+/// Lists processes, and tries once more after an error: the list may grow between counting and listing.
 fn list_twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list() {
         Err(NvmlError::InsufficientSize(_)) => list(),

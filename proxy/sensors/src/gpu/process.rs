@@ -1,5 +1,5 @@
-//! Identifies the process behind a pid that a driver reports: found in `/proc`, in our own view and, if
-//! visible, in the host's.
+//! Identifies the process behind a pid that a driver reports: searched in `/proc`, in our own view and, if
+//! available, in the host's.
 //!
 //! In a container the driver may report the host's pids. If the host's `/proc` is readable (at
 //! `/host/proc`, or mounted in place of ours), `NSpid` and `NSpgid` translate them. A match counts only if
@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 
 use super::ladder::ProcessOwner;
 
-/// The first pid namespace: its number is fixed in the kernel (`PROC_PID_INIT_INO`).
+/// Link text of the first pid namespace: the kernel fixes its number (`PROC_PID_INIT_INO`).
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// A view of `/proc`.
+/// A `/proc` directory, with the pids of one namespace.
 #[derive(Clone, Debug)]
 struct ProcView {
     root: PathBuf,
-    /// Depth of our namespace in this view: 1 if our pids are its pids.
+    /// Depth of our pid namespace below that of this view; 1 if both are the same.
     depth: usize,
     namespace: Option<PathBuf>,
 }
 
-/// All available views of processes.
+/// All available `/proc` directories.
 #[derive(Clone, Debug)]
 pub(super) struct ProcViews {
     own: PathBuf,
@@ -34,7 +34,7 @@ impl ProcViews {
     pub(super) fn open(proc: &Path, host: &Path) -> Self {
         let views: Vec<ProcView> = [proc, host].into_iter().filter_map(ProcView::open).collect();
         let namespace = fs::read_link(proc.join("self/ns/pid")).ok();
-        // A sandbox that hides its namespace is not the host either.
+        // A sandbox that hides its namespace counts as a container.
         let contained = namespace.is_none_or(|namespace| namespace != Path::new(FIRST_NAMESPACE));
         Self { own: proc.to_owned(), views, contained }
     }
@@ -60,13 +60,13 @@ impl ProcViews {
         if proved { ProcessOwner::Seen { pid: inner, group } } else { ProcessOwner::Other }
     }
 
-    /// Returns whether process `pid` of this view is process `inner` of ours.
+    /// Returns whether it is certain that process `pid` of this view is process `inner` of our view.
     fn is_proved(&self, view: &ProcView, pid: u32, inner: u32) -> bool {
         let namespace = fs::read_link(view.root.join(format!("{pid}/ns/pid"))).ok();
         if namespace.is_some() && namespace == view.namespace {
             return true;
         }
-        // Start times count from the boot in every view.
+        // Compare start times, which count from the boot in every view.
         let start = start_ticks(&view.root, pid);
         view.root != self.own && start.is_some() && start == start_ticks(&self.own, inner)
     }
@@ -111,8 +111,8 @@ fn start_ticks(root: &Path, pid: u32) -> Option<u64> {
     stat_field(root, &pid.to_string(), 22)
 }
 
-/// Reads a field of `stat`, numbered as in `proc(5)`. Fields are counted from the end of the second one,
-/// the name, which may contain anything.
+/// Reads a field of `stat`, numbered as in `proc(5)`. Fields are counted from the end of the second one
+/// (the program's name), because that one may contain any characters.
 fn stat_field(root: &Path, pid: &str, field: usize) -> Option<u64> {
     let text = fs::read_to_string(root.join(pid).join("stat")).ok()?;
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)?.parse().ok()

@@ -9,25 +9,26 @@ use super::drm::{self, DrmCard, DrmClients};
 use super::ladder::{self, ChildProcesses, DeviceUse, ListedProcess, VramContext, VramFinding};
 use super::{DeviceReading, GpuSensors, GroupVram, VramUnknown};
 
-/// A reading of all devices and of the processes on them, for every backend in one round of sampling.
+/// A reading of all devices and of the processes on them, shared by all backends in one round of sampling.
 #[derive(Clone, Debug)]
 pub struct GpuSnapshot {
     devices: Vec<DeviceReading>,
     users: Vec<DeviceUsers>,
     place: VramContext,
     proc: PathBuf,
-    /// Reason why there are no devices.
+    /// Why there are no devices, in words.
     none: String,
 }
 
 /// Processes on one device.
 #[derive(Clone, Debug)]
 enum DeviceUsers {
-    /// Not read: the device has no memory of its own.
+    /// The processes are not read, because the device has no memory of its own.
     Unified,
-    /// Listed by NVML.
+    /// NVML has listed the processes, or reported an error.
     Listed(Result<Vec<ListedProcess>, String>),
-    /// To be read from the files of each process, except for KFD's list.
+    /// The memory has to be read from the files of each process; only KFD's list of processes is read
+    /// already.
     Files { card: DrmCard, kfd: Vec<ListedProcess> },
 }
 
@@ -71,10 +72,10 @@ impl GpuSnapshot {
 
     /// Like [`Self::group_vram`], including the processes `outside` the group that belong to it.
     ///
-    /// `before` is the use before the spawn, and whether no other backend of ours has run since then, which
-    /// a hidden list of processes could not show. With it there is an estimate if the driver reports no
-    /// bytes: the increase of the device's use. An estimate is made only if the device was idle then and no
-    /// other program is on it now.
+    /// `before` is the memory use before the spawn, and a flag: true if no other backend of ours has run
+    /// since then, which a hidden list of processes could not show. With `before`, an estimate is made if
+    /// the driver reports no bytes: the increase of the device's use. There is no estimate if the device
+    /// was in use before, or if other programs use it now.
     pub fn child_vram(
         &self,
         leader: u32,
@@ -85,12 +86,12 @@ impl GpuSnapshot {
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
 
-    /// Returns the current use, to be kept until after the next spawn.
+    /// Returns the present memory use, to be kept for estimates after the next spawn.
     pub fn baseline(&self) -> GpuBaseline {
         let devices = self.devices.iter().zip(&self.users).filter_map(|(device, users)| {
             let nobody = match users {
                 DeviceUsers::Listed(Ok(listed)) => listed.is_empty(),
-                // Without a list the used bytes have to prove that the device is idle.
+                // Without a list of processes, only the bytes in use can show that the device is idle.
                 DeviceUsers::Listed(Err(_)) => true,
                 DeviceUsers::Unified | DeviceUsers::Files { .. } => return None,
             };
@@ -143,8 +144,8 @@ fn listed(gpus: &GpuSensors, entries: Vec<(u32, Option<u64>)>) -> Vec<ListedProc
     entries.map(|(pid, bytes)| ListedProcess { pid, bytes, who: gpus.processes.identify(pid) }).collect()
 }
 
-/// Determines the VRAM from KFD (HIP) and fdinfo (the rest). Newer kernels count HIP in both, so the larger
-/// one is taken, not the sum.
+/// Determines the VRAM from KFD (for HIP) and fdinfo (for everything else). Newer kernels count HIP in
+/// both, so the larger number is taken, not the sum.
 fn from_files(
     gpu: GpuIndex,
     child: ChildProcesses<'_>,

@@ -4,8 +4,8 @@
 use serde::{Serialize, Serializer};
 use warden_policies::GpuIndex;
 
-/// A reason. Its text is the second half of a sentence: "the VRAM policy is off because …", or "… off for
-/// GPU 0 because …".
+/// Why VRAM is unknown. The text is the second half of a sentence: "the VRAM policy is off because …", or
+/// "… off for GPU 0 because …".
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message says what its fields are")]
@@ -23,10 +23,10 @@ pub enum VramUnknown {
     /// The driver gives no list of processes.
     #[error("the driver does not say which processes use {} ({reason})", gpu_name(*.gpu))]
     NotListed { gpu: GpuIndex, reason: String },
-    /// The driver lists the backend, but not its bytes, or as 0 bytes, which no process on a GPU holds.
+    /// The driver lists the backend without its bytes, or with 0 bytes, which no process on a GPU holds.
     #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", gpu_name(*.gpu))]
     NoBytes { gpu: GpuIndex, doubt: EstimateDoubt },
-    /// The listed processes cannot be matched with ours.
+    /// The listed processes cannot be matched with the processes that we see.
     #[error(
         "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
         gpu_name(*.gpu)
@@ -37,15 +37,15 @@ pub enum VramUnknown {
         /// Reason why there is no estimate.
         doubt: EstimateDoubt,
     },
-    /// The files with the figures cannot be read.
+    /// The files with the memory figures cannot be read.
     #[error("what the backend holds on {} cannot be read: {reason}", gpu_name(*.gpu))]
     Unreadable { gpu: GpuIndex, reason: String },
 }
 
-/// Reasons why there is no estimate.
+/// Why there is no estimate of VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum EstimateDoubt {
-    /// Nothing was read before the spawn.
+    /// The memory use was not read before the spawn.
     #[error("and what was in use before it started is not known")]
     NoBaseline,
     /// The device was in use before the backend was spawned.
@@ -57,7 +57,7 @@ pub enum EstimateDoubt {
     /// Other programs are on the device now.
     #[error("and others use the GPU too")]
     Shared,
-    /// Windows uses it for its desktop.
+    /// Windows uses the GPU for its desktop.
     #[error("and Windows uses the GPU too")]
     Windows,
     /// The driver does not report the bytes in use.
@@ -78,7 +78,7 @@ impl VramUnknown {
         }
     }
 
-    /// Returns the device concerned; other devices may be known. `None` if all are concerned.
+    /// Returns the GPU whose VRAM is unknown; other GPUs may be known. `None` if all are unknown.
     pub fn gpu(&self) -> Option<GpuIndex> {
         match self {
             Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_) => None,
@@ -89,7 +89,7 @@ impl VramUnknown {
         }
     }
 
-    /// Returns whether nothing is wrong, because the backend has no VRAM to watch.
+    /// Returns whether this is no fault: the backend has no VRAM to watch.
     pub fn is_normal(&self) -> bool {
         matches!(self, Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_))
     }

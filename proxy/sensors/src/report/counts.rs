@@ -1,27 +1,27 @@
-//! The numbers of a context, and their sums.
+//! The counts of a CUDA context, and their sums.
 
 use serde::{Deserialize, Serialize};
 
 use super::ContextReport;
 
-/// Meaning of a number, which determines how it is summed.
+/// Kind of a count, which determines how it is summed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CountSpan {
-    /// A current value; ended contexts do not count.
+    /// A present value: ended contexts are left out of sums.
     Now,
-    /// A counter since the start; ended contexts count.
+    /// A counter since the start of the process: ended contexts are included in sums.
     Ever,
 }
 
 /// Declares the fields in the order of the file, so that the order is defined in one place.
 macro_rules! counts {
     ($($(#[$meta:meta])* $span:ident $field:ident,)*) => {
-        /// The numbers of one context, or sums of them.
+        /// The counts of one context, or sums over several.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct ContextCounts { $($(#[$meta])* pub $field: u64,)* }
 
         impl ContextCounts {
-            /// Takes the fields from the beginning of `words`; missing ones are 0.
+            /// Takes the fields in order from `words`; missing ones are 0.
             pub(super) fn from_words(words: impl IntoIterator<Item = u64>) -> Self {
                 let mut words = words.into_iter();
                 Self { $($field: words.next().unwrap_or(0),)* }
@@ -37,54 +37,56 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Graph computes so far.
+    /// Number of graph computations so far.
     Ever computes,
-    /// Captured graphs that exist.
+    /// Number of captured CUDA graphs that exist.
     Now graphs_live,
     /// Peak number of captured graphs.
     Now graphs_peak,
-    /// Nodes in the graphs that exist.
+    /// Number of nodes in the graphs that exist.
     Now graph_nodes_live,
-    /// Host memory of the graphs that exist, in bytes: an estimate.
+    /// Estimated host memory of the graphs that exist, in bytes.
     Now graph_host_bytes,
-    /// Device memory of the graphs that exist, in bytes: an estimate.
+    /// Estimated device memory of the graphs that exist, in bytes.
     Now graph_device_bytes,
-    /// Graphs destroyed because the cap was exceeded.
+    /// Number of graphs destroyed because the cap was exceeded.
     Ever graphs_evicted,
-    /// Graphs destroyed because they were unused for a while.
+    /// Number of graphs destroyed because they were unused for a while.
     Ever graphs_trimmed,
-    /// Parts of the current computation, each with a graph of its own.
+    /// Number of parts of the current computation, each of which has its own graph.
     Now live_splits,
-    /// Graphs that may exist: the cap, or more if the live splits need more.
+    /// Number of graphs that may exist: the configured cap, or more if the parts of the computation need
+    /// more.
     Now effective_cap,
-    /// Device memory cached in the pools, in bytes.
+    /// Device memory cached in the memory pools, in bytes.
     Now pool_bytes,
-    /// Peak bytes cached in the pools. Over several contexts the sum, which is at least their common peak.
+    /// Peak of the bytes cached in the pools. For several contexts, the sum of their peaks, which is at
+    /// least the peak of the sum.
     Now pool_bytes_peak,
-    /// Purges of the pools.
+    /// Number of purges of the pools.
     Ever pool_purges,
     /// Bytes released by purges.
     Ever pool_bytes_purged,
-    /// cuBLAS handles that exist.
+    /// Number of cuBLAS handles that exist.
     Now cublas_handles,
-    /// Device memory of their workspaces, in bytes.
+    /// Device memory of the workspaces of these handles, in bytes.
     Now cublas_workspace_bytes,
-    /// Times that the handles were recreated.
+    /// Number of times that the handles were recreated.
     Ever cublas_resets,
-    /// Captured graphs dropped because a purge or a reset invalidated them.
+    /// Number of captured graphs dropped because a purge or a reset invalidated them.
     Ever graph_invalidations,
-    /// Safe points skipped because something was in use.
+    /// Number of times that a fix did nothing, because something was in use.
     Ever skipped_busy,
-    /// Errors of the fixes.
+    /// Number of errors in the fixes.
     Ever errors,
 }
 
-/// Sums over contexts, saturating.
+/// Sums over contexts; they saturate instead of overflowing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextTotals {
-    /// Live contexts.
+    /// Number of live contexts.
     pub contexts: u32,
-    /// Current values of the live contexts, and counters of all.
+    /// Present values summed over the live contexts, and counters summed over all.
     #[serde(flatten)]
     pub counts: ContextCounts,
 }

@@ -1,4 +1,4 @@
-//! Layout of the report file. The byte order is the machine's own, because the writer runs on it.
+//! Layout of the report file. The byte order is the machine's own, because the writer runs on this machine.
 
 use super::counts::ContextCounts;
 use super::{ContextReport, FixSettings};
@@ -12,19 +12,19 @@ const RECORD_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"LWREPT1\0";
 const VERSION: u32 = 1;
 
-/// Index of the word after the counts: the time of the last write.
+/// Index in a record of the word with the time of the last write, which follows the counts.
 const UPDATED_WORD: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReportHeader {
     pub(super) pid: u32,
     pub(super) started_unix_ms: u64,
-    /// Bits of the active fixes.
+    /// Bits that show which fixes are active.
     pub(super) active: u64,
     pub(super) settings: FixSettings,
 }
 
-/// Reads numbers from the front of some bytes.
+/// Reads numbers one after another from some bytes.
 struct WordReader<'a>(&'a [u8]);
 
 impl WordReader<'_> {
@@ -43,7 +43,7 @@ impl WordReader<'_> {
     }
 }
 
-/// Reads the header of a whole file; `None` if this is no report in a known format.
+/// Reads the header of a whole file; `None` if the file is no report in a known format.
 pub(super) fn read_header(file: &[u8]) -> Option<ReportHeader> {
     if file.len() != FILE_BYTES {
         return None;
@@ -74,7 +74,7 @@ pub(super) fn header_bytes(file: &[u8]) -> Option<&[u8]> {
     file.get(..HEADER_BYTES)
 }
 
-/// A record that was not being written while it was read.
+/// A record that the writer did not change while it was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReportRecord {
     state: u32,
@@ -85,7 +85,7 @@ pub(super) struct ReportRecord {
 }
 
 impl ReportRecord {
-    /// Returns the context it describes; `None` for a free record and for an unknown state.
+    /// Returns the context that the record describes; `None` for a free record and for an unknown state.
     pub(super) fn context(self) -> Option<ContextReport> {
         let live = match self.state {
             1 => true,
@@ -97,7 +97,7 @@ impl ReportRecord {
     }
 }
 
-/// Returns a record on which two readings agree and that was not being written; `None` otherwise.
+/// Returns a record that is equal in two readings and was not being written; `None` otherwise.
 pub(super) fn record_at_rest(before: &[u8], after: &[u8], index: usize) -> Option<ReportRecord> {
     let start = HEADER_BYTES + index * RECORD_BYTES;
     let bytes = after.get(start..start + RECORD_BYTES)?;

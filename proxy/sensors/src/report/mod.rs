@@ -1,18 +1,19 @@
-//! Reads the memory report of a patched llama-server: counters of its CUDA contexts in a small file that it
-//! keeps mapped.
+//! Reads the memory report of a patched llama-server: counters of its CUDA contexts in a small file that
+//! the server keeps mapped.
 //!
-//! The process writes, we read; there are no locks. The file is read as a plain file, several times in a
-//! row. Reading 16 KiB from the page cache takes microseconds. A mapping would need `unsafe`, and could
-//! kill us if the file were truncated.
+//! The server writes and we read, without locks. We read the file several times in a row with plain reads:
+//! reading 16 KiB from the page cache takes microseconds. A mapping would need `unsafe`, and could kill us
+//! if the file were truncated.
 //!
 //! ```text
 //!   file:    header (128 bytes) | 62 records (256 bytes each) | rest, unused
 //!   record:  seq, state, device, context | 30 numbers of 64 bits
 //! ```
 //!
-//! `seq` is odd while a record is written. A record counts if two readings in a row agree on every byte of
-//! it and `seq` is even; a record that keeps changing is left out. Anything but a report (no file, a short
-//! one, other magic, another version) gives `None` and no error: a plain build of llama-server writes none.
+//! `seq` is odd while a record is being written. A record counts if `seq` is even and two readings in a row
+//! agree on all its bytes; a record that keeps changing is left out. If there is no valid report (no file,
+//! a short one, other magic, another version), the result is `None` and no error: an unpatched llama-server
+//! writes none.
 //!
 //! No number is trusted: sums saturate, and no value from the file is used as an index.
 //!
@@ -34,24 +35,24 @@ use serde::{Deserialize, Serialize};
 pub use counts::{ContextCounts, ContextTotals};
 use layout::{FILE_BYTES, RECORD_COUNT, ReportRecord};
 
-/// Environment variable with the path at which a patched llama-server publishes its report.
+/// Environment variable with the path to which a patched llama-server writes its report.
 pub const REPORT_VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
-/// Maximum number of readings, of which two in a row must agree. A record is being written for less than a
-/// microsecond, about a thousand times a second.
+/// Maximum number of readings, of which two in a row must agree. Writing a record takes less than a
+/// microsecond, and happens about a thousand times a second.
 const MAX_READINGS: usize = 6;
 
-/// Maximum number of names in a folder that are examined for further reports, because this happens every
-/// second.
+/// Maximum number of names in a folder that are examined for further reports; limited because this happens
+/// every second.
 const MAX_FOLDER_NAMES: usize = 4096;
 
-/// A fix that is active in the process.
+/// A fix (a patch to llama.cpp) that is active in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ActiveFix {
-    /// Limits the number of live graphs.
+    /// Limits the number of CUDA graphs that exist.
     GraphCacheCap,
-    /// Releases pools above their budget.
+    /// Releases memory pools that exceed their budget.
     PoolPurge,
     /// Recreates cuBLAS handles periodically.
     CublasReset,
@@ -61,7 +62,7 @@ pub enum ActiveFix {
     IdleTrim,
 }
 
-/// All fixes, in the order of the bits.
+/// All fixes, in the order of their bits in the header.
 const FIXES: [ActiveFix; 5] = [
     ActiveFix::GraphCacheCap,
     ActiveFix::PoolPurge,
@@ -70,43 +71,43 @@ const FIXES: [ActiveFix; 5] = [
     ActiveFix::IdleTrim,
 ];
 
-/// Settings of the fixes; 0 if one is off.
+/// Settings of the fixes; a value is 0 if its fix is off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixSettings {
-    /// Maximum number of live graphs of a context.
+    /// Maximum number of CUDA graphs of a context.
     pub graph_cap: u64,
     /// Milliseconds without use after which graphs are destroyed.
     pub idle_trim_ms: u64,
     /// Cached bytes of a context's pools above which they are released.
     pub pool_budget_bytes: u64,
-    /// Graph computes after which cuBLAS handles are recreated.
+    /// Number of graph computations after which cuBLAS handles are recreated.
     pub cublas_every: u64,
-    /// Shortest time between two such resets, in milliseconds.
+    /// Shortest time between two recreations of cuBLAS handles, in milliseconds.
     pub cublas_min_ms: u64,
 }
 
 /// A CUDA context (a `ggml_backend_cuda_context`), live or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextReport {
-    /// Number in order of creation within the process.
+    /// Number of the context, in order of creation within the process.
     pub context: u32,
-    /// Index of its device in ggml.
+    /// Index of the context's device in ggml.
     pub device: i32,
-    /// False once it has been destroyed: then only its counters are meaningful.
+    /// False if the context has been destroyed: then only its counters are meaningful.
     pub live: bool,
-    /// Numbers of the context.
+    /// Counts of the context.
     #[serde(flatten)]
     pub counts: ContextCounts,
-    /// Time of its last write, in milliseconds since 1970.
+    /// Time of the last write to the context's record, in milliseconds since 1970.
     pub updated_unix_ms: u64,
 }
 
 /// The complete report of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaReport {
-    /// The writer's own pid: in a pid namespace it differs from ours.
+    /// Pid of the writer in its own pid namespace, where it may differ from the pid that we see.
     pub pid: u32,
-    /// Creation of the file, in milliseconds since 1970.
+    /// Time at which the file was created, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// Active fixes.
     pub active: BTreeSet<ActiveFix>,
@@ -132,7 +133,7 @@ impl CudaReport {
         devices
     }
 
-    /// Merges two reports as if one process had written them: the contexts of both, and the fixes of either.
+    /// Merges two reports as if one process had written them: the contexts of both, and all fixes of either.
     #[must_use]
     pub fn with(mut self, other: Self) -> Self {
         self.active.extend(other.active);
@@ -156,8 +157,9 @@ pub fn read_report(path: &Path) -> Option<CudaReport> {
     read_settled(|| bytes_of(path))
 }
 
-/// Returns the files of processes that inherited the variable from the writer of `path`: its name followed
-/// by a pid. A file does not show whether its writer is alive. Blocks for reading a folder.
+/// Returns the files of processes that inherited the variable from the writer of `path`: each has the name
+/// of that file followed by a pid. A file does not show whether its writer is alive. Blocks for reading a
+/// folder.
 pub fn sibling_reports(path: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Vec::new();
@@ -177,7 +179,7 @@ pub fn sibling_reports(path: &Path) -> Vec<PathBuf> {
 
 /// Reads the whole file plus one byte, so that a longer file is recognised as no report.
 fn bytes_of(path: &Path) -> Option<Vec<u8>> {
-    // Reading a pipe would block.
+    // Read only regular files: reading a pipe would block.
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }
@@ -186,7 +188,7 @@ fn bytes_of(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Takes readings until no record changes any more, or the limit is reached.
+/// Reads the file until no record changes any more, or the limit is reached.
 fn read_settled(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<CudaReport> {
     let mut before = reading()?;
     layout::read_header(&before)?;
@@ -194,7 +196,7 @@ fn read_settled(mut reading: impl FnMut() -> Option<Vec<u8>>) -> Option<CudaRepo
     for _ in 1..MAX_READINGS {
         let after = reading()?;
         layout::read_header(&after)?;
-        // Another process has taken over the file: the earlier readings belong to the previous one.
+        // If another process has taken over the file, earlier readings belong to the previous writer.
         let same_writer = layout::header_bytes(&before) == layout::header_bytes(&after);
         let mut restless = !same_writer;
         for (index, known) in settled.iter_mut().enumerate() {

@@ -1,5 +1,5 @@
-//! Liveness checks of the models' tasks and of the loader's task. A task that is stuck or has died does not
-//! answer.
+//! Questions of the watchdog to the models' tasks and the loader's task. A task that hangs or has died does
+//! not answer.
 
 use tokio::sync::oneshot;
 use warden_policies::ModelName;
@@ -8,19 +8,19 @@ use super::Fleet;
 use crate::model::TaskMessage;
 
 impl Fleet {
-    /// Checks the loader's task. `None` if it no longer has to run.
+    /// Asks the loader's task whether it is alive. `None` if that task no longer has to run.
     pub fn check_loader(&self) -> Option<oneshot::Receiver<()>> {
         (!self.inner.loader_ends.is_cancelled()).then(|| self.inner.context.loading.check_loader())
     }
 
-    /// Checks the tasks of all models and canaries. Each receiver resolves when its task is responsive, and
-    /// fails if the task has ended, as that of a model just removed may have.
+    /// Asks the tasks of all models and canaries whether they are alive. Each receiver resolves when its
+    /// task answers, and fails if the task has ended, as it may right after the model was removed.
     pub fn check_tasks(&self) -> Vec<(ModelName, oneshot::Receiver<()>)> {
         let roster = self.inner.roster.load();
         let handles = roster.handles().chain(roster.canaries());
         let asked = handles.map(|handle| {
             let (question, answer) = oneshot::channel();
-            // A task that has ended drops the question, which is the answer.
+            // If the task has ended, the question is dropped, and so the receiver fails.
             handle.sender.send(TaskMessage::Beat(question));
             (handle.leases.name().clone(), answer)
         });

@@ -1,6 +1,6 @@
-//! Canaries: another build of llama-server is tried next to a model's own. A canary is a model of its own
-//! in the fleet, with its model's settings but another binary, so it has processes, leases, memory, health
-//! and events like any other. Clients cannot request it by name.
+//! Canaries: trials of another build of llama-server next to a model's own. A canary is a model of its own
+//! in the fleet, with the settings of the model that it tries but another binary. So it has processes,
+//! leases, memory, health and events like any model, but clients cannot request it by name.
 //!
 //! ```text
 //!     start ── no room ──────────────────────────────> refused, with numbers
@@ -12,8 +12,8 @@
 //!     ended: clients use the model's own build alone; the canary drains; ledger, event, `status`
 //! ```
 //!
-//! Lock order: `Change` before any lock here. The trial's lock is held for moments, and no lock is taken
-//! under it.
+//! Lock order: take the lock of `RosterChange` before any lock of this file. The trial's lock is held
+//! briefly, and no lock is taken while it is held.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,7 +38,7 @@ use crate::sync::lock;
 use crate::view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
 
-/// Suffix of a canary's name after the name of its model.
+/// Suffix that makes a canary's name from the name of its model.
 const CANARY_SUFFIX: &str = "@canary";
 
 /// Name of a model's canary.
@@ -46,25 +46,25 @@ pub(super) fn canary_name(model: &ModelName) -> ModelName {
     ModelName::new(format!("{model}{CANARY_SUFFIX}"))
 }
 
-/// Running canaries, and the last one of each model.
+/// Running canaries, and the last canary of each model.
 #[derive(Debug, Default)]
 pub(super) struct CanarySet {
-    /// A canary runs; avoids the lookup while none does.
+    /// True if any canary runs; checked first, so that requests cost no lookup while none runs.
     any: AtomicBool,
     running: ArcSwap<QuickMap<ModelName, Arc<RunningCanary>>>,
     past: Mutex<BTreeMap<ModelName, CanaryView>>,
-    /// Counter for seeds: each canary gets other conversations.
+    /// Counter for seeds, so that each canary gets other conversations.
     seeds: AtomicU64,
 }
 
-/// Stage of a canary, for tasks that wait for it; only moves forward.
+/// Stage of a canary, for tasks that wait for one. A canary never returns to an earlier stage.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum CanaryStage {
-    /// Waits for room.
+    /// The canary waits for room in memory.
     Waits,
-    /// The process was made.
+    /// The canary's process was created.
     Starts,
-    /// The process was ready once.
+    /// The canary's process has been ready.
     Runs,
     Ended(Box<CanaryView>),
 }
@@ -76,13 +76,13 @@ pub(super) struct RunningCanary {
     pub(super) name: ModelName,
     pub(super) spec: CanarySpec,
     seed: u64,
-    /// Last generation before its processes.
+    /// Newest generation of the fleet before the canary's first process.
     pub(super) after: GenerationId,
     began: Instant,
     began_at: String,
     pub(super) trial: Mutex<CanaryTrial>,
     pub(super) stage: watch::Sender<CanaryStage>,
-    /// Wakes the trial's task: something was recorded.
+    /// Wakes the canary's task after a result of a request was recorded.
     pub(super) recorded: tokio::sync::Notify,
 }
 
@@ -107,7 +107,7 @@ impl RunningCanary {
         self.began.elapsed()
     }
 
-    /// Moves forward to a stage, unless it is already further.
+    /// Sets a later stage. Does nothing if the canary has reached that stage already.
     pub(super) fn advance_to(&self, now: CanaryStage) {
         let rank = |stage: &CanaryStage| match stage {
             CanaryStage::Waits => 0,
@@ -141,7 +141,7 @@ impl RunningCanary {
         }
     }
 
-    /// Present view.
+    /// View of the canary as it is now.
     fn view(&self) -> CanaryView {
         match &*self.stage.borrow() {
             CanaryStage::Ended(view) => return (**view).clone(),
@@ -155,30 +155,32 @@ impl RunningCanary {
     }
 }
 
-/// Canary of a model, for requests.
+/// Rule for routing a model's requests to its canary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanaryRoute {
-    /// Name under which it has its leases.
+    /// Name of the canary, by which leases are requested.
     pub name: ModelName,
-    /// Share of conversations that it answers.
+    /// Share of conversations that the canary answers.
     pub share: f64,
     /// Seed for choosing conversations, different for each canary.
     pub seed: u64,
-    /// Time to wait for the beginning of its answer before the model's own build is used.
+    /// Time to wait for the beginning of the canary's answer before the model's own build is used.
     pub patience: Duration,
 }
 
 impl CanaryRoute {
-    /// True if it answers this conversation. The result is the same for each turn.
+    /// True if the canary answers this conversation. The result is the same for each turn of the
+    /// conversation.
     pub fn takes_conversation(&self, conversation: u64) -> bool {
-        // Mix the bits, because the hash may not be uniform.
+        // Mix the bits, because the hash may not be uniformly distributed.
         SplitMix::new(conversation ^ self.seed).chance(self.share)
     }
 }
 
 impl Fleet {
-    /// Running canary of a model, if any. Costs one load while the fleet has none. `None`, too, while
-    /// clients have changed settings in the model's own processes, which the canary's processes lack.
+    /// Running canary of a model, if any; costs one atomic load while the fleet has none. Also `None` while
+    /// clients have changed settings in the model's own processes, because the canary's processes lack
+    /// those settings.
     pub fn canary(&self, model: &ModelName) -> Option<CanaryRoute> {
         let running = self.running_canary(model)?;
         if !self.model_leases(model).ok()?.settings.are_untouched() {
@@ -201,8 +203,8 @@ impl Fleet {
         canaries.running.load().get(model).cloned()
     }
 
-    /// Records the end of a request to a model with a canary, by either build. Without effect on other
-    /// models.
+    /// Records the end of a request to a model that has a canary, no matter which build answered. Without
+    /// effect if the model has none.
     pub fn note_exchange(&self, model: &ModelName, exchange: &TrialExchange) {
         if let Some(running) = self.running_canary(model)
             && *running.stage.borrow() == CanaryStage::Runs
@@ -212,21 +214,23 @@ impl Fleet {
         }
     }
 
-    /// Lease that is available at once. No request waits or is refused, and no model is loaded for it.
+    /// Returns a lease if one is available at once. Never waits in the queue, and never causes the model to
+    /// be loaded.
     pub fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         self.model_leases(model).ok()?.lease_now(kind, tokens)
     }
 
-    /// Tries another build with a model, next to its own. Resolves when its process is being started.
+    /// Starts a trial of another build next to a model's own. Resolves when the canary's process is being
+    /// started.
     ///
     /// # Errors
     ///
-    /// There is no such model, it is remote, it has a canary, the binary is missing, there is no room next
-    /// to the loaded models, the share is invalid, or the fleet is shutting down.
+    /// There is no such model, the model is remote or already has a canary, the binary is missing, memory
+    /// does not suffice next to the loaded models, the share is invalid, or the fleet is shutting down.
     pub async fn start_canary(&self, model: &str, spec: CanarySpec) -> Result<CanaryView, CanaryError> {
         let fleet = self.clone();
         let model = self.inner.roster.load().resolve(Some(model))?;
-        // In its own task, so that a caller that leaves does not leave half a canary behind.
+        // Run in a separate task, so that the start is completed even if the caller leaves.
         let task = self.inner.tasks.spawn(async move { fleet.begin_canary(model, spec).await });
         let running = task.await.unwrap_or(Err(CanaryError::ShuttingDown))?;
         let mut stage = running.stage.subscribe();
@@ -277,7 +281,7 @@ impl Fleet {
         let running =
             Arc::new(RunningCanary::new(model.clone(), spec, seed, inner.context.last_generation()));
         let binary = running.spec.binary.clone();
-        // Before its model's task exists, so that no event is missed.
+        // Begin to watch before the canary's task exists, so that no event is missed.
         let watching = self.clone().watch_canary(Arc::clone(&running));
         inner.tasks.spawn(watching);
         inner.canaries.insert(&running);
@@ -291,11 +295,12 @@ impl Fleet {
         Ok(running)
     }
 
-    /// Ends the canary of a model. Running requests are answered; resolves when the canary gets no new ones.
+    /// Ends the canary of a model. Resolves when the canary gets no new requests; running ones are still
+    /// answered.
     ///
     /// # Errors
     ///
-    /// There is no such model, or it has no canary.
+    /// There is no such model, or the model has no canary.
     pub async fn stop_canary(&self, model: &str) -> Result<CanaryView, CanaryError> {
         let model = self.inner.roster.load().resolve(Some(model))?;
         let running = self.running_canary(&model).ok_or(CanaryError::None(model))?;
@@ -311,22 +316,22 @@ impl Fleet {
         let ended = running.stage.borrow().clone();
         match ended {
             CanaryStage::Ended(view) => Ok(*view),
-            // Unreachable: it was ended above.
+            // Unreachable: the canary was ended above.
             _ => Ok(running.view()),
         }
     }
 
-    /// Canary of a model: the running one, else the last one.
+    /// View of a model's canary: the running one, or else the last one.
     ///
     /// # Errors
     ///
-    /// There is no such model, or it had no canary in this run.
+    /// There is no such model, or the model had no canary in this run of the program.
     pub fn canary_view(&self, model: &str) -> Result<CanaryView, CanaryError> {
         let model = self.inner.roster.load().resolve(Some(model))?;
         self.inner.canaries.view(&model).ok_or(CanaryError::None(model))
     }
 
-    /// Ends a canary once, for the first caller.
+    /// Ends a canary. If several callers try, only the first one ends it.
     pub(super) async fn end_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) {
         let mut change = self.inner.change.lock().await;
         let is_its = change.canaries.contains_key(&running.model) && self.conclude_canary(running, verdict);
@@ -337,7 +342,7 @@ impl Fleet {
         }
     }
 
-    /// Sends no new requests to a canary, and stores its result. Returns false if that was done before.
+    /// Stops sending new requests to a canary, and stores its result. Returns false if that was done before.
     pub(super) fn conclude_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) -> bool {
         let canaries = &self.inner.canaries;
         if !canaries.remove(running) {
@@ -363,7 +368,7 @@ impl Fleet {
         }
     }
 
-    /// Ends canaries that a new configuration does not allow.
+    /// Ends canaries that are not possible with a new configuration.
     pub(super) fn keep_canaries(&self, change: &mut RosterChange, new: &FleetConfig) {
         for running in self.inner.canaries.all_running() {
             let of = |config: &FleetConfig| {
@@ -412,7 +417,7 @@ impl CanarySet {
         self.running.load().values().cloned().collect()
     }
 
-    /// The running canary of a model, else the last one.
+    /// View of a model's canary: the running one, or else the last one.
     pub(super) fn view(&self, model: &ModelName) -> Option<CanaryView> {
         let running = self.running.load().get(model).cloned();
         running.map(|running| running.view()).or_else(|| lock(&self.past).get(model).cloned())
@@ -437,7 +442,7 @@ pub(super) fn with_canaries(
     config
 }
 
-/// Spec of a canary: that of its model except for names, room, and the binary.
+/// Settings of a canary: those of its model, except for names, room in memory, and the binary.
 fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     let mut spec = base.clone();
     spec.name = canary_name(&base.name);
@@ -445,14 +450,14 @@ fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     spec.canary_of = Some(base.name.clone());
     spec.command.binary.clone_from(&canary.binary);
     (spec.run.replicas, spec.run.preload, spec.run.pin) = (1, true, false);
-    // After the canary, its conversations return to the model's own build.
+    // Do not carry conversations over: after the canary they return to the model's own build.
     spec.run.warm = warden_policies::modes::WarmMode::Off;
     (spec.ttl, spec.fallback) = (None, None);
     spec.loading.guest = true;
     (spec.loading.pin, spec.loading.ttl) = (false, None);
     spec.loading.companions.clear();
     if let Some(needs) = &mut spec.loading.needs {
-        // The model's own process has the same file mapped.
+        // The mapped model file is in memory already, because the model's own process maps it.
         needs.mapped = 0;
     }
     spec

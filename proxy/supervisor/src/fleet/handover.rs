@@ -6,7 +6,7 @@
 //!     the next:            starts ────┴── adopts, probes ── ready ┴── begins ── decides ...
 //! ```
 //!
-//! Between freezing and letting go no decisions are made; requests are served here as usual.
+//! Between freezing and letting go, no decisions are made; this instance serves requests as usual.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -35,10 +35,10 @@ use crate::process::heir::{HeirRecord, OpenGate, ProcessHeir};
 use crate::process::settings::InheritedSetting;
 use crate::sync::lock;
 
-/// Interval for asking a busy fleet again.
+/// Interval for trying again to freeze a fleet that is busy.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Everything that a fleet hands over to the next one.
+/// Everything that a fleet hands over to the fleet of the next instance.
 #[derive(Debug)]
 pub struct FleetWill {
     record: FleetRecord,
@@ -47,12 +47,12 @@ pub struct FleetWill {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct FleetRecord {
-    /// Start of the first fleet, by the machine's monotonic clock.
+    /// Time since boot when the first instance's fleet started.
     began: Duration,
     generations: u64,
 }
 
-/// A serialized piece of a will. All pieces with their files make up the will.
+/// Serialized piece of a will. All pieces and their files together make up the will.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WillPiece(WillPart);
@@ -62,12 +62,12 @@ pub struct WillPiece(WillPart);
 enum WillPart {
     Fleet(FleetRecord),
     Model(Box<WillRecord>),
-    /// Process of the preceding model, with its files.
+    /// Process of the model in the preceding piece. Its files accompany the piece.
     Process(Box<HeirRecord>),
 }
 
 impl FleetWill {
-    /// Splits the will into pieces, each with at most three files.
+    /// Splits the will into pieces with at most three files each.
     pub fn into_pieces(self) -> impl Iterator<Item = (WillPiece, Vec<OwnedFd>)> {
         let model = |will: ModelWill| {
             let heirs = will.heirs.into_iter();
@@ -79,7 +79,7 @@ impl FleetWill {
             .map(|(piece, files)| (WillPiece(piece), files))
     }
 
-    /// Joins the pieces. `None` if they are incomplete.
+    /// Joins the pieces to a will. `None` if pieces are missing.
     pub fn from_pieces(pieces: impl IntoIterator<Item = (WillPiece, Vec<OwnedFd>)>) -> Option<Self> {
         let mut pieces = pieces.into_iter();
         let (WillPiece(WillPart::Fleet(record)), _) = pieces.next()? else { return None };
@@ -96,7 +96,7 @@ impl FleetWill {
         Some(Self { record, models })
     }
 
-    /// Number of processes.
+    /// Number of processes that are handed over.
     pub fn process_count(&self) -> usize {
         self.models.iter().map(|model| model.heirs.len()).sum()
     }
@@ -117,43 +117,44 @@ impl FleetWill {
     }
 }
 
-/// Requests of a generation in another instance.
+/// Requests that another instance has in a generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RemoteCount {
     model: String,
     generation: GenerationId,
     in_flight: u32,
-    /// New requests may come.
+    /// True if that instance may still send new requests to the generation.
     #[serde(default)]
     open: bool,
-    /// Total work so far.
+    /// Total work that the generation has done for that instance.
     work: WorkDone,
 }
 
-/// Settings made in the other instance in a model's processes.
+/// Settings that clients of another instance made in a model's processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ChangedSettings {
     model: String,
-    /// Settings that are kept, unless the next instance knows them already.
+    /// Settings that were small enough to be kept, and that the next instance does not know yet.
     #[serde(default)]
     settings: Vec<InheritedSetting>,
 }
 
-/// Remaining work of an instance that has let go of its processes.
+/// Remaining work of an instance that has released its processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RemainingWork {
     counts: Vec<RemoteCount>,
-    /// Waiting requests by model, which need a process of the deciding instance.
+    /// Number of waiting requests by model. They need a process of the deciding instance.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
-    /// Total of requests that had to wait, by model, which reveals a request that comes while another one
-    /// leaves.
+    /// Total number of requests that had to wait, by model. The total reveals a new request even if another
+    /// one left at the same time.
     #[serde(default)]
     came: BTreeMap<String, u64>,
-    /// Models whose processes got settings from clients, to be applied to all present and later processes.
+    /// Models in whose processes clients made settings; the settings have to be applied to all processes of
+    /// the model.
     #[serde(default)]
     touched: Vec<ChangedSettings>,
-    /// An earlier instance still lives and reports its remaining work to it.
+    /// True while a still earlier instance lives and reports its remaining work to this one.
     #[serde(default)]
     elders: bool,
 }
@@ -165,21 +166,21 @@ impl RemainingWork {
     }
 }
 
-/// Slots used by requests of another instance, while that instance lives.
+/// Slots that are kept occupied here for requests of another instance, while that instance lives.
 #[derive(Debug)]
 pub struct SlotShares {
     fleet: Fleet,
     held: HashMap<GenerationId, (Vec<Lease>, WorkDone)>,
-    /// Last setting number received, by model and route.
+    /// Number of the last setting received, by model and route.
     set: HashMap<(String, String), u64>,
-    /// Models with settings made there. A process that starts after all were unloaded has only its
-    /// command's settings.
+    /// Models with settings made in the other instance. If such a model is unloaded and started again, the
+    /// new process has only the settings of its command.
     touched: HashSet<String>,
-    /// Models that got an update.
+    /// Models to which remaining work was applied.
     known: Vec<Arc<ModelHandle>>,
 }
 
-/// A fleet that makes no decisions. Dropping it resumes the fleet.
+/// A fleet that makes no decisions. Dropping this value lets the fleet decide again.
 #[derive(Debug)]
 #[must_use = "dropped, the fleet decides again"]
 pub struct FrozenFleet<'a>(Option<&'a Fleet>);
@@ -200,20 +201,20 @@ impl Drop for FrozenFleet<'_> {
 }
 
 impl Fleet {
-    /// Models of the other instance with running processes that are not configured here, so that no task
-    /// would end them.
+    /// Models of the other instance that have running processes but are not configured here, so that no
+    /// task would end the processes.
     pub fn unclaimed_models(&self) -> Vec<String> {
         let will = lock(&self.inner.will);
         let left = will.iter().flat_map(|will| &will.models).filter(|model| !model.heirs.is_empty());
         left.map(|model| model.record.name.clone()).collect()
     }
 
-    /// Stops decisions and returns the will. Requests continue. Waits for actions under way until the
-    /// deadline. Dropping the future leaves everything as it was.
+    /// Stops decisions and returns the will; requests continue. Waits until the deadline for running
+    /// actions to end. Dropping the future lets the fleet continue as before.
     ///
     /// # Errors
     ///
-    /// Description of the actions still under way at the deadline. The fleet continues as before.
+    /// Actions were still running at the deadline; the text describes them. The fleet continues as before.
     pub async fn prepare_handover(&self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'_>), String> {
         let inner = &self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
@@ -262,7 +263,7 @@ impl Fleet {
         Ok(wills)
     }
 
-    /// Models of the roster with processes here.
+    /// Configured models that have processes of this fleet, so not the remote ones.
     fn own_models(&self) -> Vec<Arc<ModelHandle>> {
         let roster = self.inner.roster.load();
         roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
@@ -274,24 +275,25 @@ impl Fleet {
         }
     }
 
-    /// Resumes all tasks after a failed handover.
+    /// Lets all tasks decide again after a failed handover.
     fn thaw(&self) {
         self.send_all(|| ControlMessage::Thaw);
         self.inner.ending.store(false, Ordering::SeqCst);
     }
 
-    /// Leaves the processes to the next instance. Leases and waiting requests here continue.
+    /// Leaves the processes to the next instance. Leases and waiting requests of this instance continue.
     pub async fn release_processes(&self) {
         self.inner.loader_ends.cancel();
         for handle in self.own_models() {
             let (reply, done) = oneshot::channel();
             handle.send(ControlMessage::LetGo(reply));
-            // Fails only if the task has ended.
+            // Waiting fails only if the task has ended.
             let _gone = done.await;
         }
     }
 
-    /// Ends all tasks after [`Self::release_processes`], when no request runs here. The processes live on.
+    /// Ends all tasks, after [`Self::release_processes`] and when no request runs here. The processes live
+    /// on.
     pub async fn disband(&self) {
         self.send_all(|| ControlMessage::Disband);
         let until = Instant::now();
@@ -302,13 +304,14 @@ impl Fleet {
         self.inner.tasks.wait().await;
     }
 
-    /// After [`Self::release_processes`]: refuses new requests, unless a slot is free at once.
+    /// Refuses new requests, unless a slot is free at once. Called after [`Self::release_processes`].
     pub fn close_queues(&self) {
         let now = Instant::now();
         self.send_all(|| ControlMessage::Shutdown(now));
     }
 
-    /// Waits until all processes of the previous instance answer. Returns false at the deadline.
+    /// Waits until all processes taken over from the previous instance answer. Returns false at the
+    /// deadline.
     pub async fn has_adopted(&self, deadline: Instant) -> bool {
         let mut views = self.subscribe();
         loop {
@@ -325,15 +328,16 @@ impl Fleet {
         }
     }
 
-    /// Starts deciding: the previous instance has let go of its processes.
+    /// Begins to decide, because the previous instance has released its processes.
     pub fn begin_deciding(&self) {
-        // The rest belongs to models that are no longer configured.
+        // The rest of the will belongs to models that are no longer configured.
         *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
         self.send_all(|| ControlMessage::Begin);
     }
 
-    /// Remaining work here, and in earlier instances, for the instance that owns the processes.
+    /// Remaining work of this instance and of earlier ones, to be reported to the instance that owns the
+    /// processes.
     pub fn remaining_work(&self) -> RemainingWork {
         let of = |handle: Arc<ModelHandle>| {
             let model = handle.leases.name().to_string();
@@ -370,11 +374,12 @@ impl Fleet {
     /// Waits until no earlier instance has any work left.
     pub async fn predecessors_ended(&self) {
         let mut elders = self.inner.predecessors.subscribe();
-        // Fails only without a sender, and we hold one.
+        // Waiting fails only if there is no sender, and we hold one.
         drop(elders.wait_for(|elders| *elders == 0).await);
     }
 
-    /// Open gates of models with processes, for the previous instance, which may have to repeat requests.
+    /// Open gates of models with processes, reported to the previous instance, which may have to repeat
+    /// requests.
     pub fn open_gates(&self) -> Vec<OpenGate> {
         let view = self.view();
         let slots = |generation| {
@@ -400,20 +405,21 @@ impl Fleet {
         gates
     }
 
-    /// Resolves when a model has followed the gates of the next instance, so that [`Self::open_gates`] may have
-    /// changed.
+    /// Resolves when a model has applied the gates of the next instance, so that the result of
+    /// [`Self::open_gates`] may have changed.
     pub async fn gates_followed(&self) {
         self.inner.context.followed.notified().await;
     }
 
-    /// Recent refusals by model, for the previous instance, whose waiting requests are refused too.
+    /// Recent refusals of each model, reported to the previous instance, which then refuses its waiting
+    /// requests.
     pub fn recent_refusals(&self) -> Vec<ModelRefusal> {
         let context = &self.inner.context;
         let of_ours = self.own_models().into_iter().filter_map(|handle| {
             let denied = handle.leases.predecessor_refusal()?;
             ModelRefusal::now(handle.leases.name().as_str(), &denied)
         });
-        // No task here serves these models.
+        // Also refuse requests for models that no task of this instance serves.
         let roster = self.inner.roster.load();
         let is_ours = |model: &String| {
             roster.get(&ModelName::new(model.as_str())).is_some_and(|handle| !handle.is_remote)
@@ -427,10 +433,10 @@ impl Fleet {
         context.refused.all()
     }
 
-    /// After [`Fleet::release_processes`]: applies gates and refusals of the next instance.
+    /// Applies gates and refusals reported by the next instance, after [`Fleet::release_processes`].
     pub fn follow_gates(&self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
         for refused in refusals {
-            // Pass it on to an earlier instance.
+            // Pass the refusal to a still earlier instance, too.
             self.inner.context.refused.note(refused.clone());
         }
         for handle in self.own_models() {
@@ -441,7 +447,7 @@ impl Fleet {
         }
     }
 
-    /// Starts keeping slots for requests of the previous instance.
+    /// Starts to keep slots occupied for requests of the previous instance.
     pub fn share_slots(&self) -> SlotShares {
         self.inner.predecessors.send_modify(|elders| *elders += 1);
         let (held, set, touched) = (HashMap::new(), HashMap::new(), HashSet::new());
@@ -452,7 +458,7 @@ impl Fleet {
 impl SlotShares {
     /// Applies the remaining work reported by the other instance.
     pub fn update(&mut self, remains: &RemainingWork) {
-        // A removed model may still have a process, and needs updates.
+        // Keep removed models in the list: they may still have a process, and need updates.
         self.known.retain(|handle| !handle.is_gone());
         for handle in self.fleet.own_models() {
             if !self.known.iter().any(|known| Arc::ptr_eq(known, &handle)) {
@@ -481,8 +487,8 @@ impl SlotShares {
                 leases.settings.note_touched();
             }
             for InheritedSetting { generation, number, path, body } in settings {
-                // Apply each setting once, because a client may change it here later. A change made here
-                // while this one is on its way is overwritten.
+                // Apply each setting once, because a client may change it here afterwards. A change made
+                // here while the setting was on its way is overwritten.
                 let last = self.set.entry((model.clone(), path.clone())).or_default();
                 if number > last {
                     *last = *number;
@@ -494,7 +500,7 @@ impl SlotShares {
             }
         }
         self.held.retain(|generation, _| remains.counts.iter().any(|count| count.generation == *generation));
-        // At the end, because a draining process waits for the requests just counted.
+        // Do this last: a draining process waits for the requests that were just counted.
         let roster = self.fleet.inner.roster.load();
         for handle in &self.known {
             let name = handle.leases.name();
@@ -508,7 +514,7 @@ impl SlotShares {
         *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
     }
 
-    /// Number of slots kept.
+    /// Number of slots that are kept occupied.
     pub fn held_slots(&self) -> usize {
         self.held.values().map(|(leases, _)| leases.len()).sum()
     }

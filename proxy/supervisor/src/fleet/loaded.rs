@@ -1,4 +1,5 @@
-//! Requests that load no model, and unloading by a client, as in llama-server's router.
+//! Requests that must not cause a model to be loaded, and unloading by a client, as in llama-server's
+//! router.
 
 use std::time::Duration;
 
@@ -12,13 +13,14 @@ use crate::lease::Lease;
 use crate::model::ControlMessage;
 use crate::view::ModelState;
 
-/// Polling interval of a request that loads nothing. Such a request does not join the queue, because a
-/// queued request starts a process.
+/// Polling interval of a request that must not load a model. Such a request does not join the queue,
+/// because a queued request causes a process to be started.
 const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Fleet {
-    /// Lease for a request that loads nothing: on a serving process, or after waiting for one that starts
-    /// or is replaced. `None`: the model is not loaded and not being loaded.
+    /// Returns a lease without causing the model to be loaded: at once if a process serves, or after
+    /// waiting for a process that is starting or being replaced. `None`: the model is neither loaded nor
+    /// being loaded.
     ///
     /// # Errors
     ///
@@ -35,7 +37,7 @@ impl Fleet {
                 if kind == LeaseKind::Slot {
                     return leases.lease(kind, tokens).await.map(Some);
                 }
-                // A queued request would start a process.
+                // Do not queue the request: that would cause a process to be started.
                 if let Some(lease) = leases.lease_now(kind, tokens) {
                     return Ok(Some(lease));
                 }
@@ -47,7 +49,7 @@ impl Fleet {
         }
     }
 
-    /// True if a process of the model serves, or will without a further request.
+    /// True if a process of the model serves, or is going to serve without a further request.
     fn is_coming(&self, model: &ModelName) -> bool {
         let view = self.inner.context.publisher.view();
         let shown = view.models.iter().find(|shown| shown.name == *model);
@@ -56,7 +58,7 @@ impl Fleet {
         })
     }
 
-    /// Drains and stops a model as [`Self::drain_by`] does, without waiting for the end.
+    /// Drains and stops a model like [`Self::drain_by`], but does not wait until the processes are gone.
     ///
     /// # Errors
     ///

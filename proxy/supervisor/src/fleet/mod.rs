@@ -1,4 +1,4 @@
-//! All models by name: the entry point of the crate.
+//! The fleet: all models by name. Entry point of the crate.
 
 mod beat;
 mod canary;
@@ -51,7 +51,7 @@ use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Digits of a fingerprint that are shown.
+/// Number of leading digits of a fingerprint that are shown.
 const FINGERPRINT_DIGITS: usize = 8;
 
 /// All models. Cheap to clone.
@@ -71,30 +71,30 @@ struct FleetInner {
     /// Number of earlier instances that still have work.
     predecessors: watch::Sender<usize>,
     canaries: CanarySet,
-    /// Will of the previous instance for models that do not exist here yet.
+    /// Will of the previous instance, for models that do not exist here yet.
     will: std::sync::Mutex<Option<FleetWill>>,
-    /// Models with waiting requests in the previous instance.
+    /// Models for which requests wait in the previous instance.
     awaited: std::sync::Mutex<Vec<String>>,
-    /// Held while the roster changes.
+    /// Locked while the set of models changes.
     change: Mutex<RosterChange>,
 }
 
 #[derive(Debug)]
 struct RosterChange {
-    /// Present configuration, with the canaries among its models.
+    /// Present configuration, in which the canaries are models, too.
     config: FleetConfig,
-    /// Configuration as given.
+    /// Present configuration as given, without canaries.
     configured: FleetConfig,
-    /// Canaries by their models.
+    /// Running canaries by model.
     canaries: BTreeMap<ModelName, CanarySpec>,
     /// Removed models, which may still have processes.
     leaving: Vec<Arc<ModelHandle>>,
 }
 
 impl Fleet {
-    /// Creates the directories, opens the ledger and starts a task for each model. Preloading begins in the
-    /// background. First it ends processes left in control groups by killed instances, because their memory
-    /// would count.
+    /// Ends processes that killed instances left in control groups, because their memory would count. Then
+    /// creates the directories, opens the ledger, starts a task for each model, and begins preloading in
+    /// the background.
     ///
     /// # Errors
     ///
@@ -107,7 +107,8 @@ impl Fleet {
         Self::start_in(config, Arc::new(HostWorld::new(nursery))).await
     }
 
-    /// Starts with the processes of the previous instance. No decisions are made before [`Fleet::begin_deciding`].
+    /// Starts with the processes of the previous instance. Nothing is decided before
+    /// [`Fleet::begin_deciding`].
     ///
     /// # Errors
     ///
@@ -183,12 +184,12 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Resolves a client's name: a name, an alias, or with `any_name` anything. Without a name, the only
-    /// model.
+    /// Finds the model that a client's name means: its name, an alias, or, with `any_name`, any text.
+    /// Without a name, returns the only model.
     ///
     /// # Errors
     ///
-    /// No model has that name, or none was given and there are several.
+    /// No model has that name, or no name was given and there is not exactly one model.
     pub fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         self.inner.roster.load().resolve(name)
     }
@@ -200,24 +201,24 @@ impl Fleet {
 
     /// Waits for the right to send one request to the model. Starts the model if necessary.
     ///
-    /// Requests of one kind are served in order. Dropping the future gives up the place, or the lease if it
-    /// was granted meanwhile.
+    /// Requests of one kind are served in order of arrival. Dropping the future leaves the queue, or
+    /// returns the lease if it was granted meanwhile.
     ///
     /// # Errors
     ///
-    /// The queue is full or took too long, the model does not start or was removed, or the fleet is
-    /// shutting down.
+    /// The queue is full, the request has waited for the maximum time, the model does not start or was
+    /// removed, or the fleet is shutting down.
     pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, LeaseDenied> {
         self.lease_for(model, kind, None).await
     }
 
-    /// Same as [`Self::lease`] for a prompt with this many tokens. If admission is enforced, the lease is
-    /// granted only where the prompt fits into memory; otherwise the request waits or is refused. If
-    /// admission only warns, the warning is logged.
+    /// Waits for a lease like [`Self::lease`], for a prompt with this many tokens. If admission is
+    /// enforced, a lease is granted only where the prompt fits into memory; otherwise the request waits or
+    /// is refused. If admission only warns, the warning is logged.
     ///
     /// # Errors
     ///
-    /// As [`Self::lease`], or the prompt does not fit into memory.
+    /// The errors of [`Self::lease`], or the prompt does not fit into memory.
     pub async fn lease_for(
         &self,
         model: &ModelName,
@@ -227,11 +228,12 @@ impl Fleet {
         self.model_leases(model)?.lease(kind, tokens).await
     }
 
-    /// Same as [`Self::lease_for`] after a generation has died. A full queue does not refuse the request.
+    /// Waits for another lease like [`Self::lease_for`], after the generation of the first one died. The
+    /// request is accepted even if the queue is full.
     ///
     /// # Errors
     ///
-    /// As [`Self::lease_for`], except for a full queue.
+    /// The errors of [`Self::lease_for`], except for a full queue.
     pub async fn lease_again(
         &self,
         model: &ModelName,
@@ -246,14 +248,14 @@ impl Fleet {
         leases.ok_or(LeaseDenied::Removed)
     }
 
-    /// Checks if a prompt of this size would fit now. The result only tells if an exact count of its tokens
-    /// is worthwhile.
+    /// Checks whether a prompt of this size would fit into memory now. Use the result only to decide
+    /// whether an exact count of its tokens is worthwhile.
     pub fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(PromptFit::NotChecked, |handle| handle.leases.weigh_prompt(size))
     }
 
-    /// Expectation for the next process of a model; `None` if one serves, or there is no such model.
+    /// Estimates for the next process of a model; `None` if a process serves, or there is no such model.
     pub fn next_process(&self, model: &ModelName) -> Option<NextProcess> {
         self.inner.roster.load().get(model)?.leases.next_process()
     }
@@ -265,26 +267,26 @@ impl Fleet {
         is_shut || self.inner.context.loading.refuses(model)
     }
 
-    /// True if a model is loaded, or could be without unloading another one, by what is known of memory.
+    /// True if, as far as known, a model is loaded or could be loaded without unloading another one.
     pub fn has_room(&self, model: &ModelName) -> bool {
         self.inner.context.loading.has_room(model)
     }
 
-    /// Quarantine standing of a request to a model.
+    /// Status of a request in the quarantine of a model.
     pub fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.request_standing(request))
     }
 
-    /// Records that a request was refused by the quarantine.
+    /// Records that the quarantine of a model refused a request.
     pub fn note_refusal(&self, model: &ModelName, request: RequestFingerprint) {
         if let Some(handle) = self.inner.roster.load().get(model) {
             handle.leases.note_refusal(request);
         }
     }
 
-    /// Releases suspected or refused requests: those of a model, those with this fingerprint prefix, or
-    /// all. Returns their number.
+    /// Clears suspected and refused requests: those of the model that `which` names, or those whose
+    /// fingerprint begins with `which`; all if `None`. Returns their number.
     ///
     /// # Errors
     ///
@@ -294,7 +296,7 @@ impl Fleet {
         let Some(which) = which else {
             return Ok(roster.handles().map(|handle| handle.leases.release_requests(None)).sum());
         };
-        // If every name means the only model, a text that looks like a fingerprint is one.
+        // If every name means the only model, treat a text that matches a fingerprint as a fingerprint.
         let named = roster.resolve(Some(which));
         let is_model = named.as_ref().is_ok_and(|model| {
             let handle = roster.get(model);
@@ -314,7 +316,7 @@ impl Fleet {
         Err(ResolveError::Unknown { name: which.to_owned(), known })
     }
 
-    /// Logs an operator's action on a request, which does not involve a model's task.
+    /// Logs an operator's action on a request. The model's task takes no part in such an action.
     pub fn log_request_action(
         &self,
         model: Option<&ModelName>,
@@ -324,7 +326,7 @@ impl Fleet {
         self.inner.context.journal.record(model, generation, kind);
     }
 
-    /// The last published view of the fleet, with present counts.
+    /// Last published view of the fleet, with the request counts of this moment.
     pub fn view(&self) -> Arc<FleetView> {
         let mut view = FleetView::clone(&self.inner.context.publisher.view());
         let roster = self.inner.roster.load();
@@ -335,8 +337,8 @@ impl Fleet {
             let canary = self.inner.canaries.view(&model.name).map(Box::new);
             let is_current = model.backends.is_empty()
                 && (model.waiting, &model.quarantine, &model.canary) == (waiting, &quarantine, &canary);
-            // The view of an idle model stays shared with the published one. Each request reads the fleet,
-            // and a copy of 1,000 models would cost more than the request.
+            // Share the view of an idle model with the published one: this runs for each request, and
+            // copying 1,000 models would cost more than the request.
             if is_current {
                 continue;
             }
@@ -351,27 +353,27 @@ impl Fleet {
         Arc::new(view)
     }
 
-    /// Subscribes to the fleet's view.
+    /// Returns a receiver for new views of the fleet.
     pub fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
         self.inner.context.publisher.subscribe()
     }
 
-    /// Replaces every process of a model, one after another. Resolves when the new ones serve and the old
-    /// ones are gone. Clears `failed`, the backoff and the cooldown. A replacement under way counts if its
-    /// new process is made after this call.
+    /// Replaces every process of a model, one after another. Resolves when the new processes serve and the
+    /// old ones are gone. Resets a failed start, pauses after failures and the cooldown. If a replacement
+    /// is under way and its new process is created after this call, that replacement counts.
     ///
     /// # Errors
     ///
-    /// There is no such model, its new process does not start, or another command came in between.
+    /// There is no such model, its new process does not start, or another command ended the restart.
     pub async fn restart(&self, model: &str) -> Result<Vec<LedgerEntry>, ControlError> {
         self.restart_by(model, None).await
     }
 
-    /// Same as [`Self::restart`]; `by` is the operator, for the ledger and the events.
+    /// Replaces every process like [`Self::restart`]. `by`: operator, for the ledger and the events.
     ///
     /// # Errors
     ///
-    /// As [`Self::restart`].
+    /// The errors of [`Self::restart`].
     pub async fn restart_by(&self, model: &str, by: Option<&str>) -> Result<Vec<LedgerEntry>, ControlError> {
         let handle = self.operator_target(model, "restart", by)?;
         let (reply, answer) = oneshot::channel();
@@ -381,7 +383,8 @@ impl Fleet {
         done
     }
 
-    /// Drains and stops a model; resolves when its processes are gone. The next request starts it again.
+    /// Drains and stops a model; resolves when its processes are gone. The next request starts the model
+    /// again.
     ///
     /// # Errors
     ///
@@ -390,11 +393,11 @@ impl Fleet {
         self.drain_by(model, None).await
     }
 
-    /// Same as [`Self::drain`]; `by` is the operator, for the events.
+    /// Drains and stops a model like [`Self::drain`]. `by`: operator, for the events.
     ///
     /// # Errors
     ///
-    /// As [`Self::drain`].
+    /// The errors of [`Self::drain`].
     pub async fn drain_by(&self, model: &str, by: Option<&str>) -> Result<(), ControlError> {
         let handle = self.operator_target(model, "drain", by)?;
         let (reply, answer) = oneshot::channel();
@@ -402,21 +405,21 @@ impl Fleet {
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 
-    /// Asks the processes of a model to give hoarded memory back. Resolves when each has answered and was
-    /// read again, or has timed out. They serve meanwhile.
+    /// Asks the processes of a model to give memory back; they serve meanwhile. Resolves when each process
+    /// has answered and its memory was read again, or its time is over.
     ///
     /// # Errors
     ///
-    /// There is no such model, none of its processes serves or can be asked, or the fleet is shutting down.
+    /// There is no such model, it has no serving process that can be asked, or the fleet is shutting down.
     pub async fn reclaim(&self, model: &str) -> Result<Vec<ReclaimEntry>, ControlError> {
         self.reclaim_by(model, None).await
     }
 
-    /// Same as [`Self::reclaim`]; `by` is the operator, for the ledger and the events.
+    /// Asks for memory like [`Self::reclaim`]. `by`: operator, for the ledger and the events.
     ///
     /// # Errors
     ///
-    /// As [`Self::reclaim`].
+    /// The errors of [`Self::reclaim`].
     pub async fn reclaim_by(&self, model: &str, by: Option<&str>) -> Result<Vec<ReclaimEntry>, ControlError> {
         let handle = self.operator_target(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
@@ -426,13 +429,12 @@ impl Fleet {
         done
     }
 
-    /// Pins or unpins a model, overriding the configuration until the next call or the end of the program.
-    /// A pinned model is never unloaded for another one. `by` is the operator, for the ledger and the
-    /// events.
+    /// Pins or unpins a model; overrides the configuration until the next call or the end of the program. A
+    /// pinned model is never unloaded for another one. `by`: operator, for the ledger and the events.
     ///
     /// # Errors
     ///
-    /// There is no such model, it cannot be pinned, or the fleet is shutting down.
+    /// There is no such model, the model cannot be pinned, or the fleet is shutting down.
     pub async fn pin(&self, model: &str, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
@@ -442,7 +444,7 @@ impl Fleet {
         done
     }
 
-    /// Waits until actions of operators are in the ledger, unless its disk hangs.
+    /// Waits until queued entries are written to the ledger, but not for long, because the disk may hang.
     pub(super) async fn wait_for_ledger(&self) {
         const LEDGER_WAIT: Duration = Duration::from_millis(250);
         self.inner.context.state.wait_written(LEDGER_WAIT).await;
@@ -475,7 +477,7 @@ impl Fleet {
 
     fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
         let roster = self.inner.roster.load();
-        // An operator may name a canary, too.
+        // An operator's command may name a canary, too.
         if let Some(canary) = roster.canary(name) {
             return Ok(Arc::clone(canary));
         }
@@ -483,18 +485,19 @@ impl Fleet {
         roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
     }
 
-    /// Applies a new configuration. Only models with a changed command get new processes; other settings
-    /// change in place. If any part is invalid, nothing changes.
+    /// Applies a new configuration. Processes are replaced only if their model's command changed; other
+    /// settings change without a replacement. If any part of the configuration is invalid, nothing changes.
     ///
     /// # Errors
     ///
-    /// Names or aliases are used twice, a socket path would be too long, or the fleet is shutting down.
+    /// A name or alias is used twice, a socket path would be too long, or the fleet is shutting down.
     /// Nothing has changed then.
     pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
         self.apply_with(config, ApplyReport::default()).await
     }
 
-    /// Same as [`Self::apply`]. `known`: changes outside of the fleet, which are added to the report.
+    /// Applies a configuration like [`Self::apply`]. `known`: changes outside of the fleet, to be added to
+    /// the report.
     ///
     /// # Errors
     ///
@@ -507,10 +510,11 @@ impl Fleet {
         let config = with_absolute_paths(config);
         check_config(&config)?;
         let fleet = self.clone();
-        // In its own task, so that a caller that leaves does not leave half a configuration behind.
+        // Run in a separate task, so that all of the configuration is applied even if the caller leaves.
         let task = self.inner.tasks.spawn(async move {
             let mut report = fleet.take_over(config).await?;
-            // Request rules and the like are not part of the fleet, but for users the model has changed.
+            // For users, a model has also changed if only settings outside of the fleet did, such as
+            // request rules.
             let of_others = |name: &ModelName| known.updated.contains(name);
             let (updated, unchanged) = std::mem::take(&mut report.unchanged).into_iter().partition(of_others);
             let updated: Vec<ModelName> = updated;
@@ -528,9 +532,8 @@ impl Fleet {
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
     }
 
-    /// Stores facts about the binary that a model runs, measured meanwhile. Its processes continue, and
-    /// their leases see the facts at once. Without effect if the model runs another binary by now, or is
-    /// gone.
+    /// Stores facts that were measured about a model's binary. Leases see the facts at once, and no process
+    /// is replaced. Without effect if the model runs another binary meanwhile, or was removed.
     pub async fn learn_facts(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
         let RosterChange { config, configured, .. } = &mut *change;
@@ -538,7 +541,7 @@ impl Fleet {
         for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
             spec.facts = facts;
         }
-        // Include removed models, whose processes may still hold leases.
+        // Include removed models: leases on their processes may still be held.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
@@ -555,11 +558,11 @@ impl Fleet {
         }
         self.keep_canaries(&mut change, &config);
         inner.canaries.retain_configured(&config);
-        // Boxed because it is rare and large, and should not be part of the caller's future.
+        // Box the future, because it is rarely run and large, and would make the caller's future large.
         Ok(Box::pin(self.put_in_place(&mut change, config)).await)
     }
 
-    /// Changes the models to those of a configuration, plus the present canaries.
+    /// Adds, changes and removes models until they are those of a configuration plus the present canaries.
     async fn put_in_place(&self, change: &mut RosterChange, configured: FleetConfig) -> ApplyReport {
         let inner = &self.inner;
         let config = with_canaries(&configured, &change.canaries);
@@ -582,7 +585,8 @@ impl Fleet {
         let shown = roster::configured_names(&config).map(|(name, _)| name.clone()).collect();
         let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
         inner.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
-        // At the first start no step below waits for a model, so the pause is short.
+        // Pause publication only at the first start: then no step below waits for a model, so the pause is
+        // short.
         let is_first = old.handles().next().is_none();
         if is_first {
             inner.context.publisher.set_paused(true);
@@ -593,7 +597,7 @@ impl Fleet {
             if !handle.is_remote {
                 inner.context.leaving.fetch_add(1, Ordering::SeqCst);
             }
-            // Removed models make room for new ones.
+            // Tell removed models first, so that they free memory for new ones.
             handle.send(ControlMessage::Remove);
         }
         for spec in &config.models {
@@ -635,10 +639,11 @@ impl Fleet {
         if is_first {
             inner.context.publisher.set_paused(false);
         }
-        // Store the new roster before the old models refuse, so that clients hear that the model is unknown.
+        // Store the new set of models first, so that clients of removed models hear that the model is
+        // unknown.
         inner.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
         for handle in gone {
-            // Here and not in its task, so that no request gets in after this call.
+            // Refuse requests here and not in the model's task, so that none is accepted after this call.
             handle.leases.set_refusal(Some(QueueRefusal::Removed));
             handle.leases.refuse_waiting(&LeaseDenied::Removed);
             if old.canary(handle.leases.name().as_str()).is_none() {
@@ -647,14 +652,14 @@ impl Fleet {
             change.leaving.push(handle);
         }
         change.leaving.retain(|handle| !handle.is_gone());
-        // Keep the settings that need a restart, so that the next reload reports them again.
+        // Keep the old values of settings that need a restart, so that the next reload reports them again.
         let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
         change.config = FleetConfig { runtime_dir, state_dir, ..config };
         change.configured = configured;
         report
     }
 
-    /// Starts the task of a model. `after_others`: its first process waits for removed models to end.
+    /// Starts the task of a model. `after_others`: the first process waits until removed models have ended.
     fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
@@ -684,25 +689,26 @@ impl Fleet {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
-        // A remote model has no process that a request could kill.
+        // Switch the quarantine off: a remote model has no process that a request could kill.
         leases.set_quarantine(QuarantinePolicy {
             refuse_for: Duration::ZERO,
             ..warden_policies::defaults().quarantine
         });
-        // A remote endpoint has no output to log.
+        // Make a log of minimum size: a remote endpoint has no output to log.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
         let (remote, sender) = RemoteTask::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
         self.inner.tasks.spawn(Box::new(remote).run());
         Arc::new(ModelHandle { leases, logs, sender, is_remote: true })
     }
 
-    /// Shuts down: no new leases. Running ones, and queued ones that a backend can take, continue until the
-    /// deadline. Then TERM, the grace, KILL. All children are reaped when it returns.
+    /// Shuts down: grants no new leases, except to queued requests that a backend can take before the
+    /// deadline. Requests run until the deadline; then processes get SIGTERM, and SIGKILL after the grace
+    /// period. All children are reaped when this returns.
     pub async fn shutdown(&self, deadline: Duration) {
         let until = clock::after(Instant::now(), deadline);
         let inner = &self.inner;
         inner.ending.store(true, Ordering::SeqCst);
-        // Wait for a change of the roster under way, so that no model starts after this point.
+        // Wait for a change of the set of models that is under way, so that no model starts afterwards.
         let mut change = inner.change.lock().await;
         self.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
@@ -716,7 +722,7 @@ impl Fleet {
         inner.tasks.wait().await;
     }
 
-    /// Output of a model's processes; `None` if there is no such model.
+    /// Past output of a model's processes, and a receiver for new lines; `None` if there is no such model.
     pub fn logs(&self, model: &str) -> Option<LogTail> {
         Some(self.handle(model).ok()?.logs.tail())
     }
@@ -726,7 +732,7 @@ impl Fleet {
         self.inner.context.journal.tail()
     }
 
-    /// Number of the last event; 0 before the first.
+    /// Number of the last event; 0 before the first event.
     pub fn last_event(&self) -> u64 {
         self.inner.context.journal.last_number()
     }
@@ -737,7 +743,7 @@ impl Fleet {
     }
 }
 
-/// Makes the runtime directory absolute, because children have other working directories.
+/// Makes the path of the runtime directory absolute, because children have other working directories.
 fn with_absolute_paths(mut config: FleetConfig) -> FleetConfig {
     if let Ok(path) = std::path::absolute(&config.runtime_dir) {
         config.runtime_dir = path;
@@ -745,7 +751,7 @@ fn with_absolute_paths(mut config: FleetConfig) -> FleetConfig {
     config
 }
 
-/// Checks a configuration, independent of the machine.
+/// Checks a configuration as far as possible without looking at the machine.
 fn check_config(config: &FleetConfig) -> Result<(), FleetError> {
     if let Some(spec) = config.models.iter().find(|spec| spec.run.replicas == 0) {
         return Err(FleetError::NoReplicas(spec.name.clone()));
@@ -756,7 +762,7 @@ fn check_config(config: &FleetConfig) -> Result<(), FleetError> {
 
 impl ModelHandle {
     fn send(&self, control: ControlMessage) {
-        // Fails only when the task has ended, and needs no control any more.
+        // Sending fails only if the task has ended, and then nothing needs to be told.
         self.sender.send(TaskMessage::Control(control));
     }
 
@@ -764,7 +770,8 @@ impl ModelHandle {
         self.sender.is_closed()
     }
 
-    /// True if the model remains in this configuration. A local and a remote model of one name are different.
+    /// True if the model is also in this configuration. A local and a remote model with the same name are
+    /// different.
     fn stays_in(&self, config: &FleetConfig) -> bool {
         let name = self.leases.name();
         if self.is_remote {

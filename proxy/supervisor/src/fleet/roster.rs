@@ -1,4 +1,4 @@
-//! Maps names to models. Immutable: a reload makes a new one.
+//! Roster: maps names to models. A roster is immutable; a reload makes a new one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::model::mailbox::TaskOutbox;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
 
-/// Parts of one model that the fleet holds.
+/// Handle through which the fleet reaches one model.
 #[derive(Debug)]
 pub(super) struct ModelHandle {
     pub(super) leases: Arc<LeaseQueue>,
     pub(super) logs: Arc<LogRing>,
     pub(super) sender: TaskOutbox,
-    /// The model is served by a remote endpoint.
+    /// True if a remote endpoint serves the model.
     pub(super) is_remote: bool,
 }
 
@@ -25,13 +25,14 @@ pub(super) struct ModelHandle {
 pub(super) struct ModelRoster {
     handles: Vec<Arc<ModelHandle>>,
     by_name: QuickMap<String, usize>,
-    /// By their own names, which clients cannot use.
+    /// Canaries by their own names, which clients cannot use.
     canaries: QuickMap<ModelName, Arc<ModelHandle>>,
     any_name: bool,
 }
 
 impl ModelRoster {
-    /// `handles` belong to the models of the configuration, in order, without the `canaries`.
+    /// Makes a roster. `handles` belong to the models of the configuration, in its order, without the
+    /// `canaries`.
     pub(super) fn new(
         config: &FleetConfig,
         handles: Vec<Arc<ModelHandle>>,
@@ -63,8 +64,8 @@ impl ModelRoster {
         self.handles.iter().map(|handle| handle.leases.name().to_string()).collect()
     }
 
-    /// Names of all models in configured order, each followed by its aliases. Built only for a refusal,
-    /// because a stored list would take memory for each of a thousand models.
+    /// Names of all models in configured order, each followed by its aliases. Made only when a name is
+    /// refused, because a stored list would take memory in each of a thousand models.
     fn all_names(&self) -> Vec<String> {
         let own = |index: usize| self.handles.get(index).map(|handle| handle.leases.name().as_str());
         let mut names: Vec<(usize, bool, &String)> =
@@ -98,14 +99,14 @@ impl ModelRoster {
     }
 }
 
-/// Checks that no name means two models.
+/// Checks that no name or alias is given to two models.
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
     let canaries = config.models.iter().filter(|spec| spec.canary_of.is_some());
     for (own, aliases) in configured_names(config).chain(canaries.map(|spec| (&spec.name, &spec.aliases))) {
         for name in std::iter::once(own.as_str()).chain(aliases.iter().map(String::as_str)) {
             match seen.insert(name, own) {
-                // An alias that repeats the model's own name or another alias of it does no harm.
+                // A model may repeat its own name or alias among its aliases.
                 Some(first) if first != own || (name == own.as_str() && is_twice(config, name)) => {
                     let (name, first) = (name.to_owned(), first.clone());
                     return Err(FleetError::DuplicateName { name, first, second: own.clone() });

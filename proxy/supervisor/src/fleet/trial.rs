@@ -16,11 +16,12 @@ use crate::sync::lock;
 use crate::view::event::{EventKind, FleetEvent};
 use crate::view::{FleetView, ModelState, ModelView};
 
-/// Interval for gathering events before the trial judges them.
+/// Interval for collecting events before the trial is judged.
 const EVENT_GATHER_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Fleet {
-    /// Watches a canary until it has ended. Subscribes at the call.
+    /// Watches a canary until it has ended. Receives all events from the call on, not only from the first
+    /// poll.
     pub(super) fn watch_canary(
         self,
         running: Arc<RunningCanary>,
@@ -39,7 +40,7 @@ impl Fleet {
                     () = ended => return,
                     event = events.recv() => match event {
                         Ok(event) => record_event(&running, &event),
-                        // Missed events show in the present or next view.
+                        // Missed events can be seen in the present or the next view.
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,
                     },
@@ -62,7 +63,8 @@ impl Fleet {
 fn finished_verdict(running: &RunningCanary) -> Option<CanaryVerdict> {
     let runs = *running.stage.borrow() == CanaryStage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
-    // A canary that never became ready is worse or has no room, as an event says.
+    // A canary that never became ready is judged late: it is worse, or has no room, and an event tells
+    // which.
     let late = !runs && running.elapsed() >= running.spec.numbers.time;
     (over && runs || late).then_some(verdict)
 }
@@ -77,7 +79,7 @@ fn record_event(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVer
     } else {
         return None;
     };
-    // Events of an earlier canary's processes do not concern this one.
+    // Ignore events about processes of an earlier canary of the model.
     if arm == TrialArm::Canary && event.generation.is_some_and(|generation| generation <= running.after) {
         return None;
     }
@@ -107,7 +109,8 @@ fn record_event(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVer
     None
 }
 
-/// Verdict for a process that did not start; `again`: one had been ready before it.
+/// Verdict on a canary whose process did not start. `again`: an earlier process of the canary had been
+/// ready.
 fn start_verdict(failure: &BackendFailure, again: bool) -> CanaryVerdict {
     if again {
         CanaryVerdict::worse(format!("it does not start again: {}", failure.message))
@@ -118,8 +121,8 @@ fn start_verdict(failure: &BackendFailure, again: bool) -> CanaryVerdict {
     }
 }
 
-/// Records the state of both: memory, and what missed events would have reported. Returns a verdict that
-/// ends the canary at once.
+/// Records the state of both builds: memory, and what missed events would have reported. Returns a verdict
+/// if it ends the canary at once.
 fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdict> {
     let base = view.models.iter().find(|model| model.name == running.model);
     let canary = view.canaries.iter().find(|model| model.name == running.name);
@@ -140,7 +143,7 @@ fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdic
     Some(start_verdict(failure, canary.was_ready))
 }
 
-/// Memory of a model's processes: the worst state of each series.
+/// Memory of a model's processes: for each kind of memory, the worst state of any process.
 fn worst_memory(model: &ModelView) -> ArmMemory {
     let mut growth: Vec<SeriesGrowth> = Vec::new();
     for one in model.backends.iter().flat_map(|backend| &backend.memory.growth) {

@@ -15,7 +15,7 @@ pub enum LeaseAddress {
 }
 
 impl LeaseAddress {
-    /// Address of a local process.
+    /// Address of a local process; `None` for a remote endpoint.
     pub(crate) fn endpoint(&self) -> Option<&ListenAddress> {
         match self {
             Self::Process(endpoint) => Some(endpoint),

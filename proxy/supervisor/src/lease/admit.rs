@@ -1,5 +1,5 @@
-//! Checks that a prompt fits into the memory of its process, and keeps the queue of prompts that do not fit
-//! yet.
+//! Checks that a prompt fits into the memory of its process, and keeps the prompts that have to wait for
+//! memory.
 //!
 //! ```text
 //!     granted by the queue --> [ fits? ] --yes--> Lease
@@ -11,9 +11,10 @@
 //!                                +------- fits nowhere, or deadline passed --------> refused, with numbers
 //! ```
 //!
-//! The model's task publishes prices and headroom as a [`MemoryBoard`] after each reading. This module measures
-//! nothing, and [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are judged again
-//! at each event that can change the answer: a lease that ends, a reading, a process that opens or ends.
+//! After each reading, the model's task publishes prices and headroom as a [`MemoryBoard`]; this module
+//! measures nothing, and [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are
+//! judged again at each event that can change the answer: a lease that ends, a reading, a process that
+//! becomes ready or ends.
 
 use warden_policies::GenerationId;
 use warden_policies::admission::{
@@ -24,10 +25,11 @@ use warden_policies::sample::MemoryKind;
 
 use crate::error::{LeaseDenied, NoRoom};
 
-/// Memory figures published by the model's task.
+/// Memory prices and headroom published by the model's task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryBoard {
-    /// Headroom of the open processes. A missing process has just started, and everything fits.
+    /// Headroom of the processes that take requests. A process that is not listed has just started:
+    /// everything fits.
     pub(crate) known: Vec<ProcessHeadroom>,
 }
 
@@ -35,42 +37,44 @@ pub(crate) struct MemoryBoard {
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessHeadroom {
     pub(crate) generation: GenerationId,
-    /// Tokens of its largest prompt, at the reading.
+    /// Tokens of the process's largest prompt when memory was read.
     pub(crate) largest: u64,
-    /// Requests were in flight at the reading, so some memory may come back.
+    /// True if requests were running when memory was read, so that some memory may come back.
     pub(crate) busy: bool,
-    /// Waiting time that a recycle costs; `None` if it may not be recycled now.
+    /// Time for which requests would wait during a replacement; `None` if the process may not be replaced
+    /// now.
     pub(crate) recycle: Option<std::time::Duration>,
-    /// Headroom of each known memory.
+    /// Headroom in each kind of memory that is known.
     pub(crate) left: Vec<MemoryHeadroom>,
     pub(crate) cost: PromptCost,
 }
 
-/// Headroom in one memory of a process.
+/// Headroom in one kind of memory of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryHeadroom {
     pub(crate) series: MemoryKind,
-    /// Bytes until its limit; `None` if unknown.
+    /// Bytes left until the limit of this memory; `None` if unknown.
     pub(crate) now: Option<u64>,
-    /// Bytes that come back when the requests in flight have ended.
+    /// Bytes that come back when the running requests have ended.
     pub(crate) coming_back: u64,
-    /// Same as `now`, in a fresh, settled process.
+    /// Bytes that a new process would have left until the limit, after it has settled; `None` if unknown.
     pub(crate) fresh: Option<u64>,
 }
 
-/// Answer to the question if a prompt of a size would fit.
+/// Answer to the question whether a prompt would fit into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptFit {
     /// Not checked: admission is off for this model, or no prices are known yet.
     NotChecked,
-    /// Fits.
+    /// The prompt fits.
     Fits {
-        /// Tokens of the prompt, or a bound.
+        /// Tokens of the prompt, or an upper bound.
         tokens: u64,
     },
-    /// Does not fit by this bound, so an exact count is useful.
+    /// A prompt of this many tokens does not fit. If the number is only an upper bound, an exact count is
+    /// useful.
     Unclear {
-        /// Tokens of the prompt, or a bound.
+        /// Tokens of the prompt, or an upper bound.
         tokens: u64,
     },
 }
@@ -78,21 +82,21 @@ pub enum PromptFit {
 /// Size of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptSize {
-    /// Bytes of text, from which a bound is computed.
+    /// Bytes of text, from which an upper bound of the tokens is computed.
     Bytes(u64),
-    /// Exact tokens.
+    /// Exact number of tokens.
     Tokens(u64),
 }
 
-/// Waiting prompt without room.
+/// Prompt that waits for memory.
 #[derive(Debug)]
 struct WaitingPrompt {
     ticket: QueueTicket,
     kind: LeaseKind,
     tokens: u64,
-    /// Action at the last look.
+    /// Name of the action at the last judgement.
     action: &'static str,
-    /// Shortage at the last look.
+    /// Shortage at the last judgement.
     short: NoRoom,
 }
 
@@ -108,20 +112,20 @@ impl WaitingPrompt {
 /// Decision about one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AdmissionDecision {
-    /// Fits into the process that was chosen for it.
+    /// The prompt fits into the process chosen for it.
     Fits,
-    /// Fits into this process.
+    /// The prompt fits into this other process.
     Elsewhere(GenerationId, NoRoom),
-    /// Fits there when requests have ended.
+    /// The prompt fits into this process when running requests have ended.
     Wait(GenerationId, NoRoom),
-    /// Fits into a fresh process in place of this one.
+    /// The prompt fits into a new process that replaces this one.
     Recycle(GenerationId, NoRoom),
-    /// Fits nowhere.
+    /// The prompt fits nowhere.
     Refuse(NoRoom),
 }
 
 impl AdmissionDecision {
-    /// Name of the action in events; `None` if it just fits.
+    /// Name of the action in events, and the shortage; `None` if the prompt simply fits.
     pub(crate) fn action(&self) -> Option<(&'static str, &NoRoom)> {
         match self {
             Self::Fits => None,
@@ -136,19 +140,19 @@ impl AdmissionDecision {
 /// Changes found by judging the waiting prompts.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionChanges {
-    /// Leases taken for them.
+    /// Leases taken for prompts that now fit.
     pub(crate) granted: Vec<(QueueTicket, GenerationId, LeaseKind)>,
     /// Prompts that are refused.
     pub(crate) refused: Vec<(QueueTicket, NoRoom)>,
-    /// Changed actions.
+    /// Prompts whose action has changed: process, action, shortage.
     pub(crate) changed_actions: Vec<(GenerationId, &'static str, NoRoom)>,
     /// Processes whose slots are held for a waiting prompt.
     pub(crate) held: Vec<GenerationId>,
-    /// The model's task has new requests for a fresh process.
+    /// True if the model's task has to consider a replacement for a waiting prompt.
     pub(crate) wants_recycle: bool,
 }
 
-/// Admission state of one model, under its lock.
+/// Admission state of one model; protected by the lock of the model's queue.
 #[derive(Debug)]
 pub(crate) struct PromptAdmission {
     mode: AdmissionMode,
@@ -171,19 +175,19 @@ impl PromptAdmission {
         self.board = board;
     }
 
-    /// True if prompts are checked at all.
+    /// True if admission checks prompts at all.
     pub(crate) fn checks_prompts(&self) -> bool {
         let priced =
             |known: &ProcessHeadroom| known.left.iter().any(|left| known.cost.price(left.series).is_some());
         self.mode != AdmissionMode::Off && self.board.known.iter().any(priced)
     }
 
-    /// True if prompts without room have to wait.
+    /// True if prompts that do not fit into memory have to wait.
     pub(crate) fn holds_prompts(&self) -> bool {
         self.mode == AdmissionMode::Enforce
     }
 
-    /// Checks if a prompt of this size would fit somewhere now.
+    /// Checks whether a prompt of this size would fit into some process now.
     pub(crate) fn weigh_prompt(&self, dispatch: &LeaseDispatch, size: PromptSize) -> PromptFit {
         let tokens = match size {
             PromptSize::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
@@ -200,7 +204,8 @@ impl PromptAdmission {
         }
     }
 
-    /// Decides about a prompt for process `chosen`. `leased`: it holds a lease there already.
+    /// Decides about a prompt for which process `chosen` was chosen. `leased`: the prompt already holds a
+    /// lease on it.
     pub(crate) fn judge_prompt(
         &self,
         dispatch: &LeaseDispatch,
@@ -217,7 +222,7 @@ impl PromptAdmission {
             .zip(&open)
             .map(|(replica, id)| self.replica_facts(dispatch, replica, *id, tokens, leased && *id == chosen))
             .collect();
-        // Replicas are identified by their places in this list, which is all that admission needs.
+        // Use positions in this list as replica numbers; admission needs no others.
         let of = |replica: u32| open.get(replica as usize).copied().unwrap_or(chosen);
         match admission::admit(&self.policy, index(at), &replicas) {
             AdmitDecision::Fits => AdmissionDecision::Fits,
@@ -273,12 +278,13 @@ impl PromptAdmission {
             need_fresh: need(&fresh, left.series),
             left_fresh: left.fresh,
         });
-        // Memory read while requests ran counts as theirs until the next reading, even if they have ended.
+        // If requests ran at the reading, count one as still running: their memory is in the figures until
+        // the next reading.
         let in_flight = running.max(u32::from(known.busy));
         ReplicaRoom { replica, in_flight, recycle: known.recycle, rooms: rooms.collect() }
     }
 
-    /// Shortage in a replica: in this memory, or in the first one that is short.
+    /// Shortage in a replica: of the given memory, or of the first memory that is short.
     fn shortage(
         &self,
         tokens: u64,
@@ -305,9 +311,9 @@ impl PromptAdmission {
         }
     }
 
-    // --- waiting prompts ---
+    // --- prompts that wait for memory ---
 
-    /// Adds a prompt that had its turn in the queue.
+    /// Adds a prompt that had its turn in the queue but does not fit into memory.
     pub(crate) fn add_waiting(
         &mut self,
         ticket: QueueTicket,
@@ -322,24 +328,24 @@ impl PromptAdmission {
         self.waiting.len()
     }
 
-    /// Removes a request. Returns its shortage, if it waited here.
+    /// Removes a waiting prompt. Returns its shortage, if it was waiting here.
     pub(crate) fn remove_waiting(&mut self, ticket: QueueTicket) -> Option<NoRoom> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
         Some(self.waiting.remove(at).short)
     }
 
-    /// Removes all requests.
+    /// Removes all waiting prompts.
     pub(crate) fn remove_all(&mut self) -> Vec<QueueTicket> {
         self.recycle_wishes.clear();
         self.waiting.drain(..).map(|waiting| waiting.ticket).collect()
     }
 
-    /// Memory for which a prompt needs a fresh process in place of this one.
+    /// Memory because of which a waiting prompt needs a new process in place of this one.
     pub(crate) fn recycle_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
         self.recycle_wishes.iter().find(|(of, _)| *of == generation).map(|(_, series)| *series)
     }
 
-    /// Judges all waiting prompts again, in order. Takes leases for those that fit.
+    /// Judges all waiting prompts again, in order, and takes leases for prompts that fit.
     pub(crate) fn judge_waiting(&mut self, dispatch: &mut LeaseDispatch) -> AdmissionChanges {
         let mut looked = AdmissionChanges::default();
         let mut wishes: Vec<(GenerationId, MemoryKind)> = Vec::new();
@@ -348,7 +354,7 @@ impl PromptAdmission {
                 self.waiting.push(one);
                 continue;
             };
-            // In a mode that keeps no prompt waiting, release those that wait.
+            // If a new mode keeps no prompt waiting, release the waiting ones.
             let judged = if self.holds_prompts() {
                 self.judge_prompt(dispatch, chosen, one.tokens, false)
             } else {
@@ -380,7 +386,7 @@ impl PromptAdmission {
             if dispatch.take(on, one.kind) {
                 looked.granted.push((one.ticket, on, one.kind));
             } else {
-                // The next free slot is for this prompt.
+                // Hold the next free slot of the process for this prompt.
                 looked.held.push(on);
                 self.waiting.push(one);
             }

@@ -21,23 +21,23 @@ use crate::sync::lock;
 pub(crate) struct GenerationCell {
     pub(crate) id: GenerationId,
     pub(crate) address: LeaseAddress,
-    /// Set once the process exists.
+    /// The process; empty until it has been created.
     pub(crate) process: OnceLock<Weak<dyn BackendProcess>>,
     born: Instant,
     facts: Mutex<ServerFacts>,
-    /// Identity of the process's answers at the start, once known.
+    /// Identity of the process's answers when it started; empty until known.
     pub(crate) kin: OnceLock<AnswerIdentity>,
-    /// The slot directory was set by us, and not by the command.
+    /// True if llama-warden chose the slot directory; false if the command names one.
     pub(crate) saves_for_us: AtomicBool,
     pub(super) work: Mutex<WorkDone>,
-    /// Microseconds from `born` to the last byte received, plus one; 0 before the first.
+    /// Time of the last received byte, in microseconds since `born`, plus one; 0 before the first byte.
     progress: AtomicU64,
     pub(crate) pulses: ProgressTracker,
     pub(super) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    /// Time for which the process had hung when it was ended; empty if it did not hang.
+    /// Time for which the process had hung when we ended it; empty if it had not hung.
     hung_for: OnceLock<Duration>,
-    /// We have asked the process to end.
+    /// True if we have asked the process to end.
     stop_requested: AtomicBool,
     pub(super) revoked: CancellationToken,
 }
@@ -63,13 +63,14 @@ impl GenerationCell {
         }
     }
 
-    /// Sets the work done before this instance owned the process.
+    /// Sets facts of a process that this instance took over: the work done before, and who may save its
+    /// slots.
     pub(crate) fn inherit(&self, work: WorkDone, saves_for_us: bool) {
         *lock(&self.work) = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
     }
 
-    /// Adds work that another instance requested.
+    /// Adds work done for requests of another instance.
     pub(crate) fn add_work(&self, work: WorkDone) {
         *lock(&self.work) += work;
     }
@@ -100,18 +101,19 @@ impl GenerationCell {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
-    /// Records that the process is ended because it has hung for `since`. Call before [`GenerationCell::request_stop`].
+    /// Records that we end the process because it has hung for `since`. Call before
+    /// [`GenerationCell::request_stop`].
     pub(crate) fn note_hung(&self, since: Duration) {
-        // The first record counts.
+        // Keep the first record.
         let _known = self.hung_for.set(since);
     }
 
-    /// Time for which the process had hung when it was ended, if it had.
+    /// Time for which the process had hung when we ended it; `None` if it had not.
     pub(crate) fn hung_for(&self) -> Option<Duration> {
         self.hung_for.get().copied()
     }
 
-    /// True if we have asked it to end.
+    /// True if we have asked the process to end.
     pub(crate) fn was_stopped(&self) -> bool {
         self.stop_requested.load(Ordering::Acquire)
     }
@@ -122,8 +124,8 @@ impl GenerationCell {
         self.revoke();
     }
 
-    /// Revokes the leases because the process ends, and drops the attachments, because llama-server ends
-    /// sooner without open connections.
+    /// Revokes the leases because the process is ending. Also drops the attached values, because
+    /// llama-server ends sooner without open connections.
     pub(crate) fn revoke(&self) {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));
@@ -131,9 +133,9 @@ impl GenerationCell {
     }
 }
 
-/// Outcomes of its exchanges, for its health.
+/// Health figures from the outcomes of the generation's requests.
 impl GenerationCell {
-    /// Consecutive compute errors up to now.
+    /// Number of consecutive compute errors up to now.
     pub(crate) fn compute_errors(&self) -> u32 {
         lock(&self.outcomes).compute_errors()
     }
@@ -148,7 +150,7 @@ impl GenerationCell {
         lock(&self.outcomes).take_prefills()
     }
 
-    /// Tokens of the largest prompt so far, including cached ones.
+    /// Number of tokens of the largest prompt so far, including cached ones.
     pub(crate) fn largest_prompt(&self) -> u64 {
         lock(&self.outcomes).largest_prompt()
     }

@@ -1,4 +1,4 @@
-//! The right to send one request to one generation, and the queue of requests that wait for it.
+//! Leases: the right to send one request to one generation, and the queue of requests that wait for a lease.
 //!
 //! | file | job |
 //! |---|---|
@@ -41,33 +41,34 @@ use crate::lease::turns::ConversationTurn;
 use crate::process::needs::AnswerIdentity;
 use crate::sync::lock;
 
-/// Right to send one request to one generation. Dropping it gives it back, so it belongs into the response
-/// body, which ends with the exchange.
+/// Right to send one request to one generation. Dropping it returns the right, so keep it in the response
+/// body, which is dropped when the request is over.
 pub struct Lease {
     leases: Arc<LeaseQueue>,
     cell: Arc<GenerationCell>,
     kind: LeaseKind,
     queued_for: Duration,
-    /// Progress of its request; `None` if it computes nothing.
+    /// Progress of the request; `None` if the request needs no computing.
     pulse: Option<Arc<RequestProgress>>,
-    /// The request as sent.
+    /// The request, as sent.
     request: OnceLock<Arc<dyn SentRequest>>,
-    /// The server no longer works on the request, or its end is recorded otherwise.
+    /// True if the server no longer works on the request, or the end of the request is recorded in another
+    /// way.
     is_settled: AtomicBool,
-    /// The request only reads.
+    /// True if the request is read-only.
     reads: AtomicBool,
-    /// The server stops computing during the request.
+    /// True if the server stops computing during the request.
     pauses: AtomicBool,
-    /// Special state: see [`Lease::wait_alone`] and [`Lease::mark_endless`].
+    /// Special state of the lease: see [`Lease::wait_alone`] and [`Lease::mark_endless`].
     solitude: AtomicU8,
 }
 
 /// No special state.
 const NO_SOLITUDE: u8 = 0;
-/// Waits to be alone.
+/// The lease waits until no other request runs.
 const SEEKS_SOLITUDE: u8 = 1;
 const HAS_SOLITUDE: u8 = 2;
-/// Only watches events.
+/// The lease is for an endless event stream.
 const WATCHES_EVENTS: u8 = 3;
 
 impl Lease {
@@ -99,7 +100,7 @@ impl Lease {
         self.leases.name()
     }
 
-    /// True for a canary, a build that is tried next to the model's own.
+    /// True if the model is a canary: another build that is tried next to a model's own.
     pub fn is_canary(&self) -> bool {
         self.leases.is_canary()
     }
@@ -119,26 +120,28 @@ impl Lease {
         &self.cell.address
     }
 
-    /// True if the process runs, as the kernel knows it now; the supervisor may not know of its end yet.
+    /// True if the kernel reports that the process runs now; the supervisor may learn of its end later.
     /// Makes some system calls that do not block.
     pub fn is_running(&self) -> bool {
         let process = self.cell.process.get();
         process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
     }
 
-    /// True if llama-warden has asked the process to end. Otherwise a process that has ended has died.
+    /// True if llama-warden has asked the process to end. If false, a process that has ended ended by
+    /// itself.
     pub fn was_stopped(&self) -> bool {
         self.cell.was_stopped()
     }
 
-    /// Known facts about the binary, which may be measured while the lease is held.
+    /// Known facts about the binary; more may be measured while the lease is held.
     pub fn server_facts(&self) -> ServerFacts {
         self.cell.facts()
     }
 
-    /// Identity of the process's answers, equal for generations with the same command, binary and model
-    /// files: one of them can continue an answer that another began. `None` if unknown, or if a setting (an
-    /// adapter's scale) was changed in a process of the model, because answers under way did not follow it.
+    /// Identity of the process's answers. Identities are equal for generations with the same command,
+    /// binary and model files: one of them can continue an answer that another began. `None` if unknown, or
+    /// if a setting (an adapter's scale) was changed in a process of the model, because running answers of
+    /// other processes did not follow the change.
     pub fn kin(&self) -> Option<AnswerIdentity> {
         self.cell.kin.get().copied().filter(|_| self.leases.settings.are_untouched())
     }
@@ -148,86 +151,89 @@ impl Lease {
         self.queued_for
     }
 
-    /// Adds work of this request, as the answer reported it. May be called more than once.
+    /// Adds work done for this request, as reported by the answer. May be called repeatedly.
     pub fn add_work(&self, work: WorkDone) {
         *lock(&self.cell.work) += work;
     }
 
-    /// Records the end of the exchange as reported by the answer, for error streaks and decoding speeds.
-    /// Call it once before the lease is dropped, but not if the client left.
+    /// Records the outcome reported by the answer, for counts of errors and decoding speeds. Call it once
+    /// before the lease is dropped, but not if the client left.
     pub fn note_outcome(&self, outcome: &ExchangeOutcome) {
         let busy = self.leases.in_flight(self.cell.id);
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
-    /// Records received bytes: the backend lives, whatever its probes say, though it may not be working.
-    /// Cheap enough for every chunk.
+    /// Records that bytes were received: the backend is alive even if it answers no probes, though it may
+    /// not be computing. Cheap enough to call for every chunk.
     pub fn note_progress(&self) {
         self.cell.note_progress();
     }
 
-    /// Records the sent request, which asks for an event stream or a single answer. Until the answer
-    /// begins, and once the request is complete, the backend is expected to send next.
+    /// Records that the request was sent. `streams`: it asks for an event stream. From the moment when the
+    /// body is complete until the answer begins, the backend is expected to send next.
     pub fn note_sent(&self, asked: Arc<dyn SentRequest>, streams: bool) {
-        // A repetition on another connection sends the same.
+        // If the request is sent again on another connection, it is the same request: keep the first.
         drop(self.request.set(Arc::clone(&asked)));
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_sent(pulse, asked, streams);
         }
     }
 
-    /// Records a complete answer. A lease dropped without this and without [`Lease::report_broken`], after its
-    /// request was sent whole, means that the client left: the backend may continue for a while.
+    /// Records a complete answer. If a lease whose request was sent whole is dropped without this call and
+    /// without [`Lease::report_broken`], the client has left, and the backend may still work on the request
+    /// for a while.
     pub fn note_done(&self) {
         self.is_settled.store(true, Ordering::Relaxed);
     }
 
-    /// Marks the request as read-only (a `GET`), so that it is never suspected. May be called repeatedly.
+    /// Marks the request as read-only (a `GET`), so that it is never suspected of killing the server. May
+    /// be called repeatedly.
     pub fn mark_read_only(&self) {
         if self.needs_no_slot() && !self.reads.swap(true, Ordering::Relaxed) {
             self.leases.note_read_only(self.cell.id, true);
         }
     }
 
-    /// Records the head of the answer: stream or single answer, success or failure.
+    /// Records the head of the answer: event stream or single answer, success or failure.
     pub fn note_answered(&self, streams: bool, succeeds: bool) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_answered(pulse, streams, succeeds);
         }
     }
 
-    /// Records that the client has received everything since this moment, and waits. Cheap enough for every
-    /// empty read.
+    /// Records that since this moment the client has received everything and waits for more. Cheap enough
+    /// to call at every empty read.
     pub fn note_waiting(&self, since: Instant) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_waiting(pulse, since);
         }
     }
 
-    /// Records events with data; comments that keep a connection open do not count. Cheap enough for every
-    /// chunk.
+    /// Records events with data; comments that keep a connection open do not count. Cheap enough to call
+    /// for every chunk.
     pub fn note_events(&self, events: u64) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_events(pulse, events);
         }
     }
 
-    /// Records a setting that the backend has accepted from a client, to apply it to later processes.
+    /// Records a setting that the backend has accepted from a client, so that later processes get it, too.
     pub fn note_setting(&self, path: &str, body: Bytes) {
         self.leases.note_setting(self.cell.id, path, body);
     }
 
-    /// True if conversations are kept. Otherwise callers need no [`ConversationTurn`].
+    /// True if conversations are kept. If false, callers need not call [`Lease::note_turn`].
     pub fn keeps_turns(&self) -> bool {
         self.leases.turns.is_enabled()
     }
 
-    /// Records a complete answer, which the next process may need.
+    /// Records a request with its complete answer, for warming the next process.
     pub fn note_turn(&self, turn: ConversationTurn) {
         self.leases.turns.note_turn(self.cell.id, turn);
     }
 
-    /// True if the backend saves slots for us alone: the operator has not enabled saving for clients.
+    /// True if only llama-warden may save slots of the backend: the operator has not enabled saving for
+    /// clients.
     pub fn saves_for_us(&self) -> bool {
         self.cell.saves_for_us.load(Ordering::Relaxed)
     }
@@ -239,22 +245,23 @@ impl Lease {
         }
     }
 
-    /// Reports that the backend refused or broke a connection. No more leases are granted on it until it
-    /// has answered a probe, which is sent at once. So no other request meets the same dead process, and a
-    /// healthy backend only loses the milliseconds of one probe.
+    /// Reports that the backend refused or broke a connection. No more leases on it are granted until it
+    /// answers a probe, which is sent at once. So no other request reaches a dead process, and a healthy
+    /// backend is unavailable only for the milliseconds of one probe.
     pub fn report_refused(&self) {
         self.leases.doubt_generation(self.cell.id);
     }
 
-    /// Reports that the connection broke after the request was sent whole and before its answer was
-    /// complete. The request is a suspect if the server turns out to have died by itself.
+    /// Reports that the connection broke after the whole request was sent and before its answer was
+    /// complete. If the server is found to have died by itself, the request becomes a suspect.
     pub fn report_broken(&self, request: RequestFingerprint) {
         self.note_done();
         self.leases.note_broken(self.cell.id, request);
     }
 
-    /// Same as [`Lease::report_broken`] for a lease that was revoked, because the end of the process may be known
-    /// sooner than that of the connection. Without effect if the process was just stopped and had not hung.
+    /// Reports a broken connection like [`Lease::report_broken`], for a lease that was revoked: the end of
+    /// a process may be known before its connections break. Without effect if the process was stopped and
+    /// had not hung.
     pub fn report_lost(&self, request: RequestFingerprint) {
         self.note_done();
         if self.cell.hung_for().is_some() {
@@ -264,13 +271,14 @@ impl Lease {
         }
     }
 
-    /// Resolves once the state of the generation is known after a broken connection. Does not hold the lease.
+    /// Resolves when, after a broken connection, the generation is known to live or to have ended. Does not
+    /// hold the lease.
     pub fn until_settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let (leases, generation) = (Arc::clone(&self.leases), self.cell.id);
         async move { leases.until_settled(generation).await }
     }
 
-    /// Quarantine standing of a request.
+    /// Status of a request in the quarantine.
     pub fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
         self.leases.request_standing(request)
     }
@@ -280,9 +288,9 @@ impl Lease {
         self.leases.note_refusal(request);
     }
 
-    /// Waits until nothing else runs in the slots of the generation; from the call on no other request gets
-    /// one. Call it once per lease, before sending a suspect. A granted solitude ends with [`Lease::end_solitude`]
-    /// or the lease.
+    /// Waits until no other request runs in the slots of the generation; from the call on, no other request
+    /// gets a slot. Call it once per lease, before sending a suspected request. The solitude ends with
+    /// [`Lease::end_solitude`] or when the lease is dropped.
     pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
         self.solitude.store(SEEKS_SOLITUDE, Ordering::Relaxed);
         self.leases.seek_solitude(self.cell.id, self.kind);
@@ -301,17 +309,17 @@ impl Lease {
         alone
     }
 
-    /// True if solitude was granted and has not ended.
+    /// True while no other request gets a slot because of this lease.
     pub fn is_alone(&self) -> bool {
         self.solitude.load(Ordering::Relaxed) == HAS_SOLITUDE
     }
 
-    /// Time for which a suspect may be alone.
+    /// Maximum time for which no other request may run next to a suspected one.
     pub fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
         self.leases.solitude_limit(request)
     }
 
-    /// Ends the solitude, if it was granted.
+    /// Lets other requests run again, if [`Lease::wait_alone`] had kept them out.
     pub fn end_solitude(&self) {
         if self
             .solitude
@@ -322,12 +330,13 @@ impl Lease {
         }
     }
 
-    /// Clears a suspected request that was answered.
+    /// Clears a suspected request, because it was answered.
     pub fn note_survival(&self, request: RequestFingerprint) {
         self.leases.note_survival(self.cell.id, request);
     }
 
-    /// Marks the answer as an endless event stream: drains do not wait for it, and it counts as no work.
+    /// Marks the answer as an endless event stream: drains do not wait for it, and it does not count as
+    /// work.
     pub fn mark_endless(&self) {
         let first =
             self.solitude.compare_exchange(NO_SOLITUDE, WATCHES_EVENTS, Ordering::Relaxed, Ordering::Relaxed);
@@ -343,9 +352,9 @@ impl Lease {
         matches!(self.kind, LeaseKind::Aux | LeaseKind::Read)
     }
 
-    /// One value per generation and type, made at the first call and dropped when the process is asked to
-    /// end: the gateway's connection pool. `init` runs under a lock: it must not block, and must not take
-    /// or drop a lease.
+    /// Value attached to the generation, one per type, such as the gateway's connection pool. The value is
+    /// made by `init` at the first call, and dropped when the process is asked to end. `init` runs under a
+    /// lock: it must not block, and must not take or drop a lease.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
         let mut attachments = lock(&self.cell.attachments);
         let known = attachments.get(&TypeId::of::<T>()).cloned();
@@ -358,9 +367,9 @@ impl Lease {
         made
     }
 
-    /// Resolves when the generation is ended despite this lease: its drain deadline has passed, or the
-    /// process is killed. It also resolves when the process has ended by itself, which may be known before
-    /// the connection breaks; [`Lease::was_stopped`] distinguishes the cases.
+    /// Resolves when the generation is ended despite this lease, because its drain deadline has passed or
+    /// the process is killed. Also resolves when the process has ended by itself, which may be known before
+    /// the connection breaks; [`Lease::was_stopped`] tells the two apart.
     pub async fn until_revoked(&self) {
         self.cell.revoked.cancelled().await;
     }
@@ -387,7 +396,7 @@ impl Drop for Lease {
         let asked =
             self.request.get().filter(|asked| !self.is_settled.load(Ordering::Relaxed) && asked.is_whole());
         if let Some(request) = asked.and_then(|asked| asked.fingerprint()) {
-            // Before the slot is given back, because it may be taken at once.
+            // Record this before the slot is returned, because another request may take the slot at once.
             self.leases.note_left(self.cell.id, request);
         }
         let kind = match self.solitude.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! Health figures from the ends of one generation's exchanges: consecutive errors, decoding speeds, the
-//! largest prompt. Facts only, in bounded space; judgements are made elsewhere.
+//! Health figures from the completed requests of one generation: consecutive compute errors, decoding
+//! speeds, the largest prompt. The figures take bounded space; other modules judge them.
 //!
 //! ```text
 //!   2xx, no compute error -> the streak ends      compute error (5xx, or within a 2xx stream) -> streak + 1
@@ -8,31 +8,32 @@
 
 use std::collections::VecDeque;
 
-/// Speeds kept until they are read: more answers than end between two samples with any number of slots.
+/// Maximum number of speeds that are kept until they are read: more answers never end between two samples.
 const SPEEDS_KEPT: usize = 256;
 
-/// End of an exchange with a backend.
+/// Outcome of a request to a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExchangeOutcome {
     /// Status of the answer; `None` without an answer.
     pub status: Option<u16>,
-    /// The backend reported a failed computation (`compute error` in a 500 or in the stream). With a
-    /// poisoned GPU context every answer does.
+    /// True if the backend reported a failed computation (`compute error` in a 500 or in the stream). If a
+    /// GPU context is poisoned, every later answer reports this.
     pub compute_error: bool,
-    /// Prompt tokens, including cached ones; `None` if not reported.
+    /// Number of prompt tokens, including cached ones; `None` if not reported.
     pub prompt: Option<u64>,
-    /// Generated tokens and milliseconds from `timings`; `None` if not reported.
+    /// Number of generated tokens, and their milliseconds, from `timings`; `None` if not reported.
     pub decode: Option<(u64, f64)>,
-    /// Evaluated prompt tokens, without cached ones, and milliseconds; `None` if not reported.
+    /// Number of evaluated prompt tokens, without cached ones, and their milliseconds; `None` if not
+    /// reported.
     pub prefill: Option<(u64, f64)>,
 }
 
 /// Speed of one prompt evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PrefillSpeed {
-    /// Evaluated tokens, 1 or more.
+    /// Number of evaluated tokens, at least 1.
     pub(crate) new: u64,
-    /// Tokens including cached ones.
+    /// Number of prompt tokens, including cached ones.
     pub(crate) all: u64,
     pub(crate) ms: f64,
 }
@@ -40,15 +41,16 @@ pub(crate) struct PrefillSpeed {
 /// Speed of one generation of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeSpeed {
-    /// Generated tokens, 1 or more.
+    /// Number of generated tokens, at least 1.
     pub(crate) tokens: u64,
     /// Milliseconds, above 0.
     pub(crate) ms: f64,
-    /// Leases held by the generation when the answer ended, including this one: they shared the hardware.
+    /// Number of requests that the generation was serving when the answer ended, including this one: they
+    /// shared the hardware.
     pub(crate) busy: u32,
 }
 
-/// Outcomes of one generation.
+/// Outcomes of the requests to one generation.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeStats {
     compute_errors: u32,
@@ -58,7 +60,7 @@ pub(crate) struct OutcomeStats {
 }
 
 impl OutcomeStats {
-    /// Records an outcome; `busy` as in [`DecodeSpeed`].
+    /// Records an outcome; `busy` has the meaning of [`DecodeSpeed::busy`].
     pub(crate) fn note(&mut self, outcome: &ExchangeOutcome, busy: u32) {
         let succeeded = outcome.status.is_some_and(|status| (200..300).contains(&status));
         if outcome.compute_error {
@@ -92,7 +94,7 @@ impl OutcomeStats {
         }
     }
 
-    /// Compute errors since the last success.
+    /// Number of compute errors since the last successful answer.
     pub(crate) fn compute_errors(&self) -> u32 {
         self.compute_errors
     }
@@ -107,7 +109,7 @@ impl OutcomeStats {
         self.prefills.drain(..).collect()
     }
 
-    /// Tokens of the largest prompt so far.
+    /// Number of tokens of the largest prompt so far.
     pub(crate) fn largest_prompt(&self) -> u64 {
         self.largest_prompt
     }

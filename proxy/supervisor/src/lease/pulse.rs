@@ -1,6 +1,6 @@
-//! Progress of the requests of one generation, as recorded by the holders of its leases. These facts
-//! distinguish a wedged server from a client that does not read, and a long prompt from a silence between
-//! two tokens.
+//! Progress of the requests of one generation, as recorded by their leases. Progress distinguishes a
+//! hanging server from a client that does not read, and the evaluation of a long prompt from a pause
+//! between two tokens.
 //!
 //! ```text
 //!     asks ──> waits ── event ──> rests ── the client wants more ──> waits ── event ──> … ── lease ends
@@ -21,31 +21,31 @@ use warden_policies::{defaults, units};
 
 use crate::sync::lock;
 
-/// The request body, readable while it is being sent.
+/// Body of a request, which can be inspected while it is being sent.
 pub trait SentRequest: Send + Sync {
-    /// True if the backend has all of it. Until then it is the client's turn.
+    /// True if the backend has the whole body. Until then, the backend waits for the client.
     fn is_whole(&self) -> bool;
-    /// Bytes so far.
+    /// Number of bytes so far.
     fn bytes(&self) -> u64;
-    /// Images and recordings so far.
+    /// Number of images and sound recordings so far.
     fn media_count(&self) -> u64;
-    /// Fingerprint, once the whole body has come from the client; `None` without a body.
+    /// Fingerprint of the body, once the client has sent all of it; `None` without a body.
     fn fingerprint(&self) -> Option<RequestFingerprint>;
 }
 
 #[derive(Default)]
 pub(crate) struct RequestProgress {
     request: Mutex<Option<Arc<dyn SentRequest>>>,
-    /// Microseconds from the birth of the cell until it became the server's turn, plus one; 0 while it is
-    /// the client's.
+    /// Moment since which the server has to send next, in microseconds since the tracker was created, plus
+    /// one; 0 while the client has to send or read.
     awaited_since: AtomicU64,
-    /// The answer is an event stream.
+    /// True if the answer is an event stream.
     streams: AtomicBool,
-    /// Events with data so far.
+    /// Number of events with data so far.
     events: AtomicU64,
 }
 
-/// Events that show computed output: the first may come with the head, before anything was computed.
+/// Number of events that proves computed output: the first may come before anything was computed.
 const BEGUN_EVENTS: u64 = 2;
 
 impl RequestProgress {
@@ -62,12 +62,13 @@ impl RequestProgress {
 pub(crate) struct ProgressTracker {
     born: Instant,
     all: Mutex<Vec<Arc<RequestProgress>>>,
-    /// Tokens of prompts whose clients left before the first token, and when they left: the server may
-    /// still evaluate them.
+    /// Prompts whose clients left before the first token: time of leaving, and tokens. The server may still
+    /// evaluate them.
     abandoned: Mutex<VecDeque<(Instant, u64)>>,
-    /// Requests in flight that stop the server's computing by saving or restoring slots.
+    /// Number of running requests that stop all computing of the server, because they save or restore a
+    /// slot.
     pausing: AtomicU32,
-    /// Events with data, and whole answers.
+    /// Total number of events with data and of complete answers.
     moves: AtomicU64,
     /// Histogram of pauses between tokens, with four steps per doubling.
     gaps: [AtomicU32; GAP_STEPS],
@@ -92,7 +93,7 @@ impl ProgressTracker {
         }
     }
 
-    /// Adds a request that computes.
+    /// Adds a request that needs computing.
     pub(crate) fn begin(&self) -> Arc<RequestProgress> {
         let pulse = Arc::<RequestProgress>::default();
         lock(&self.all).push(Arc::clone(&pulse));
@@ -110,14 +111,14 @@ impl ProgressTracker {
         }
     }
 
-    /// Records the sent request. `streams`: it asks for events.
+    /// Records that a request was sent. `streams`: the request asks for an event stream.
     pub(crate) fn note_sent(&self, pulse: &RequestProgress, asked: Arc<dyn SentRequest>, streams: bool) {
         *lock(&pulse.request) = Some(asked);
         pulse.streams.store(streams, Ordering::Relaxed);
         pulse.awaited_since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
-    /// Records the head of the answer. `streams`: events will follow.
+    /// Records the head of the answer. `streams`: the answer is an event stream.
     pub(crate) fn note_answered(&self, pulse: &RequestProgress, streams: bool, succeeds: bool) {
         pulse.streams.store(streams, Ordering::Relaxed);
         if !streams && succeeds {
@@ -125,15 +126,15 @@ impl ProgressTracker {
         }
     }
 
-    /// Records that it is the server's turn since this moment.
+    /// Records that the server has to send next since this moment.
     pub(crate) fn note_waiting(&self, pulse: &RequestProgress, since: Instant) {
-        // Usually set already: after an event without data, or an empty wake-up.
+        // Keep an earlier moment, which is usual after an event without data or an empty wake-up.
         if pulse.awaited_since.load(Ordering::Relaxed) == 0 {
             pulse.awaited_since.store(self.micros(since) + 1, Ordering::Relaxed);
         }
     }
 
-    /// Records events with data, which the client now has.
+    /// Records events with data that were delivered to the client.
     pub(crate) fn note_events(&self, pulse: &RequestProgress, events: u64) {
         if events == 0 {
             return;
@@ -146,7 +147,7 @@ impl ProgressTracker {
         self.moves.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// Records that a request that stops the server's computing begins or ends.
+    /// Records the begin or the end of a request that stops all computing of the server.
     pub(crate) fn note_pause(&self, begins: bool) {
         if begins {
             self.pausing.fetch_add(1, Ordering::Relaxed);
@@ -155,17 +156,17 @@ impl ProgressTracker {
         }
     }
 
-    /// Events and whole answers so far.
+    /// Total number of events with data and of complete answers.
     pub(crate) fn progress_count(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Sets the context size, which limits the tokens of a prompt.
+    /// Sets the context size, which is the maximum length of a prompt.
     pub(crate) fn set_context(&self, tokens: u64) {
         self.context.store(tokens, Ordering::Relaxed);
     }
 
-    /// Output that the server owes now.
+    /// Output for which requests are waiting now.
     pub(crate) fn awaited_output(&self, forget: Duration) -> AwaitedWork {
         let mut awaited = AwaitedWork::default();
         let prompt = |awaited: &mut AwaitedWork, tokens: u64| {
@@ -198,7 +199,7 @@ impl ProgressTracker {
         awaited
     }
 
-    /// Statistics of pauses between tokens; `None` before the first.
+    /// Statistics of the pauses between tokens; `None` before the first pause.
     pub(crate) fn gap_stats(&self) -> Option<TokenGaps> {
         let counts: Vec<u64> =
             self.gaps.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).collect();
@@ -213,7 +214,7 @@ impl ProgressTracker {
         (all > 0).then(|| Some(TokenGaps { middle: at(50)?, most: at(99)? })).flatten()
     }
 
-    /// Estimated tokens of a prompt: from its bytes, limited by the context.
+    /// Estimated number of prompt tokens: from the bytes of the request, limited by the context.
     fn estimate_tokens(&self, pulse: &RequestProgress) -> u64 {
         let bytes = lock(&pulse.request).as_ref().map_or(0, |asked| asked.bytes());
         let tokens = units::scale_bytes(bytes, 1.0 / defaults().admission.bytes_per_token);
@@ -234,7 +235,7 @@ impl std::fmt::Debug for ProgressTracker {
     }
 }
 
-/// Histogram step of a pause: four for each doubling of its microseconds.
+/// Histogram step for a pause; there are four steps per doubling of the microseconds.
 fn gap_step(micros: u64) -> usize {
     let micros = micros.max(4);
     let doublings = micros.ilog2();
@@ -242,7 +243,7 @@ fn gap_step(micros: u64) -> usize {
     usize::try_from(u64::from(doublings) * 4 + quarter).unwrap_or(GAP_STEPS).min(GAP_STEPS - 1)
 }
 
-/// Longest pause of a step, in microseconds.
+/// Longest pause, in microseconds, that belongs to a step.
 fn step_limit(step: usize) -> u64 {
     let (doublings, quarter) = (step / 4, step as u64 % 4);
     ((5 + quarter) << doublings) >> 2

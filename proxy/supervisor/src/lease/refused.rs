@@ -1,8 +1,8 @@
-//! Refusals that the deciding instance passes on to the previous one, whose waiting requests are refused
-//! for the same reason.
+//! Refusals that the deciding instance passes to the previous one, which then refuses its own waiting
+//! requests for the same reason.
 //!
-//! A refusal has a time by the machine's clock, which all processes share. So it may arrive twice or late,
-//! and never affects later requests.
+//! A refusal is dated by the machine's clock, which all processes share. So it may arrive late or twice
+//! without affecting later requests.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -15,33 +15,33 @@ use crate::clock::monotonic_now;
 use crate::error::LeaseDenied;
 use crate::sync::lock;
 
-/// Time for which a refusal is passed on. An instance that has not received it by then does not listen.
+/// Time for which a refusal is passed on. An instance that has not received it by then is not listening.
 const REFUSAL_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Refusal of a model's requests by the deciding instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelRefusal {
     pub(crate) model: String,
-    /// Time since the machine's boot: later requests are not affected.
+    /// Time of the refusal since the machine's boot. Requests that came later are not affected.
     at: Duration,
-    /// Serialized [`LeaseDenied`], kept as it came: a reason of a later version that is unknown here is still
-    /// passed on.
+    /// Serialized [`LeaseDenied`], kept in its received form, so that even a reason which this version does
+    /// not know can be passed on.
     denied: serde_json::Value,
 }
 
 impl ModelRefusal {
-    /// Refusal at the present time. `None` if the reason cannot be serialized, which does not happen.
+    /// Makes a refusal dated now. `None` if the reason cannot be serialized, which does not happen.
     pub(crate) fn now(model: &str, denied: &LeaseDenied) -> Option<Self> {
         let denied = serde_json::to_value(denied).ok()?;
         Some(Self { model: model.to_owned(), at: monotonic_now(), denied })
     }
 
-    /// The reason, if this version knows it.
+    /// Reason for the refusal; `None` if this version does not know it.
     pub(crate) fn denied(&self) -> Option<LeaseDenied> {
         LeaseDenied::deserialize(&self.denied).ok()
     }
 
-    /// Time of the refusal by our clock.
+    /// Time of the refusal as a moment of tokio's clock.
     pub(crate) fn moment(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(self.age()).unwrap_or(now)
@@ -52,12 +52,12 @@ impl ModelRefusal {
     }
 }
 
-/// Refusals to pass on: the latest of each model.
+/// Refusals to pass to the previous instance: the latest of each model.
 #[derive(Debug, Default)]
 pub(crate) struct RecentRefusals(Mutex<BTreeMap<String, ModelRefusal>>);
 
 impl RecentRefusals {
-    /// Adds a refusal. A new refusal covers the requests of the model's earlier one, and replaces it.
+    /// Adds a refusal. The new one replaces an earlier refusal of the same model, whose requests it covers.
     pub(crate) fn note(&self, refused: ModelRefusal) {
         let mut all = lock(&self.0);
         match all.get_mut(&refused.model) {

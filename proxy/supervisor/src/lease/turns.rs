@@ -1,9 +1,9 @@
-//! Latest conversations of one model: the last request of each with its answer, for warming the next
-//! process. In memory only, bounded, and never logged, because requests contain clients' texts.
+//! Latest conversations of one model, each as its last request with the answer, for warming the next
+//! process. They are in memory only, bounded, and never logged, because requests contain clients' texts.
 //!
-//! A request belongs to the conversation that it continues: it contains all of the earlier one's messages
-//! (the last may be edited), or begins with its prompt. So each conversation is kept once, in its latest
-//! state.
+//! A request continues an earlier one if it contains all messages of that one (the last may be edited), or
+//! begins with its prompt. The request then replaces the earlier one, so each conversation is kept once, in
+//! its latest state.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,21 +17,21 @@ use crate::lease::prints::PromptHashes;
 use crate::process::touch::AnswerText;
 use crate::sync::lock;
 
-/// A request with a complete answer.
+/// Request with its complete answer.
 pub struct ConversationTurn {
     /// Path of the request, without a query.
     pub path: String,
     /// Body as sent to the backend; `None` if it cannot be given to another process.
     pub body: Option<Bytes>,
-    /// Answer.
+    /// Text of the answer.
     pub said: AnswerText,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt: u64,
-    /// Tokens of prompt and answer together.
+    /// Number of tokens of prompt and answer together.
     pub tokens: u64,
-    /// The request has images or sound.
+    /// True if the request has images or sound.
     pub has_media: bool,
-    /// Evaluated prompt tokens and their milliseconds.
+    /// Number of evaluated prompt tokens, and their milliseconds; `None` if not reported.
     pub prefill: Option<(u64, f64)>,
 }
 
@@ -55,12 +55,14 @@ impl KeptConversation {
         (body + self.turn.said.bytes() + self.prints.bytes()) as u64
     }
 
-    /// Tokens that a slot holds of it: the last one of an answer was never evaluated.
+    /// Number of tokens that a slot holds for the conversation: the last token of an answer was never
+    /// evaluated.
     pub(crate) fn tokens(&self) -> u64 {
         self.turn.tokens.saturating_sub(1)
     }
 
-    /// True if this turn, the next one after `old`, shows that the slot restored for `old` was not used.
+    /// True if this turn, which follows `old`, shows that the process did not use the slot restored for
+    /// `old`.
     fn disproves_restore(&self, old: &Self) -> bool {
         let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
         self.prints.contains_prompt(&old.prints)
@@ -68,29 +70,29 @@ impl KeptConversation {
     }
 }
 
-/// Conversations kept of one model.
+/// Kept conversations of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ConversationStore {
-    /// Conversations are kept; otherwise callers need not build turns.
+    /// True if conversations are kept; otherwise callers need not build turns.
     enabled: AtomicBool,
-    /// Best time per prompt token in milliseconds, as bits; 0 while unknown.
+    /// Shortest measured time per prompt token in milliseconds, as the bits of an `f64`; 0 while unknown.
     pace: AtomicU64,
-    /// Conversations, latest first, with the generation that holds them.
+    /// Conversations, latest first, each with the generation that holds it.
     all: Mutex<VecDeque<(GenerationId, Arc<KeptConversation>)>>,
     restored: Mutex<RestoredSlots>,
 }
 
-/// Evidence from clients' requests about restored slots.
+/// Evidence from clients' requests whether processes use restored slots.
 #[derive(Debug, Default)]
 struct RestoredSlots {
-    /// Generation that restored slots, its `made_of` hash, and the conversations in them, until its first
-    /// request.
+    /// Generation that restored slots, its hash (`made_of`), and the restored conversations; kept until the
+    /// generation's first request.
     unproven: Option<(GenerationId, u64, Vec<Arc<KeptConversation>>)>,
-    /// `made_of` hash of processes that do not use restored slots.
+    /// Hash (`made_of`) of processes that are known not to use restored slots.
     unused_by: Option<u64>,
 }
 
-/// Minimum number of tokens in an evaluation that counts for the speed.
+/// Minimum number of tokens in an evaluation whose speed is meaningful.
 const MIN_TELLING_TOKENS: u64 = 64;
 
 impl ConversationStore {
@@ -106,13 +108,13 @@ impl ConversationStore {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    /// Records an answered request.
+    /// Records a request with its complete answer.
     pub(crate) fn note_turn(&self, generation: GenerationId, mut turn: ConversationTurn) {
         let numbers = &warden_policies::defaults().warmth;
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
             self.note_pace(tokens, ms);
         }
-        // Only the first request counts: later ones may find their slot taken.
+        // Take the evidence from the first request only: a later one may find its slot overwritten.
         let unproven = lock(&self.restored).unproven.take_if(|(restored_by, ..)| *restored_by == generation);
         if !self.is_enabled() || turn.tokens < numbers.least_tokens {
             return;
@@ -121,7 +123,7 @@ impl ConversationStore {
         let fits = |body: &Bytes| body.len() as u64 <= most / 2;
         let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| PromptHashes::from_body(body));
         let prints = if let Some(Some(prints)) = prints {
-            // Copy the body, because it may be a part of a larger buffer.
+            // Copy the body, because it may be part of a larger buffer that would stay allocated.
             turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
             prints
         } else {
@@ -158,7 +160,7 @@ impl ConversationStore {
         }
     }
 
-    /// True if a client's request has shown that processes with this `made_of` hash do not use restored
+    /// True if a client's request has shown that processes with this hash (`made_of`) do not use restored
     /// slots.
     pub(crate) fn are_slots_unused_by(&self, made_of: u64) -> bool {
         lock(&self.restored).unused_by == Some(made_of)
@@ -175,14 +177,14 @@ impl ConversationStore {
         }
     }
 
-    /// Best time per prompt token, in milliseconds.
+    /// Shortest measured time per prompt token, in milliseconds.
     pub(crate) fn prompt_pace(&self) -> Option<f64> {
         let each = f64::from_bits(self.pace.load(Ordering::Relaxed));
         (each > 0.0).then_some(each)
     }
 
-    /// Estimated time for evaluating the conversations again, each weighted half as much as the next more
-    /// recent one, by how likely it continues. Zero while the prompt speed is unknown.
+    /// Estimated time for evaluating the conversations again. Each counts half as much as the next more
+    /// recent one, because it is less likely to be continued. Zero while the prompt speed is unknown.
     pub(crate) fn evaluation_cost(&self) -> Duration {
         let Some(pace) = self.prompt_pace() else { return Duration::ZERO };
         let all = lock(&self.all);
@@ -203,14 +205,14 @@ impl ConversationStore {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }
 
-    /// Moves a generation's conversations to another one, without those that cannot be evaluated again.
+    /// Assigns a generation's conversations to another one, and drops those that cannot be evaluated again.
     pub(crate) fn move_all(&self, from: GenerationId, to: GenerationId) {
         let mut all = lock(&self.all);
         all.retain(|(has, kept)| *has != from || kept.turn.body.is_some());
         all.iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
     }
 
-    /// Moves a conversation to another generation, unless it has continued meanwhile.
+    /// Assigns a conversation to another generation, unless the client has continued it meanwhile.
     pub(crate) fn move_conversation(&self, kept: &Arc<KeptConversation>, to: GenerationId) {
         let mut all = lock(&self.all);
         if let Some((has, _)) = all.iter_mut().find(|(_, known)| Arc::ptr_eq(known, kept)) {

@@ -1,5 +1,5 @@
-//! Memory that a process keeps on purpose: as declared by its command line, and as reported. For fleets and
-//! single processes.
+//! Memory that a process keeps on purpose: as declared by its command line, and as reported by the process.
+//! Used for fleets and for single processes.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use warden_sensors::CudaReport;
 
 use crate::spec::ServerCommand;
 
-/// Memory declared by command line and environment.
+/// Pools that the command line and the environment declare.
 pub(crate) fn from_command(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory {
     let of_server = |name: &str| name.starts_with("LLAMA_");
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
@@ -25,12 +25,12 @@ pub(crate) fn from_command(command: &ServerCommand, build: Option<u32>) -> Decla
     DeclaredMemory::from_command(&command.args, &env, build)
 }
 
-/// Bytes of host memory that it may keep and that are not measured.
+/// Bytes of host memory that the process may keep on purpose and that cannot be measured.
 pub(crate) fn allowed_bytes(declared: &DeclaredMemory) -> u64 {
     if declared.measured().is_some() { declared.unmeasured() } else { declared.bytes() }
 }
 
-/// Measured pools: the prompt cache from the log, GPU pools from the memory report.
+/// Pools whose size is measured: the prompt cache from the log, GPU pools from the memory report.
 pub(crate) fn measured_pools(
     declared: &DeclaredMemory,
     report: Option<&CudaReport>,
@@ -40,8 +40,8 @@ pub(crate) fn measured_pools(
     host.into_iter().chain(report.iter().flat_map(|report| gpu_pools(report, vram))).collect()
 }
 
-/// Pools of the report by GPU. ggml's device order may differ from ours, so they are assigned only if both
-/// count the same number.
+/// GPU pools of the report by our GPU numbers. ggml may order devices differently, so the pools are
+/// assigned only if both count the same number of devices.
 fn gpu_pools(report: &CudaReport, vram: &[VramReading]) -> Vec<(MemoryKind, u64)> {
     let devices = report.by_device();
     if devices.len() != vram.len() {
@@ -53,8 +53,9 @@ fn gpu_pools(report: &CudaReport, vram: &[VramReading]) -> Vec<(MemoryKind, u64)
     vram.iter().map(|vram| MemoryKind::Vram(vram.gpu)).zip(pools).collect()
 }
 
-/// True if a line reports what the server keeps or has on GPUs. Called for every line, so the first check
-/// is cheap: with a full prompt cache a server lists hundreds of prompts at each request.
+/// True if an output line reports memory that the server keeps, or its share on GPUs. Called for every
+/// line, so the first check is cheap: with a full prompt cache, a server lists hundreds of prompts at each
+/// request.
 pub(crate) fn is_memory_line(line: &str) -> bool {
     if line.contains("offloaded ") {
         return GpuOffload::default().apply_log_line(line);

@@ -1,5 +1,5 @@
-//! Memory of all generations together, for shared budgets, and to check that memory came back after one has
-//! ended.
+//! Memory of all generations together: for shared budgets, and to check that the memory of an ended process
+//! came back.
 //!
 //! ```text
 //!     free before its spawn + memory of our others then   ─┐
@@ -7,8 +7,8 @@
 //!     free after its exit   + memory of our others now    ─┘
 //! ```
 //!
-//! Other processes of ours come and go meanwhile, which is no leak. While one of them has not been read
-//! since it became ready, its share is unknown, and nothing is concluded.
+//! Our other processes may start and end meanwhile, which must not look like a leak. Until a new process
+//! has been read after it became ready, its share of the memory is unknown, and no conclusion is drawn.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -26,24 +26,24 @@ use crate::view::ledger::GpuAfterExit;
 enum ExitStage {
     #[default]
     Running,
-    /// Draining, or asked to end.
+    /// The process drains, or was asked to end.
     Leaving,
-    /// The process is gone, and its returned memory is being checked.
+    /// The process is gone, and we check how much of its memory came back.
     Dead,
 }
 
 #[derive(Clone, Debug, Default)]
 struct GenerationMemory {
-    /// Free memory before it was made, plus that of our others.
+    /// Free memory before the process was created, plus the memory that our other processes held then.
     free_before: Vec<(MemoryKind, u64)>,
-    /// The generation was read since it became ready, so `members` is complete.
+    /// True if memory was read since the process became ready, so that `members` is complete.
     settled: bool,
     vram_known: bool,
     members: Vec<(MemoryKind, SharedMember)>,
-    /// Peak of each GPU's memory.
+    /// Highest memory use so far on each GPU.
     peaks: BTreeMap<GpuIndex, u64>,
     stage: ExitStage,
-    /// Returned memory, as seen when another process was about to be made.
+    /// Memory that had come back when another process was about to be created, which ends the check.
     early_return: Option<ReturnedMemory>,
 }
 
@@ -58,12 +58,12 @@ impl GenerationMemory {
     }
 }
 
-/// Memory that came back after an exit.
+/// Memory that came back after a process had ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReturnedMemory {
-    /// Missing bytes of each memory that could be judged; `None` if none are missing.
+    /// Missing bytes for each kind of memory that could be judged; `None` if no bytes are missing.
     pub(crate) missing: Vec<(MemoryKind, Option<u64>)>,
-    /// Figures of the GPUs.
+    /// Free memory of the GPUs before the process was created and after it had ended.
     pub(crate) gpus: Vec<GpuAfterExit>,
 }
 
@@ -79,11 +79,11 @@ pub(crate) struct FleetMemory {
 }
 
 impl FleetMemory {
-    /// A generation is about to be made, with this much memory free.
+    /// Adds a generation whose process is about to be created. `free`: free memory at this moment.
     pub(crate) fn add_generation(&self, id: GenerationId, free: &MachineMemory) {
         let mut parts = lock(&self.parts);
         let before = free_with_others(&parts, id, free);
-        // Afterwards the new process's share is unknown.
+        // Complete the checks of ended processes now: the new process's share of the memory will be unknown.
         let dead: Vec<GenerationId> =
             parts.iter().filter(|(_, part)| part.stage == ExitStage::Dead).map(|(id, _)| *id).collect();
         for dead in dead {
@@ -95,14 +95,14 @@ impl FleetMemory {
         parts.insert(id, GenerationMemory { free_before: before, ..GenerationMemory::default() });
     }
 
-    /// Records that the process is gone, before its returned memory is known.
+    /// Records that a process is gone; the check of its memory begins.
     pub(crate) fn note_dead(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             part.stage = ExitStage::Dead;
         }
     }
 
-    /// Records a reading of a serving generation.
+    /// Records a memory reading of a serving generation.
     pub(crate) fn note_reading(
         &self,
         id: GenerationId,
@@ -122,16 +122,16 @@ impl FleetMemory {
         }
     }
 
-    /// Peak of a GPU's memory since it was made; 0 before its first reading.
+    /// Highest use of a GPU's memory by a generation so far; 0 before its first reading.
     pub(crate) fn vram_peak(&self, id: GenerationId, gpu: GpuIndex) -> u64 {
         lock(&self.parts).get(&id).and_then(|part| part.peaks.get(&gpu).copied()).unwrap_or(0)
     }
 
-    /// VRAM that the others held and gave back: purged pools, a sleeping model. The driver counts it as
-    /// free, but its owner takes it again with the next large prompt, and dies if it is gone.
+    /// VRAM that our other processes held and gave back (purged pools, a sleeping model). The driver counts
+    /// it as free, but its former owner takes it again with the next large prompt, and dies if it is gone.
     pub(crate) fn reserved_vram(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
-        // Dead processes take nothing again.
+        // Leave out dead processes, which take no memory again.
         let others = parts
             .iter()
             .filter(|(id, part)| Some(**id) != besides && part.stage != ExitStage::Dead)
@@ -142,7 +142,8 @@ impl FleetMemory {
         others.map(gave).fold(0, u64::saturating_add)
     }
 
-    /// Marks a generation that cannot be replaced now, so another one has to give way.
+    /// Marks a generation that cannot be replaced now, so that another one is replaced if a shared budget
+    /// is exceeded.
     pub(crate) fn pin(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             for (_, member) in &mut part.members {
@@ -158,7 +159,7 @@ impl FleetMemory {
         }
     }
 
-    /// True if another generation is freeing its memory, so that there may be room soon.
+    /// True if another generation is about to free its memory, so that there may be room soon.
     pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
         lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != ExitStage::Running))
     }
@@ -168,8 +169,8 @@ impl FleetMemory {
         lock(&self.parts).remove(&id);
     }
 
-    /// Decision for a shared budget that is exceeded, if this generation has to give way. `total` returns
-    /// the size of a memory.
+    /// Decision to replace this generation because a shared budget is exceeded; `None` if no budget is
+    /// exceeded, or another generation is to be replaced. `total` returns the size of a memory.
     pub(crate) fn shared_decision(
         &self,
         id: GenerationId,
@@ -192,8 +193,8 @@ impl FleetMemory {
         chosen.max_by_key(|chosen| chosen.level)
     }
 
-    /// Memory that came back from a generation, with this much free now. `None` if the memory of others is
-    /// unknown at present.
+    /// Memory that came back from an ended generation. `free`: free memory now. `None` while the memory of
+    /// our other processes is unknown.
     pub(crate) fn returned_memory(&self, id: GenerationId, free: &MachineMemory) -> Option<ReturnedMemory> {
         let parts = lock(&self.parts);
         let complete =
@@ -214,7 +215,7 @@ fn compare_free(
         if !part.knows(*series) || part.held_bytes(*series) == 0 {
             continue;
         }
-        // A figure is missing now, because another process starts or a driver does not answer.
+        // No figure now: another process is starting, or a driver does not answer.
         let (_, after) = after.iter().find(|(of, _)| of == series)?;
         let missing = cooldown::unreturned_bytes(*before, *after, part.held_bytes(*series));
         returned.missing.push((*series, missing));
@@ -226,7 +227,7 @@ fn compare_free(
     Some(returned)
 }
 
-/// Free memory plus that of our others, where all of it is known.
+/// Free memory plus the memory of our other processes, for each kind where all of that is known.
 fn free_with_others(
     parts: &BTreeMap<GenerationId, GenerationMemory>,
     id: GenerationId,

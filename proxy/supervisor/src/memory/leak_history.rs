@@ -1,9 +1,9 @@
-//! Memory of earlier processes by their key, a hash of command and files: slopes of leaking series,
-//! measurements of the largest prompts, best GPU offload, and memory held. Stored in `growth.json` in the
-//! state directory, so that the next generation and the next run start with known leaks and prices.
+//! Memory of earlier processes: growth of leaking memory, measurements with the largest prompts, best GPU
+//! offload, and memory held. The key is a hash of command and files. The history is stored in `growth.json`
+//! in the state directory, so that later generations and later runs start with known leaks and prices.
 //!
-//! The file is replaced whole, under a lock, after reading it again: a diagnosis may write it while models
-//! are served. An unreadable file is renamed with a warning, and never prevents a start.
+//! Each write reads the file again and replaces all of it, under a lock, because a diagnosis may write the
+//! file while models are served. An unreadable file is renamed with a warning, and never prevents a start.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -28,26 +28,26 @@ use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly};
 
-/// Name of the file.
+/// File name of the history.
 const HISTORY_FILE: &str = "growth.json";
 
-/// History of processes with one key.
+/// History of all processes with one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ProcessHistory {
     key: String,
-    /// For people, because keys are hashes.
+    /// Name of the model, for people who read the file, because keys are hashes.
     model: ModelName,
     #[serde(default)]
     priors: Vec<LeakPrior>,
     #[serde(flatten)]
     measured: ExperimentNeeds,
-    /// Best GPU offload.
+    /// Most layers and VRAM that a process had on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<GpuOffload>,
-    /// Memory held.
+    /// Memory that the processes held.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     held: Vec<HeldMemory>,
-    /// Option that lets it start, if it dies while loading.
+    /// Result of a start search: option with which a process starts that otherwise dies while loading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<StartFinding>,
 }
@@ -65,11 +65,11 @@ impl ProcessHistory {
 /// Memory of earlier processes with one command.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnownMemory {
-    /// Memory that they held.
+    /// Memory that these processes held.
     pub held: Vec<HeldMemory>,
-    /// Peak with the largest prompts, as measured by an experiment.
+    /// Highest use with the largest prompts, as measured by an experiment.
     pub worst: Vec<(MemoryKind, u64)>,
-    /// Slopes of their leaks.
+    /// Growth rates of leaking memory.
     pub leaks: Vec<LeakPrior>,
 }
 
@@ -95,12 +95,12 @@ impl KnownChange {
     }
 }
 
-/// Change that is not in the file yet.
+/// Change that is not written to the file yet.
 #[derive(Clone, Debug)]
 struct PendingChange {
     key: String,
     model: ModelName,
-    /// Maximum number of histories.
+    /// Maximum number of histories in the file.
     keep: usize,
     change: KnownChange,
 }
@@ -134,23 +134,23 @@ impl PendingChange {
 #[derive(Debug)]
 pub(crate) struct LeakHistory {
     kept: Arc<HistoryFile>,
-    /// Writer of the file; without it each change is written at once.
+    /// Writer thread for the file; if `None`, each change is written at once.
     state: Option<StateWriter>,
 }
 
 #[derive(Debug)]
 struct HistoryFile {
     path: PathBuf,
-    /// Never held during disk access.
+    /// Present histories. This lock is never held during disk access.
     memory: Mutex<HistoryState>,
 }
 
 #[derive(Debug)]
 struct HistoryState {
-    /// Oldest first.
+    /// Known histories, oldest first.
     known: Vec<ProcessHistory>,
     pending: Vec<PendingChange>,
-    /// A job to write the pending changes is queued.
+    /// True if a job that writes the pending changes is queued.
     queued: bool,
 }
 
@@ -162,17 +162,17 @@ impl LeakHistory {
         Self { kept: Arc::new(HistoryFile { path, memory: Mutex::new(memory) }), state }
     }
 
-    /// Known leaks for this key.
+    /// Growth rates of known leaks of processes with this key.
     pub(crate) fn leaks_of(&self, key: &str) -> Vec<LeakPrior> {
         self.find(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
-    /// Measurements of a diagnosis for this key.
+    /// Measurements that a diagnosis made with this key.
     pub(crate) fn measurements(&self, key: &str) -> ExperimentNeeds {
         self.find(key, |known| known.measured.clone()).unwrap_or_default()
     }
 
-    /// Peak memory for this key.
+    /// Highest memory use of processes with this key.
     pub(crate) fn peak_memory(&self, key: &str) -> MeasuredNeeds {
         self.find(key, |known| MeasuredNeeds::from_sources(&known.held, &known.measured.worst))
             .unwrap_or_default()
@@ -182,8 +182,8 @@ impl LeakHistory {
         lock(&self.kept.memory).known.iter().find(|known| known.key == key).map(of)
     }
 
-    /// Records the end of a process: its leaks are stored, series judged without a leak are dropped, series
-    /// without a verdict stay. Writes the file if anything changes.
+    /// Records the growth of an ended process: stores leaks, drops the entries of memory judged not to
+    /// leak, and keeps the entries of memory without a verdict. Writes the file if anything changes.
     pub(crate) fn learn_growth(
         &self,
         key: &str,
@@ -212,16 +212,17 @@ impl LeakHistory {
         self.apply_change(key, model, keep, KnownChange::Priors(priors));
     }
 
-    /// Best GPU offload for this key.
+    /// Most layers and VRAM that a process with this key had on GPUs.
     pub(crate) fn best_offload(&self, key: &str) -> Option<GpuOffload> {
         self.find(key, |known| known.offload)?
     }
 
-    /// Records a complete GPU offload. Writes the file if it is the first or the best.
+    /// Records the GPU offload of a process that loaded completely. Writes the file if it is the first or
+    /// best with this key.
     pub(crate) fn note_offload(&self, key: &str, model: &ModelName, offload: GpuOffload, keep: usize) {
         let before = self.best_offload(key);
         let best = before.map_or(offload, |before| before.max(offload));
-        // Smaller differences come from how full the buffers were.
+        // Ignore smaller differences, which depend on how full buffers are.
         let grown = |before: GpuOffload| {
             best.layers != before.layers || best.vram > before.vram.map(|held| held + held / 8)
         };
@@ -231,12 +232,12 @@ impl LeakHistory {
         self.apply_change(key, model, keep, KnownChange::Offload(best));
     }
 
-    /// Finding of a start search for this key.
+    /// Result of the start search with this key.
     pub(crate) fn start_finding(&self, key: &str) -> Option<StartFinding> {
         self.find(key, |known| known.start.clone())?
     }
 
-    /// Stores the finding of a start search, and writes the file.
+    /// Stores the result of a start search, and writes the file.
     pub(crate) fn keep_start_finding(
         &self,
         key: &str,
@@ -247,14 +248,14 @@ impl LeakHistory {
         self.apply_change(key, model, keep, KnownChange::Start(finding));
     }
 
-    /// Records the memory held. Writes the file if it changes.
+    /// Records memory that a process held. Writes the file if that changes the history.
     pub(crate) fn note_held(&self, key: &str, model: &ModelName, shown: &[HeldMemory], keep: usize) {
         let before = self.find(key, |known| known.held.clone()).unwrap_or_default();
         let Some(now) = held::merge_held(&before, shown) else { return };
         self.apply_change(key, model, keep, KnownChange::Held(now));
     }
 
-    /// Applies a change in memory at once, and to the file when its disk answers.
+    /// Applies a change to the histories in memory at once, and to the file when the disk answers.
     fn apply_change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
         let news = PendingChange { key: key.to_owned(), model: model.clone(), keep, change };
         let mut memory = lock(&self.kept.memory);
@@ -273,7 +274,7 @@ impl LeakHistory {
             }
             return;
         };
-        // A rejected job is retried with the next change, so nothing is lost while we run.
+        // If the writer drops the job, the next change queues it again, so nothing is lost while we run.
         if !state.write(StateKind::Growth, 0, move || kept.write_pending()) {
             lock(&self.kept.memory).queued = false;
         }
@@ -281,17 +282,18 @@ impl LeakHistory {
 }
 
 impl HistoryFile {
-    /// Merges pending changes with the present file, writes it, and loads the result.
+    /// Applies pending changes to the present contents of the file, writes the file, and keeps the result
+    /// in memory.
     fn write_pending(&self) -> io::Result<()> {
         let (mut known, pending) = {
             let mut memory = lock(&self.memory);
-            // Later changes are written by their own job.
+            // Changes made from now on are written by another job.
             memory.queued = false;
             (memory.known.clone(), memory.pending.clone())
         };
         let lock_file = self.path.with_extension("lock");
         let beside = fs::File::options().create(true).truncate(false).write(true).open(lock_file)?;
-        // Released when the file is closed.
+        // The lock is released when the lock file is closed.
         rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
         if self.path.exists() {
             known = read_history(&self.path);
@@ -308,7 +310,7 @@ impl HistoryFile {
     }
 }
 
-/// Stores measurements of a diagnosis for the next process with this command. Blocks.
+/// Stores measurements of a diagnosis for later processes with this command. Blocks.
 ///
 /// # Errors
 /// The state directory cannot be created, or its file cannot be written.
@@ -322,7 +324,8 @@ pub fn remember_measurements(
     write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
 }
 
-/// Stores the finding of a start search for the next dead start with this command. Blocks.
+/// Stores the result of a start search, for the next process with this command that dies while loading.
+/// Blocks.
 ///
 /// # Errors
 /// The state directory cannot be created, or its file cannot be written.
@@ -336,7 +339,7 @@ pub fn remember_start(
     write_change(state_dir, model, command, KnownChange::Start(finding), keep)
 }
 
-/// Writes one change to the file, for a program that is no instance.
+/// Writes one change to the file. Used by commands that serve no models.
 fn write_change(
     state_dir: &Path,
     model: &ModelName,
@@ -355,7 +358,7 @@ fn write_change(
     kept.write_pending()
 }
 
-/// Memory of earlier processes with this command. Only reads the file; an unreadable or missing one counts
+/// Memory of earlier processes with this command. Only reads the file; a missing or unreadable file counts
 /// as empty.
 pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
     let (path, key) = (state_dir.join(HISTORY_FILE), process_key(command));
@@ -367,7 +370,7 @@ pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
         .unwrap_or_default()
 }
 
-/// Contents of the file; empty if there is none.
+/// Reads the histories in a file; none if the file does not exist.
 fn read_history(path: &Path) -> Vec<ProcessHistory> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
@@ -376,7 +379,7 @@ fn read_history(path: &Path) -> Vec<ProcessHistory> {
                 path = %path.display(), %error, aside = %aside.display(),
                 "slopes of earlier runs cannot be read; they are learnt again"
             );
-            // Do not replace a file that was put aside before, or that belongs to an operator.
+            // Keep an existing file of that name: it was put aside before, or belongs to an operator.
             if !aside.exists() {
                 drop(fs::rename(path, aside));
             }
@@ -399,13 +402,13 @@ fn write_history(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
     Ok(())
 }
 
-/// Key of a process: a hash of its arguments, of its binary and the files named by arguments and variables,
-/// and of the variables that affect the server, its libraries or its driver. A file counts by path, size
-/// and modification time, so that a new build or model in an old place differs. Files that the process
-/// writes do not count. The key is a hash because arguments may contain secrets.
+/// Key of a process: a hash of its arguments, its binary, the files that arguments and variables name, and
+/// the variables that affect the server, its libraries or its driver. A file counts by path, size and
+/// modification time, so that a new build or model at an old path gives another key. Files that the process
+/// writes do not count. A hash is used because arguments may contain secrets.
 ///
-/// If the disk of a file does not answer, the file counts as missing, because the caller is a task that
-/// others wait for.
+/// If the disk of a file does not answer in time, the file counts as missing: the caller is a task that
+/// must not wait.
 pub(crate) fn process_key(command: &ServerCommand) -> String {
     let own = command.clone();
     let whole =
@@ -413,12 +416,12 @@ pub(crate) fn process_key(command: &ServerCommand) -> String {
     whole.unwrap_or_else(|| hash_key(command, std::env::vars_os(), |_| None))
 }
 
-/// Time limit for the disk. A working one answers within milliseconds; threads of a busy machine may take
-/// longer.
+/// Time limit for reading facts about the files. A working disk answers within milliseconds, but on a busy
+/// machine threads may take longer.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Prefixes of inherited variables that count: of the server and ggml, drivers and their libraries, the
-/// allocator and the loader.
+/// Prefixes of inherited variables that count: variables of the server and ggml, of drivers and their
+/// libraries, of the allocator and of the loader.
 const COUNTED_PREFIXES: [&str; 16] = [
     "LLAMA_",
     "GGML_",
@@ -447,10 +450,11 @@ const IGNORED_VARIABLES: [&str; 6] = [
     "LLAMA_WARDEN_ADMIN_SOCKET",
 ];
 
-/// Flags for files that the process writes: they change with each start and must not change the key.
+/// Flags that name files which the process writes. Such files change at each start and must not change the
+/// key.
 const WRITTEN_FILE_FLAGS: [&str; 1] = ["--log-file"];
-/// Variables for files that the process writes. Files named by variables of other programs do not count
-/// either.
+/// Variables that name files which the process writes. Files named by variables of other programs do not
+/// count either.
 const WRITTEN_FILE_VARIABLES: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
@@ -463,7 +467,7 @@ fn key_with_disk(command: &ServerCommand, inherited: impl Iterator<Item = (OsStr
     })
 }
 
-/// `file` returns a file's identity, if it exists.
+/// Hashes a command and its files. `file` returns the identity of a file, if the file exists.
 fn hash_key(
     command: &ServerCommand,
     inherited: impl Iterator<Item = (OsString, OsString)>,
@@ -480,7 +484,7 @@ fn hash_key(
     let mut written = false;
     for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
         add(text);
-        // llama-server accepts `_` for `-` in the names of its flags.
+        // Treat `_` as `-`, as llama-server does in the names of its flags.
         let was =
             std::mem::replace(&mut written, WRITTEN_FILE_FLAGS.contains(&text.replace('_', "-").as_str()));
         if let Some(file) = file(text).filter(|_| !was) {

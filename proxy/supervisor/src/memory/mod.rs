@@ -1,4 +1,4 @@
-//! Memory of one generation, of all generations together, and of earlier ones.
+//! Memory of one generation, of all generations together, and of earlier processes.
 //!
 //! | file | job |
 //! |---|---|

@@ -1,5 +1,6 @@
-//! Recordings of readings for `policy replay`: one file per generation, bounded, in the format of
-//! [`warden_policies::trace`]. An error is logged once and ends the recording; nothing else depends on it.
+//! Recordings of memory readings for `policy replay`: one file per generation, of limited size, in the
+//! format of [`warden_policies::trace`]. An error is logged once and ends the recording, and affects
+//! nothing else.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,10 +15,10 @@ use warden_policies::{GenerationId, ModelName, trace};
 use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 
-/// Names to try; a directory with that many old recordings is an error.
+/// Maximum number of file names to try; a directory with that many old recordings is an error.
 const NAME_ATTEMPTS: u32 = 10_000;
 
-/// A recording. The writer thread of the state directory opens and writes it.
+/// Recording of one generation. The writer thread of the state directory opens and writes its file.
 #[derive(Debug)]
 pub(crate) struct SampleRecorder {
     state: StateWriter,
@@ -27,7 +28,7 @@ pub(crate) struct SampleRecorder {
 #[derive(Debug)]
 struct RecordingState {
     over: AtomicBool,
-    /// Locked by the writer thread only.
+    /// Open file; only the writer thread locks it.
     file: Mutex<Option<RecordingFile>>,
 }
 
@@ -39,8 +40,8 @@ struct RecordingFile {
 }
 
 impl SampleRecorder {
-    /// Starts a recording of at most `limit` bytes in `directory`, which is created if missing. Recordings
-    /// of earlier runs stay: the new one gets another number in its name.
+    /// Starts a recording of at most `limit` bytes in `directory`, which is created if missing. The name
+    /// contains a number that no recording of an earlier run has, so that those stay.
     pub(crate) fn begin(
         state: &StateWriter,
         directory: &Path,
@@ -88,7 +89,7 @@ impl SampleRecorder {
         });
     }
 
-    /// Queues a job for the file. The recording is over when there is no file any more.
+    /// Queues a job for the writer thread. The recording is over when the file is closed.
     fn queue_job(&self, bytes: usize, job: impl FnOnce(&mut Option<RecordingFile>) + Send + 'static) {
         if self.tape.over.load(Ordering::Relaxed) {
             return;
@@ -101,7 +102,7 @@ impl SampleRecorder {
             Ok(())
         });
         if !given {
-            // A recording with a gap would be replayed wrongly.
+            // End the recording: one with a gap would be replayed wrongly.
             self.tape.over.store(true, Ordering::Relaxed);
             tracing::warn!("a recording stops: the state directory does not answer");
         }

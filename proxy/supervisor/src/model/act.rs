@@ -33,11 +33,11 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Time limit for creating the directory in which a process saves its slots.
+/// Time limit for preparing the directory in which a process saves its slots.
 const SLOT_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ModelTask {
-    /// Passes an event to a unit's machine and carries out the resulting effects.
+    /// Passes an event to a unit's life-cycle machine and carries out the resulting effects.
     pub(super) fn step_machine(&mut self, id: UnitId, event: LifecycleEvent) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
@@ -48,13 +48,14 @@ impl ModelTask {
             && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest)
             && before.restarts_when_ended()
         {
-            // A restart after this end waits for the loader's answer like any other start.
+            // Do not let the machine restart by itself: a start after this end waits for the loader's
+            // answer.
             unit.machine.step(LifecycleEvent::Down, now, &policy);
         }
         let effects = unit.machine.step(event, now, &policy);
         let (changed, phase) = (unit.machine != before, unit.phase());
         if phase != before.phase() {
-            // The held start is no longer due.
+            // The machine has moved on, so the start that waited for room is no longer due.
             unit.held_start = None;
         }
         if phase != before.phase()
@@ -71,7 +72,8 @@ impl ModelTask {
             && phase == BackendPhase::Draining
             && let Some(live) = unit.live.as_deref_mut().filter(|live| live.crash_logged_at.is_none())
         {
-            // Keep probing, so that a process that stops answering does not use the whole drain deadline.
+            // Keep probing during a drain: otherwise a process that stops answering would use the whole
+            // drain deadline.
             let silent = live.silent_for(policy.probes_lost).is_some();
             let pause = if silent { policy.start_probe_interval } else { policy.probe_interval };
             live.timers.probe = Some(clock::after(Instant::now(), pause));
@@ -156,7 +158,7 @@ impl ModelTask {
                 Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.suspect_timeout),
                 None => timing.suspect_timeout,
             },
-            // Shorter for a crashed or silent process.
+            // The drain deadline is shorter for a crashed or silent process.
             LifecycleTimer::Drain => self.longest_drain(id),
             LifecycleTimer::Grace if self.is_hurried(id) => timing.kill_grace,
             LifecycleTimer::Grace => timing.stop_grace,
@@ -172,15 +174,15 @@ impl ModelTask {
         }
     }
 
-    /// Crash line that the process has logged since it answered its last probe. Older lines belong to
-    /// something else, or are text that a client sent.
+    /// Crash line that the process has logged since it last answered a probe. An older line belongs to
+    /// something else, or is text that a client sent.
     pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
         let live = self.live(id)?;
         failure::crash_line(&self.logs.lines_since(live.id, live.lines_at_probe.1))
     }
 
-    /// Handles an unanswered probe. Returns since when the process has logged a crash, if it did so after
-    /// its last answered probe: waiting for a crashed process is useless.
+    /// Handles an unanswered probe. If the process has logged a crash since its last answered probe,
+    /// returns the time of the crash: waiting for such a process is useless.
     pub(super) fn note_crash(&mut self, id: UnitId) -> Option<Instant> {
         let has_line = self.crash_line(id).is_some();
         let live = self.live_mut(id)?;
@@ -192,9 +194,9 @@ impl ModelTask {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return timing.drain_deadline };
         match live.crashed_at {
-            // Requests get no more answers from this process.
+            // After a crash, requests get no more answers from this process.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
-            // The process may only be stopped (SIGSTOP) and continue later.
+            // A silent process may only be stopped (SIGSTOP) and continue later.
             None if live.silent_for(timing.probes_lost).is_some() => {
                 live.short_drain = true;
                 timing.crash_ends.min(timing.drain_deadline)
@@ -211,7 +213,8 @@ impl ModelTask {
         let Some(generation) = self.live(id).map(|live| live.id) else {
             return;
         };
-        // Count before the signal, which revokes the leases: other threads give theirs back at once.
+        // Count the requests before the signal: the signal revokes their leases, and other threads return
+        // those at once.
         let running = self.leases.in_flight(generation);
         self.replacements.note_stopped(generation, running);
         let hung = self.hung_duration(id, running);
@@ -222,8 +225,8 @@ impl ModelTask {
         signal(live);
     }
 
-    /// Time for which a process that is about to be ended has computed nothing, if that is the reason for
-    /// ending it. One of its requests may be the cause.
+    /// Time for which a process has computed nothing, if it is about to be ended for that reason. Some of
+    /// its requests may be the cause.
     fn hung_duration(&self, id: UnitId, running: u32) -> Option<Duration> {
         let live = self.live(id)?;
         let silent = |symptom: &HealthSymptom| match symptom {
@@ -232,7 +235,8 @@ impl ModelTask {
         };
         let crashed = live.crashed_at.map(|since| since.elapsed());
         let now = crashed.or_else(|| live.health.symptoms().iter().find_map(silent));
-        // Without running requests the process shows no symptom any more; use the recorded reason.
+        // If no request runs any more, the process shows no symptom; use the recorded reason of its
+        // replacement.
         now.or_else(|| self.replacements.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
     }
 
@@ -295,7 +299,7 @@ impl ModelTask {
         let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
         let (needed, outbox, born) = (self.spec.command.clone(), self.outbox.clone(), cell.clone());
         self.spawn_helper(generation, async move {
-            // Look before the start, so that no later change is missed.
+            // Check the needed files before the start, so that no change after the check is missed.
             let sight = world.check_needs(needed, None).await;
             if let Some(kin) = sight.kin {
                 let _first = born.kin.set(kin);
@@ -320,11 +324,12 @@ impl ModelTask {
             {
                 with_socket.command.env.push(only);
             }
-            // A supervisor with the same PID may have left files that it could not clean up.
+            // Remove files left by an earlier supervisor with the same PID that was killed.
             drop(std::fs::remove_file(&socket));
             report_file::remove_reports(&socket);
             if let Some(files) = slot_files {
-                // Left-over slot files are large, and disks may hang: use a blocking thread.
+                // Prepare the slot directory on a worker thread: leftover slot files are large, and disks
+                // may hang.
                 let mut command = with_socket.command.clone();
                 let announcing =
                     run_job(WorkKind::ModelFiles, move || (files.announce(&mut command), command));
@@ -333,7 +338,8 @@ impl ModelTask {
                         with_socket.command = command;
                         born.saves_for_us.store(is_ours, Ordering::Relaxed);
                     }
-                    // Start without saving slots, because nothing would remove the files if we are killed.
+                    // Start without saving slots: without the preparation, nothing would remove the files
+                    // if we are killed.
                     Ok(Ok((Err(error), _))) => {
                         tracing::warn!(%error, "cannot prepare the directory for slots: slots are not saved");
                     }
@@ -346,12 +352,12 @@ impl ModelTask {
         });
     }
 
-    /// Handler for each output line of a generation.
+    /// Makes the handler for each output line of a generation.
     pub(super) fn output_sink(&self, generation: GenerationId, command: &ServerCommand) -> LineSink {
         make_line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
     }
 
-    /// Memory tracker of a generation that is about to be started.
+    /// Makes the memory tracker of a generation that is about to be started.
     pub(super) fn new_tracker(&self, generation: GenerationId, command: &ServerCommand) -> MemoryTracker {
         let context = &self.context;
         let key = leak_history::process_key(command);
@@ -372,11 +378,11 @@ impl ModelTask {
         memory
     }
 
-    /// Waits for the end of a process, then for its memory to come back. The next start does not wait for
-    /// the memory.
+    /// Starts a helper that waits for the end of a process, and then for its memory to come back. The next
+    /// start does not wait for that memory.
     pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn BackendProcess>) {
-        /// While other processes start, their memory is unknown. After this many looks the result stays
-        /// unknown.
+        /// Maximum number of readings for the memory that came back. While other processes start, a reading
+        /// tells nothing; after the last one the amount stays unknown.
         const MAX_RETURN_LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
         let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
@@ -390,7 +396,8 @@ impl ModelTask {
                 _ => OomEvidence::Unknown,
             };
             if let Some(cell) = cell {
-                // Report the end early: requests that may be repeated wait for it.
+                // Report the end now, before the task looks at memory: requests that may be sent again wait
+                // for this.
                 leases.note_ended(&cell, requests_end(&cell, exit, why));
             }
             context.fleet_memory.note_dead(generation);
@@ -421,16 +428,16 @@ impl ModelTask {
         });
     }
 
-    /// Longest time between asking a process to stop and its end.
+    /// Maximum time between asking a process to stop and its end.
     pub(super) fn exit_patience(&self) -> Duration {
         self.spec.lifecycle.stop_grace.saturating_mul(2)
     }
 }
 
-/// Meaning of a process's end for the requests that were in flight.
+/// Classifies the end of a process for the requests that it was serving.
 fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> ProcessEnd {
     if cell.was_stopped() {
-        // We ended the process; if it hung, its requests may be the cause.
+        // We ended the process; if it hung, its requests may be the cause of that.
         return if cell.hung_for().is_some() { ProcessEnd::ByItself } else { ProcessEnd::Stopped };
     }
     match why {
@@ -441,7 +448,8 @@ fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> P
 }
 
 impl ProcessUnit {
-    /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
+    /// Stops probing. Memory is still sampled during a drain, because a shortage of memory cuts the drain
+    /// short.
     fn stop_watching(&mut self, phase: BackendPhase) {
         if let Some(live) = &mut self.live {
             let alarmed = live.crash_logged_at.filter(|_| phase == BackendPhase::Draining);

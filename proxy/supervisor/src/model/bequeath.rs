@@ -1,5 +1,5 @@
-//! Hands the model's processes over to the next instance of the program, and serves the remaining leases
-//! here.
+//! Hands the model's processes over to the next instance of the program, while requests that this instance
+//! has accepted end here.
 //!
 //! ```text
 //!   run ── asked, nothing is under way ──> frozen: leases continue, no decisions ── thawed ──> run
@@ -41,11 +41,11 @@ pub(crate) struct ModelWill {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WillRecord {
     pub(crate) name: String,
-    /// The model should have processes even if no request waits.
+    /// True if the model should have processes even without waiting requests.
     pub(crate) wanted: bool,
-    /// The GPUs of each process.
+    /// GPUs of each process, as chosen by the loader.
     pub(crate) places: Vec<Vec<usize>>,
-    /// The model runs with its fallback arguments.
+    /// True if the model runs with its fallback arguments.
     pub(crate) fell_back: bool,
     pub(crate) cooldown: RecycleCooldown,
     pub(crate) crashes: u64,
@@ -54,18 +54,18 @@ pub(crate) struct WillRecord {
     /// Pin set by an operator, if any.
     #[serde(default)]
     pub(super) by_hand: Option<ManualPin>,
-    /// Settings that clients made in its processes: route and body.
+    /// Settings that clients made in the model's processes: route and body of each.
     pub(crate) settings: Vec<(String, Vec<u8>)>,
 }
 
-/// Outcome of the frozen state.
+/// Way in which the frozen state ended.
 enum FreezeEnd {
     Thawed,
     Released,
 }
 
 impl ModelTask {
-    /// Why the model cannot be handed over now; `None` if it can.
+    /// Why the model cannot be handed over now; `None` if nothing prevents it.
     fn handover_obstacle(&self) -> Option<&'static str> {
         let units = || self.units.iter();
         let lives = || self.live_generations();
@@ -100,10 +100,10 @@ impl ModelTask {
         }
     }
 
-    /// Builds what the next instance gets. From now on this task decides nothing.
+    /// Collects what the next instance needs. From then on this task makes no decisions.
     pub(super) fn prepare_handover(&mut self) -> Result<ModelWill, String> {
         if self.is_searching() {
-            // The next instance can search too, and the handover is requested again.
+            // A search does not delay the handover: it is stopped, and the next instance can search.
             self.stop_start_search();
             self.dead_starts.forget_deaths();
         }
@@ -161,7 +161,8 @@ impl ModelTask {
         Some(ProcessHeir { record, files })
     }
 
-    /// Decides nothing until the handover succeeds or fails. Returns true if this instance continues.
+    /// Makes no decisions until the handover has succeeded or failed. Returns true if it failed, so that
+    /// this instance continues.
     pub(super) async fn wait_while_frozen(&mut self) -> bool {
         let mut stashed = Vec::new();
         let ends = loop {
@@ -172,13 +173,12 @@ impl ModelTask {
                     let _told = reply.send(());
                     break FreezeEnd::Released;
                 }
-                // The task is responsive. The watchdog must not end the program because the next instance
-                // hangs.
+                // Answer the watchdog: this task is alive, and only the next instance may be hanging.
                 Some(TaskMessage::Beat(question)) => drop(question.send(())),
                 Some(message) => stashed.push(message),
             }
         };
-        // Handle the stashed messages now, in either case.
+        // Queue the stashed messages again, whether the handover succeeded or not.
         for message in stashed {
             self.outbox.send(message);
         }
@@ -210,8 +210,8 @@ impl ModelTask {
         }
     }
 
-    /// Serves leases and waiting requests after the processes have been handed over, as long as their
-    /// processes live.
+    /// After the processes have been handed over, serves the leases and waiting requests of this instance
+    /// for as long as the processes live.
     pub(super) async fn serve_remaining(&mut self) {
         let mut ends = false;
         loop {
@@ -232,10 +232,10 @@ impl ModelTask {
                         self.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
                         ends = true;
                     }
-                    // Operators have to ask the next instance. Dropping the reply channel tells them that
+                    // Operators have to ask the next instance. The dropped reply channel tells them that
                     // this instance ends.
                     Some(TaskMessage::Control(control)) => drop(control),
-                    // Fails if the watchdog has stopped waiting.
+                    // Sending fails if the watchdog no longer waits.
                     Some(TaskMessage::Beat(question)) => drop(question.send(())),
                     Some(TaskMessage::Report(..) | TaskMessage::Looked(..) | TaskMessage::StartSearched(..)) => {}
                 },
@@ -246,11 +246,11 @@ impl ModelTask {
                 }
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
             }
-            // Tell requests that wait for a process which has ended, or which is no longer started.
+            // Refuse requests that wait for a process which has ended or will not be started any more.
             if ends && !self.leases.any_open() {
                 self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
             }
-            // Pending answers are all that can change here.
+            // Nothing else of the state can change here except operators' answers.
             self.operators.send_answers();
         }
     }
@@ -263,12 +263,12 @@ impl ModelTask {
                 live.cell.revoke();
             }
         }
-        // Waiting requests continue when the next instance reports a new process.
+        // Waiting requests go on as soon as the next instance reports a new process.
         self.leases.remove_generation(generation);
     }
 
-    /// Opens and closes gates here as the next instance does, so that requests of this instance reach its
-    /// processes.
+    /// Opens and closes gates as the next instance does, so that requests of this instance can use the
+    /// processes of the next one.
     fn follow_gates(&mut self, gates: &[OpenGate]) {
         self.followed = Some(gates.iter().map(|gate| gate.generation).collect());
         for cell in self.leases.open_cells() {
@@ -286,8 +286,7 @@ impl ModelTask {
                 .or_else(|| self.guests.get(&gate.generation).cloned());
             let cell = cell.unwrap_or_else(|| {
                 let cell = Arc::new(GenerationCell::new(gate.generation, gate.endpoint.clone(), gate.facts));
-                // Without its identity an answer could not be continued there by its tokens or after its
-                // text.
+                // Without the process's identity, an interrupted answer could not be continued there.
                 if let Some(kin) = gate.kin {
                     let _first = cell.kin.set(kin);
                 }
@@ -296,7 +295,7 @@ impl ModelTask {
             });
             self.leases.open_gate(&cell, self.lease_limit(gate.slots));
         }
-        // Remove processes that are gone in the next instance.
+        // Remove processes that the next instance no longer has.
         let here = |id: &GenerationId| gates.iter().any(|gate| gate.generation == *id);
         let gone: Vec<GenerationId> = self.guests.keys().copied().filter(|id| !here(id)).collect();
         for id in gone.into_iter().filter(|id| self.leases.is_unused(*id)) {
@@ -306,7 +305,7 @@ impl ModelTask {
         self.context.followed.notify_one();
     }
 
-    /// Refuses requests waiting here that the next instance has refused since.
+    /// Refuses requests that were waiting here when the next instance refused requests of this model.
     fn pass_on_refusals(&self, refused: &[ModelRefusal]) {
         for refused in refused {
             match refused.denied() {
@@ -324,7 +323,8 @@ impl ModelTask {
         let process =
             self.live_generations().find(|live| live.id == generation).and_then(|live| live.process.clone());
         let Some(process) = process else {
-            // A process of the next instance, which knows if it lives and reports its successor.
+            // The next instance owns this process, watches it and reports its successor: just reopen the
+            // gate here.
             let guest = self.guests.get(&generation).filter(|_| self.is_followed(generation));
             if let Some(cell) = guest.cloned() {
                 let limit = self.leases.slot_limit(generation).unwrap_or_else(|| self.lease_limit(None));
@@ -352,7 +352,7 @@ impl ModelTask {
         }
     }
 
-    /// True if the gate is open in the next instance, as last reported.
+    /// True if the generation's gate is open in the next instance, as last reported.
     fn is_followed(&self, generation: GenerationId) -> bool {
         self.followed.as_ref().is_none_or(|gates| gates.contains(&generation))
     }

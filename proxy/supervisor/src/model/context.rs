@@ -42,33 +42,33 @@ pub(crate) struct FleetContext {
     pub(crate) loading: Arc<LoadingDesk>,
     /// Configuration shared by all models.
     pub(crate) common: Arc<Mutex<CommonConfig>>,
-    /// Memory that did not come back after a process ended, described per GPU.
+    /// Descriptions of memory that did not come back after a process ended, by GPU.
     pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
     arbiter: Mutex<ReplacementArbiter>,
     pub(crate) epoch: Instant,
-    /// Cancelled once this instance owns the processes of its predecessor.
+    /// Cancelled as soon as this instance may decide about the processes of the previous one.
     pub(crate) begun: CancellationToken,
     generations: AtomicU64,
     /// Number of removed models that still have processes.
     pub(crate) leaving: AtomicUsize,
-    /// Wakes the task that reports gates to the previous instance: this instance follows the next one's
-    /// gates.
+    /// Wakes the task that reports open gates to the previous instance, after this instance has applied the
+    /// gates of the next one.
     pub(crate) followed: Notify,
     /// Refusals to report to the previous instance.
     pub(crate) refused: RecentRefusals,
 }
 
-/// Clock and counters with which a fleet starts.
+/// Clock and counters that a fleet starts with.
 #[derive(Debug)]
 pub(crate) struct FleetStart {
     pub(crate) epoch: Instant,
-    /// Last generation number in use.
+    /// Highest generation number in use.
     pub(crate) generations: u64,
     pub(crate) begun: CancellationToken,
 }
 
 impl FleetStart {
-    /// Start of a fleet without a predecessor.
+    /// Values for a fleet without a predecessor.
     pub(crate) fn now() -> Self {
         let begun = CancellationToken::new();
         begun.cancel();
@@ -124,8 +124,8 @@ impl FleetContext {
         }
     }
 
-    /// Reports refusals of a model's requests, so that the previous instance refuses its waiting requests
-    /// too.
+    /// Tells the previous instance that requests of a model were refused, so that it refuses its waiting
+    /// requests of that model.
     pub(crate) fn refuse_in_predecessor(&self, model: &ModelName, denied: &LeaseDenied) {
         if let Some(refused) = ModelRefusal::now(model.as_str(), denied) {
             self.refused.note(refused);
@@ -133,8 +133,8 @@ impl FleetContext {
         }
     }
 
-    /// Permit to replace a replica that uses these GPUs. `None` while another replacement of the model, or
-    /// on one of the GPUs, is under way.
+    /// Returns a permit to replace the process of a replica on these GPUs; `None` while another replacement
+    /// of the model, or on one of the GPUs, is under way.
     pub(crate) fn replacement_permit(
         self: &Arc<Self>,
         model: &ModelName,
@@ -148,7 +148,8 @@ impl FleetContext {
         }
     }
 
-    /// Permit to replace a replica at once, despite other replacements. Later ones wait for its end.
+    /// Returns a permit to replace a process at once, despite other replacements. Later ones wait until it
+    /// is dropped.
     pub(crate) fn claim_permit(
         self: &Arc<Self>,
         model: &ModelName,
@@ -159,7 +160,8 @@ impl FleetContext {
         ReplacementPermit { context: Arc::clone(self), slot }
     }
 
-    /// True if a backend may be ended because this memory is almost exhausted. Only one at a time may.
+    /// True if a process may be ended because this memory is almost exhausted: no other was ended for it
+    /// just now.
     pub(crate) fn may_end_backend(&self, series: MemoryKind) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
     }
@@ -173,7 +175,7 @@ impl FleetContext {
         GenerationId(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Last generation made; every later one has a greater number.
+    /// Number of the newest generation; every later generation has a greater number.
     pub(crate) fn last_generation(&self) -> GenerationId {
         GenerationId(self.generations.load(Ordering::Relaxed))
     }

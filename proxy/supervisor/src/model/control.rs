@@ -47,12 +47,12 @@ impl ModelTask {
             ControlMessage::HandOver(reply) => {
                 let will = self.prepare_handover();
                 if let Err(Ok(_)) = reply.send(will) {
-                    // The instance that asked for the handover is gone.
+                    // The reply fails if the instance that requested the handover is gone: continue here.
                     self.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
                 }
             }
             ControlMessage::Begin => self.begin_deciding(),
-            // Valid only while frozen or followed.
+            // These messages matter only during and after a handover.
             ControlMessage::Thaw
             | ControlMessage::LetGo(_)
             | ControlMessage::Gates(..)
@@ -91,7 +91,7 @@ impl ModelTask {
         self.operators.drains.push(DrainRequest { generations, reply });
     }
 
-    /// Stops all processes and cancels held starts.
+    /// Stops all processes and cancels starts that wait for room.
     pub(super) fn stop_all(&mut self) {
         for unit in &mut self.units {
             unit.held_start = None;
@@ -115,7 +115,7 @@ impl ModelTask {
         self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
         self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         self.leases.set_quarantine(self.spec.quarantine);
-        // Admission and overlap settings do not affect what held replacements back.
+        // Ignore changes of admission and overlap settings: they never held a replacement back.
         let mut before = old.recycle.clone();
         before.common = Recycle {
             admission: self.spec.recycle.common.admission,
@@ -172,7 +172,7 @@ impl ModelTask {
         }
     }
 
-    /// Stores measured facts for present and future processes of a binary.
+    /// Stores measured facts about a binary, for its present and future processes.
     fn learn_facts(&mut self, binary: &Path, facts: ServerFacts) {
         if self.spec.command.binary == binary {
             self.spec.facts = facts;
@@ -184,7 +184,7 @@ impl ModelTask {
         }
     }
 
-    /// Applies a new lease limit to open gates.
+    /// Applies a changed maximum of simultaneous requests to the processes that take requests.
     fn reopen_gates(&mut self) {
         for unit in &self.units {
             if let (BackendPhase::Ready, Some(live)) = (unit.phase(), &unit.live) {
@@ -193,7 +193,7 @@ impl ModelTask {
         }
     }
 
-    /// Adjusts the number of replicas: new ones are added, the last ones retire.
+    /// Adjusts the number of replicas: adds new ones, or retires the last ones.
     pub(super) fn set_replicas(&mut self) {
         for replica in 0..self.spec.run.replicas {
             if self.current_unit(replica).is_none() {
@@ -227,7 +227,7 @@ impl ModelTask {
 
     /// Ends the model by `deadline`. The fleet has already refused new requests.
     fn shut_down(&mut self, deadline: Instant) {
-        // Processes that serve stay while they have requests; `settle` ends the others.
+        // Serving processes stay while they have requests; `settle` ends the others.
         self.end = Some(TaskEnd::Shutdown(deadline));
         self.give_up_replacements("the fleet is shutting down");
         for unit in &mut self.units {
@@ -255,7 +255,7 @@ impl ModelTask {
         late
     }
 
-    /// Deadline at which the end needs another look.
+    /// Time at which the task must check again if it can end.
     pub(super) fn end_deadline(&self) -> Option<Instant> {
         match self.end? {
             TaskEnd::Removed => None,

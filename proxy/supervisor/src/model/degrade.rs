@@ -1,5 +1,5 @@
-//! Handles a process that came up with much less on GPUs than an earlier one with the same command: the
-//! device was lost, or full.
+//! Handles a process that loaded much less onto GPUs than an earlier process with the same command, because
+//! the GPU was lost or full.
 //!
 //! ```text
 //!   ready ── layers from its log, VRAM from a reading ── much less than known for its command?
@@ -24,7 +24,7 @@ use crate::error::{BackendFailure, FailureKind};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-/// Reasons for which the old process is no better than a new one on the CPU.
+/// Reasons of replacements whose old process serves no better than a new one on the CPU.
 const CANNOT_SERVE: [Reason; 5] =
     [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
@@ -33,15 +33,15 @@ impl ModelTask {
         lock(&self.context.common).health.clone()
     }
 
-    /// Offload lost, compared with the best process with the same command.
+    /// Layers or VRAM that a process lacks, compared with the best process with the same command.
     fn lost_offload(&self, unit: &ProcessUnit, now: GpuOffload) -> Option<OffloadLoss> {
         let live = unit.live.as_ref()?;
         let known = self.context.leak_history.best_offload(&live.memory.key)?;
         now.loss_against(known, &self.health_policy())
     }
 
-    /// Decides if a ready successor ends instead of taking over, because it has lost much and the old
-    /// process can serve. `vram` is what it holds now, if that was read.
+    /// Decides whether a ready successor is ended instead of taking over, because it lacks much on the GPU
+    /// and the old process can serve. `vram`: bytes that the successor holds now, if they were read.
     pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
         let Some(unit) = self.unit(id).filter(|unit| unit.role == UnitRole::Successor) else { return false };
         let Some(live) = &unit.live else { return false };
@@ -68,8 +68,8 @@ impl ModelTask {
         true
     }
 
-    /// Judges the offload of a serving process: from its log when it is ready, from a reading a moment
-    /// later. A complete offload is remembered if `settled`.
+    /// Judges the offload of a serving process: from its log when it is ready, and from a reading a moment
+    /// later. `settled`: the reading is final, so a complete offload is remembered.
     pub(super) fn judge_offload(&mut self, id: UnitId, settled: bool) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
@@ -111,7 +111,7 @@ impl ModelTask {
         clock::after_pause(Instant::now(), backoff::delay(&policy, tried.saturating_add(1), rand::random()))
     }
 
-    /// Restarts a degraded process when its memory is available again.
+    /// Restarts a process that lost its GPU when enough memory is available again.
     pub(super) fn recover_offload(&mut self, now: Instant) {
         let Some(recovery) = self.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
         let degraded = |unit: &&ProcessUnit| {
@@ -123,7 +123,7 @@ impl ModelTask {
         };
         let (replica, ready) = (unit.replica, unit.phase() == BackendPhase::Ready);
         if !ready || !self.replacements.is_empty() || !self.is_vram_available(unit) {
-            // Looking is cheap, so the pause does not grow.
+            // Checking is cheap, so the pause between checks does not grow.
             let pause = self.health_policy().offload_retry.max(Duration::from_secs(1));
             self.timers.recovery = Some(OffloadRecovery { at: clock::after_pause(now, pause), ..recovery });
             return;
@@ -133,8 +133,8 @@ impl ModelTask {
         self.replace_replica(replica, Reason::Degraded);
     }
 
-    /// True if as much VRAM is free as the best process held, counting what this one frees. Without a GPU
-    /// sensor only a start can show it.
+    /// True if as much VRAM is available as the best process held, counting the VRAM that this process
+    /// would free. Also true without a GPU sensor: then only a start can tell.
     fn is_vram_available(&self, unit: &ProcessUnit) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(lost) = live.degraded else { return false };

@@ -12,20 +12,20 @@ use crate::view::InputModalities;
 
 #[derive(Debug)]
 pub(super) struct ModelExperience {
-    /// Time from spawn to ready, at the last start.
+    /// Time from the spawn until the process was ready, at the last start.
     pub(super) load_time: Option<Duration>,
-    /// Fastest start with the current command.
+    /// Shortest such time with the current command.
     fastest_start: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<InputModalities>,
     pub(super) lulls: LullHistory,
-    /// A process did not start with a slot directory.
+    /// True if a process did not start because it was given a slot directory.
     pub(super) refuses_slot_files: bool,
-    /// `made_of` hash of processes that are known not to use restored slots.
+    /// Hash (`made_of`) of the build and command whose processes are known not to use restored slots.
     pub(super) reuses_no_slots: Option<u64>,
     /// Command of the last process that became ready.
     command: Option<ServerCommand>,
-    /// Prompt prices, and the leak-history key of the processes that they are valid for.
+    /// Memory prices of prompts, and the leak-history key of the processes for which they are valid.
     prices: (String, Vec<PromptPrice>),
 }
 
@@ -46,7 +46,7 @@ impl ModelExperience {
         }
     }
 
-    /// Fastest start with this command.
+    /// Shortest time from spawn to ready with this command.
     pub(super) fn fastest_start(&self, command: &ServerCommand) -> Option<Duration> {
         self.fastest_start.filter(|_| self.command.as_ref() == Some(command))
     }
@@ -63,7 +63,7 @@ impl ModelExperience {
         is_other
     }
 
-    /// Stores the prices learned from a process for the next one with the same key.
+    /// Stores the prompt prices learned from a process, for later processes with the same key.
     pub(super) fn note_prices(&mut self, memory: &MemoryTracker) {
         let learnt = memory.cost.learnt_prices();
         if !learnt.is_empty() {
@@ -71,7 +71,7 @@ impl ModelExperience {
         }
     }
 
-    /// Prices learned from processes with this key.
+    /// Prompt prices learned from processes with this key.
     pub(super) fn prices(&self, key: &str) -> &[PromptPrice] {
         if self.prices.0 == key { &self.prices.1 } else { &[] }
     }

@@ -1,5 +1,5 @@
-//! Starts a model that does not fit into memory with its fallback arguments, until it is unloaded or gets
-//! another configuration.
+//! Starts a model with its fallback arguments if the model does not fit into memory, until the model is
+//! unloaded or gets another configuration.
 
 use warden_policies::book::MemoryNeeds;
 
@@ -9,11 +9,11 @@ use crate::error::FailureKind;
 use crate::spec::{FallbackSpec, ModelSpec, ServerCommand, SharedSpec};
 use crate::view::event::EventKind;
 
-/// Consecutive starts without enough memory before the fallback is used. After the first one other models
-/// make more room.
+/// Consecutive starts without enough memory before the fallback arguments are used. After the first such
+/// start, other models make more room.
 const SHORT_STARTS: u32 = 2;
 
-/// Configured command and needs, while the fallback replaces them.
+/// Configured command and memory needs, kept while the fallback arguments are in use.
 #[derive(Debug)]
 pub(super) struct ConfiguredCommand {
     command: ServerCommand,
@@ -21,8 +21,8 @@ pub(super) struct ConfiguredCommand {
 }
 
 impl ModelTask {
-    /// Switches to the fallback arguments from the next start on, if there are any and the model has no
-    /// process. Returns true if it switched.
+    /// Uses the fallback arguments from the next start on, if there are any and the model has no process.
+    /// Returns true if they were not in use before and now are.
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
         let any = self.units.iter().any(|unit| unit.live.is_some());
         let Some(FallbackSpec { args, needs }) = self.spec.fallback.clone() else { return false };
@@ -37,14 +37,14 @@ impl ModelTask {
         self.log_event(None, EventKind::FallsBack { message });
         self.apply_loading();
         if matches!(self.load_state, LoadState::Granted { .. }) {
-            // The granted room was for the larger configuration.
+            // Return the room: it was granted for the larger configuration.
             self.give_room_back();
         }
         self.retry_failed();
         true
     }
 
-    /// Switches to the fallback arguments because the inherited processes run with them.
+    /// Uses the fallback arguments, because processes taken over from the previous instance run with them.
     pub(super) fn inherit_fallback(&mut self) {
         let Some(FallbackSpec { args, needs }) = self.spec.fallback.clone() else { return };
         let command = self.spec.command.clone();
@@ -54,7 +54,7 @@ impl ModelTask {
         self.apply_loading();
     }
 
-    /// Falls back if starts lacked memory although other models made room.
+    /// Uses the fallback arguments if starts lacked memory although other models had made room.
     pub(super) fn settle_fallback(&mut self) {
         let short = self.units.iter().find_map(|unit| {
             let failure = unit.failure.as_ref()?;
@@ -66,7 +66,7 @@ impl ModelTask {
         }
     }
 
-    /// Returns to the configured command: there may be more room at the next start.
+    /// Returns to the configured command, because there may be more room at the next start.
     pub(super) fn restore_configured(&mut self) {
         if let Some(ConfiguredCommand { command, needs }) = self.configured_command.take() {
             self.spec.command = command;
@@ -74,7 +74,7 @@ impl ModelTask {
         }
     }
 
-    /// Applies the fallback to new settings whose command and fallback arguments are unchanged.
+    /// Keeps the fallback in use when new settings have the same command and fallback arguments.
     pub(super) fn keep_fallback(&mut self, mut spec: SharedSpec) -> SharedSpec {
         let whole = self.configured_command.take().filter(|whole| spec.command == whole.command);
         let args = |spec: &ModelSpec| spec.fallback.as_ref().map(|fallback| fallback.args.clone());

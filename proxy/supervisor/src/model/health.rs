@@ -1,5 +1,5 @@
-//! Tracks the health of one generation: answers, progress, GPU faults, and the symptoms that follow from
-//! them. Makes no decisions.
+//! Tracks the health of one generation: answers, progress, GPU faults, and the resulting symptoms. Other
+//! modules decide what to do about symptoms.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::process::{ProcessSample, ServerProps, hints};
 use crate::spec::{CommonConfig, ServerCommand};
 use crate::view::HealthView;
 
-/// Shortest silence worth showing; less is only the pause between two looks.
+/// Shortest time without progress that is shown; a shorter one is only the pause between two readings.
 const MIN_SHOWN_STALL: Duration = Duration::from_secs(10);
 
-/// Xid of a GPU that has fallen off the bus: the meaning of a device that the driver lost.
+/// Xid of a GPU that has fallen off the bus; also recorded for a GPU that the driver no longer reports.
 const XID_OFF_THE_BUS: u64 = 79;
 
 #[derive(Debug)]
@@ -27,15 +27,16 @@ pub(super) struct HealthTracker {
     health: HealthMonitor,
     faults_seen: Option<u64>,
     speed: Option<f64>,
-    /// A healthy process answers questions about its slots.
+    /// True if the process answers requests for the state of its slots while it is healthy.
     tells_slots: bool,
-    /// Counters may be requested while nothing is in flight.
+    /// True if the process's counters may be requested while no request runs.
     asked_idle: bool,
-    /// Time limit for loading the model again after sleep; zero if the process never unloads it.
+    /// Time limit for reloading the model after llama-server's sleep; zero if the process never unloads the
+    /// model.
     wake: Duration,
     standing: Option<(Instant, ProcessRunState)>,
     paging: u64,
-    /// Time for which a prompt may still be evaluated after its client left.
+    /// Time for which a prompt may still be evaluated after its client has left.
     abandoned_prompt_limit: Duration,
 }
 
@@ -65,14 +66,14 @@ impl HealthTracker {
         self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
     }
 
-    /// Returns two flags: request counters, and request slots. A sleeping server is not woken, and a server
-    /// at work is left alone.
+    /// Returns two flags: request the counters, and request the slots. A sleeping server is not asked,
+    /// because that would wake it, and slots are requested only if the health check needs them.
     pub(super) fn what_to_request(&self, in_flight: u32) -> (bool, bool) {
         (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.needs_query())
     }
 
-    /// Records a complete reading, and the answers since the last one. `uses` says if the process has
-    /// memory on a GPU.
+    /// Records a complete reading, and the answers since the last reading. `uses` says whether the process
+    /// has memory on a GPU.
     pub(super) fn note_reading(
         &mut self,
         now: Instant,
@@ -107,7 +108,7 @@ impl HealthTracker {
         self.note_faults(reading, uses);
     }
 
-    /// True if the process was stopped since the last reading, or waited for its pages.
+    /// True if, since the last reading, the process was stopped (SIGSTOP) or waited for pages from disk.
     fn is_hindered(&mut self, at: Instant, standing: Option<ProcessRunState>) -> bool {
         let Some(now) = standing else { return false };
         let before = self.standing.replace((at, now));
@@ -121,7 +122,7 @@ impl HealthTracker {
 
     fn note_faults(&mut self, reading: &ProcessSample, uses: impl Fn(GpuIndex) -> bool) {
         let Some(devices) = &reading.devices else { return };
-        // Faults before the first reading belong to an earlier process.
+        // Faults seen before the first reading are those of an earlier process.
         let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
         for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
             let xid = match fault.fault {
@@ -140,12 +141,12 @@ impl HealthTracker {
         self.health.symptoms()
     }
 
-    /// Decoding speed at the last look, in tokens per second of one slot.
+    /// Decoding speed at the last reading, in tokens per second of one slot.
     pub(super) fn decode_speed(&self) -> Option<f64> {
         self.speed
     }
 
-    /// View for status and metrics.
+    /// Health for status and metrics.
     pub(super) fn show(&self, cell: &GenerationCell) -> HealthView {
         let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
             HealthSymptom::SlowDecode { baseline, .. } => Some(baseline),
@@ -162,7 +163,7 @@ impl HealthTracker {
     }
 }
 
-/// Tokens per second of one slot, over all these answers.
+/// Decoding speed over all these answers, in tokens per second of one slot.
 fn speed(answers: &[DecodeSpeed]) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;

@@ -10,18 +10,19 @@ use super::unit::{ProcessUnit, UnitRole};
 use crate::clock;
 use crate::view::event::EventKind;
 
-/// Interval for checking if a model that is kept for another one still has to stay.
+/// Interval for checking whether a model that is kept loaded because of another one still has to stay.
 const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
-    /// Drains and stops processes that had no request for `ttl`. A request that arrives at this moment
-    /// waits for the end and the next start.
+    /// Drains and stops the model's processes if none had a request for `ttl`. A request that arrives at
+    /// this moment waits until the processes have ended and started again.
     pub(super) fn unload_if_idle(&mut self) {
         self.timers.idle = None;
         let Some(ttl) = self.spec.ttl.filter(|_| self.end.is_none()) else { return };
         let serves =
             |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Ready;
-        // Replicas that start, end or are replaced are checked again when they have settled.
+        // While a replica starts, ends or is replaced, nothing is unloaded; this check runs again
+        // afterwards.
         let rests = self.replacements.is_empty() && self.operators.restarts.is_empty();
         if !rests || self.units.is_empty() || !self.units.iter().all(serves) {
             return;
@@ -30,7 +31,7 @@ impl ModelTask {
         let idle = self.live_generations().map(|live| self.leases.idle_since(live.id));
         let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
             Some(since) => clock::after(since, ttl),
-            // Requests are running. The next check comes after `ttl`, which is the earliest possible time.
+            // Requests are running, so the model can be unloaded after another `ttl` at the earliest.
             None => clock::after(now, ttl),
         };
         if due > now || self.leases.waiting() > 0 {

@@ -1,5 +1,5 @@
-//! Takes over the processes of the previous instance. They are sampled like new ones; nothing is decided
-//! about them until that instance has let them go.
+//! Takes over the processes of the previous instance. Their memory is sampled as for new processes, but
+//! nothing is decided about them until the previous instance has let them go.
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{LifecycleEffect, LifecycleEvent};
@@ -36,7 +36,7 @@ impl ModelTask {
             let by = heirs[0].record.generation;
             self.leases.settings.set(by, &path, Bytes::from(body));
         }
-        // The processes have these settings already.
+        // Mark the settings as applied: the processes have them already.
         let _known = self.leases.settings.take_fresh();
         self.load_state =
             LoadState::Granted { places: record.places.clone(), told: true, asking: None, beside: true };
@@ -50,14 +50,14 @@ impl ModelTask {
         let record = heir.record.clone();
         let generation = record.generation;
         let current = self.current_unit(record.replica).map(|unit| unit.id);
-        // A surplus replica: it drains once it is ours.
+        // A replica that is no longer configured gets a unit too, and drains once the process is ours.
         let id = current.unwrap_or_else(|| self.add_unit(record.replica, UnitRole::Current));
         let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
         if let Some(kin) = record.kin {
             let _first = cell.kin.set(kin);
         }
-        // A recipe that cannot be read comes from another version: treat the process as outdated.
+        // A recipe that cannot be read was written by another version: treat the process as outdated.
         let made_of = serde_json::from_value::<ProcessRecipe>(record.made_of).unwrap_or_else(|_| {
             let mut other = process_recipe(&self.spec);
             other.request.command = record.command.clone();
@@ -105,7 +105,7 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Starts deciding: the previous instance has let the processes go.
+    /// Begins to decide, because the previous instance has let the processes go.
     pub(super) fn begin_deciding(&mut self) {
         let now = Instant::now();
         for unit in &mut self.units {

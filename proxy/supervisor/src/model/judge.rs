@@ -1,8 +1,8 @@
 //! Reads memory and applies the recycle policy.
 //!
-//! A sample is due every interval, right after a process becomes ready, and a moment after its last request
-//! if it stays idle. The policy is evaluated at each sample, and again when a replacement that waits for a
-//! quiet moment may have one.
+//! Memory is read at each interval, right after a process becomes ready, and a moment after its last
+//! request if it stays idle. The policy is applied after each reading. If a replacement waits for a quiet
+//! moment, the policy is applied again when such a moment may have come.
 //!
 //! ```text
 //!     facts ──> decide ──> reclaim? ──> due? ──> cooldown ──> confirmed? ──> permit ──> replace
@@ -28,7 +28,7 @@ use crate::model::context::ReplacementPermit;
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    /// Applies the policy to a unit and acts on the decision.
+    /// Applies the recycle policy to a unit's process and acts on the decision.
     pub(super) fn judge_unit(&mut self, id: UnitId) {
         let now = Instant::now();
         self.note_lull(id);
@@ -44,15 +44,15 @@ impl ModelTask {
         let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
         let Some(live) = &mut unit.live else { return };
         live.memory.facts = Some(facts);
-        // Only a drain can last too long. A decision that waits for a permit or an interval has not drained
-        // yet.
+        // Measure only the time of a drain: a decision that waits for a permit or an interval has not begun
+        // to drain.
         let urgent = phase == BackendPhase::Draining && decision.action >= RecycleAction::DrainNow;
         live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
             BackendPhase::Ready if role == UnitRole::Current => {
                 self.act_on_decision(id, replica, decision, now);
             }
-            // Do not cut requests for an end that frees nothing.
+            // Do not cut running requests if ending the process would free nothing.
             BackendPhase::Draining
                 if decision.action == RecycleAction::KillNow && !futile && !self.is_spared(&decision) =>
             {
@@ -62,8 +62,8 @@ impl ModelTask {
         }
     }
 
-    /// Tells the cooldown which budgets the process exceeds, and warns operators about budgets that are too
-    /// small.
+    /// Records for the cooldown which budgets the process exceeds, and warns operators about budgets that
+    /// are too small.
     fn note_exceeded_budgets(&mut self, id: UnitId, facts: &RecycleFacts) {
         let load_time = self.experience.load_time;
         let Some(live) = self.live_mut(id) else { return };
@@ -79,7 +79,7 @@ impl ModelTask {
         }
     }
 
-    /// Reason that holds a replacement back until an operator acts.
+    /// Reason for holding a replacement back until an operator acts, if there is one.
     fn lasting_hold(
         &self,
         facts: &RecycleFacts,
@@ -89,7 +89,8 @@ impl ModelTask {
         self.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
-    /// Same as [`Self::lasting_hold`] for a decision, with the memory of the last judgement.
+    /// Reason for holding this decision back until an operator acts, by the memory figures of the last
+    /// judgement.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
         let held = decision.series.and_then(|series| self.charged_bytes(id, series));
         self.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)
@@ -101,7 +102,7 @@ impl ModelTask {
         let too_small = |model: &Self, decision: &RecycleDecision| {
             matches!(model.lasting_hold_of(id, decision), Some(HoldReason::BudgetTooSmall { .. }))
         };
-        // Work needs this memory, so it cannot be given back.
+        // If the budget is too small, the server needs the memory for its work and cannot give it back.
         while !too_small(self, &decision)
             && let Some(waiting) = self.try_reclaim(id, &decision, now)
         {
@@ -130,7 +131,7 @@ impl ModelTask {
         let held = match (wanted, due) {
             (false, _) => None,
             (true, true) => check().or(long.filter(|_| decision.action < RecycleAction::KillNow)),
-            // Waiting for a better moment would not help.
+            // The decision is not due yet; if only an operator can help, say so now.
             (true, false) => self.lasting_hold_of(id, &decision),
         };
         if let Some(by) = held {
@@ -142,7 +143,7 @@ impl ModelTask {
         let spared = free && self.is_spared(&decision);
         let go = free && !spared && self.is_confirmed(id, &decision, now);
         let alone = decision.action < RecycleAction::KillNow && self.is_another_starting(replica);
-        // Do not wait for a file system when memory is almost exhausted.
+        // Check the needed files first, but not when memory is almost exhausted: a file system may be slow.
         let prepared = if go && !alone && decision.action < RecycleAction::KillNow {
             let urgent = decision.action >= RecycleAction::DrainNow;
             self.may_replace(id, if urgent { URGENT_READ_AHEAD_LIMIT } else { READ_AHEAD_LIMIT })
@@ -185,9 +186,9 @@ impl ModelTask {
         }
     }
 
-    /// Decision without growth that is suspended because memory was given back: a budget, a share of
-    /// requests, an age, other memory. `None` if nothing else is wanted or nothing is suspended. `facts`
-    /// exclude the suspended growth.
+    /// Decision for another reason (a budget, a share of requests, an age, other memory) while a decision
+    /// about growth is suspended because memory was given back. `None` if there is no other reason or
+    /// nothing is suspended. In `facts`, the suspended growth is set to steady.
     fn other_than_suspended(
         &self,
         id: UnitId,
@@ -232,7 +233,7 @@ impl ModelTask {
         if wanted && !decision.due && held.is_none() {
             let within = live.wish.since.map(|since| clock::after(since, within));
             let quiet = idle_since.map(|since| clock::after(since, quiet_for));
-            // A permit becomes free without notice when another replacement ends, so ask again.
+            // No message says that a permit is free again, so ask again after a pause.
             let turn = (decision.why_not == Some(RecycleHindrance::InTurn))
                 .then(|| clock::after_pause(now, quiet_for));
             live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
@@ -259,7 +260,7 @@ impl ModelTask {
         }
     }
 
-    /// True if another backend was ended for this shortage a moment ago; that end may be enough.
+    /// True if another process was ended a moment ago for the same shortage; its memory may suffice.
     fn is_spared(&self, decision: &RecycleDecision) -> bool {
         match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
             Some(series) => !self.context.may_end_backend(series),
@@ -267,8 +268,8 @@ impl ModelTask {
         }
     }
 
-    /// True if growth of host memory also shows in an exact reading, which is slow and therefore made only
-    /// now.
+    /// True if an exact reading shows the growth of host memory, too. Exact readings are slow, so they are
+    /// made only just before a replacement.
     fn is_confirmed(&mut self, id: UnitId, decision: &RecycleDecision, now: Instant) -> bool {
         if !is_growth_of_host(decision.reason, decision.series) {
             return true;
@@ -283,14 +284,15 @@ impl ModelTask {
         shown == Some(true)
     }
 
-    /// True if the pages do not show the growth of host memory that the counters show.
+    /// True if an exact reading, page by page, did not show the growth of host memory that the counters
+    /// show.
     fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
         let live = self.live(id);
         let interval = self.watch.sensors.confirm_interval;
         live.and_then(|live| live.memory.confirmation(now, interval)) == Some(false)
     }
 
-    /// True if another replica is starting after a crash, so that this one serves for both.
+    /// True if another replica is starting after a crash, so that this one serves the requests of both.
     fn is_another_starting(&self, replica: u32) -> bool {
         let told = self.spec.lifecycle.failures_told;
         self.units.iter().any(|unit| {
@@ -309,29 +311,29 @@ impl ModelTask {
         self.live(id)?.memory.charged_bytes(kind)
     }
 
-    /// Permit to replace a replica now; `None` while another replacement goes first.
+    /// Returns a permit to replace a replica now; `None` while another replacement goes first.
     pub(super) fn replacement_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
         let unit = self.unit(id)?;
         let gpus = unit.live.as_ref()?.memory.used_gpus();
-        // Two overlapping replacements at a time would count the same free memory twice.
+        // Two overlapping replacements at the same time would count the same free memory twice.
         let reach = if self.would_overlap(unit) { ReplacementReach::Machine } else { ReplacementReach::Gpus };
         self.context.replacement_permit(&self.spec.name, replica, &gpus, reach)
     }
 
-    /// Permit for a replacement caused by a new configuration. Such replacements run one after another, so
-    /// that each is judged by the memory that the last one left.
+    /// Returns a permit for a replacement caused by a new configuration. Such replacements run one after
+    /// another, so that each is judged by the memory that the previous one left.
     pub(super) fn exclusive_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
         let gpus = self.live(id)?.memory.used_gpus();
         self.context.replacement_permit(&self.spec.name, replica, &gpus, ReplacementReach::Machine)
     }
 
-    /// Permit for a replacement that does not wait; others wait for it.
+    /// Returns a permit for a replacement that begins at once; other replacements wait until it is over.
     pub(super) fn claim_permit(&self, id: UnitId, replica: u32) -> ReplacementPermit {
         let gpus = self.live(id).map(|live| live.memory.used_gpus());
         self.context.claim_permit(&self.spec.name, replica, &gpus.unwrap_or_default())
     }
 
-    /// Ends a process without a drain and with a short grace, because memory is almost exhausted.
+    /// Ends a process without a drain and with a short grace period, because memory is almost exhausted.
     fn kill_now(&mut self, id: UnitId, replica: u32, decision: &RecycleDecision, permit: ReplacementPermit) {
         self.begin_by_policy(
             replica,
@@ -343,7 +345,7 @@ impl ModelTask {
         self.cut_drain(id, decision);
     }
 
-    /// Ends a drain now.
+    /// Ends a drain now, together with the requests that still run.
     fn cut_drain(&mut self, id: UnitId, decision: &RecycleDecision) {
         let Some(unit) = self.unit_mut(id) else { return };
         let generation: Option<GenerationId> = unit.generation();
@@ -353,7 +355,7 @@ impl ModelTask {
         self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 
-    /// Policy facts about a unit that serves or drains.
+    /// Inputs of the recycle policy about a unit whose process serves or drains.
     fn policy_facts(&self, id: UnitId, now: Instant) -> Option<RecycleFacts> {
         let unit = self.unit(id)?;
         if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Draining) {

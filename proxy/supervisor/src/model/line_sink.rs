@@ -1,7 +1,7 @@
-//! Handles each output line of a process: logs it and notifies the model's task of lines that matter.
+//! Handles each output line of a process: logs the line, and notifies the model's task if it matters.
 //!
-//! A child may write faster than the task reads. Few messages of one process may wait, so that the inbox
-//! stays bounded.
+//! A child may write faster than the task reads. The number of waiting messages per process is limited, so
+//! that the inbox stays bounded.
 
 use std::sync::Arc;
 
@@ -15,9 +15,11 @@ use crate::process::{LineSink, discreet, failure};
 use crate::spec::ServerCommand;
 use crate::view::log::LogRing;
 
-/// Memory lines that may wait for the model's task. A start writes some thirty.
+/// Maximum number of lines about memory that wait for the model's task. A start writes some thirty such
+/// lines.
 const MAX_PENDING_LINES: usize = 256;
-/// One alarm is enough: the task looks for the line itself.
+/// Maximum number of waiting crash reports. A single report is enough: the task then searches the log for
+/// the line.
 const MAX_PENDING_ALARMS: usize = 1;
 
 /// Builds the line handler of one generation.
@@ -38,7 +40,7 @@ pub(super) fn make_line_sink(
         }
         let is_crash = failure::is_crash(&text);
         logs.push(generation, stream, given.redact(text));
-        // Send after the line is logged: the task looks for it there.
+        // Send the report after logging the line, because the task searches the log for it.
         if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
             outbox.send(TaskMessage::Report(generation, HelperReport::CrashLogged(pending)));
         }

@@ -23,19 +23,19 @@ use crate::memory::leak_history;
 use crate::memory::loading::{LoadingOrder, LoadingReport};
 use crate::view::event::EventKind;
 
-/// State of the model towards the loader.
+/// State of the model's request for room: none, waiting, granted, or leaving.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum LoadState {
-    /// No process, and none wanted.
+    /// The model has no process and wants none.
     #[default]
     Unloaded,
-    /// Waits for room. `changed`: the settings have changed since it asked.
+    /// The model waits for room. `changed`: its settings have changed since it asked.
     Waiting { urgent: bool, number: u64, changed: bool },
-    /// May have processes on these GPUs per replica; an empty list leaves the GPUs to the command. While
-    /// `asking` whether new settings may stay, no process is started. `beside`: processes with the latest
-    /// settings fit next to the old ones.
+    /// The model may have processes. `places`: GPUs of each replica; an empty list leaves the choice to the
+    /// command. `asking`: number of a pending question whether the model may stay with new settings; no
+    /// process is started meanwhile. `beside`: a process with the latest settings fits next to an old one.
     Granted { places: Vec<Vec<usize>>, told: bool, asking: Option<u64>, beside: bool },
-    /// Must unload, for another model or by itself.
+    /// The model is being unloaded, for another model or for a reason of its own.
     Leaving { for_another: bool },
 }
 
@@ -52,7 +52,7 @@ impl ModelTask {
                 self.report_loading(LoadingReport::Loaded);
             }
             LoadState::Granted { .. } if !any && (ends || self.all_starts_failed()) => self.give_room_back(),
-            // Unloaded by an operator or after `ttl`.
+            // An operator or `ttl` has unloaded the model.
             LoadState::Granted { .. } if self.end.map_or(!self.wanted, |end| end == TaskEnd::Removed) => {
                 self.load_state = LoadState::Leaving { for_another: false };
                 self.report_loading(LoadingReport::Leaving);
@@ -62,7 +62,7 @@ impl ModelTask {
                 self.restore_configured();
                 self.give_room_back();
             }
-            // The room was given back while a start waited for an answer.
+            // A start waits, and the room was given back meanwhile: ask for room again.
             LoadState::Unloaded if self.holds_starts() && !ends => drop(self.may_start()),
             LoadState::Waiting { .. } if ends || !(self.wanted || self.holds_starts()) => {
                 self.restore_configured();
@@ -79,14 +79,15 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// True if all replicas that can start serve. A replica that does not start does not delay others.
+    /// True if all replicas serve, except those whose starts fail.
     fn all_serve(&self) -> bool {
         let current = || self.units.iter().filter(|unit| unit.role == UnitRole::Current);
         let ready = |unit: &ProcessUnit| unit.phase() == BackendPhase::Ready;
         current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
     }
 
-    /// True if starts failed and the next ones wait; other models may use the room meanwhile.
+    /// True if the starts of all replicas failed and wait for a pause; other models may use the room
+    /// meanwhile.
     fn all_starts_failed(&self) -> bool {
         self.units.iter().all(ProcessUnit::waits_for_change)
     }
@@ -95,7 +96,7 @@ impl ModelTask {
         self.units.iter().any(|unit| unit.held_start.is_some())
     }
 
-    /// True if processes may be started now. Otherwise asks the loader for room.
+    /// True if processes may be started now. If not, asks the loader for room.
     pub(super) fn may_start(&mut self) -> bool {
         if let LoadState::Granted { asking, .. } = self.load_state {
             return asking.is_none();
@@ -107,7 +108,7 @@ impl ModelTask {
             LoadState::Granted { .. } | LoadState::Leaving { .. } => false,
         };
         if asks {
-            // A repeated wish keeps its number, because the answer may be on its way.
+            // A repeated request for room keeps its number, because the answer may be on its way.
             if self.load_state == LoadState::Unloaded {
                 self.last_wish += 1;
             }
@@ -124,7 +125,7 @@ impl ModelTask {
         false
     }
 
-    /// Starts a process because of a timer or a repaired file, if there is room; otherwise it waits for room.
+    /// Starts a process after a pause or a repaired file, or makes the start wait for room.
     pub(super) fn revive(&mut self, id: UnitId, event: LifecycleEvent) {
         if self.may_start() {
             self.step_machine(id, event);
@@ -133,12 +134,12 @@ impl ModelTask {
         }
     }
 
-    /// True if the expiry of this timer starts a process.
+    /// True if a process is started when this timer expires.
     pub(super) const fn starts_process(timer: LifecycleTimer) -> bool {
         matches!(timer, LifecycleTimer::Backoff { .. } | LifecycleTimer::Trial)
     }
 
-    /// Current needs, including measurements of processes with the same command.
+    /// Present memory needs, including measurements of processes with the same command.
     pub(super) fn loading_spec(&self) -> LoadSpec {
         let mut spec = LoadSpec {
             replicas: self.spec.run.replicas,
@@ -150,7 +151,8 @@ impl ModelTask {
         let measured = self.context.leak_history.peak_memory(&leak_history::process_key(&self.spec.command));
         match &mut spec.needs {
             Some(needs) => needs.measured = measured,
-            // The model file's needs are unknown, but processes with the same command were measured.
+            // The needs cannot be computed from the model file, but processes with the same command were
+            // measured.
             None if measured.host.is_some() => {
                 spec.needs = Some(MemoryNeeds { measured, ..MemoryNeeds::default() });
             }
@@ -159,7 +161,7 @@ impl ModelTask {
         spec
     }
 
-    /// Registers with the loader and forwards its decisions to this task.
+    /// Registers the model with the loader. The loader's orders become messages to this task.
     pub(super) fn join_loading(&self) {
         let outbox = self.outbox.clone();
         let listener = Box::new(move |word| {
@@ -180,13 +182,13 @@ impl ModelTask {
         self.apply_loading();
     }
 
-    /// Reports new settings. A loaded model stays loaded.
+    /// Reports new settings to the loader. A loaded model stays loaded.
     pub(super) fn apply_loading(&self) {
         self.report_loading(LoadingReport::SettingsChanged(Box::new(self.loading_spec())));
     }
 
     /// Handles the loader's answer that the model can never be loaded. Uses the fallback arguments if they
-    /// can help; else its requests and operators get the reason.
+    /// can help; otherwise waiting requests and operators get the reason.
     pub(super) fn note_never_loaded(&mut self, why: &str, by_room: bool) {
         if !matches!(self.load_state, LoadState::Waiting { .. }) || by_room && self.fall_back(why) {
             return;
@@ -196,12 +198,13 @@ impl ModelTask {
         self.leases.give_up_predecessor();
         self.context.refuse_in_predecessor(&self.spec.name, &denied);
         self.give_up_replacements(&format!("it cannot be loaded: {why}"));
-        // The next request asks again, with the whole need. Until then no process may start.
+        // The next request asks the loader again. Until then no process may start.
         self.wanted = false;
         self.stop_all();
     }
 
-    /// Room was granted to the wish with this number. Answers to withdrawn wishes are ignored.
+    /// Handles room that the loader granted to request number `asked`. Answers to withdrawn requests are
+    /// ignored.
     pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
         let LoadState::Waiting { number, changed, .. } = self.load_state else { return };
         if number != asked {
@@ -209,7 +212,7 @@ impl ModelTask {
         }
         self.load_state = LoadState::Granted { places, told: false, asking: None, beside: true };
         if changed {
-            // The room was granted for other settings.
+            // The settings have changed since the request, so ask again.
             self.ask_loader();
         } else {
             self.run_held_starts();
@@ -226,11 +229,11 @@ impl ModelTask {
         }
     }
 
-    /// Asks whether the model may stay with new settings, if they change its memory or GPUs. Until the
-    /// answer no process starts.
+    /// Asks the loader whether the model may stay with new settings, if they change its memory or GPUs. No
+    /// process is started until the answer.
     pub(super) fn ask_to_stay(&mut self, before: &LoadSpec, remade: bool) {
         let now = self.loading_spec();
-        // Measurements belong to the old command; the new one may need just as much.
+        // Ignore measurements: they belong to the old command, and the new one may need as much.
         let needs = |spec: &LoadSpec| {
             spec.needs.clone().map(|needs| MemoryNeeds { measured: MeasuredNeeds::default(), ..needs })
         };
@@ -245,7 +248,7 @@ impl ModelTask {
         self.ask_loader();
     }
 
-    /// True while the model waits to hear if it may stay with new settings. No process starts meanwhile.
+    /// True while the loader has not answered whether the model may stay with new settings.
     pub(super) fn is_asking_to_stay(&self) -> bool {
         matches!(self.load_state, LoadState::Granted { asking: Some(_), .. })
     }
@@ -258,7 +261,7 @@ impl ModelTask {
         }
     }
 
-    /// The loader lets the model stay, with these GPUs per process.
+    /// Handles the loader's answer that the model may stay, with these GPUs for each process.
     pub(super) fn note_stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
         let LoadState::Granted { places, asking, beside, .. } = &mut self.load_state else { return };
         if *asking != Some(question) {
@@ -270,9 +273,10 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// The loader does not let the model stay: its requests end, it stops, and asks for room again.
+    /// Handles the loader's answer that the model may not stay: drains and stops it, and asks for room
+    /// again.
     pub(super) fn reload_model(&mut self, why: String, question: u64) {
-        // Accept an answer to an earlier question as well: the loader already counts the model as leaving.
+        // Accept an answer to an earlier question, too: the loader already counts the model as leaving.
         if self.end.is_some()
             || !matches!(self.load_state, LoadState::Granted { asking: Some(asked), .. } if asked >= question)
         {
@@ -282,7 +286,7 @@ impl ModelTask {
         self.leave_for("the model is reloaded with its new settings");
     }
 
-    /// Unloads the model for another one.
+    /// Unloads the model to make room for another one.
     pub(super) fn make_room_for(&mut self, wanted: ModelName) {
         if self.end.is_some() || !matches!(self.load_state, LoadState::Granted { .. }) {
             return;
@@ -299,14 +303,15 @@ impl ModelTask {
         self.stop_all();
     }
 
-    /// True while the model drains for another one. Running requests are not cut for that, however long
-    /// they take.
+    /// True while the model drains to make room for another one. Then running requests are not cut, however
+    /// long they take.
     pub(super) fn may_drain_long(&self, id: UnitId) -> bool {
         let lost = self.spec.lifecycle.probes_lost;
         let crashed = self.live(id).is_none_or(|live| {
             live.crashed_at.is_some() || live.short_grace || live.silent_for(lost).is_some()
         });
-        // Without running requests only slots are being saved, which has a time limit.
+        // Without running requests, the drain waits only for slots to be saved, which has its own time
+        // limit.
         let answers = self.live(id).is_some_and(|live| self.leases.in_flight(live.id) > 0);
         answers
             && self.end.is_none()
@@ -321,7 +326,7 @@ impl ModelTask {
         place.filter(|_| self.spec.choose_gpus).cloned().unwrap_or_default()
     }
 
-    /// Reports the memory of the model's processes, once all were read.
+    /// Reports the memory of the model's processes to the loader, once all of them were read.
     pub(super) fn report_memory(&self) {
         // During a replacement two processes hold memory, so the sum would be too large.
         if !matches!(self.load_state, LoadState::Granted { .. })
@@ -332,7 +337,7 @@ impl ModelTask {
         }
         let mut held = MemoryAmounts::none();
         let made_of = process_recipe(&self.spec);
-        // A retiring process ends and frees its memory.
+        // Leave out retiring processes, which end and free their memory.
         let current = self.units.iter().filter(|unit| unit.role == UnitRole::Current);
         let current: Vec<_> = current.filter_map(ProcessUnit::generation).collect();
         let (mut leaks, mut gpus_unknown, mut can_give, mut outdated) = (false, false, false, false);
@@ -358,7 +363,7 @@ impl ModelTask {
         }));
     }
 
-    /// Reports a start that lacked memory.
+    /// Reports to the loader that a start lacked memory, if that was the kind of failure.
     pub(super) fn report_short(&self, kind: FailureKind) {
         if kind == FailureKind::OutOfMemory {
             self.report_loading(LoadingReport::StartShort);
@@ -369,7 +374,7 @@ impl ModelTask {
         self.context.loading.send_report(&self.who, told);
     }
 
-    /// True if requests wait for the model while the model waits for room.
+    /// True if requests wait because the model waits for room.
     pub(super) fn waits_for_room(&self) -> bool {
         matches!(self.load_state, LoadState::Waiting { .. }) && self.leases.needs_process()
     }

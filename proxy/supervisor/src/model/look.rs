@@ -1,8 +1,8 @@
-//! Checks the files that processes need: before a healthy process is replaced, and while a start waits for
-//! a change.
+//! Checks that the files needed by the next process exist: before a healthy process is replaced, and
+//! repeatedly while a failed start waits for a change.
 //!
-//! A helper does the check, because a file system may hang. A replacement either finds a fresh result, or
-//! requests one and is tried again when the result is there.
+//! A helper makes the check, because a file system may hang. A replacement uses a fresh result if there is
+//! one; otherwise it requests a check and is tried again after it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,28 +22,29 @@ use crate::process::needs::NeedsCheck;
 use crate::process::needs::missing::MissingNeed;
 use crate::view::ledger::ReplacementMode;
 
-/// Maximum age of a result.
+/// Maximum age of a check that a replacement uses.
 const CHECK_MAX_AGE: Duration = Duration::from_secs(2);
 
-/// Maximum wait of a replacement for reading the next model's files ahead, while the old process serves.
+/// Time limit for reading the next process's model files into the page cache, while the old process serves.
 pub(super) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
-/// Same limit for an urgent replacement.
+/// Time limit for reading model files ahead of an urgent replacement.
 pub(super) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
 
 impl ModelTask {
-    /// Decides if the process of a unit may be replaced. `Err`: it is healthy and the next one could not
-    /// start. `None`: the check is under way, and model files are read ahead for at most `patience`. A sick
-    /// process may always be replaced.
+    /// Decides whether the process of a unit may be replaced. `Err`: the process is healthy, and the next
+    /// one could not start. `None`: a check is under way, which first reads model files ahead for at most
+    /// `patience`. A process that is not healthy may always be replaced.
     pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), MissingNeed>> {
         let unit = self.unit(id)?;
         if unit.phase() != BackendPhase::Ready {
             return Some(Ok(()));
         }
         let made_of = process_recipe(&self.spec);
-        // The libraries of another binary are irrelevant.
+        // Compare with the running process's libraries only if the next process has the same recipe.
         let same = unit.live.as_ref().filter(|live| live.recipe == made_of);
         let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
-        // A result serves one replacement: the next one may follow a repair.
+        // Take the result: it serves one replacement only, because files may have changed before the next
+        // one.
         if let Some((at, of, sight)) = self.needs.for_replacement.take()
             && at.elapsed() <= CHECK_MAX_AGE
             && of == made_of
@@ -61,7 +62,7 @@ impl ModelTask {
         None
     }
 
-    /// Starts a check. `ahead`: how long the model's files may be read first.
+    /// Starts a check in a helper. `ahead`: time for which the model's files may be read ahead first.
     fn check_needs(&mut self, made_of: ProcessRecipe, running: Option<u32>, ahead: Option<Duration>) {
         if std::mem::replace(&mut self.needs.is_checking, true) {
             return;
@@ -104,7 +105,7 @@ impl ModelTask {
         {
             self.replace_replica(replica, reason);
         }
-        // Judge again the units that requested the check.
+        // Apply the policy again to units with a pending decision: one of them may have requested the check.
         for id in self.ids() {
             let live = self.live(id);
             if live
@@ -137,7 +138,7 @@ impl ModelTask {
     }
 
     /// Keeps the present process because the next one could not start. The ledger and the requester get the
-    /// reason once, until it changes.
+    /// reason once, and again only if it changes.
     pub(super) fn keep_present_process(
         &mut self,
         replica: u32,
@@ -157,7 +158,8 @@ impl ModelTask {
         self.fail_replacement(replica, &failure);
     }
 
-    /// Same check for an operator or a new configuration. True if the replacement may begin.
+    /// True if a replacement for an operator or a new configuration may begin, by the check of the needed
+    /// files.
     pub(super) fn may_begin_replacement(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
         match self.may_replace(id, READ_AHEAD_LIMIT) {
             Some(Ok(())) => true,
@@ -166,7 +168,7 @@ impl ModelTask {
                 false
             }
             None => {
-                // Other reasons are judged again anyway.
+                // Remember only these two reasons: the policy decides again about all others.
                 if !matches!(reason, Reason::Operator | Reason::Configuration) {
                     self.needs.pending_replacement = Some((replica, reason));
                 }

@@ -1,6 +1,5 @@
-//! The channel to a model's task. tokio reserves room for 32 messages per channel, each as large as the
-//! largest message (224 bytes). The channel carries boxes, so an idle model costs 0.5 KiB here and not 7
-//! KiB.
+//! The channel to a model's task. tokio reserves room for 32 messages per channel, and the largest message
+//! has 224 bytes. The channel carries boxes, so it costs an idle model 0.5 KiB instead of 7 KiB.
 
 use tokio::sync::mpsc;
 
@@ -26,7 +25,7 @@ impl TaskInbox {
         self.0.recv().await.map(|message| *message)
     }
 
-    /// The next message, if one waits.
+    /// Next message, if one is waiting.
     #[cfg(test)]
     pub(crate) fn try_recv(&mut self) -> Option<TaskMessage> {
         self.0.try_recv().ok().map(|message| *message)

@@ -1,5 +1,5 @@
-//! Messages to a model's task: reports of its helpers, each about one generation, and requests of operators
-//! and the fleet.
+//! Messages to a model's task: reports of its helper tasks, each about one generation, and requests of
+//! operators and of the fleet.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::view::ledger::LedgerEntry;
 use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// Name of the operator who asked, if known; written to the ledger.
+/// Name of the operator who requested an action, if known; written to the ledger.
 pub(crate) type RequestedBy = Option<Arc<str>>;
 
 /// A message to a model's task.
@@ -38,13 +38,13 @@ pub(crate) type RequestedBy = Option<Arc<str>>;
 pub(crate) enum TaskMessage {
     /// Report of a helper. Reports about generations that are gone are ignored.
     Report(GenerationId, HelperReport),
-    /// Files needed by a process with this recipe were checked.
+    /// A check of the files that a process with this recipe needs has ended.
     Looked(Box<ProcessRecipe>, NeedsCheck),
     /// The start search with this number has ended.
     StartSearched(u64, Box<StartFinding>),
     /// Request of an operator, a reload or the shutdown.
     Control(ControlMessage),
-    /// Liveness check of the task.
+    /// Question of the watchdog: a task that is alive answers.
     Beat(oneshot::Sender<()>),
 }
 
@@ -52,38 +52,39 @@ pub(crate) enum TaskMessage {
 pub(crate) enum HelperReport {
     /// The process was created, or could not be.
     Spawned(Result<Arc<dyn BackendProcess>, SpawnError>),
-    /// Output line that may report memory.
+    /// The process wrote an output line that may contain memory sizes.
     MemoryLine(String, OwnedSemaphorePermit),
     /// The process logged a crash.
     CrashLogged(OwnedSemaphorePermit),
-    /// The probe sent at this time has ended.
+    /// The probe that was sent at this time has ended.
     Probed {
         sent: Instant,
         health: ProbeResult,
-        /// Requested by the first probe that finds the process ready.
+        /// Properties of the process, requested after the first probe that finds it ready.
         props: Option<ServerProps>,
-        /// VRAM in bytes, read by the probe that finds a successor ready; `None` if not read or unknown.
+        /// VRAM in bytes, read after the probe that finds a successor ready; `None` if not read or unknown.
         vram: Option<u64>,
-        /// Descriptions of client settings that could not be applied before the process serves.
+        /// Descriptions of client settings that could not be applied to the process.
         unset: Vec<String>,
-        /// State carried over from the predecessor, if any.
+        /// Result of carrying over conversations from the predecessor, if that was tried.
         warmed: Option<Box<WarmingResult>>,
     },
-    /// Slots of the drained process are saved.
+    /// The drained process has saved its slots.
     Packed(Box<SavedSlots>),
-    /// Conversations of the predecessor were warmed after the gate opened.
+    /// Warming with the predecessor's conversations, which began after the gate opened, is over.
     Warmed(Box<WarmthReport>),
-    /// Descriptions of settings of other processes that could not be applied to this one.
+    /// Descriptions of client settings, made in other processes, that could not be applied to this one.
     SettingsFailed(Vec<String>),
-    /// Files were checked just before the process was created.
+    /// The needed files were checked just before the process was created.
     Looked(NeedsCheck),
-    /// The starting process has made no progress for this long.
+    /// The starting process has made no progress for this time.
     Stalled(Duration),
-    /// The process is reaped. For SIGKILL: whether lack of memory was the reason.
+    /// The process has ended and is reaped. After a SIGKILL, the second value says if lack of memory was
+    /// the reason.
     Exited(ProcessExit, OomEvidence),
-    /// Memory that came back after the process ended.
+    /// Amount of memory that came back after the process had ended.
     MemoryReturned(ReturnedMemory),
-    /// Memory was read, or could not be.
+    /// A reading of the process's memory has ended; values that could not be read are missing.
     Sampled { taken: ReadingContext, sample: Box<ProcessSample> },
     /// Result of a reclaim request.
     Reclaimed(Box<ReclaimResult>),
@@ -95,54 +96,54 @@ pub(crate) enum ControlMessage {
     Drain(oneshot::Sender<Result<(), ControlError>>),
     /// Ask the processes to give memory back.
     Reclaim(RequestedBy, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
-    /// Pin or unpin the model, and the operator's name.
+    /// Pin (true) or unpin (false) the model for the named operator.
     Pin(bool, Arc<str>, oneshot::Sender<Result<PinView, ControlError>>),
     /// New settings. Answered with true if processes are replaced because of them.
     Apply(SharedSpec, Box<WatchConfig>, oneshot::Sender<bool>),
     /// New settings of a remote model. Answered with true if its address changes.
     PointRemote(Box<RemoteSpec>, oneshot::Sender<bool>),
-    /// Room granted: GPUs per process, and the number of the wish.
+    /// The loader granted room: GPUs of each process, and the number of the request.
     Load(Vec<Vec<usize>>, u64),
-    /// Unload for this model.
+    /// Unload the model to make room for the named one.
     Unload(ModelName),
-    /// Another model needs memory that the processes hoard.
+    /// Ask the processes to give memory back, because another model needs it.
     ReclaimForOther,
-    /// The model may stay with its new settings: GPUs per process, room next to the old processes, number
-    /// of the question.
+    /// The model may stay loaded with its new settings. Fields: GPUs of each process, whether new processes
+    /// fit next to the old ones, and the number of the question that this answers.
     Stay {
         places: Vec<Vec<usize>>,
         beside: bool,
         question: u64,
     },
-    /// The model may not stay with its new settings, for this reason.
+    /// The model may not stay loaded with its new settings, for this reason.
     Reload {
         why: String,
         question: u64,
     },
-    /// Load together with another model.
+    /// Load the model because another model, with which it is loaded together, is loaded.
     LoadAlong,
-    /// Remove the state kept in memory since the model was unloaded.
+    /// Remove saved slots that were kept in memory when the model was unloaded.
     DropKeptState,
     /// The model can never be loaded, for this reason.
     NeverLoad {
         why: String,
         by_room: bool,
     },
-    /// Measured behaviour of a binary.
+    /// Store facts that were measured about a binary.
     LearnFacts(PathBuf, ServerFacts),
-    /// Freeze, and return everything that the next instance needs.
+    /// Make no more decisions, and return everything that the next instance needs.
     HandOver(oneshot::Sender<Result<ModelWill, String>>),
-    /// The handover failed.
+    /// The handover failed: this task decides again.
     Thaw,
-    /// The next instance has taken over.
+    /// The next instance has taken over: release the processes.
     LetGo(oneshot::Sender<()>),
-    /// The previous instance has let go.
+    /// The previous instance has released the processes: begin to decide.
     Begin,
-    /// Open gates and refused requests of the next instance.
+    /// Open gates of the next instance, and requests that it has refused.
     Gates(Vec<OpenGate>, Vec<ModelRefusal>),
-    /// End the task: nothing runs here, and the next instance owns the rest.
+    /// End the task: this instance has no more requests, and the next one owns the processes.
     Disband,
     Remove,
-    /// Shut down; leases may run until this time.
+    /// Shut down; requests may run until this time.
     Shutdown(Instant),
 }

@@ -7,13 +7,15 @@
 //!   timers ------------+    then settle
 //! ```
 //!
-//! A turn handles one thing and then *settles*: it inspects the whole state and acts on it until nothing is
-//! left to do. So nothing depends on seeing an edge. A lease that ended while a generation was being
-//! closed, a request between two steps, a merged wake-up: all are found by inspection.
+//! A turn handles one message or timer and then *settles*: it inspects the whole state and acts on it until
+//! nothing is left to do. So nothing depends on seeing each event. A lease that ended while a generation
+//! was being closed, a request that came between two steps, two wake-ups merged into one: the inspection
+//! finds them all.
 //!
-//! A turn awaits nothing. Slow work runs in a helper task, which reports by a message with its generation.
+//! A turn awaits nothing. Slow work runs in a helper task, which reports with a message that names its
+//! generation.
 //!
-//! State, each type with its own methods:
+//! State, kept in types with their own methods:
 //!
 //! | file | job |
 //! |---|---|
@@ -131,7 +133,7 @@ use crate::view::log::LogRing;
 #[derive(Debug)]
 pub(crate) struct ModelTask {
     context: Arc<FleetContext>,
-    /// Identity of this model for the loader.
+    /// Identity by which the loader knows this model.
     who: ModelId,
     leases: Arc<LeaseQueue>,
     logs: Arc<LogRing>,
@@ -141,32 +143,33 @@ pub(crate) struct ModelTask {
     /// Sender for helpers' reports.
     outbox: TaskOutbox,
     helpers: JoinSet<()>,
-    /// Start searches. Unlike helpers they are awaited at the end, so that their processes are reaped.
+    /// Running start searches. At the end of the task they are awaited (helpers are not), so that their
+    /// processes are reaped.
     searches: JoinSet<()>,
     units: Vec<ProcessUnit>,
     next_unit: u64,
-    /// Processes should run even without waiting requests.
+    /// True if processes should run even without waiting requests.
     wanted: bool,
-    /// State towards the loader.
+    /// State of the model's request to the loader for room.
     load_state: LoadState,
-    /// Number of the last wish sent to the loader.
+    /// Number of the last request for room sent to the loader.
     last_wish: u64,
     /// Pin set by an operator, if any.
     manual_pin: Option<ManualPin>,
-    /// Configured command, while the fallback arguments replace it.
+    /// Configured command, kept while the fallback arguments are in use.
     configured_command: Option<ConfiguredCommand>,
-    /// Starts that died of a signal.
+    /// Deaths of processes by a signal before they were ready.
     dead_starts: DeadStarts,
     end: Option<TaskEnd>,
-    /// Instance that decides about the processes.
+    /// Instance of the program that decides about the processes.
     custody: TaskCustody,
-    /// Processes of the next instance that requests of this one may use.
+    /// Processes of the next instance that requests of this instance may use.
     guests: BTreeMap<GenerationId, Arc<GenerationCell>>,
     /// Generations whose gates are open in the next instance, as last reported.
     followed: Option<BTreeSet<GenerationId>>,
     replacements: ReplacementTracker,
     reclaim_counts: ReclaimCounts,
-    /// State kept when the model was unloaded.
+    /// Conversations and slots kept since the model was unloaded.
     kept_state: UnloadedState,
     operators: OperatorRequests,
     cooldown: RecycleCooldown,
@@ -176,34 +179,35 @@ pub(crate) struct ModelTask {
     /// Ended processes whose memory has not come back yet.
     dying: Vec<GenerationId>,
     timers: ModelTimers,
-    /// Since when the queue's time limits are paused.
+    /// Moment since which the wait limits of queued requests are paused.
     queue_paused_at: Option<Instant>,
     needs: NeedsState,
-    /// False after a removal, when another model may have the same name in the published view.
+    /// False after a removal: then another model may have the same name in the published view.
     is_published: bool,
     dirty: bool,
-    /// Counts all actions of a turn, to see when nothing is left to do.
+    /// Counts actions: if a round of settling adds none, nothing is left to do.
     steps: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TaskCustody {
     Ours,
-    /// No instance decides, until the handover succeeds or fails.
+    /// No instance decides until the handover has succeeded or failed.
     Frozen,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TaskEnd {
     Removed,
-    /// Shutdown of everything; leases may run until this time.
+    /// The whole fleet shuts down; requests may run until this time.
     Shutdown(Instant),
 }
 
-/// Interval for checking if removed models have freed their room.
+/// Interval for checking whether removed models have freed their memory.
 const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Upper bound of rounds for settling, more than any state needs. A bug here must not occupy a core for ever.
+/// Maximum number of rounds of settling. No state needs that many, but a bug must not occupy a core for
+/// ever.
 const ROUNDS: usize = 64;
 
 impl ModelTask {
@@ -265,14 +269,14 @@ impl ModelTask {
             model.inherit_will(will);
         }
         if model.wanted && model.context.begun.is_cancelled() {
-            // Ask here and not in the task, so that models ask in the order of the configuration.
+            // Ask the loader here and not in the task, so that models ask in the order of the configuration.
             model.may_start();
         }
         model.context.publisher.update(model.model_view());
         (model, outbox)
     }
 
-    /// Starts no process until removed models are gone, for at most the stop grace.
+    /// Delays the first process until removed models are gone, for at most the stop grace period.
     pub(crate) fn wait_for_room(&mut self) {
         self.timers.room = Some(clock::after(Instant::now(), self.spec.lifecycle.stop_grace));
     }
@@ -309,11 +313,11 @@ impl ModelTask {
                     Some(TaskMessage::Looked(made_of, sight)) => self.note_needs(*made_of, sight),
                     Some(TaskMessage::StartSearched(number, finding)) => self.note_start_search(number, *finding),
                     Some(TaskMessage::Control(control)) => self.handle_control(control),
-                    // No state change; the caller may have stopped waiting.
+                    // Answer the watchdog and change nothing. Sending fails if it no longer waits.
                     Some(TaskMessage::Beat(question)) => {
                         let _left = question.send(());
                     }
-                    // Unreachable: we hold a sender ourselves.
+                    // Unreachable: this task holds a sender, so the channel stays open.
                     None => return,
                 },
                 () = leases.wake.notified() => self.spread_settings(),
@@ -330,7 +334,7 @@ impl ModelTask {
 
     fn settle(&mut self) {
         if !self.context.begun.is_cancelled() {
-            // The previous instance still owns the processes.
+            // Do nothing: the previous instance still owns the processes.
             return;
         }
         for _ in 0..ROUNDS {
@@ -352,7 +356,7 @@ impl ModelTask {
 
     /// Runs the timers that are due.
     fn fire_timers(&mut self, now: Instant) {
-        // Start nothing while the previous instance owns the processes or a start search runs one.
+        // Start no process while the previous instance owns the processes or a start search runs its own.
         let may_start = self.context.begun.is_cancelled() && !self.is_searching();
         for id in self.ids() {
             let Some(unit) = self.unit_mut(id) else { continue };
@@ -423,20 +427,20 @@ impl ModelTask {
     fn add_unit(&mut self, replica: u32, role: UnitRole) -> UnitId {
         let id = UnitId(self.next_unit);
         self.next_unit += 1;
-        // Most models have one unit; the vector would reserve four.
+        // Reserve exactly one: most models have one unit, and the vector would reserve four.
         self.units.reserve_exact(1);
         self.units.push(ProcessUnit::new(id, replica, role));
         self.note_action();
         id
     }
 
-    /// Records an action: settle again and publish the view.
+    /// Records an action, so that the state is settled again and the view published.
     fn note_action(&mut self) {
         self.steps += 1;
         self.dirty = true;
     }
 
-    /// Answers an operator at the end of the turn.
+    /// Queues an answer to an operator, sent at the end of the turn.
     fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
         self.operators.queue_answer(reply, answer);
         self.steps += 1;

@@ -7,20 +7,20 @@ use super::recipe::ProcessRecipe;
 use crate::process::needs::NeedsCheck;
 use crate::process::needs::missing::MissingNeed;
 
-/// Last results, and who requested the next check.
+/// Last results of these checks, and a replacement that waits for one.
 #[derive(Debug, Default)]
 pub(super) struct NeedsState {
     /// A check is running.
     pub(super) is_checking: bool,
     /// A replacement waits for the next result.
     pub(super) is_wanted: bool,
-    /// Result for that replacement.
+    /// Result for the waiting replacement: time, recipe of the next process, and findings.
     pub(super) for_replacement: Option<(Instant, ProcessRecipe, NeedsCheck)>,
     /// Last result with something missing.
     pub(super) last_missing: Option<NeedsCheck>,
-    /// Result that kept a replacement from beginning.
+    /// Result because of which a replacement did not begin.
     pub(super) blocking: Option<NeedsCheck>,
-    /// Replacement that begins when the result is there.
+    /// Replica and reason of a replacement that begins when the check is done.
     pub(super) pending_replacement: Option<(u32, Reason)>,
 }
 

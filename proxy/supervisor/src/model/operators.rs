@@ -20,7 +20,7 @@ pub(super) struct RestartRequest {
 /// Reclaim awaited by an operator.
 #[derive(Debug)]
 pub(super) struct ReclaimRequest {
-    /// Generations that have not answered.
+    /// Generations that have not answered yet.
     pub(super) generations: Vec<GenerationId>,
     pub(super) entries: Vec<ReclaimEntry>,
     pub(super) by: RequestedBy,
@@ -39,7 +39,7 @@ pub(super) struct OperatorRequests {
     pub(super) restarts: Vec<RestartRequest>,
     pub(super) drains: Vec<DrainRequest>,
     pub(super) reclaims: Vec<ReclaimRequest>,
-    /// Answers to send at the end of the turn.
+    /// Answers to send to operators at the end of the task's turn.
     answers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -55,7 +55,8 @@ impl OperatorRequests {
         asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
     }
 
-    /// Records a generation's answer. Returns the requests that are now complete.
+    /// Records the answer of a generation to a reclaim request. Returns the operators' requests that are
+    /// now complete.
     pub(super) fn note_reclaimed(
         &mut self,
         generation: GenerationId,
@@ -71,7 +72,7 @@ impl OperatorRequests {
     }
 
     pub(super) fn queue_answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        // Fails if the operator has left.
+        // Sending fails if the operator no longer waits.
         self.answers.push(Box::new(move || drop(reply.send(answer))));
     }
 

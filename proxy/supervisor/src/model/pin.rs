@@ -1,5 +1,5 @@
-//! Pins set by operators. A pin overrides the configuration, through reloads and handovers, until an
-//! operator changes it or the program ends.
+//! Pins set by operators. Such a pin overrides the configuration, even after a reload or a handover, until
+//! an operator changes it or the program ends.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::error::ControlError;
 use crate::view::event::EventKind;
 use crate::view::pin_entry::{PinEntry, PinKind, PinView};
 
-/// Last pin command.
+/// Last pin command of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ManualPin {
     pub(super) pinned: bool,
@@ -17,7 +17,7 @@ pub(super) struct ManualPin {
 }
 
 impl ModelTask {
-    /// Pins or unpins the model for an operator.
+    /// Pins or unpins the model on behalf of an operator.
     pub(super) fn set_pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
         if self.end.is_some() {
             return Err(ControlError::ShuttingDown);
@@ -26,7 +26,7 @@ impl ModelTask {
             let because = "a canary is temporary, and is unloaded before all others".to_owned();
             return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
         }
-        // Repeating a pin is no event.
+        // A command that repeats the present pin is not recorded.
         if self.manual_pin.as_ref().is_none_or(|said| said.pinned != pinned) {
             self.manual_pin = Some(ManualPin { pinned, by: by.to_owned() });
             self.apply_loading();

@@ -1,4 +1,5 @@
-//! Command and options of a process. A new process is needed if its recipe differs from the running one's.
+//! Recipe of a process: its command and options. If the recipe that the configuration gives differs from the
+//! running process's recipe, a new process is needed.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{ModelSpec, ServerCommand, SocketMode, SpawnRequest};
 
-/// Command and options of a process. Equal recipes mean that no new process is needed.
+/// Command and options of a process. If two recipes are equal, no new process is needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessRecipe {
     pub(super) request: SpawnRequest,

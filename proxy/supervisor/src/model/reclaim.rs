@@ -6,8 +6,8 @@
 //!                                                     └ the process ends or is silent: the entry says so
 //! ```
 //!
-//! The process serves meanwhile, and nothing waits for it: drains, replacements, kills and shutdown
-//! proceed. Answers about a generation that is gone are ignored.
+//! The process serves meanwhile, and drains, replacements, kills and shutdown do not wait for its answer. An
+//! answer of a process that is gone is ignored.
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -33,7 +33,7 @@ use crate::view::{ReclaimTotals, ReclaimView};
 #[derive(Debug)]
 pub(super) struct PendingReclaim {
     entry: ReclaimEntry,
-    /// Number of readings begun when the answer came. A later reading shows the effect.
+    /// Number of readings begun when the answer came. Only a reading with a higher number shows the effect.
     answered_at_reading: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct PendingReclaim {
 #[derive(Debug, Default)]
 pub(super) struct ReclaimCounts {
     totals: ReclaimTotals,
-    /// The present requests free memory for another model.
+    /// True if the requests under way are to free memory for another model.
     for_another: bool,
 }
 
@@ -60,8 +60,8 @@ impl ReclaimCounts {
 }
 
 impl ModelTask {
-    /// Tries a reclaim before the decision. Returns the decision in its present form while a reclaim is
-    /// tried, or `None` if the decision is to be carried out.
+    /// Tries to make the process give memory back before `decision` is carried out. Returns a decision that
+    /// holds the replacement back meanwhile, or `None` if `decision` is to be carried out.
     pub(super) fn try_reclaim(
         &mut self,
         id: UnitId,
@@ -80,7 +80,7 @@ impl ModelTask {
         };
         match rung {
             ReclaimDecision::Replace(_) => None,
-            // The process or another one of the model is about to be replaced, which goes first.
+            // A replacement of this or another process of the model is under way and goes first.
             ReclaimDecision::Reclaim if !free => None,
             ReclaimDecision::Reclaim => {
                 live.reclaims.record_request(&policy, Some((decision, facts.as_ref())), at);
@@ -107,7 +107,7 @@ impl ModelTask {
         }
     }
 
-    /// Sends the request in a helper task.
+    /// Starts a helper task that sends the request to the process.
     fn send_reclaim(&mut self, id: UnitId, reason: Reason, decision: Option<&RecycleDecision>) {
         let policy = self.spec.recycle.common;
         let urgent = decision.is_some_and(|decision| decision.action >= RecycleAction::DrainNow);
@@ -130,7 +130,7 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Handles an answer or its timeout.
+    /// Handles the answer to a reclaim request, or the lack of an answer in time.
     pub(super) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
@@ -150,7 +150,7 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Completes an entry with the first reading that began after the answer.
+    /// Completes a ledger entry with the first reading that began after the answer.
     pub(super) fn complete_reclaim(&mut self, id: UnitId, number: u64) {
         let at = self.context.now();
         let Some(live) = self.live_mut(id) else { return };
@@ -165,7 +165,7 @@ impl ModelTask {
         self.end_reclaim(id, worth);
     }
 
-    /// Writes the entry of a finished request.
+    /// Writes the ledger entry of a finished request.
     pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
         let Some(asked) = self.live_mut(id).and_then(|live| live.pending_reclaim.take()) else { return };
         let entry = ReclaimEntry {
@@ -193,8 +193,8 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Asks all processes that can be asked, because another model needs memory. The loader is told after
-    /// the last answer.
+    /// Asks all processes that can give memory back to do so, because another model needs memory. After the
+    /// last answer, the loader gets a report.
     pub(super) fn reclaim_for_other(&mut self) {
         let policy = self.spec.recycle.common;
         let serves = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Ready;
@@ -211,7 +211,7 @@ impl ModelTask {
         self.report_reclaimed();
     }
 
-    /// Reports to the loader if no request is pending.
+    /// Reports to the loader that all requests are answered, if so.
     fn report_reclaimed(&mut self) {
         if self.reclaim_counts.for_another
             && !self.live_generations().any(|live| live.pending_reclaim.is_some())
@@ -222,7 +222,7 @@ impl ModelTask {
         }
     }
 
-    /// Asks all serving processes at once for an operator. The answer has an entry for each.
+    /// Asks all serving processes at once, for an operator. The operator's answer has one entry per process.
     pub(super) fn reclaim_for_operator(
         &mut self,
         by: RequestedBy,
@@ -275,7 +275,8 @@ impl ModelTask {
         self.ask_each(able.into_iter().map(|(id, _)| id), Reason::Operator);
     }
 
-    /// Asks processes without a policy decision. A request already under way counts.
+    /// Asks these processes to give memory back, without a policy decision. A request already under way is
+    /// not repeated.
     fn ask_each(&mut self, ids: impl IntoIterator<Item = UnitId>, reason: Reason) {
         let (at, policy) = (self.context.now(), self.spec.recycle.common);
         for id in ids {
@@ -293,7 +294,7 @@ impl LiveGeneration {
         policy.reclaim && self.memory.parts.is_some_and(ReclaimParts::any)
     }
 
-    /// Reclaim view of the process.
+    /// Reclaim requests to the process, for the view.
     pub(super) fn reclaim_view(&self) -> ReclaimView {
         ReclaimView {
             parts: self.memory.parts,
@@ -304,7 +305,7 @@ impl LiveGeneration {
         }
     }
 
-    /// Why the process is replaced without a reclaim, if worth logging.
+    /// Why the process is replaced without being asked to give memory back, if that is worth logging.
     pub(super) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
         self.no_reclaim.filter(|why| {
             matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })

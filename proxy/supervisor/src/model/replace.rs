@@ -1,4 +1,4 @@
-//! Replacements, from the decision to the entry in the ledger.
+//! Replacements, from the decision to the ledger entry.
 //!
 //! ```text
 //!   sequential:  Recycle -> old drains -> old stops -> new starts -> new opens -> its first sample -> entry
@@ -6,8 +6,8 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! One replacement at a time per model: more would take several replicas out of service, or memory for
-//! several processes.
+//! Each model has one replacement at a time: several at once would take several replicas out of service, or
+//! need memory for several additional processes.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::view::ledger::{LedgerEntry, ReplacementMode};
 /// Maximum interval between two requests for a permit.
 const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decision that does not come from the policy.
+/// Decision for a replacement that the policy did not decide.
 pub(super) fn decision_for(reason: Reason) -> RecycleDecision {
     RecycleDecision {
         action: RecycleAction::DrainNow,
@@ -47,8 +47,8 @@ impl ModelTask {
         permit: Option<ReplacementPermit>,
     ) {
         if self.is_asking_to_stay() {
-            // The next process would have settings for which room is not granted yet. The unit is judged
-            // again later.
+            // Room for the new settings is not granted yet, so a new process may not start. The unit is
+            // judged again later.
             return;
         }
         let Some(unit) = self.current_unit(replica) else { return };
@@ -59,7 +59,7 @@ impl ModelTask {
         self.execute_replacement(id, replica, mode);
     }
 
-    /// Records a policy replacement without a drain. The caller ends the process.
+    /// Records a replacement that the policy decided. The caller ends the process without a drain.
     pub(super) fn begin_by_policy(
         &mut self,
         replica: u32,
@@ -85,8 +85,8 @@ impl ModelTask {
         }
     }
 
-    /// Begins to replace the process of a replica, or starts it if there is none. An operator does not wait
-    /// for a permit; a new configuration does.
+    /// Begins to replace the process of a replica, or starts a process if there is none. A replacement for
+    /// an operator begins at once; a replacement for a new configuration waits for a permit.
     pub(super) fn replace_replica(&mut self, replica: u32, reason: Reason) {
         let Some(id) = self.current_unit(replica).map(|unit| unit.id) else { return };
         if !self.may_start() {
@@ -97,7 +97,7 @@ impl ModelTask {
         }
         let permit = if reason == Reason::Configuration {
             let Some(permit) = self.exclusive_permit(id, replica) else {
-                // A permit becomes free without notice when another replacement ends, so ask again.
+                // No message says that a permit is free again, so ask again after a pause.
                 self.timers.configuration = Some(clock::after_pause(
                     Instant::now(),
                     self.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL),
@@ -124,7 +124,7 @@ impl ModelTask {
         }
     }
 
-    /// Tracks and logs a replacement. The caller makes it happen.
+    /// Tracks and logs a replacement. The caller carries it out.
     pub(super) fn record_replacement(
         &mut self,
         replica: u32,
@@ -164,8 +164,8 @@ impl ModelTask {
         self.note = note;
     }
 
-    /// True if the requests of a draining generation may exceed its deadline: the replacement is for size,
-    /// age or speed, and the machine has enough memory.
+    /// True if the running requests of a draining generation may outlast the drain deadline: the
+    /// replacement is because of size, age or speed, and the machine has enough memory.
     pub(super) fn may_outlast_drain(&self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return false };
         let Some(live) = unit.live.as_ref() else { return false };
@@ -190,15 +190,16 @@ impl ModelTask {
             && live.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
-    /// Handles an expired drain deadline whose requests must not be cut: the process serves again, and the
-    /// drain is retried later.
+    /// Handles an expired drain deadline when the running requests must not be cut: the process serves
+    /// again, and is drained later.
     pub(super) fn postpone_drain(&mut self, id: UnitId) {
         let deadline = self.spec.lifecycle.drain_deadline;
         let Some(unit) = self.unit_mut(id) else { return };
         let (replica, role) = (unit.replica, unit.role);
         let now = Instant::now();
         if role == UnitRole::Retiring {
-            // Another process serves. Keep draining, without blocking other replacements.
+            // Another process already serves, so this one keeps draining, but no longer delays other
+            // replacements.
             unit.timer = Some((LifecycleTimer::Drain, clock::after_pause(now, deadline)));
             if let Some(replacement) =
                 unit.generation().and_then(|from| self.replacements.replacement_of_mut(from))
@@ -230,14 +231,14 @@ impl ModelTask {
         while let Some(replacement) = self.replacements.take_complete() {
             let entry = self.write_entry(replacement, None);
             self.replacements.note_completed(entry);
-            // Memory was not reported during the replacement.
+            // Report memory to the loader now, because it was not reported during the replacement.
             self.report_memory();
             self.note_action();
         }
     }
 
-    /// Ends a replacement whose new process does not serve. The entry gives the reason, and waiting
-    /// operators get it.
+    /// Ends a replacement whose new process does not serve. The ledger entry and waiting operators get the
+    /// reason.
     pub(super) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
@@ -253,8 +254,8 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Ends all replacements because of another command. The ledger gives the reason, and operators who
-    /// wait for a restart get an answer.
+    /// Ends all replacements because of another command. The ledger entries and operators who wait for a
+    /// restart get the reason.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
             self.give_up_replacement(replacement, because);
@@ -267,8 +268,8 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Stops following a replacement. If the new process already serves, the replacement counts as done,
-    /// though not fully measured.
+    /// Ends the tracking of a replacement. If the new process already serves, the replacement counts as
+    /// done, although measurements may be missing.
     pub(super) fn give_up_replacement(&mut self, mut replacement: Replacement, because: &str) {
         if replacement.has_taken_over() {
             let entry = self.write_entry(replacement, None);
@@ -280,7 +281,7 @@ impl ModelTask {
     }
 
     fn write_entry(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {
-        // Let other replacements begin after the events below are logged.
+        // Hold the permit until the events below are logged; then other replacements may begin.
         let _held = replacement.permit.take();
         let entry = LedgerEntry {
             id: self.context.ledger.next_number(),

@@ -1,4 +1,4 @@
-//! Chooses sequential or overlapping replacement by the available memory, with a reason for people.
+//! Chooses between sequential and overlapping replacement by the available memory, and explains the choice.
 
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::HostMemory;
@@ -13,13 +13,13 @@ use crate::spec::ReplaceMode;
 use crate::view::ledger::ReplacementMode;
 
 impl ModelTask {
-    /// Replacement mode, with its reason for people.
+    /// Replacement mode, and an explanation for people.
     pub(super) fn choose_mode(&self, unit: &ProcessUnit) -> (ReplacementMode, Option<String>) {
         self.replace_mode(unit, || self.context.world.available_memory())
     }
 
-    /// True if a replacement would overlap. Called at every sample, so it uses the sample's available
-    /// memory and reads it again only if the sample had none.
+    /// True if a replacement now would overlap. Called at every sample: available memory is taken from the
+    /// sample, and read again only if the sample has none.
     pub(super) fn would_overlap(&self, unit: &ProcessUnit) -> bool {
         let sampled = unit.live.as_ref().and_then(|live| live.memory.totals).map(|totals| totals.available);
         self.replace_mode(unit, || sampled.or_else(|| self.context.world.available_memory())).0
@@ -53,7 +53,8 @@ impl ModelTask {
         }
     }
 
-    /// True unless the loader said that a process with the latest settings does not fit next to an older one.
+    /// False if the loader said that a process with the latest settings does not fit next to an older
+    /// process.
     fn fits_next_to_old(&self, unit: &ProcessUnit) -> bool {
         let is_older = || unit.live.as_ref().is_some_and(|live| live.recipe != process_recipe(&self.spec));
         !matches!(self.load_state, LoadState::Granted { beside: false, .. }) || !is_older()
@@ -87,14 +88,14 @@ impl ModelTask {
         let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
         let mut fits = available >= needed;
         for vram in &memory.vram {
-            // The next process will reach the same peak, and present processes may take again what they
-            // gave back.
+            // Count the peak: the next process will reach it too. Also count memory that present processes
+            // gave back, because they may take it again.
             let all = &self.context.fleet_memory;
             let needed = scale_bytes(
                 vram.bytes.max(all.vram_peak(live.id, vram.gpu)),
                 self.spec.recycle.common.overlap_headroom,
             );
-            // Memory promised to models that are being loaded is not in use yet.
+            // Memory reserved for models that are being loaded still looks free.
             let reserved =
                 all.reserved_vram(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
             let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);

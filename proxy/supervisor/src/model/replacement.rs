@@ -1,8 +1,8 @@
-//! Replacements of one model: those under way, and results of the last ones.
+//! Replacements of one model's processes: those under way, and the results of the last ones.
 //!
-//! A [`Replacement`] decides nothing. It records what happens to the old and the new generation in its
-//! ledger entry. It is complete when the new process serves, the old one is gone and the new one's memory
-//! is known.
+//! A [`Replacement`] decides nothing: its ledger entry records what happens to the old and the new
+//! generation. A replacement is complete when the new process serves, the old one is gone and the new one's
+//! memory is known.
 
 use std::time::Duration;
 
@@ -25,50 +25,54 @@ use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementEvidence, Replac
 /// Budget for which a process is replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExceededBudget {
-    /// First reading above the budget.
+    /// When and how the process first exceeded the budget.
     pub(super) first: BudgetPass,
-    /// The previous replacement for this budget helped for a short time only, and this one will too.
+    /// The previous replacement for this budget helped for a short time only, so this one will not help
+    /// longer.
     pub(super) repeats: bool,
 }
 
 /// A replacement under way.
 #[derive(Debug)]
 pub(super) struct Replacement {
-    /// Ledger entry as known so far.
+    /// Ledger entry with the facts known so far.
     entry: LedgerEntry,
     began: Instant,
-    /// Memory of the old generation when it was young, of the series that is the reason.
+    /// Bytes that the old generation held when it was new, of the memory that is the reason for the
+    /// replacement.
     young_bytes: Option<u64>,
     closed: Option<Instant>,
     running_at_close: u32,
     drained: Option<Instant>,
     gone: Option<Instant>,
-    /// Time without an open gate, which starts before the replacement if a process had died or did not
-    /// answer.
+    /// Time in which no process took requests. This time began before the replacement if a process had died
+    /// or did not answer.
     gap: Option<Duration>,
-    /// Part of the gap since the replacement began.
+    /// Part of `gap` since the replacement began.
     gap_since_began: Option<Duration>,
-    /// End of the time in which the model was meant to have no process, which counts as no outage.
+    /// Until this moment the model was meant to have no process, so the time before it counts as no outage.
     idle_until: Option<Instant>,
     start: Option<Duration>,
-    /// Memory of the new process is known, or never will be.
+    /// True once the memory of the new process is known, or is known to stay unknown.
     sampled: bool,
-    /// Memory that came back from the old process is known.
+    /// True once the amount of memory that came back from the old process is known.
     measured: bool,
-    /// The result says nothing about memory: the old process serves on, or its end was not awaited.
+    /// True if the result says nothing about memory: the old process serves on, or we did not wait for its
+    /// end.
     pub(super) is_inconclusive: bool,
-    /// Budget that is the reason, if any.
+    /// Budget whose excess caused the replacement, if any.
     pub(super) budget: Option<ExceededBudget>,
     /// Permit that keeps other replacements waiting.
     pub(super) permit: Option<ReplacementPermit>,
-    /// State to carry over to the next process.
+    /// Conversations and slots to carry over to the next process.
     pub(super) warm_state: Option<SharedWarmState>,
     /// Why no slot files are carried over.
     pub(super) no_file: Option<NoFileReason>,
 }
 
 impl Replacement {
-    /// Replacement that begins now. `running` counts the requests of the unit's generation.
+    /// Makes a replacement that begins now. `running`: number of requests that the unit's process is
+    /// serving.
     pub(super) fn new(
         model: &ModelName,
         unit: &ProcessUnit,
@@ -78,7 +82,8 @@ impl Replacement {
         permit: Option<ReplacementPermit>,
     ) -> Self {
         let live = unit.live.as_ref();
-        // The machine may have closed the gate already, when the process became suspect.
+        // The generation may already take no requests: the life-cycle machine closed it when the process
+        // became suspect.
         let closed =
             matches!(unit.phase(), BackendPhase::Suspect | BackendPhase::Draining | BackendPhase::Stopping)
                 && live.is_some();
@@ -120,7 +125,7 @@ impl Replacement {
         self.entry.from
     }
 
-    /// Ledger entry, without time and number. `failed`: why the replacement did not succeed.
+    /// Returns the ledger entry, without time and number. `failed`: why the replacement did not succeed.
     pub(super) fn finish(self, failed: Option<String>) -> LedgerEntry {
         // A replacement that did not begin says nothing about memory.
         let began = self.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
@@ -129,7 +134,7 @@ impl Replacement {
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| clock::millis(to.saturating_duration_since(from)))
         };
-        // Without the whole drain nobody knows how many requests end by themselves.
+        // If the drain was not completed, the number of requests that would have ended in it is unknown.
         let ended = self.drained.map_or(0, |_| u64::from(self.running_at_close));
         let drained = ended.saturating_sub(self.entry.cut);
         LedgerEntry {
@@ -146,7 +151,7 @@ impl Replacement {
         }
     }
 
-    /// For a replacement because of memory: true if that memory came down.
+    /// For a replacement because of memory: true if the new process holds less of that memory.
     fn helped(&self, failed: bool) -> Option<bool> {
         let entry = &self.entry;
         if !entry.reason.is_memory() {
@@ -163,15 +168,15 @@ impl Replacement {
             }
             MemoryKind::Vram(gpu) => (of_gpu(&entry.vram_before, gpu), of_gpu(&entry.vram_after, gpu)),
         };
-        // The other limits concern more than this process.
+        // Compare only with a budget of this process; all other limits concern more than one process.
         let own =
             matches!(entry.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
         let budget = entry.evidence.budget_bytes.filter(|_| own);
         Some(cooldown::recycle_helped(before?, after?, self.young_bytes, budget))
     }
 
-    /// Milliseconds without a process that remain after subtracting the drain, the old process's end and
-    /// the new one's start.
+    /// Milliseconds without a process for which we are responsible: the gap, without the old process's
+    /// drain and end and without the new process's start.
     fn own_ms(&self) -> Option<u64> {
         let (closed, gone) = (self.closed?, self.gone?);
         let theirs = gone.saturating_duration_since(closed) + self.start?;
@@ -179,12 +184,12 @@ impl Replacement {
         Some(clock::millis(gap.saturating_sub(theirs)))
     }
 
-    /// True if the new process serves. The end of the old one and measurements may be missing.
+    /// True if the new process serves. The old process may still be ending, and measurements may be missing.
     pub(super) fn has_taken_over(&self) -> bool {
         self.entry.to.is_some()
     }
 
-    /// Marks the replacement as ended by another request.
+    /// Marks the replacement as ended by another command.
     pub(super) fn give_up(&mut self) {
         self.is_inconclusive = true;
         self.entry.given_up = true;
@@ -213,7 +218,7 @@ impl ReplacementTracker {
         self.under_way.is_empty()
     }
 
-    /// Gives the permits back, because the next processes wait for room for an unknown time.
+    /// Releases the permits, because the next processes wait for memory for an unknown time.
     pub(super) fn release_permits(&mut self) {
         for known in &mut self.under_way {
             drop(known.permit.take());
@@ -224,12 +229,12 @@ impl ReplacementTracker {
         self.under_way.push(replacement);
     }
 
-    /// Reason of a replica's replacement that is under way.
+    /// Reason of the replacement of a replica that is under way.
     pub(super) fn reason(&self, replica: u32) -> Option<Reason> {
         self.under_way.iter().find(|known| known.entry.replica == replica).map(Replacement::reason)
     }
 
-    /// Replacement of a generation.
+    /// Replacement under way whose old generation is `generation`.
     pub(super) fn replacement_of(&self, generation: GenerationId) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
@@ -238,7 +243,7 @@ impl ReplacementTracker {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
     }
 
-    /// Records who requested a replica's restart that is under way.
+    /// Records the operator who requested the restart of a replica that is under way.
     pub(super) fn note_operator(&mut self, replica: u32, by: Option<&str>) {
         let of_operator = |known: &&mut Replacement| {
             known.entry.replica == replica && known.entry.reason == Reason::Operator
@@ -248,12 +253,12 @@ impl ReplacementTracker {
         }
     }
 
-    /// Replacement of a replica.
+    /// Replacement under way of a replica.
     pub(super) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.replica == replica)
     }
 
-    /// Adds the state to carry over from a generation.
+    /// Stores the conversations and slots of a generation that the next process is to take over.
     pub(super) fn set_warm_state(&mut self, from: GenerationId, luggage: SharedWarmState) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.warm_state = Some(luggage);
@@ -275,12 +280,12 @@ impl ReplacementTracker {
         self.warm = Some(warmth.clone());
     }
 
-    /// Time for which a generation has been under replacement for this reason.
+    /// Time since which a replacement of this generation for this reason has been under way.
     pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
         Some(self.replacement_of(generation).filter(|known| known.entry.reason == reason)?.began.elapsed())
     }
 
-    /// Removes the replacement of a replica, to end it.
+    /// Removes the replacement of a replica from the list; the caller ends it.
     pub(super) fn take(&mut self, replica: u32) -> Option<Replacement> {
         self.take_first(|known| known.entry.replica == replica)
     }
@@ -290,22 +295,22 @@ impl ReplacementTracker {
         Some(self.under_way.remove(index))
     }
 
-    /// Removes any replacement, to end it.
+    /// Removes any one replacement from the list; the caller ends it.
     pub(super) fn take_any(&mut self) -> Option<Replacement> {
         self.under_way.pop()
     }
 
-    /// Removes a replacement of a replica that is no longer configured, to end it.
+    /// Removes a replacement of a replica that is no longer configured; the caller ends it.
     pub(super) fn take_surplus(&mut self, replicas: u32) -> Option<Replacement> {
         self.take_first(|known| known.entry.replica >= replicas)
     }
 
-    /// Removes a complete replacement.
+    /// Removes a complete replacement from the list.
     pub(super) fn take_complete(&mut self) -> Option<Replacement> {
         self.take_first(Replacement::is_complete)
     }
 
-    /// Stores the entry of a complete replacement.
+    /// Stores the ledger entry of a complete replacement.
     pub(super) fn note_completed(&mut self, entry: LedgerEntry) {
         match self.counts.iter_mut().find(|(known, _)| *known == entry.reason) {
             Some((_, count)) => *count += 1,
@@ -315,12 +320,12 @@ impl ReplacementTracker {
         self.last.push(entry);
     }
 
-    /// Drops the entries of replicas that are no longer configured.
+    /// Drops the ledger entries of replicas that are no longer configured.
     pub(super) fn retain_replicas(&mut self, replicas: u32) {
         self.last.retain(|entry| entry.replica < replicas);
     }
 
-    // --- events of the generations ---
+    // --- events of the old and new generations ---
 
     pub(super) fn note_closed(&mut self, generation: GenerationId, running: u32) {
         if let Some(replacement) = self.replacement_of_mut(generation).filter(|known| known.closed.is_none())
@@ -328,7 +333,8 @@ impl ReplacementTracker {
             replacement.closed = Some(Instant::now());
             replacement.running_at_close = running;
         }
-        // A new process whose gate closes again gets no more samples.
+        // If `generation` is the new process and closes again, no sample of it will come: do not wait for
+        // one.
         self.note_sampled(generation, None, &[]);
     }
 
@@ -341,15 +347,15 @@ impl ReplacementTracker {
     }
 
     pub(super) fn note_gone(&mut self, generation: GenerationId, running: u32) {
-        // A process that dies in its drain cuts its running requests.
+        // Requests that were running when a draining process dies count as cut.
         self.note_stopped(generation, running);
         if let Some(replacement) = self.replacement_of_mut(generation) {
             replacement.gone = Some(Instant::now());
         }
     }
 
-    /// Records that a generation takes requests, with its start time. Returns the reason if it replaced
-    /// another generation, and the budget that was exceeded.
+    /// Records that a generation takes requests, and how long it took to start. If it replaced another
+    /// generation, returns the reason and the exceeded budget.
     pub(super) fn note_opened(
         &mut self,
         replica: u32,
@@ -398,7 +404,7 @@ impl ReplacementTracker {
     }
 }
 
-/// Evidence at the time of a decision.
+/// Observations to record for a decision.
 fn decision_evidence(
     live: &LiveGeneration,
     decision: &RecycleDecision,
@@ -426,7 +432,7 @@ fn decision_evidence(
     }
 }
 
-/// Grounds of a decision, in one sentence.
+/// Explanation of a decision in one sentence.
 fn decision_grounds(live: &LiveGeneration, decision: &RecycleDecision) -> Option<String> {
     let symptoms = live.health.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);

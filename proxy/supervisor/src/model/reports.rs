@@ -1,5 +1,5 @@
-//! Handles reports of helpers. A report about a generation without a unit is ignored, except that a process
-//! without a unit is killed.
+//! Handles the reports of helper tasks. A report about a generation that no unit has is ignored, but a
+//! process that nobody owns is killed.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl ModelTask {
         else {
             match report {
                 HelperReport::MemoryReturned(returned) => self.note_returned_memory(generation, &returned),
-                // No unit needs the process, but it has to be reaped.
+                // No unit owns the process any more: kill and reap it.
                 HelperReport::Spawned(Ok(process)) => {
                     process.kill();
                     self.await_exit(generation, process);
@@ -79,7 +79,7 @@ impl ModelTask {
         let starting = unit.phase() == BackendPhase::Starting;
         let Some(live) = &mut unit.live else { return };
         live.process = Some(Arc::clone(&process));
-        // Set once, because a generation is spawned once.
+        // The cell was empty, because a generation has one process only.
         drop(live.cell.process.set(Arc::downgrade(&process)));
         let adopted = live.adopted.is_some();
         if !adopted {
@@ -105,7 +105,7 @@ impl ModelTask {
         self.await_exit(generation, process);
     }
 
-    /// Reports a stalled start, while the start lasts.
+    /// Starts a helper that reports a start without progress, as long as the process is starting.
     fn watch_start(&mut self, id: UnitId, process: Arc<dyn BackendProcess>) {
         let limit = self.spec.lifecycle.start_stall;
         let Some(live) = self.live_mut(id) else { return };
@@ -134,9 +134,9 @@ impl ModelTask {
     fn note_spawn_failure(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
         let never_ready = self.remove_generation(id, generation);
         self.context.fleet_memory.remove_generation(generation);
-        // Without a process no memory can come back.
+        // There was no process, so no memory will come back.
         self.replacements.note_after_exit(generation, &[]);
-        // A stop that was requested meanwhile is complete.
+        // If a stop was requested meanwhile, the stop is complete.
         let stopping = self.unit(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
         let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
         self.note_end(id, generation, event, never_ready, &StartEnd::NotSpawned(error), "not created");
@@ -148,7 +148,7 @@ impl ModelTask {
         }
     }
 
-    /// Records the final result about the memory that an ended process gave back.
+    /// Records how much memory came back from an ended process.
     fn note_returned_memory(&mut self, generation: GenerationId, returned: &ReturnedMemory) {
         self.dying.retain(|known| *known != generation);
         self.context.fleet_memory.remove_generation(generation);
@@ -188,7 +188,7 @@ impl ModelTask {
         never_ready == Some(true)
     }
 
-    /// Stores the growth of an ended generation in the leak history.
+    /// Stores the memory growth of an ended generation in the leak history.
     fn store_growth(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
         let monitor = &live.memory.monitor;
@@ -210,7 +210,8 @@ impl ModelTask {
         }
     }
 
-    /// Handles the end of a process. The machine knows if the end was requested, which decides what to log.
+    /// Handles the end of a process. The life-cycle machine knows whether we requested the end; that
+    /// decides which event is logged.
     fn note_end(
         &mut self,
         id: UnitId,
@@ -230,14 +231,14 @@ impl ModelTask {
         after.step(event(EndCause::MayPass), now, &self.spec.lifecycle);
         let mut cause = EndCause::MayPass;
         if matches!(after.phase(), BackendPhase::Backoff | BackendPhase::Failed) {
-            // Events, the ledger and answers to clients show these lines.
+            // Remove secrets: events, the ledger and answers to clients show these lines.
             let lines = discreet::without_secrets(&self.logs.lines_of(generation));
             let refuses = never_ready && self.refuses_slot_files(&lines);
             let mut failure =
                 failure::classify_end(end, &lines, self.watch.child.failure_lines, after.failures());
             let stuck = never_ready && self.note_start_death(end, &mut failure);
             cause = match failure.kind {
-                // The next process is started without slot files.
+                // The slot directory prevented the start; the next process starts without one.
                 _ if refuses => EndCause::MayPass,
                 _ if stuck => EndCause::NeedsChange,
                 kind if never_ready && kind.is_permanent() => EndCause::NeedsChange,
@@ -267,8 +268,9 @@ impl ModelTask {
         self.step_machine(id, event(cause));
     }
 
-    /// Handles a logged crash by probing at once. A crashed process usually ends within a second, but some
-    /// builds start a debugger and wait for it for ever. The line may also be text that a client sent.
+    /// Handles a logged crash by sending a probe at once. A crashed process usually ends within a second,
+    /// but some builds start a debugger and wait for it for ever. The line may also be text sent by a
+    /// client, and no crash.
     fn note_alarm(&mut self, id: UnitId) {
         let pause = self.spec.lifecycle.start_probe_interval;
         let Some(unit) = self.unit_mut(id) else { return };
@@ -282,8 +284,8 @@ impl ModelTask {
         let now = Instant::now();
         live.crash_logged_at = Some(now);
         live.probes_lost = 0;
-        // The answer to a probe under way may be older than the line. The pause keeps repeated lines from
-        // causing a storm of probes.
+        // Do not rely on a probe under way: its answer may be older than the crash line. The pause prevents
+        // repeated lines from causing a storm of probes.
         live.timers.probe =
             Some(live.last_probe.map_or(now, |asked| clock::after_pause(asked, pause).max(now)));
         if phase == BackendPhase::Suspect {
@@ -314,7 +316,7 @@ impl ModelTask {
         let generation = live.id;
         live.lines_at_probe.0 = heard;
         live.progress_at_probe = live.cell.pulses.progress_count();
-        // A successor that lost its GPU must be known before the old process ends.
+        // Read the VRAM of a successor: if it lost its GPU, we must know that before the old process ends.
         let reads =
             starting && role == UnitRole::Successor && history.best_offload(&live.memory.key).is_some();
         let unpacking = if starting { self.replacement_unpacking(id) } else { None };
@@ -323,7 +325,8 @@ impl ModelTask {
             let (mut props, mut vram, mut unset, mut warmed) = (None, None, Vec::new(), None);
             if health == ProbeResult::Ready && starting {
                 props = Some(process.read_props(timeout).await);
-                // Before the gate opens: no request may reach a process without its clients' settings.
+                // Apply the settings before the gate opens: no request may reach a process without its
+                // clients' settings.
                 unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
                 if reads {
                     vram = process.sample(SampleOptions::brief(gpu_age, limit)).await.vram_held();
@@ -337,13 +340,13 @@ impl ModelTask {
         });
     }
 
-    /// Replaces a process whose socket was removed with its directory, by a cleaner of `/tmp` or the end of
-    /// a login session. Running requests may end; new ones cannot reach it, and waiting does not help. A
-    /// starting process is ended. Returns true if the socket is gone.
+    /// Replaces a process whose socket was removed, by a cleaner of `/tmp` or with the directory at the end
+    /// of a login session: running requests may end, but new ones cannot reach the process. A process that
+    /// is still starting is ended. Returns true if the socket is gone.
     fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
         let in_start = |unit: &&ProcessUnit| unit.phase() == BackendPhase::Starting;
         if let Some(live) = self.unit(id).filter(in_start).and_then(|unit| unit.live.as_ref()) {
-            // Before its first answer the process has not created its socket.
+            // A process that has never answered may not have created its socket yet.
             let is_removed = live.answered && live.last_probe == Some(sent);
             if is_removed {
                 self.note_late_start(id, StartLateness::SocketRemoved);
@@ -393,7 +396,8 @@ impl ModelTask {
         if live.last_probe != Some(sent) {
             return;
         }
-        // After a crash, threads that compute nothing answer for a moment. Only probes sent later count.
+        // In a crashing process, threads that compute nothing still answer for a moment: ignore probes sent
+        // before that moment is over.
         let counts = live.crash_logged_at.map(|since| clock::after(since, timing.crash_probe()));
         if health != ProbeResult::Lost && counts.is_some_and(|counts| sent < counts) {
             live.timers.probe = counts;
@@ -415,14 +419,14 @@ impl ModelTask {
                 live.timers.probe = Some(now);
             }
             BackendPhase::Ready | BackendPhase::Suspect => {
-                // Requests wait because of a doubt or a crash, so probe faster.
+                // Requests wait while the process is doubted or has logged a crash, so probe faster.
                 let hurries = health == ProbeResult::Lost
                     && (live.doubted_at.is_some() || live.crash_logged_at.is_some());
                 let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
                 live.timers.probe = Some(clock::after_pause(now, pause));
                 // Response bytes are a better sign of life than a probe, which may wait behind 1000
-                // requests. After a crash in computing other threads still refuse requests and answer
-                // questions, so only tokens count then.
+                // requests. But if the computing thread has crashed, other threads still send errors and
+                // other answers, so only tokens count.
                 let progressed = if crashed {
                     live.cell.pulses.progress_count() != live.progress_at_probe
                 } else {
@@ -431,7 +435,8 @@ impl ModelTask {
                 if health != ProbeResult::Lost || progressed {
                     live.probes_lost = 0;
                     live.doubted_at = None;
-                    // The bytes may have been computed before the crash line.
+                    // Restart the waiting time instead of forgetting the crash: the bytes may be older than
+                    // the crash line.
                     live.crash_logged_at = live.crash_logged_at.map(|_| now);
                     if health != ProbeResult::Lost {
                         live.crash_logged_at = None;
@@ -452,8 +457,8 @@ impl ModelTask {
         }
     }
 
-    /// Handles a probe of a draining process. If it is silent too, its requests wait in vain. A process
-    /// that has logged a crash gets less time than a silent one.
+    /// Handles a probe of a draining process. If neither probes nor running requests make progress, the
+    /// drain is cut short; a process that has logged a crash gets less time.
     fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return };
@@ -467,7 +472,7 @@ impl ModelTask {
             live.lines_at_probe.1 = live.lines_at_probe.0;
             live.probes_lost = 0;
             if std::mem::take(&mut live.short_drain) {
-                // The process is healthy again: its requests get the usual drain time.
+                // The process is healthy again, so its requests get the usual drain time.
                 self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
             }
             return;
@@ -486,7 +491,7 @@ impl ModelTask {
                     && live.probes_lost >= timing.probes_lost
                     && self.note_crash(id).is_some()
             }
-            // The short deadline is set already.
+            // The drain deadline has been shortened already.
             None if live.short_drain => false,
             None => {
                 live.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
@@ -512,7 +517,7 @@ impl ModelTask {
         let now = Instant::now();
         live.ready = Some(now);
         live.slots = props.slots;
-        // The load time is the measure for the next start, so exclude warming.
+        // The load time limits later starts, so exclude the time for warming.
         let warming = warmed.as_ref().map(|warmed| warmed.took).unwrap_or_default();
         let start = now.saturating_duration_since(live.spawned).saturating_sub(warming);
         let (start, adopted) = (live.adopted.unwrap_or(start), live.adopted.is_some());
@@ -524,19 +529,19 @@ impl ModelTask {
             live.cell.pulses.set_context(tokens);
         }
         live.timers.probe = Some(clock::after_pause(now, timing.probe_interval));
-        // Sample at once: the memory of a fresh process is the baseline for the next replacement.
+        // Sample at once: the memory of a new process is the baseline when it is replaced.
         live.timers.sample = Some(now);
         let (start_ms, generation) = (clock::millis(start), live.id);
         let with = live.recipe.command().clone();
         if self.experience.note_ready(start, &props, with) {
-            // Requests that killed another build or command may be harmless to this one.
+            // Lift quarantines: requests that killed another build or command may be harmless to this one.
             self.leases.release_requests(None);
         }
         if let Some(warmed) = warmed {
             self.note_warmed(id, *warmed);
         }
         self.drop_used_state(id);
-        // The lease gate opens in `step`, before the event is published.
+        // The gate (which lets leases be granted) opens in `step_machine`, before the event is published.
         self.step_machine(id, LifecycleEvent::ProbeReady);
         if !adopted {
             self.log_event(Some(generation), EventKind::Ready { start_ms, slots: props.slots });

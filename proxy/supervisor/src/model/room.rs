@@ -1,7 +1,5 @@
-//! Publishes how much memory each process has left for prompts, and handles prompts that need a fresh
-//! process.
-//!
-//! The queue weighs prompts by the last published readings.
+//! Publishes the memory that each process has left for prompts, and handles prompts that fit only into a new
+//! process. The queue compares prompts with these figures, which are from the last readings.
 
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ use super::unit::{LiveGeneration, ProcessUnit, UnitRole};
 use crate::lease::admit::{MemoryBoard, MemoryHeadroom, ProcessHeadroom};
 
 impl ModelTask {
-    /// Publishes the memory left, by the last readings.
+    /// Publishes the memory that each process has left, by the last readings.
     pub(super) fn publish_room(&mut self) {
         if self.spec.admission.mode == AdmissionMode::Off {
             return;
@@ -49,9 +47,9 @@ impl ModelTask {
         })
     }
 
-    /// Memory left until the hard budget, or until the end of the machine's or device's memory.
+    /// Memory left until the hard budget, or until the memory of the machine or GPU is exhausted.
     fn memory_headroom(&self, live: &LiveGeneration, facts: &SeriesFacts) -> MemoryHeadroom {
-        // Memory that other processes gave back is reserved for them.
+        // Subtract memory that other processes gave back: they may take it again.
         let reserved = match facts.series {
             MemoryKind::Host => 0,
             MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved_vram(Some(live.id), gpu),
@@ -61,7 +59,7 @@ impl ModelTask {
         let held = facts.charged;
         let in_budget = |held: Option<u64>| Some(hard?.saturating_sub(held?));
         let least = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
-        // Memory that this process gives back is free for the next one.
+        // Memory that a replacement of this process frees is available to the new process.
         let gain = facts.gain().unwrap_or(0);
         let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
         MemoryHeadroom {
@@ -72,7 +70,8 @@ impl ModelTask {
         }
     }
 
-    /// Waiting time of requests during a recycle; `None` if it would be held back.
+    /// Time for which requests would wait during a replacement; `None` if the replacement would be held
+    /// back.
     fn recycle_wait(&self, unit: &ProcessUnit, live: &LiveGeneration) -> Option<Duration> {
         let free = unit.role == UnitRole::Current && self.replacements.is_empty() && self.end.is_none();
         let decision = RecycleDecision {
@@ -91,7 +90,7 @@ impl ModelTask {
         allowed.then(|| self.experience.load_time.unwrap_or_default())
     }
 
-    /// Evaluates the policy at once for a process whose queue has a prompt that needs a fresh process.
+    /// Applies the policy at once to each process that has to be replaced because of a waiting prompt.
     pub(super) fn judge_recycle_wishes(&mut self) {
         for id in self.ids() {
             let Some(live) = self.live(id) else { continue };

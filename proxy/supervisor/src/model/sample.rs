@@ -22,8 +22,8 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    /// Detects idle edges. They arm the idle sample, and the next judgement if a replacement waits for a
-    /// quiet moment.
+    /// Detects that a process has become idle or busy. Becoming idle sets the timer of the idle sample, and
+    /// of the next judgement if a replacement waits for a quiet moment.
     pub(super) fn watch_idle(&mut self) {
         let (settle, quiet_for) = (self.watch.sensors.idle_settle, self.spec.recycle.common.quiet_for);
         for unit in &mut self.units {
@@ -32,7 +32,7 @@ impl ModelTask {
             if phase != BackendPhase::Ready {
                 continue;
             }
-            // Requests come and go meanwhile. Edges while a sample is due need no wake-up.
+            // Repeat, because requests come and go meanwhile. While a sample is due, no wake-up is needed.
             loop {
                 let idle = self.leases.idle_since(live.id);
                 if live.idle_seen != idle {
@@ -54,7 +54,7 @@ impl ModelTask {
 
     pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
         if !self.context.begun.is_cancelled() {
-            // The previous instance still owns the processes and judges them.
+            // Read nothing: the previous instance still owns the processes and judges them.
             return;
         }
         let (watch, leases) = (self.watch, Arc::clone(&self.leases));
@@ -72,7 +72,7 @@ impl ModelTask {
         let judge = timers::take_due(&mut live.timers.judgement, now);
         let Some(process) = live.process.clone() else { return };
         let cell = Arc::clone(&live.cell);
-        // The idle edge counts only if no request has come since.
+        // The process counts as idle only if no request has come since it became idle.
         let idle = idle.is_some() && idle == leases.idle_since(generation);
         if tick || idle {
             let (number, confirm) = live.memory.begin_reading();
@@ -88,7 +88,7 @@ impl ModelTask {
             };
             self.spawn_helper(generation, async move {
                 let sample = process.sample(ask).await;
-                // A request that came meanwhile has its buffers in the reading.
+                // The reading includes buffers of a request that came meanwhile, so it is no idle sample.
                 let in_flight = leases.in_flight(generation);
                 let edge = if idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
                 let taken = ReadingContext {
@@ -167,7 +167,8 @@ impl ModelTask {
         self.log_event(Some(generation), kind);
     }
 
-    /// Adds to the fleet's memory what this process holds and what its replacement would free.
+    /// Adds this process to the fleet's memory figures: memory held, and memory that its replacement would
+    /// free.
     fn publish_memory(&self, id: UnitId) {
         let Some(unit) = self.unit(id) else { return };
         let Some(live) = &unit.live else { return };
@@ -189,7 +190,7 @@ impl ModelTask {
         self.context.fleet_memory.note_reading(live.id, live.memory.knows_vram(), members);
     }
 
-    /// Load that a replacement would meet now.
+    /// Requests that a replacement now would affect.
     pub(super) fn replacement_load(&self, unit: &ProcessUnit) -> ReplacementLoad {
         let Some(live) = &unit.live else { return ReplacementLoad::default() };
         let requests = self.leases.in_flight(live.id);
@@ -198,7 +199,7 @@ impl ModelTask {
         ReplacementLoad {
             load_time: self.experience.load_time,
             requests,
-            // On average half of a usual answer is left.
+            // On average, half of a usual answer is still to be generated.
             tokens: usual.saturating_mul(u64::from(requests)) / 2,
             tokens_per_second: live.health.decode_speed().map(|speed| speed * f64::from(requests.max(1))),
             arrivals: live.memory.monitor.rate(),
@@ -207,7 +208,7 @@ impl ModelTask {
         }
     }
 
-    /// Records a pause long enough for a replacement.
+    /// Records an idle time that would have been long enough for a replacement.
     pub(super) fn note_lull(&mut self, id: UnitId) {
         let quiet_for = self.spec.recycle.common.quiet_for;
         let Some(generation) = self.generation(id) else { return };
@@ -217,7 +218,7 @@ impl ModelTask {
         }
     }
 
-    /// Records the memory that came back after a process ended.
+    /// Records how much memory came back after a process ended.
     pub(super) fn note_returned(&mut self, returned: &ReturnedMemory) {
         for (series, missing) in &returned.missing {
             if let MemoryKind::Vram(gpu) = series

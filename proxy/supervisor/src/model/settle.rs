@@ -1,4 +1,4 @@
-//! Derives actions from the whole state, independent of the events that led to it.
+//! Derives actions from the present state, independent of the events that led to it.
 
 use std::sync::atomic::Ordering;
 
@@ -46,7 +46,7 @@ impl ModelTask {
         self.publish_next_process();
     }
 
-    /// Closes generations that refused a connection, until they answer a probe.
+    /// Sends no new requests to generations that refused a connection, until they answer a probe.
     fn probe_doubted_units(&mut self) {
         for generation in self.leases.take_doubts() {
             let of = |unit: &&mut ProcessUnit| unit.generation() == Some(generation);
@@ -63,7 +63,7 @@ impl ModelTask {
         }
     }
 
-    /// Ends the drain of closed generations that no request uses or can reach.
+    /// Ends the drain of generations that no request uses or can still reach.
     fn finish_drains(&mut self) {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
@@ -74,7 +74,8 @@ impl ModelTask {
         }
     }
 
-    /// Switches roles when the successor of an overlap is ready, or when the old process has ended first.
+    /// Makes the successor of an overlap the current unit when it is ready, or when the old process has
+    /// ended first.
     fn switch_over(&mut self) {
         let successors = self.units.iter().filter(|unit| unit.role == UnitRole::Successor);
         let pairs: Vec<(UnitId, u32)> = successors.map(|unit| (unit.id, unit.replica)).collect();
@@ -82,7 +83,7 @@ impl ModelTask {
             let Some(old) = self.current_unit(replica) else { continue };
             let (old, phase, then) = (old.id, old.phase(), old.machine.after_stop());
             let ready = self.unit(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
-            // The successor takes its place, so the old one must not restart.
+            // The successor serves from now on, so the old process must not be restarted.
             if ready
                 || then == Some(AfterStop::Restart)
                 || matches!(phase, BackendPhase::Backoff | BackendPhase::Failed)
@@ -97,7 +98,7 @@ impl ModelTask {
         }
     }
 
-    /// Pauses the time limits of waiting requests while no gate is open because a process drains or stops.
+    /// Stops the wait limits of queued requests while no process takes requests because one drains or stops.
     fn pause_queue_clock(&mut self) {
         let going =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
@@ -115,7 +116,8 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Begins a replacement, with a ledger entry, for an unresponsive process that the machine has given up.
+    /// Begins a replacement, with a ledger entry, for an unresponsive process that the life-cycle machine
+    /// gave up.
     fn replace_unresponsive(&mut self) {
         let given_up = self.units.iter().filter(|unit| {
             unit.role == UnitRole::Current
@@ -135,7 +137,7 @@ impl ModelTask {
         }
     }
 
-    /// Removes retired units without a process.
+    /// Removes retired units that have no process any more.
     fn remove_retired(&mut self) {
         let before = self.units.len();
         self.units.retain(|unit| unit.role != UnitRole::Retiring || unit.machine.has_process());
@@ -148,7 +150,7 @@ impl ModelTask {
     fn fail_replacements(&mut self) {
         let many = self.spec.lifecycle.failures_told;
         let failed = self.units.iter().filter(|unit| match unit.role {
-            // The old process serves, so one attempt is enough.
+            // The old process still serves, so one failed start is enough to give up.
             UnitRole::Successor => !unit.machine.has_process(),
             UnitRole::Current => unit.is_hopeless(many),
             UnitRole::Retiring => false,
@@ -166,7 +168,8 @@ impl ModelTask {
         }
     }
 
-    /// Replaces processes with an older configuration, one after another, until one fails.
+    /// Replaces processes that have an older configuration, one after another; stops when a replacement
+    /// fails.
     fn settle_configuration(&mut self) {
         if !self.replacements.is_empty() || self.timers.configuration.is_some_and(|at| at > Instant::now()) {
             return;
@@ -190,7 +193,7 @@ impl ModelTask {
         }
     }
 
-    /// Starts processes that are wanted, or needed by waiting requests.
+    /// Starts processes that should run, or that waiting requests need.
     fn start_needed(&mut self) {
         if self.leases.needs_process() {
             self.wanted = true;
@@ -208,7 +211,7 @@ impl ModelTask {
         }
     }
 
-    /// Publishes when the next process is expected, for waiting requests.
+    /// Publishes for waiting requests when the next process is expected.
     fn publish_next_process(&self) {
         let starting = self.live_generations().filter(|live| live.ready.is_none()).map(|live| live.spawned);
         self.leases.set_next_process(NextProcess {
@@ -224,7 +227,8 @@ impl ModelTask {
         let told = self.spec.lifecycle.failures_told;
         let units = || self.units.iter().filter(|unit| unit.role != UnitRole::Retiring);
         let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
-        // The output of a serving process may contain prompts, and this message goes to all clients.
+        // Hide output of processes that served: it may contain prompts, and this message goes to all
+        // clients.
         let told = |unit: &ProcessUnit| {
             let mut failure = unit.failure.clone()?;
             if unit.start_failures == 0 {
@@ -234,7 +238,7 @@ impl ModelTask {
         };
         let failure = units().filter_map(told).next_back();
         let refusal = failure.filter(|_| hopeless).map(|failure| {
-            // Retry after the next start.
+            // Clients should retry after the next start.
             let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
             let next = next.unwrap_or_else(Instant::now);
             if units().all(|unit| unit.phase() == BackendPhase::Failed) {
@@ -249,7 +253,7 @@ impl ModelTask {
         }
     }
 
-    /// Settles restarts of operators: done when each replica has a newer process that serves.
+    /// Handles restarts that operators requested: done when a newer process serves each replica.
     fn settle_restarts(&mut self) {
         let Some(oldest) = self.operators.restarts.first().map(|restart| restart.after) else { return };
         if self.answer_done_restarts() || !self.replacements.is_empty() {
@@ -262,7 +266,7 @@ impl ModelTask {
         }
     }
 
-    /// Answers completed restarts. Returns true if there was one.
+    /// Answers operators whose restart is done. Returns true if there was one.
     pub(super) fn answer_done_restarts(&mut self) -> bool {
         let serves =
             |unit: &ProcessUnit| unit.role != UnitRole::Current || unit.phase() == BackendPhase::Ready;
@@ -281,7 +285,7 @@ impl ModelTask {
         count > 0
     }
 
-    /// Settles drains of operators: done when the processes of that time are gone.
+    /// Handles drains that operators requested: done when the processes that ran at the request are gone.
     fn settle_drains(&mut self) {
         let lives = |id: &GenerationId| self.units.iter().any(|unit| unit.generation() == Some(*id));
         let (waiting, done) = std::mem::take(&mut self.operators.drains)
@@ -294,8 +298,8 @@ impl ModelTask {
         }
     }
 
-    /// Settles removal and shutdown: running requests continue until the deadline, and nothing starts or
-    /// restarts.
+    /// Carries out removal and shutdown: running requests may continue until the deadline, and no process
+    /// is started.
     fn settle_end(&mut self) {
         let (late, over) = match self.end {
             None => return,
@@ -319,7 +323,8 @@ impl ModelTask {
     }
 }
 
-/// Selects current units that are not newer than a requested restart.
+/// Predicate for current units whose process is not newer than the generation `after` of a requested
+/// restart.
 fn is_not_newer(after: GenerationId) -> impl Fn(&&ProcessUnit) -> bool {
     move |unit| {
         unit.role == UnitRole::Current && unit.generation().is_none_or(|generation| generation <= after)

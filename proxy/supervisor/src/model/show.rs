@@ -12,7 +12,7 @@ impl ModelTask {
         let mut backends: Vec<BackendView> = self.units.iter().map(|unit| self.unit_view(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
         let policy = self.units.iter().filter_map(|unit| unit.live.as_ref()?.wish.last_decision);
-        // Only decisions with a reason, whether acted on or only reported.
+        // Show only decisions that have a reason, whether they are acted on or only reported.
         let needy = policy.filter(|(decision, _)| decision.reason.is_some());
         let neediest = needy.max_by_key(|(decision, _)| decision.action);
         ModelView {
@@ -45,7 +45,7 @@ impl ModelTask {
         }
     }
 
-    /// Expected outage while a failure is the reason for having no process.
+    /// Expected course of an outage, if a failure is why the model has no process.
     fn expected_outage(&self) -> Option<ModelOutage> {
         if !matches!(self.model_state(), ModelState::Backoff | ModelState::Failed) {
             return None;

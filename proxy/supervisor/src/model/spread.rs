@@ -6,8 +6,9 @@
 //!                                                       └──────> the next generation  (before its gate opens)
 //! ```
 //!
-//! Between the answer to the client and the last replica's update another client may meet a replica without
-//! the setting. A lock over all processes would make every request wait for a setting.
+//! For a moment after the answer to the client, another client may use a replica that does not have the
+//! setting yet. A lock over all processes would prevent that, but would make every request wait for a
+//! setting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +21,12 @@ use crate::lease::queue::LeaseQueue;
 use crate::process::BackendProcess;
 use crate::process::settings::{ClientSetting, ClientSettings};
 
-/// Limit of rounds for settings that change meanwhile. More are needed only if clients change settings all
-/// the time.
+/// Maximum number of rounds, for settings that change while they are applied. More rounds would be needed
+/// only if clients changed settings all the time.
 const MAX_SETTING_ROUNDS: usize = 8;
 
 impl ModelTask {
-    /// Applies new settings to the other processes.
+    /// Applies settings that clients have made to the model's other processes.
     pub(super) fn spread_settings(&mut self) {
         let timeout = self.spec.lifecycle.probe_timeout;
         for (from, path) in self.leases.settings.take_fresh() {
@@ -35,8 +36,8 @@ impl ModelTask {
                 .filter_map(|unit| {
                     let live = unit.live.as_ref().filter(|live| live.id != from)?;
                     let process = live.process.clone()?;
-                    // The probe of a starting process applies the setting, unless it has just ended; trying
-                    // again does no harm.
+                    // A starting process gets the settings with its probe, unless that has just ended:
+                    // apply them, but ignore failures.
                     let counts = unit.phase() != BackendPhase::Starting;
                     Some((live.id, process, counts))
                 })
@@ -55,7 +56,8 @@ impl ModelTask {
     }
 }
 
-/// Applies all settings to a process before it serves. Returns descriptions of those that failed.
+/// Applies all client settings to a process before it serves. Returns descriptions of the settings that
+/// failed.
 pub(super) async fn apply_all_settings(
     process: &dyn BackendProcess,
     leases: &LeaseQueue,
@@ -68,8 +70,8 @@ pub(super) async fn apply_all_settings(
     told.collect()
 }
 
-/// Applies selected settings until no newer ones have come meanwhile. Returns routes and reasons of those
-/// that failed.
+/// Applies selected settings, and repeats that while newer ones arrive. Returns route and error of each
+/// setting that failed.
 async fn apply_settings(
     process: &dyn BackendProcess,
     settings: &ClientSettings,

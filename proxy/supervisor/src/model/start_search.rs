@@ -1,4 +1,4 @@
-//! Searches, once per command, for an option with which a process starts that dies while it loads.
+//! Searches for an option with which a process that dies while loading can start; once per command.
 //!
 //! ```text
 //!     dies, dies again ── no process runs, room is granted ──> search (a writer task) ──> finding, stored
@@ -8,8 +8,8 @@
 //!     none, or not every time ──> starts continue after pauses <──────────────────────────────┘
 //! ```
 //!
-//! Starts wait during a search, because two processes of a large model have no room. The search ends as
-//! soon as the model needs anything else.
+//! No process is started during a search, because memory may not suffice for two processes of a large
+//! model. The search ends as soon as the model needs its room for anything else.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::spec::ServerCommand;
 use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
 
-/// Dead starts of one command.
+/// Deaths of processes with one command before they were ready.
 #[derive(Debug, Default)]
 pub(super) struct DeadStarts {
     command: Option<ServerCommand>,
@@ -40,13 +40,13 @@ pub(super) struct DeadStarts {
     /// Description of the last death.
     death: String,
     finding: Option<StartFinding>,
-    /// Number and cancellation of the search under way.
+    /// Number of the search under way, and the token that cancels it.
     search: Option<(u64, CancellationToken)>,
     searches: u64,
 }
 
 impl DeadStarts {
-    /// Resets the count after a successful start or a failure with a known reason.
+    /// Resets the count, after a successful start or a failure whose cause is known.
     pub(super) fn forget_deaths(&mut self) {
         self.deaths = 0;
     }
@@ -57,15 +57,15 @@ impl ModelTask {
         self.dead_starts.search.is_some()
     }
 
-    /// Cancels a search. The search's process is gone when its message arrives.
+    /// Cancels a search. When its result message arrives, its process is gone.
     pub(super) fn stop_start_search(&self) {
         if let Some((_, stop)) = &self.dead_starts.search {
             stop.cancel();
         }
     }
 
-    /// Handles the end of a process before it was ready, and adds what is known of such deaths to its
-    /// failure. Returns true if the next start needs a change of the configuration.
+    /// Handles the end of a process before it was ready, and adds known facts about such deaths to
+    /// `failure`. Returns true if the next start needs a change of the configuration.
     pub(super) fn note_start_death(&mut self, end: &StartEnd<'_>, failure: &mut BackendFailure) -> bool {
         let exit = if let StartEnd::Exited(exit, _) = end { Some(*exit) } else { None };
         let Some(death) = death_at_load(exit, failure) else {
@@ -89,7 +89,7 @@ impl ModelTask {
         finding.switch().is_some_and(|switch| !switch.is_fallback())
     }
 
-    /// Begins a search that is due, and cancels one that is not allowed any more.
+    /// Begins a search that is due, and cancels a search that is not allowed any more.
     pub(super) fn settle_start_search(&mut self) {
         let may = self.may_search();
         if !may {
@@ -109,15 +109,15 @@ impl ModelTask {
         }
     }
 
-    /// True if a search may use the model's room and the CPU: a start has failed and no process of the
-    /// model runs.
+    /// True if a search may use the model's room and the CPU: a start has failed, and the model has no
+    /// running process.
     fn may_search(&self) -> bool {
         let waits = |unit: &ProcessUnit| {
             unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0
         };
         self.end.is_none()
             && self.custody == TaskCustody::Ours
-            // A canary runs next to the model that serves.
+            // A canary runs next to a model that serves, so a search would compete with that model.
             && self.spec.canary_of.is_none()
             && matches!(self.load_state, LoadState::Granted { asking: None, .. })
             && self.replacements.is_empty()

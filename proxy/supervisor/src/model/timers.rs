@@ -1,4 +1,4 @@
-//! Deadlines of a model's task. Everything else that wakes the task is a message.
+//! Deadlines of a model's task. Only deadlines and messages wake the task.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::clock;
 /// Timers of one generation.
 #[derive(Debug, Default)]
 pub(super) struct GenerationTimers {
-    /// Next probe; `None` while one is under way or none is needed.
+    /// Time of the next probe; `None` while one is under way or none is needed.
     pub(super) probe: Option<Instant>,
     pub(super) sample: Option<Instant>,
-    /// Reading due at the first instant, if the process has been idle since the second one.
+    /// Time of a reading that is made only if the process stays idle, and the moment when it became idle.
     pub(super) idle_sample: Option<(Instant, Instant)>,
-    /// Next judgement without a new reading.
+    /// Time at which the policy is applied again without a new reading.
     pub(super) judgement: Option<Instant>,
 }
 
@@ -25,18 +25,20 @@ impl GenerationTimers {
         [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
     }
 
-    /// Stops probing. Sampling continues in a drain only, because memory that runs out cuts a drain short.
+    /// Stops probing. Memory is still sampled during a drain, because a shortage of memory cuts the drain
+    /// short.
     pub(super) fn stop(&mut self, phase: BackendPhase) {
         *self = Self { sample: self.sample.filter(|_| phase == BackendPhase::Draining), ..Self::default() };
     }
 
-    /// Takes a due idle sample and returns since when the process has to be idle for it.
+    /// If an idle sample is due, removes it and returns the moment since which the process must have been
+    /// idle.
     pub(super) fn take_idle_sample(&mut self, now: Instant) -> Option<Instant> {
         self.idle_sample.take_if(|(at, _)| *at <= now).map(|(_, since)| since)
     }
 }
 
-/// Takes a timer that is due. Returns true if it was due.
+/// Clears a timer if it is due. Returns true if it was due.
 pub(super) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
     timer.take_if(|at| *at <= now).is_some()
 }
@@ -44,21 +46,21 @@ pub(super) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
 /// Timers of the whole model.
 #[derive(Debug, Default)]
 pub(super) struct ModelTimers {
-    /// No replacement for the configuration before this time, because the last one failed or another one
-    /// goes first.
+    /// Time before which no replacement begins for a new configuration, because the last one failed or
+    /// another one goes first.
     pub(super) configuration: Option<Instant>,
     /// Next check of the files that a process needs.
     pub(super) look: Option<Instant>,
-    /// Time to check for unloading an idle model.
+    /// Time of the next check whether the model is idle and may be unloaded.
     pub(super) idle: Option<Instant>,
-    /// Next look at a process that lost its GPU.
+    /// Next check of a process that lost its GPU.
     pub(super) recovery: Option<OffloadRecovery>,
-    /// Until this time the first process waits for removed models to free their room.
+    /// Time until which the first process waits for removed models to free memory.
     pub(super) room: Option<Instant>,
 }
 
 impl ModelTimers {
-    /// Next deadline. While waiting for room, checks at intervals of `look`.
+    /// Next deadline. While the model waits for removed models to free memory, it is at most `look` away.
     pub(super) fn next_deadline(&self, now: Instant, look: Duration) -> Option<Instant> {
         let recovery = self.recovery.map(|recovery| recovery.at);
         let room = self.room.map(|until| until.min(clock::after_pause(now, look)));
@@ -66,10 +68,10 @@ impl ModelTimers {
     }
 }
 
-/// Next look at a degraded process.
+/// Next attempt to restart a process that lost its GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OffloadRecovery {
     pub(super) at: Instant,
-    /// Consecutive starts that did not help.
+    /// Number of consecutive starts that did not help.
     pub(super) tried: u32,
 }

@@ -1,4 +1,4 @@
-//! A life-cycle machine, its timer, and its present process.
+//! A unit: a life-cycle machine, its timer, and its present process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,17 +28,18 @@ use crate::process::slot_files::SlotFiles;
 use crate::spec::ServerCommand;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// Identifies a unit within its model; never reused.
+/// Identifies a unit within its model; ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitId(pub(super) u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnitRole {
-    /// Serves the replica.
+    /// The unit's process serves the replica.
     Current,
-    /// Will serve once it is ready: the new process of an overlap.
+    /// The unit has the new process of an overlap, which will serve once it is ready.
     Successor,
-    /// Drains and ends: the old process of an overlap, or a replica that is no longer configured.
+    /// The unit's process drains and ends: the old process of an overlap, or a replica that is no longer
+    /// configured.
     Retiring,
 }
 
@@ -49,15 +50,16 @@ pub(super) struct ProcessUnit {
     pub(super) role: UnitRole,
     pub(super) machine: LifecycleMachine,
     pub(super) timer: Option<(LifecycleTimer, Instant)>,
-    /// Start event that waits for room.
+    /// Event that would start a process, kept until the loader grants room.
     pub(super) held_start: Option<LifecycleEvent>,
-    /// Boxed: most models of a large configuration have no process, and would each reserve 1.6 KiB for one.
+    /// Present process. Boxed, because most models of a large configuration have none, and each would
+    /// reserve 1.6 KiB.
     pub(super) live: Option<Box<LiveGeneration>>,
-    /// Consecutive starts that did not become ready.
+    /// Number of consecutive starts that did not become ready.
     pub(super) start_failures: u32,
     /// Why the last process ended by itself.
     pub(super) failure: Option<BackendFailure>,
-    /// State of the needed files before the last start.
+    /// State of the files that the process needs, checked before the last start.
     pub(super) sight: Option<NeedsCheck>,
 }
 
@@ -93,11 +95,11 @@ impl ProcessUnit {
         of_life.into_iter().chain(of_process).min()
     }
 
-    /// True if requests should be refused rather than wait for the next start. Never during a trial start,
-    /// whose result requests wait for, and never after the end of a process that had served, because its
-    /// next start is soon.
+    /// True if waiting for the next start is pointless, so that requests should be refused. False during a
+    /// trial start, because its result is near, and false after the end of a process that had served,
+    /// because its next start is soon.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
-        // The pause is over. Waiting requests make the loader free the room for the next start.
+        // A start waits only for room: waiting requests make the loader free it.
         if self.held_start.is_some() {
             return false;
         }
@@ -118,73 +120,75 @@ impl ProcessUnit {
     }
 }
 
-/// Policy state of a generation.
+/// Wishes of the recycle policy about a generation.
 #[derive(Debug, Default)]
 pub(super) struct PolicyWish {
-    /// Last decision, and what holds it back.
+    /// Last decision, and the reason that holds it back.
     pub(super) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
-    /// Since when the policy wants the process replaced.
+    /// Moment since which the policy wants the process replaced.
     pub(super) since: Option<Instant>,
-    /// Since when it drains although the policy wants a drain or more.
+    /// Moment since which the process has been draining while the policy demands at least an immediate
+    /// drain.
     pub(super) urgent_since: Option<Instant>,
-    /// Earliest time of the next drain, because requests outlasted the last one.
+    /// Earliest time of the next drain, set because requests outlasted the last drain.
     pub(super) not_before: Option<Instant>,
-    /// Exceeded budgets, and when they were exceeded.
+    /// Budgets that the process has exceeded, and since when.
     pub(super) passed: PassedBudgets,
 }
 
-/// Signal for a process that is still being created.
+/// Signal to send to a process as soon as it has been created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingSignal {
     Terminate,
     Kill,
 }
 
-/// A generation, from the request to create it until it is reaped.
+/// A generation (one process of a model), from the request to create it until it is reaped.
 #[derive(Debug)]
 pub(super) struct LiveGeneration {
     pub(super) id: GenerationId,
     pub(super) socket: PathBuf,
     pub(super) cell: Arc<GenerationCell>,
-    /// Recipe of the process, compared with the present configuration.
+    /// Command and options of the process, compared with the present configuration.
     pub(super) recipe: ProcessRecipe,
     pub(super) process: Option<Arc<dyn BackendProcess>>,
     pub(super) pending: Option<PendingSignal>,
-    /// The socket has answered.
+    /// True if the process has answered on its socket.
     pub(super) answered: bool,
-    /// The start exceeded the time limit.
+    /// Time limit that the start exceeded, if any.
     pub(super) timed_out: Option<StartLateness>,
-    /// Guard of the helper that reports a stalled start.
+    /// Ends the helper that reports a stalled start when dropped.
     pub(super) start_watch: Option<DropGuard>,
     pub(super) spawned: Instant,
-    /// Load time, if the previous instance made the process.
+    /// Load time of a process that the previous instance created; `None` for a process of our own.
     pub(super) adopted: Option<Duration>,
-    /// Exact command of the process.
+    /// Command with which the process was started, including added arguments.
     pub(super) started_with: Option<ServerCommand>,
     pub(super) ready: Option<Instant>,
     pub(super) slots: Option<u32>,
     pub(super) timers: GenerationTimers,
     pub(super) probes_lost: u32,
-    /// When the first lost probe was sent.
+    /// Send time of the first of the consecutive lost probes.
     pub(super) lost_since: Option<Instant>,
-    /// The drain is short, because the process answers no probe and moves no token.
+    /// True if the drain has a short deadline, because the process answers no probe and generates no token.
     pub(super) short_drain: bool,
-    /// When the last probe was sent. Results of earlier ones are ignored.
+    /// Send time of the last probe. Results of earlier probes are ignored.
     pub(super) last_probe: Option<Instant>,
-    /// Log lines of the model's processes at the last probe, and at the last probe that was answered.
+    /// Number of lines that the model's processes had logged at the last probe, and at the last answered
+    /// probe.
     pub(super) lines_at_probe: (u64, u64),
-    /// Tokens and complete answers at the last probe.
+    /// Count of tokens and complete answers at the last probe.
     pub(super) progress_at_probe: u64,
-    /// When it logged a crash, if it has answered no probe since.
+    /// Time of a logged crash, if the process has answered no probe since.
     pub(super) crash_logged_at: Option<Instant>,
-    /// When it logged a crash, if it is known to answer no probe.
+    /// Time of a logged crash, if the process is known to be unresponsive.
     pub(super) crashed_at: Option<Instant>,
-    /// Probes sent before this time do not count: the process refused a connection since.
+    /// Time at which the process refused a connection. Probes sent before it do not count.
     pub(super) doubted_at: Option<Instant>,
     pub(super) idle_seen: Option<Instant>,
     pub(super) memory: Box<MemoryTracker>,
     pub(super) health: Box<HealthTracker>,
-    /// Offload lost, compared with the best process with the same command.
+    /// Layers or VRAM missing on GPUs, compared with the best process with the same command.
     pub(super) degraded: Option<OffloadLoss>,
     pub(super) wish: PolicyWish,
     /// History of reclaim requests.
@@ -192,18 +196,18 @@ pub(super) struct LiveGeneration {
     /// Reclaim request under way.
     pub(super) pending_reclaim: Option<PendingReclaim>,
     pub(super) reclaim_count: u64,
-    /// Generation whose conversations it took over.
+    /// Generation from which this one took over conversations.
     pub(super) warmed_from: Option<GenerationId>,
     pub(super) last_reclaim: Option<ReclaimEntry>,
-    /// Why it was not asked at the last judgement.
+    /// Why the process was not asked to give memory back at the last judgement.
     pub(super) no_reclaim: Option<NoReclaim>,
-    /// The process is ended without a drain and with a short grace.
+    /// True if the process is ended without a drain and with a short grace period.
     pub(super) short_grace: bool,
-    /// Slot directory, if it saves slots.
+    /// Directory for saved slots, if the process can save slots.
     pub(super) slot_files: Option<Arc<SlotFiles>>,
     /// Progress of saving slots for the next process.
     pub(super) packed: PackProgress,
-    /// Random number of this generation, for jitter.
+    /// Random number of this generation, which spreads replacements in time.
     pub(super) random: f64,
 }
 
@@ -259,7 +263,7 @@ impl LiveGeneration {
         }
     }
 
-    /// Records a lost probe, sent at this time, without progress since.
+    /// Records that the probe sent at `sent` was not answered and no progress was seen since.
     pub(super) fn note_lost(&mut self, sent: Instant) {
         if self.probes_lost == 0 {
             self.lost_since = Some(sent);
@@ -267,13 +271,14 @@ impl LiveGeneration {
         self.probes_lost += 1;
     }
 
-    /// Time for which the process has answered no probe and moved no token, once enough probes are lost.
+    /// Time for which the process has answered no probe and made no progress; `None` until enough probes
+    /// are lost.
     pub(super) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
         let since = self.lost_since.filter(|_| self.probes_lost > 0 && self.probes_lost >= probes_lost)?;
         Some(since.elapsed())
     }
 
-    /// Sends SIGTERM, now or once there is a process.
+    /// Sends SIGTERM, or notes to send it as soon as the process has been created.
     pub(super) fn terminate(&mut self) {
         self.cell.request_stop();
         match &self.process {
@@ -282,7 +287,7 @@ impl LiveGeneration {
         }
     }
 
-    /// Sends SIGKILL, now or once there is a process.
+    /// Sends SIGKILL, or notes to send it as soon as the process has been created.
     pub(super) fn kill(&mut self) {
         self.cell.request_stop();
         match &self.process {

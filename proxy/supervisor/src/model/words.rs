@@ -4,7 +4,7 @@ use warden_policies::growth::VerdictChange;
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{ByteSize, RecycleDecision, phrases};
 
-/// Sentence about the memory that a decision is about; `None` if unknown.
+/// Sentence about the memory that caused a decision; `None` if unknown.
 pub(super) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];
@@ -17,7 +17,7 @@ pub(super) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -
     Some(parts.join("; "))
 }
 
-/// Sentence about a change of verdict.
+/// Sentence about a change of a growth verdict.
 pub(super) fn verdict_sentence(change: &VerdictChange) -> String {
     let growth = &change.growth;
     let (now, before) = (growth.verdict.as_str(), change.before.as_str());

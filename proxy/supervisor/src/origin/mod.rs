@@ -1,4 +1,4 @@
-//! Address of a remote endpoint: connection, request head, probe.
+//! Address of a remote endpoint: its connections, the heads of requests to it, and its probe.
 
 pub(crate) mod probe;
 mod wire;
@@ -12,14 +12,14 @@ use http::{Request, Uri};
 
 pub use self::wire::EndpointStream;
 
-/// Path of the versioned API. Addresses may be given with or without it.
+/// Path of the versioned API. A configured address may end with this path or not.
 const VERSION_PREFIX: &str = "/v1";
 
-/// Endings of an address that belong to requests.
+/// Path endings that belong to single requests and not to an endpoint's address.
 const ROUTE_SUFFIXES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
 
-/// Client headers that are passed on: those that affect the answer, and request ids that both sides log.
-/// The others describe the client (identity, program, language, address) and are not for the endpoint.
+/// Client headers that are passed to the endpoint: headers that affect the answer, and request ids that
+/// both sides log. All others describe the client (identity, program, language, address) and are removed.
 const PASSED_HEADERS: [&str; 13] = [
     "accept",
     "anthropic-beta",
@@ -40,24 +40,25 @@ const PASSED_HEADERS: [&str; 13] = [
 const OUR_USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
 
-/// Prefix of our name in `Via`. Names of other llama-wardens are kept, so that each can detect a loop.
+/// Prefix of our name in `Via`. Entries of other llama-wardens stay in the header, so that each detects a
+/// loop.
 const VIA_PREFIX: &str = "llama-warden-";
 
-/// Endpoint with OpenAI's API. Debug output hides the key.
+/// Remote endpoint with OpenAI's API. The `Debug` output hides the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RemoteOrigin {
     tls: bool,
     host: String,
     port: u16,
-    /// Value of `Host`.
+    /// Value of the `Host` header.
     authority: String,
-    /// Prefix of each path; empty, or begins with a slash and ends without one.
+    /// Prefix of each path: empty, or with a leading slash and without a trailing one.
     prefix: String,
     key: Option<String>,
 }
 
 impl RemoteOrigin {
-    /// Parses an address such as `https://host/api/v1`. With `key`, each request sends it.
+    /// Parses an address such as `https://host/api/v1`. If `key` is given, each request sends it.
     ///
     /// # Errors
     ///
@@ -101,7 +102,7 @@ impl RemoteOrigin {
         self.tls
     }
 
-    /// True for this machine, where strangers cannot listen to the connection.
+    /// True if the endpoint is on this machine, so that strangers cannot listen to the connection.
     pub fn is_local(&self) -> bool {
         let is_loopback = self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
         is_loopback || self.host == "localhost"
@@ -122,8 +123,9 @@ impl RemoteOrigin {
         self.key.is_some()
     }
 
-    /// Rewrites a request for llama-server for this endpoint: path, host and key. The client's identity is
-    /// removed. The answer has to come uncompressed, as llama-server's does, because it is read on its way.
+    /// Rewrites a request that was made for llama-server: path, host and key are those of this endpoint,
+    /// and the client's identity is removed. Asks for an uncompressed answer, because the proxy reads the
+    /// answer.
     ///
     /// # Errors
     ///
@@ -150,7 +152,7 @@ impl RemoteOrigin {
     }
 }
 
-/// Removes proxies between client and us from `Via`.
+/// Removes all entries from `Via` except those of llama-wardens.
 fn keep_our_via(headers: &mut HeaderMap) {
     let ours = |part: &str| {
         let mut words = part.split_whitespace();

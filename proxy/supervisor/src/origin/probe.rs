@@ -14,16 +14,16 @@ use warden_policies::secrets;
 
 use super::RemoteOrigin;
 
-/// Requested path: every endpoint of this kind has it, and it costs nothing.
+/// Path that a probe requests: every endpoint with OpenAI's API has it, and the request costs nothing.
 const MODELS_PATH: &str = "/v1/models";
 
 /// Maximum size of a list in bytes. Vendors of thousands of models need a few megabytes.
 const MAX_LIST_BYTES: usize = 16 << 20;
 
-/// Time limit for a list after its head.
+/// Time limit for the body of a list, after the head of the answer.
 const LIST_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Fields in which endpoints give the context length of a model, in tokens.
+/// JSON pointers to fields in which endpoints give the context length of a model, in tokens.
 const CONTEXT_FIELDS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
 
 /// Facts from an endpoint that answers.
@@ -31,7 +31,7 @@ const CONTEXT_FIELDS: [&str; 4] = ["/context_length", "/max_model_len", "/contex
 pub(crate) struct EndpointInfo {
     /// Context length of the model in tokens, if given.
     pub(crate) n_ctx: Option<u32>,
-    /// Possible misconfiguration, although requests may be answered.
+    /// Note about a possible misconfiguration, although requests may be answered.
     pub(crate) note: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct EndpointInfo {
 pub(crate) enum ProbeFailure {
     /// No answer in time: it may be busy.
     Timeout(String),
-    /// The endpoint cannot be reached, or refuses.
+    /// The endpoint cannot be reached, or refuses requests.
     Refused(String),
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn probe(
                 "it sends requests elsewhere{to} (status {code}): name that address in `url`"
             )))
         }
-        // A key may lack the right to list models.
+        // The endpoint works: a key may lack only the right to list models.
         StatusCode::FORBIDDEN => note(format!("the endpoint lists no models for this key (status {code})")),
         StatusCode::NOT_FOUND => {
             note(format!("the endpoint has nothing at `{origin}{MODELS_PATH}`: is `url` right?"))
@@ -88,7 +88,7 @@ pub(crate) async fn probe(
 struct ProbeAnswer {
     status: StatusCode,
     location: Option<String>,
-    /// The part that came: a head alone is a sign of life.
+    /// Body of the answer; empty if it was not complete in time, because the head alone is a sign of life.
     body: Bytes,
 }
 
@@ -114,7 +114,7 @@ async fn request_list(origin: &RemoteOrigin) -> Result<ProbeAnswer, String> {
     tokio::select! {
         biased;
         answer = &mut answered => answer,
-        // The last data may still be on its way.
+        // The connection has closed, but the answer may still have unread data.
         _ = connection => answered.await,
     }
 }

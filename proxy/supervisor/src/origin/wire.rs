@@ -1,5 +1,5 @@
-//! Connects to a remote endpoint, with TLS if its address says so. Certificates are checked by the
-//! authorities that this machine trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+//! Connects to a remote endpoint, with TLS if its address says so. The certificate must be issued by an
+//! authority that this machine trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name other authorities.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -32,9 +32,9 @@ impl RemoteOrigin {
         let (host, port) = (self.host.as_str(), self.port);
         let addresses = resolve_host(host, port).await?;
         let stream = TcpStream::connect(&addresses[..]).await?;
-        // Otherwise an answer to a small request waits for an acknowledgement.
+        // Without this, the end of a small request would wait for an acknowledgement (Nagle's algorithm).
         stream.set_nodelay(true)?;
-        // Otherwise a peer that vanishes would be awaited for the whole time limit of an answer.
+        // Without keepalive, we would wait for a vanished peer for the whole time limit of an answer.
         let socket = SockRef::from(&stream);
         let alive =
             TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_TIME / 3).with_retries(3);
@@ -50,7 +50,7 @@ impl RemoteOrigin {
     }
 }
 
-/// TLS configuration with the trusted authorities, read once.
+/// TLS configuration with the trusted authorities, which are read once.
 fn tls_config() -> io::Result<Arc<ClientConfig>> {
     static TRUSTED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(known) = TRUSTED.get() {

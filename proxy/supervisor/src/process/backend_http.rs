@@ -1,8 +1,8 @@
-//! Requests of the supervisor itself to a backend: probes, properties, counters. Clients' requests use
-//! another path.
+//! Requests that the supervisor itself sends to a backend: probes, properties, counters. The gateway sends
+//! clients' requests without this module.
 //!
-//! On a TCP port each request has its own connection, which is checked before anything is sent on it.
-//! Another program that took the port gets nothing, least of all the key.
+//! On a TCP port, each request has its own connection, which is checked before anything is sent. So another
+//! program that took the port gets neither a request nor the API key.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::process::own_port::{OnlyToOwner, OwnPort};
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
     client: Option<reqwest::Client>,
-    /// Host and port in URLs; meaningless on a Unix socket.
+    /// Host and port for URLs; without meaning on a Unix socket.
     authority: String,
     key: Option<String>,
 }
 
 impl BackendHttp {
-    /// Uses no pool: llama-server closes an idle connection after 5 s, and probes are too far apart for a
-    /// pool to help. `port`: the process that has to listen there, if others could.
+    /// Makes a client without a connection pool: llama-server closes an idle connection after 5 s, and
+    /// probes are less frequent. `port`: check that the child listens there, if another program could.
     pub(crate) fn new(endpoint: &ListenAddress, key: Option<String>, port: Option<OwnPort>) -> Self {
         let builder = reqwest::Client::builder();
         let (builder, authority) = match endpoint {
@@ -43,7 +43,7 @@ impl BackendHttp {
         Self { client, authority, key }
     }
 
-    /// Sends JSON by `POST`. `None` without an answer in time.
+    /// Sends JSON by `POST`. `None` if there is no answer in time.
     pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
         let mut request =
             self.client.as_ref()?.post(format!("http://{}{path}", self.authority)).timeout(timeout);
@@ -51,13 +51,13 @@ impl BackendHttp {
             request = request.bearer_auth(key);
         }
         let request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
-        // The body contains a client's text. A server that answers without reading it must not parse it as
-        // a request.
+        // Close the connection after this request: the body contains a client's text, and a server that
+        // answers without reading the body would otherwise parse it as the next request.
         let request = request.header(reqwest::header::CONNECTION, "close");
         request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
     }
 
-    /// Sends a `GET`. `None` without an answer in time.
+    /// Sends a `GET`. `None` if there is no answer in time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         let mut request =
             self.client.as_ref()?.get(format!("http://{}{path}", self.authority)).timeout(timeout);

@@ -1,5 +1,6 @@
-//! Reads the answer of llama-server's `/slots`, in all versions: the number of busy slots, and a mark that
-//! changes with each token and prompt batch. Texts in answers of older versions are skipped.
+//! Reads llama-server's answer to `/slots`, in the forms of all versions: the number of busy slots, and a
+//! value that changes with each token and each prompt batch. Texts in the answers of older versions are
+//! skipped.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -17,7 +18,7 @@ const WORK_FIELDS: [&str; 7] = [
     "n_remain",
 ];
 
-/// Reads the answer; `None` if it is no list of slots.
+/// Reads the answer; `None` if the answer is no list of slots.
 pub(crate) fn read_slots(answer: &Value) -> Option<SlotActivity> {
     let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
     let busy = slots.iter().filter(|slot| is_busy(slot)).count();
@@ -28,7 +29,7 @@ pub(crate) fn read_slots(answer: &Value) -> Option<SlotActivity> {
     Some(SlotActivity { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
 }
 
-/// Older versions have `state` in place of `is_processing`; 0 is idle.
+/// True if a slot is busy. Older versions have `state` in place of `is_processing`; 0 is idle.
 fn is_busy(slot: &Value) -> bool {
     let by_state = || slot["state"].as_u64().is_none_or(|state| state != 0);
     slot["is_processing"].as_bool().unwrap_or_else(by_state)

@@ -1,8 +1,8 @@
-//! A running child: its output, and its end as a future. Its parent is this process, or the root that made
-//! it for us.
+//! A running child: its output, and its end as a future. Either this process forked the child, or the root
+//! did so on our request.
 //!
-//! A wrapper may move its server out of the process group, or end before the server. A child then is more
-//! than its leader:
+//! A wrapper may move its server out of the process group, or end before the server. Then the child is more
+//! than its leader (the process that was forked):
 //!
 //! ```text
 //!     leader runs -- ends with 0 or after a stop request, and its server or a possible one runs --> outlived
@@ -12,7 +12,7 @@
 //!     ends ---------------> everything left, in the group or not, is killed; the leader is reaped last
 //! ```
 //!
-//! The leader stays a zombie until then, so that its PID, by which the group is signalled, is not reused.
+//! Until then the leader stays a zombie, so that its PID, by which the group is signalled, is not reused.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,14 +43,15 @@ use crate::worker_threads::{WorkKind, run_briefly, run_job};
 /// Interval for retrying to reap a child that has ended.
 const REAP_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time for which a leader may outlive its server outside of the group. `setsid --wait` ends at once,
-/// `podman run` removes its container first.
+/// Maximum time for which a leader may outlive its server outside of the group. `setsid --wait` ends at
+/// once; `podman run` removes its container first.
 const LEADER_EXIT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Total time to wait for killed processes outside of the group. A hanging driver can keep one for longer.
+/// Maximum total wait for killed processes outside of the group. A hanging driver can keep one alive for
+/// longer.
 const KILLED_LIMIT: Duration = Duration::from_secs(10);
 
-/// A running child. Dropping it kills its process group, unless it was handed over.
+/// A running child. Dropping this value kills the process group, unless the child was handed over.
 #[derive(Debug)]
 pub struct ChildProcess {
     leader: ChildLeader,
@@ -66,7 +67,7 @@ enum ChildLeader {
     OfRoot { child: RootChild, exit: Mutex<Option<ProcessExit>>, handed_over: AtomicBool },
 }
 
-/// Child of the root, made for us or handed over to us.
+/// Child of the root, forked on our request or handed over to us.
 #[derive(Debug)]
 pub(crate) struct RootChild {
     pub(crate) id: ChildId,
@@ -75,8 +76,8 @@ pub(crate) struct RootChild {
 }
 
 impl ChildProcess {
-    /// Registers with the current runtime. `mark`: a unique `NAME=VALUE` in the child's environment;
-    /// without one, processes that leave its group are not found.
+    /// Watches a child; must be called in a tokio runtime. `mark`: a unique `NAME=VALUE` in the child's
+    /// environment; without one, processes that leave its group are not found.
     pub(crate) fn watch(spawned: SpawnedChild, mark: Option<String>) -> Result<Self, SpawnError> {
         let SpawnedChild { group, control, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
@@ -85,7 +86,7 @@ impl ChildProcess {
         Self::new(ChildLeader::Own(group), pidfd, stdout.zip(stderr), ChildRelatives::new(pid, mark, control))
     }
 
-    /// Watches a child of the root. Registers with the current runtime.
+    /// Watches a child of the root; must be called in a tokio runtime.
     pub(crate) fn of_root(
         child: RootChild,
         pidfd: OwnedFd,
@@ -98,7 +99,7 @@ impl ChildProcess {
         let control = ControlGroup::of_child(pid).map(Arc::new);
         let child = Self::new(leader, pidfd, output, ChildRelatives::new(pid, mark, control))?;
         if child.leader_has_ended() {
-            // The leader may have ended before the handover.
+            // Look for processes left behind: the leader may have ended before the handover.
             let kinship = Arc::clone(&child.kinship);
             let look = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.relatives());
             let relatives = look.unwrap_or_default();
@@ -130,12 +131,12 @@ impl ChildProcess {
         Ok(Self { leader, pidfd, kinship: Arc::new(kinship), output: Mutex::new(output) })
     }
 
-    /// PID of the child, which is also its process group.
+    /// PID of the child, which is also the id of its process group.
     pub fn pid(&self) -> u32 {
         self.leader.pid()
     }
 
-    /// Pidfd of the leader, readable once it has ended.
+    /// Pidfd of the leader; becomes readable when the leader has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.get_ref().as_fd()
     }
@@ -148,53 +149,54 @@ impl ChildProcess {
         }
     }
 
-    /// Hands the child over: it no longer ends with us. Our own child has to be kept by the family.
+    /// Hands the child over, so that it does not end with us. A child of our own must be kept by the root
+    /// until it is taken over.
     pub(crate) fn hand_over(&self) {
         if let ChildLeader::OfRoot { handed_over, .. } = &self.leader {
             handed_over.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Read ends of standard output and standard error; `None` after the first call. A child blocks if its
-    /// output is not read.
+    /// Read ends of standard output and standard error; `None` after the first call. The output must be
+    /// read, because a child blocks if a pipe is full.
     pub fn take_output(&self) -> Option<(pipe::Receiver, pipe::Receiver)> {
         lock(&self.output).take()
     }
 
-    /// True if the child's server runs, which means it still holds its files. The end itself may be awaited
-    /// later.
+    /// True if the child's server runs, and so still holds its files. [`Self::wait`] may resolve some time
+    /// after this becomes false.
     pub fn is_running(&self) -> bool {
         match self.kinship.watched_server() {
             Some(server) => server.is_running(),
-            // Processes left by the leader may still be loading.
+            // The server is not known: processes left by the leader may still be loading.
             None => !self.leader_has_ended() || self.kinship.is_outlived(),
         }
     }
 
     /// True if the leader has ended.
     pub(crate) fn leader_has_ended(&self) -> bool {
-        // Check this first, because the PID may be reused after reaping.
+        // Ask the kernel first: the PID cannot be reused before the leader is reaped.
         if warden_sensors::is_ending(self.pid()) == Some(true) {
             return true;
         }
         watched_process::has_ended(self.pidfd.get_ref())
     }
 
-    /// Relatives outside of the group, and the server.
+    /// Processes of the child outside of its group, and its server.
     pub(crate) fn kinship(&self) -> &Arc<ChildRelatives> {
         &self.kinship
     }
 
-    /// Takes over a child that was handed to us: it ends with us from now on.
+    /// Takes over a child that was handed to us, so that it ends with us from now on.
     pub(crate) fn claim(&self) {
         if let ChildLeader::OfRoot { handed_over, .. } = &self.leader {
             handed_over.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Sends SIGTERM to the group, and, once the leader has ended, to processes that have left the group. A
-    /// leader may forward the signal, as container tools do, and llama-server exits at once on a second
-    /// one. Call it once.
+    /// Sends SIGTERM to the group, but to processes that have left the group only after the leader has
+    /// ended: the leader may forward the signal, as container tools do, and llama-server exits at once on a
+    /// second one. Call it once.
     pub fn terminate(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::TERM),
@@ -203,8 +205,8 @@ impl ChildProcess {
         self.kinship.ask_to_end(StopRequest::Terminate);
     }
 
-    /// Sends SIGKILL to the group and the server. The task that awaits the end kills other processes that
-    /// have left the group.
+    /// Sends SIGKILL to the group and the server. Other processes that have left the group are killed by
+    /// [`Self::wait`].
     pub fn kill(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::KILL),
@@ -216,7 +218,7 @@ impl ChildProcess {
         self.kinship.ask_to_end(StopRequest::Kill);
     }
 
-    /// Sends any signal to our own child.
+    /// Sends a signal to a child that this process forked.
     pub(crate) fn signal(&self, signal: Signal) {
         if let ChildLeader::Own(group) = &self.leader {
             group.signal(signal);
@@ -224,7 +226,7 @@ impl ChildProcess {
     }
 
     /// Waits for the end of the child's server, kills everything left, and reaps the leader. May be called
-    /// again, and dropped at any time.
+    /// repeatedly; the future may be dropped at any time.
     pub async fn wait(&self) -> ProcessExit {
         match &self.leader {
             ChildLeader::Own(group) => self.wait_for_own(group).await,
@@ -244,7 +246,7 @@ impl ChildProcess {
 
     async fn wait_for_own(&self, group: &ProcessGroup) -> ProcessExit {
         let mut changes = self.kinship.changes();
-        // Exit of a process left by the leader, if it was our child.
+        // Exit of the last process left by the leader that became our child and was reaped.
         let mut exit_behind = None;
         loop {
             if let Some(exit) = group.reaped_exit() {
@@ -268,13 +270,13 @@ impl ChildProcess {
                     _ = changes.changed() => {}
                 }
                 if self.leader_has_ended() && group.leader_exit().is_none() {
-                    // Only a debugger can make waitid later than the pidfd.
+                    // Try again: only under a debugger does waitid report the end later than the pidfd.
                     tokio::time::sleep(REAP_RETRY_INTERVAL).await;
                 }
                 continue;
             };
             let relatives = self.relatives().await;
-            // Another waiting task may have reaped the leader; its PID may be reused by now.
+            // Another call of `wait` may have reaped the leader; then its PID may be reused already.
             if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
@@ -326,15 +328,15 @@ impl ChildProcess {
         }
     }
 
-    /// Kills all remaining processes and waits for their end, so that their memory is free for the next
-    /// process. Then reaps the leader.
+    /// Kills all remaining processes, waits for their end, so that their memory is free for the next
+    /// process, and reaps the leader.
     async fn kill_and_reap(&self, group: &ProcessGroup, said: Option<ProcessExit>) -> ProcessExit {
         self.until_leader_ends().await;
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
             group.signal(Signal::KILL);
             let relatives = self.list_relatives(ChildRelatives::killed_relatives).await;
-            // The list is valid only if the leader was not reaped during the search.
+            // Use the list only if the leader was not reaped during the search.
             if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
@@ -365,13 +367,13 @@ impl ChildProcess {
             if let Some(exit) = group.reap(said) {
                 return exit;
             }
-            // Only a debugger can make waitid later than the pidfd.
+            // Try again: only under a debugger does waitid report the end later than the pidfd.
             tokio::time::sleep(REAP_RETRY_INTERVAL).await;
         }
     }
 
-    /// Waits for a child of the root. The root cannot know a server found only by its answer, so that one
-    /// is watched here.
+    /// Waits for a child of the root. A server that was found only because it answered is watched here,
+    /// because the root cannot know of it.
     async fn wait_for_root_child(&self, child: &RootChild) -> ProcessExit {
         let mut changes = self.kinship.changes();
         let reaped = async {
@@ -414,7 +416,7 @@ impl ChildProcess {
         }
     }
 
-    /// Relatives of the child, without its leader.
+    /// Processes of the child, without its leader.
     async fn relatives(&self) -> Vec<RelatedProcess> {
         self.list_relatives(ChildRelatives::relatives).await
     }
@@ -424,12 +426,12 @@ impl ChildProcess {
             return Vec::new();
         }
         let kinship = Arc::clone(&self.kinship);
-        // Small reads of /proc; keep them off the runtime threads.
+        // Reads of /proc are small, but may block; use a worker thread.
         kinship::relatives_in_time(self.pid(), run_job(WorkKind::Kernel, move || look(&kinship))).await
     }
 }
 
-/// Resolves at the end of a process, or never without one.
+/// Resolves when the process has ended; never, if there is none.
 async fn until_end(process: Option<&WatchedProcess>) {
     match process {
         Some(process) => process.until_ended().await,
@@ -437,8 +439,8 @@ async fn until_end(process: Option<&WatchedProcess>) {
     }
 }
 
-/// Resolves at the first end of several processes. Returns soon for an empty list: they ended since they
-/// were listed.
+/// Resolves when the first of these processes has ended. For an empty list, resolves soon: the processes
+/// ended while they were being listed.
 async fn until_first_end(processes: &[Arc<WatchedProcess>]) {
     if processes.is_empty() {
         tokio::time::sleep(REAP_RETRY_INTERVAL).await;
@@ -453,7 +455,7 @@ impl Drop for ChildProcess {
         if group.reaped_exit().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
-            // No await is possible here, and the leader must not be reaped before.
+            // Block here, because `drop` cannot await, and the leader must not be reaped before this.
             let left = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.killed_relatives());
             kinship::kill_found(left, self.pid());
         }

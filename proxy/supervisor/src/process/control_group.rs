@@ -1,5 +1,5 @@
-//! A control group (version 2) for each child. All processes that the child starts stay in it, even in
-//! another session, under another parent or with another environment.
+//! A control group (version 2) for each child. All processes that the child starts stay in the group, even
+//! in another session, under another parent or with another environment.
 //!
 //! ```text
 //!     <our own group>/
@@ -8,8 +8,8 @@
 //!
 //! The root creates, locks and removes the groups; its successors only read them. An unlocked group was
 //! left by a killed instance, and the next start ends its processes. Locks work across process and mount
-//! namespaces and are safe from reused PIDs. No controller is enabled, so memory is charged and limited as
-//! without groups. Where no group can be created, children start without one.
+//! namespaces, and do not depend on PIDs, which may be reused. No controller is enabled, so memory is
+//! charged and limited as without groups. Where no group can be created, children start without one.
 //!
 //! Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst`; systemd's `CGROUP_DELEGATION.md`.
 
@@ -32,11 +32,11 @@ use crate::process::{instance, watched_process};
 const GROUP_PREFIX: &str = "llama-warden-";
 /// File that lists a group's processes and accepts new ones.
 const MEMBERS_FILE: &str = "cgroup.procs";
-/// Controllers that would share CPU or disk among groups instead of processes.
+/// Controllers that would distribute CPU or disk time among groups instead of processes.
 const SHARING_CONTROLLERS: [&str; 2] = ["cpu", "io"];
-/// Extended attributes with which systemd marks a delegated group.
+/// Extended attributes by which systemd marks a group as delegated.
 const DELEGATION_ATTRIBUTES: [&str; 2] = ["user.delegate", "trusted.delegate"];
-/// Number of names to try: an earlier process with our PID may have left a group.
+/// Number of names to try: an earlier process with our PID may have left groups.
 const NAME_ATTEMPTS: usize = 16;
 /// Maximum depth of groups below one of ours, such as those of a container tool.
 const DEPTH_LIMIT: usize = 8;
@@ -49,23 +49,23 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     path: PathBuf,
-    /// `None` in a successor of the root.
+    /// Locked group directory; `None` in a successor of the root, which must not lock.
     _lock: Option<OwnedFd>,
 }
 
 impl ControlGroup {
-    /// Creates and locks a group below `own`.
+    /// Creates and locks a group below the group `own`.
     fn create(own: &Path) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         for _ in 0..NAME_ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = own.join(format!("{GROUP_PREFIX}{}-{number}", std::process::id()));
-            // No other user may open the group, because their lock would exclude ours.
+            // Mode 0700: if another user could open the group, that user's lock would exclude ours.
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
-            // `None`: an instance that has just started took the group for an abandoned one.
+            // `None`: another instance that is just starting has taken the group for an abandoned one.
             if let Some(made) = Self::claim(path)? {
                 return Ok(made);
             }
@@ -73,7 +73,7 @@ impl ControlGroup {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Locks an abandoned group. `None` if it is locked, gone, or another user's.
+    /// Locks an abandoned group. `None` if the group is locked, gone, or another user's.
     fn claim(path: PathBuf) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
@@ -89,7 +89,7 @@ impl ControlGroup {
         Ok((is_there && is_ours).then(|| Self { path, _lock: Some(lock.into()) }))
     }
 
-    /// Group of a child, for a successor of the root.
+    /// Finds the group of a child; used by successors of the root.
     pub(crate) fn of_child(leader: u32) -> Option<Self> {
         let listed = fs::read_to_string(format!("/proc/{leader}/cgroup")).ok()?;
         let group = version_two_path(&listed)?;
@@ -101,16 +101,17 @@ impl ControlGroup {
         is_made_for_us.then_some(Self { path, _lock: None })
     }
 
-    /// File through which a process enters the group, by writing `0`.
+    /// Opens the file through which a process enters the group, by writing `0`.
     pub(crate) fn open_entrance(&self) -> io::Result<OwnedFd> {
         Ok(File::options().write(true).open(self.path.join(MEMBERS_FILE))?.into())
     }
 
-    /// Processes of the group, without zombies. Reads `/proc`: not for a runtime thread.
+    /// Processes of the group, without zombies. Reads `/proc`, so call it on a worker thread.
     pub(crate) fn members(&self) -> Vec<RelatedProcess> {
         let before = self.pids();
         let found: Vec<RelatedProcess> = before.into_iter().filter_map(RelatedProcess::with_pid).collect();
-        // A PID may have been reused before the look. Those still listed were members.
+        // A PID may have been reused before `/proc` was read: keep only processes that are still listed in
+        // the group.
         let still = self.pids();
         found.into_iter().filter(|one| still.contains(&one.process.pid)).collect()
     }
@@ -119,7 +120,7 @@ impl ControlGroup {
         let listed =
             groups_below(&self.path).into_iter().map(|group| fs::read_to_string(group.join(MEMBERS_FILE)));
         let texts: Vec<String> = listed.filter_map(Result::ok).collect();
-        // A process without a PID in our namespace is listed as 0.
+        // A process that has no PID in our namespace is listed as 0.
         texts
             .iter()
             .flat_map(|text| text.lines())
@@ -128,7 +129,8 @@ impl ControlGroup {
             .collect()
     }
 
-    /// Sends SIGKILL to all processes: at once where the kernel can (Linux 5.14), else one by one.
+    /// Sends SIGKILL to all processes of the group: at once where the kernel can (Linux 5.14), else one by
+    /// one.
     pub(crate) fn kill(&self) {
         if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
             self.kill_members();
@@ -139,7 +141,8 @@ impl ControlGroup {
         self.members().into_iter().for_each(|one| watched_process::kill(one.process));
     }
 
-    /// Removes the group and those below it. Returns true if it is gone. A group with processes stays.
+    /// Removes the group and the groups below it, unless there are processes in them. Returns true if the
+    /// group is gone.
     fn remove(&self) -> bool {
         for group in groups_below(&self.path).iter().rev() {
             let _busy = fs::remove_dir(group);
@@ -147,7 +150,7 @@ impl ControlGroup {
         !self.path.exists()
     }
 
-    /// Kills the processes until the group can be removed. Returns false if that took too long.
+    /// Kills the processes of the group until it can be removed. Returns false if that takes until `until`.
     #[expect(clippy::disallowed_methods, reason = "a thread that nobody is served by")]
     fn end_and_remove(&self, until: Instant) -> bool {
         loop {
@@ -198,7 +201,7 @@ impl ControlGroups {
         });
     }
 
-    /// Kills all processes and removes all groups.
+    /// Kills all processes in the groups and removes the groups.
     pub(crate) fn end(self) {
         let until = Instant::now() + EMPTY_LIMIT;
         self.made.iter().for_each(|group| group.kill());
@@ -243,7 +246,7 @@ fn log_remaining(group: &ControlGroup) {
     );
 }
 
-/// PID in the name of one of our groups.
+/// PID of the process that created one of our groups, from the name of the group.
 fn group_maker(name: &str) -> Option<u32> {
     let (pid, number) = name.strip_prefix(GROUP_PREFIX)?.split_once('-')?;
     number.parse::<u32>().ok()?;
@@ -255,14 +258,14 @@ fn version_two_path(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// Possible directories of this group, by the mounts of `/proc/self/mountinfo`.
+/// Possible directories of a group, by the mounts listed in `/proc/self/mountinfo`.
 fn group_directories(mounts: &str, group: &str) -> Vec<PathBuf> {
     let is_outside = |path: &str| path.split('/').any(|part| part == "..");
     let directory = |line: &str| {
         let (mount, source) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, place) = (fields.next()?, fields.next()?);
-        // None of our paths has escaped characters.
+        // Skip paths with escaped characters: none of ours has any.
         let is_known = source.starts_with("cgroup2 ")
             && !place.contains('\\')
             && !is_outside(root)
@@ -292,8 +295,8 @@ fn own_group() -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Why a group with this `cgroup.type` and `cgroup.subtree_control` must not have children. The root group
-/// has no type.
+/// Why no groups may be created below a group with this `cgroup.type` and `cgroup.subtree_control`. The
+/// root group of the system has no type.
 fn group_refusal(kind: &str, controllers: &str) -> Option<String> {
     if !matches!(kind.trim(), "" | "domain") {
         return Some(format!("our control group is {}", kind.trim()));
@@ -311,7 +314,7 @@ fn is_delegated(path: &Path) -> bool {
     DELEGATION_ATTRIBUTES.into_iter().any(has)
 }
 
-/// A group and all groups below it, parents first.
+/// A group and all groups below it; each comes after its parent.
 fn groups_below(group: &Path) -> Vec<PathBuf> {
     let mut all = vec![group.to_owned()];
     let mut level = 0..1;

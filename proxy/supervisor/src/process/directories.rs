@@ -1,4 +1,4 @@
-//! Directories that the fleet writes to: the private one for sockets is checked and cleaned.
+//! Directories that the fleet writes to. The private directory for sockets is checked and cleaned.
 
 use std::fs;
 use std::io;
@@ -13,25 +13,25 @@ use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker_pid, socket_path};
 use crate::process::trusted_path;
 use crate::spec::FleetConfig;
 
-/// Creates the directory for sockets (mode 0700, ours) and removes files of dead supervisors.
+/// Creates the directory for sockets (mode 0700, owned by our user) and removes files of dead supervisors.
 pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
     make_private(path).map_err(|source| FleetError::RuntimeDir { path: path.to_owned(), source })?;
     sweep_runtime(path);
     Ok(())
 }
 
-/// Creates a directory that only we can enter, or restricts our existing one.
+/// Creates a directory that only our user can enter, or restricts an existing directory of ours.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     trusted_path::make_private_dir(path)?;
-    // Find out now, and not at the first request, if the directory is writable.
+    // Check now, and not at the first request, that the directory is writable.
     let probe = path.join(format!(".probe-{}", std::process::id()));
     fs::write(&probe, "")?;
     fs::remove_file(probe)
 }
 
-/// Recreates the directory of a socket, or of the files next to it, if it is gone. The end of a login
-/// session removes `/run/user/UID`, and cleaners of `/tmp` remove old directories. No process could start
-/// without it.
+/// Creates the directory of a socket (or of a file next to it) again if it is gone: no process could start
+/// without it. The end of a login session removes `/run/user/UID`, and cleaners of `/tmp` remove old
+/// directories.
 ///
 /// # Errors
 /// The directory cannot be created, or another user has put one in its place.
@@ -41,13 +41,14 @@ pub fn restore_directory(beside: &Path) -> Result<(), SpawnError> {
     if is_gone {
         tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
     }
-    // Check an existing one too: after the base was removed, another user may have created it.
+    // Check an existing directory, too: after the one above it was removed, another user may have created
+    // both.
     let made =
         if is_gone { make_private(directory) } else { trusted_path::make_private_dir(directory).map(drop) };
     made.map_err(|source| SpawnError::Sockets { directory: directory.to_owned(), source })
 }
 
-/// Removes files of dead supervisors, best effort: a file that stays does no harm.
+/// Removes files of dead supervisors. Errors are ignored, because a file that stays does no harm.
 fn sweep_runtime(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -60,7 +61,8 @@ fn sweep_runtime(path: &Path) {
     }
 }
 
-/// Checks that each socket's path fits, with generation numbers that a year of crash loops cannot reach.
+/// Checks that no socket path will be too long, even with a generation number that a year of crash loops
+/// cannot reach.
 pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
     const LATE_GENERATION: GenerationId = GenerationId(99_999_999);
     for model in &config.models {

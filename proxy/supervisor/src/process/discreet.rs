@@ -1,4 +1,4 @@
-//! Removes secrets from the output of a process, which may repeat those that it was given.
+//! Removes secrets from the output of a process, which may print secrets that were given to it.
 
 use warden_policies::own_variables::is_own_variable;
 use warden_policies::secrets::{self, KnownSecrets};
@@ -15,7 +15,7 @@ pub(crate) fn known_secrets(command: &ServerCommand) -> KnownSecrets {
     KnownSecrets::from_command(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
 }
 
-/// Lines with possible secrets removed.
+/// Copies lines, and removes possible secrets from them.
 pub(crate) fn without_secrets(lines: &[String]) -> Vec<String> {
     lines.iter().map(|line| secrets::redact_text(line)).collect()
 }

@@ -1,4 +1,4 @@
-//! The address on which a process listens, and the flags for it.
+//! The address on which a process listens, and the flags that tell llama-server this address.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -9,7 +9,7 @@ use warden_policies::ServerFacts;
 
 use crate::spec::SocketMode;
 
-/// Address of a generation.
+/// Address on which a process listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ListenAddress {
@@ -19,8 +19,9 @@ pub enum ListenAddress {
     Tcp(SocketAddr),
 }
 
-/// Address for a new process, by the configuration and the binary's abilities. A chosen port is free now.
-/// If another program takes it first, the start fails, and the next one gets another port.
+/// Chooses the address for a new process, by the configuration and the binary's abilities. A chosen port is
+/// free now. If another program takes it before the process does, the start fails, and the next start gets
+/// another port.
 pub(crate) fn choose_endpoint(
     socket: SocketMode,
     facts: ServerFacts,

@@ -1,38 +1,40 @@
-//! Classifies a failed start by the process's end and its output. Pure: text in, a [`BackendFailure`] out.
+//! Classifies a failed start by how the process ended and by its output. Text goes in, a [`BackendFailure`]
+//! comes out.
 //!
 //! The phrases come from llama-server and the dynamic loader. The first kind that matches wins, so causes
-//! come before consequences: a model that does not fit also "fails to load". Warnings are ignored, because
-//! the process continued after them. If both lack of memory and an unusable file are logged, the later line
-//! counts.
+//! are checked before consequences: a model that does not fit also "fails to load". Warnings are ignored,
+//! because the process went on after them. If the log reports both a lack of memory and an unusable file,
+//! the later line counts.
 
 use std::time::Duration;
 
 use crate::error::{BackendFailure, FailureKind, SpawnError};
 use crate::process::group::ProcessExit;
 
-/// End of a start.
+/// Way in which a start ended.
 #[derive(Debug)]
 pub(crate) enum StartEnd<'a> {
     /// The process could not be created.
     NotSpawned(&'a SpawnError),
-    /// The process ended. For SIGKILL: whether lack of memory was the reason.
+    /// The process ended. After a SIGKILL, the second value says if lack of memory was the reason.
     Exited(ProcessExit, OomEvidence),
     /// The process was killed because it was not ready in time.
     TimedOut(StartLateness),
 }
 
-/// Time limit that a start exceeded.
+/// Limit that a start exceeded, or another reason for giving it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartLateness {
-    /// Not ready within this time.
+    /// The process was not ready within this time.
     NotReady(Duration),
-    /// No activity for this time.
+    /// The process made no progress for this time.
     Stalled(Duration),
-    /// The socket was removed after it had answered, so no request can reach the process.
+    /// The socket had answered and was removed since, so no request can reach the process.
     SocketRemoved,
 }
 
-/// Kernel counters after a process was ended by SIGKILL.
+/// Evidence from the kernel's counters whether a process was killed for lack of memory, read after a
+/// SIGKILL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OomEvidence {
     /// The counters cannot be read.
@@ -40,9 +42,9 @@ pub(crate) enum OomEvidence {
     Unknown,
     /// The kernel killed no process for lack of memory.
     No,
-    /// The kernel killed a process of the same control group or one above it.
+    /// The kernel killed a process in the same control group or in one above it, for lack of memory.
     Group,
-    /// The kernel killed a process on this machine.
+    /// The kernel killed some process of this machine for lack of memory.
     Machine,
 }
 
@@ -68,7 +70,8 @@ const BAD_MODEL_PHRASES: &[&str] = &[
     "model is corrupted or incomplete",
     "unknown model architecture",
 ];
-/// Consequence of many causes, some of them temporary: no memory on a device, an unreachable network drive.
+/// Messages that follow from many causes, some of them temporary: no memory on a device, an unreachable
+/// network drive.
 const NOT_LOADED_PHRASES: &[&str] = &[
     "error loading model",
     "failed to load model",
@@ -78,8 +81,8 @@ const NOT_LOADED_PHRASES: &[&str] = &[
 
 const ABORT_PHRASES: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
 
-/// First line that reports a crash. In the output of a running process it may also be text that a client
-/// sent, so callers check if the process still answers.
+/// First line that reports a crash. In the output of a running process, such a line may also be text sent
+/// by a client, so callers check whether the process still answers.
 pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
     lines.iter().find(|line| is_crash(line)).map(|line| readable_line(line))
 }
@@ -96,7 +99,7 @@ fn contains_phrase(line: &str, phrases: &[&str]) -> bool {
 
 /// Classifies the end of a process that did not become ready, or that crashed.
 ///
-/// `lines`: all lines still known; the last `keep` of them are shown.
+/// `lines`: all lines that are still known; the failure shows the last `keep` of them.
 pub(crate) fn classify_end(
     end: &StartEnd<'_>,
     lines: &[String],
@@ -154,8 +157,8 @@ fn spawn_failure(error: &SpawnError) -> (FailureKind, String) {
     (kind, format!("{error}; {hint}"))
 }
 
-/// True if a line is no error: by its level (`0.00.004.314 W `), by its first words, or because
-/// llama-server continues after it.
+/// True if a line reports no error: because of its level (`0.00.004.314 W `) or its first words, or because
+/// llama-server continues after such a line.
 fn is_warning(line: &str) -> bool {
     if let (Some(level), _) = split_level(line) {
         return matches!(level, "W" | "I" | "D");
@@ -166,7 +169,7 @@ fn is_warning(line: &str) -> bool {
 
 fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (FailureKind, String) {
     let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
-    // The first match is the cause; later lines are consequences.
+    // Use the first match, which is the cause; later lines are consequences.
     let find = |phrases: &[&str]| {
         errors.iter().find(|line| contains_phrase(line, phrases)).map(|line| readable_line(line))
     };
@@ -190,7 +193,7 @@ fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (Failu
             format!("it could not listen on its socket ({line}): check `runtime_dir`"),
         );
     }
-    // A lack of memory may have been resolved by another device. A later error is then the reason.
+    // If a bad model is reported later, that is the reason: another device may have had enough memory.
     if let Some(index) =
         last(NO_MEMORY_PHRASES).filter(|index| last(BAD_MODEL_PHRASES).is_none_or(|other| other <= *index))
     {
@@ -255,7 +258,7 @@ fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
     }
 }
 
-/// llama-server's level (`0.00.004.314 E `), and the line without level and time stamp.
+/// Splits a line into llama-server's level (from `0.00.004.314 E `) and the text after level and time stamp.
 fn split_level(line: &str) -> (Option<&str>, &str) {
     let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let line = line.trim();
@@ -270,7 +273,7 @@ fn split_level(line: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Line without llama-server's time stamp and level, cut to a readable length.
+/// Removes llama-server's time stamp and level from a line, and cuts the rest to a readable length.
 fn readable_line(line: &str) -> String {
     const MAX_LINE_CHARS: usize = 200;
     let (_, rest) = split_level(line);

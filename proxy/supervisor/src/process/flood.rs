@@ -13,26 +13,26 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Lines of one stream that are logged per second. A server that logs each token of several slots writes a
-/// few hundred.
+/// Maximum number of lines of one stream that are logged per second. A server that logs each token of
+/// several slots writes a few hundred.
 const LINES_PER_SECOND: u32 = 1000;
-/// Lines that are logged at once after a quiet time. The load log of a big model has about 600 lines, a
-/// verbose one 3,000.
+/// Maximum number of lines that are logged at once after a quiet time. A big model logs about 600 lines
+/// while it loads, or 3,000 with verbose logging.
 const BURST_LINES: u32 = 5000;
-/// Last lines of a flood that are kept: enough for a crash with a stack trace.
+/// Number of last lines of a flood that are kept: enough for a crash with a stack trace.
 const FLOOD_LINES_KEPT: usize = 40;
 /// Interval between two notices of one stream.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
-/// Bytes of a repeated line in its notice.
+/// Maximum number of bytes that a notice shows of a repeated line.
 const REPEAT_SHOWN_BYTES: usize = 200;
 
 /// Rate limit for one output stream of a child.
 #[derive(Debug)]
 pub(crate) struct FloodGate {
     last: Vec<u8>,
-    /// Repeats of the last line since the last notice.
+    /// Number of repeats of the last line since the last notice.
     repeats: u64,
-    /// Lines that may be logged now.
+    /// Number of lines that may be logged now.
     allowed: u32,
     refilled: Instant,
     left_out: u64,
@@ -54,12 +54,12 @@ impl FloodGate {
         }
     }
 
-    /// Time of the next [`Self::write_notices`]; `None` if there is nothing to report.
+    /// Time at which to call [`Self::write_notices`] next; `None` if there is nothing to report.
     pub(crate) fn next_notice(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Handles the next line. `each` gets the lines to log.
+    /// Handles the next line. `each` is called with the lines to log.
     pub(crate) fn take_line(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
         if line == self.last.as_slice() {
             self.repeats += 1;
@@ -72,7 +72,7 @@ impl FloodGate {
         self.pass_line(line, now, each);
     }
 
-    /// Writes due notices about repeats and omitted lines.
+    /// Logs due notices about repeated and omitted lines.
     pub(crate) fn write_notices(&mut self, now: Instant, each: &mut impl FnMut(String)) {
         if self.due.is_none_or(|due| now < due) {
             return;
@@ -82,7 +82,7 @@ impl FloodGate {
         self.due = (!self.newest.is_empty()).then(|| now + NOTICE_INTERVAL);
     }
 
-    /// Writes the remaining notices at the end of the stream.
+    /// Logs the remaining notices at the end of the stream.
     pub(crate) fn finish(&mut self, now: Instant, each: &mut impl FnMut(String)) {
         self.end_flood(now, each);
         self.end_repeats(now, each);

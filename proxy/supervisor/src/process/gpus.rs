@@ -1,5 +1,5 @@
-//! Reads the machine's GPUs for all backends. One reading serves all requests within a moment, faults that
-//! the driver reports once are kept for all, and a hanging driver blocks one thread only.
+//! Reads the machine's GPUs for all backends. Requests within a short time share one reading, faults that
+//! the driver reports only once are kept for all backends, and a hanging driver blocks only one thread.
 //!
 //! ```text
 //!   backend, backend, … ── look ──> fresh enough? ── the last reading
@@ -18,13 +18,14 @@ use warden_sensors::gpu::{DeviceReading, GpuDevice, GpuFault, GpuSnapshot};
 use crate::view::DeviceView;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Faults kept for backends that have not read them yet: more than a dying GPU reports between two samples.
+/// Maximum number of faults kept for backends that have not read them: a dying GPU reports fewer between
+/// two samples.
 const FAULTS_KEPT: usize = 64;
 
 /// A fault with its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberedFault {
-    /// Grows with each fault, from 1.
+    /// Sequence number, counted from 1.
     pub(crate) number: u64,
     pub(crate) gpu: GpuIndex,
     pub(crate) fault: GpuFault,
@@ -35,7 +36,7 @@ pub(crate) struct NumberedFault {
 pub(crate) struct GpuDevices {
     pub(crate) known: Vec<GpuDevice>,
     pub(crate) readings: Vec<DeviceReading>,
-    /// Latest faults, oldest first.
+    /// Latest faults of all GPUs, oldest first.
     pub(crate) faults: Vec<NumberedFault>,
 }
 
@@ -44,19 +45,20 @@ impl GpuDevices {
         self.readings.iter().find(|reading| reading.index == gpu)
     }
 
-    /// Number of the last fault.
+    /// Sequence number of the last fault; 0 if there was none.
     pub(crate) fn last_fault(&self) -> u64 {
         self.faults.last().map_or(0, |fault| fault.number)
     }
 
-    /// GPUs with memory of their own. Unified memory belongs to the host, which is watched anyway.
+    /// GPUs with their own memory. Unified memory belongs to the host, whose memory is watched anyway.
     pub(crate) fn with_vram(&self) -> impl Iterator<Item = GpuIndex> + '_ {
         let unified = |gpu| self.known.iter().any(|device| device.index == gpu && device.unified);
         self.readings.iter().map(|reading| reading.index).filter(move |gpu| !unified(*gpu))
     }
 
-    /// Variable that restricts a process to these GPUs, by the driver's UUIDs, because each library numbers
-    /// GPUs differently. `None` if they are all GPUs, or one has no UUID.
+    /// Environment variable that restricts a process to these GPUs. The variable names them by UUID,
+    /// because each library numbers GPUs differently. `None` if these are all GPUs of the machine, or if
+    /// one of them has no UUID.
     pub(crate) fn restriction(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
         let all = self.with_vram().count();
         let name = |gpu: &GpuIndex| self.known.iter().find(|device| device.index == *gpu)?.uuid.clone();
@@ -92,9 +94,9 @@ impl GpuDevices {
 #[derive(Debug, Default)]
 pub(crate) struct GpuReader {
     gpus: Arc<OnceLock<GpuSensors>>,
-    /// A thread is reading all values from the driver.
+    /// True while a thread reads all values from the driver.
     busy: Arc<AtomicBool>,
-    /// A thread is reading free memory only.
+    /// True while a thread reads only the free memory.
     asks_free: Arc<AtomicBool>,
     turn: tokio::sync::Mutex<()>,
     last: tokio::sync::Mutex<Option<GpuReading>>,
@@ -108,7 +110,7 @@ struct GpuReading {
 }
 
 impl GpuReader {
-    /// Reading not older than `age`; `None` if the driver does not answer within `limit`.
+    /// Returns a reading that is not older than `age`; `None` if the driver does not answer within `limit`.
     pub(crate) async fn read_within(
         &self,
         age: Duration,
@@ -117,12 +119,12 @@ impl GpuReader {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
     }
 
-    /// Free memory of each GPU. Waits for no full reading, which may take a hundred times as long.
+    /// Free memory of each GPU. Does not wait for a full reading, which may take a hundred times as long.
     pub(crate) async fn free_memory(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
         let asked = async {
             let _turn = self.turn.lock().await;
             if self.asks_free.swap(true, Ordering::SeqCst) {
-                // An earlier caller gave up, and its thread still waits for the driver.
+                // The thread of an earlier caller, which gave up, still waits for the driver.
                 return None;
             }
             let (gpus, asks) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.asks_free)));
@@ -141,7 +143,7 @@ impl GpuReader {
             return Some((Arc::clone(&taken.snapshot), Arc::clone(&taken.devices)));
         }
         if self.busy.swap(true, Ordering::SeqCst) {
-            // An earlier reader gave up, and its thread still waits for the driver.
+            // The thread of an earlier caller, which gave up, still waits for the driver.
             return None;
         }
         let (gpus, busy) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.busy)));
@@ -187,7 +189,7 @@ fn add_faults(before: &[NumberedFault], readings: &[DeviceReading]) -> Vec<Numbe
     faults.split_off(faults.len().saturating_sub(FAULTS_KEPT))
 }
 
-/// Clears the flag however the thread ends, so that the next one may start.
+/// Clears the flag when it is dropped, so also after a panic; then the next thread may read.
 struct BusyGuard(Arc<AtomicBool>);
 
 impl Drop for BusyGuard {

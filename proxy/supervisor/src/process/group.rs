@@ -1,8 +1,8 @@
-//! A process group: its signals, its end, its reaping.
+//! A process group: sending signals to it, detecting its end, reaping its leader.
 //!
-//! A PID may be signalled safely only until its process is reaped, and a group only until its leader is. So
-//! signals and reaping share a lock, and the rest of the group is killed while the leader is still a
-//! zombie.
+//! Signals may be sent to a PID only until its process is reaped, and to a group only until its leader is
+//! reaped: later the number may be reused. So signals and reaping share a lock, and the rest of the group
+//! is killed while the leader is still a zombie.
 
 use std::sync::Mutex;
 
@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize};
 use crate::process::watched_process::exit_of;
 use crate::sync::lock;
 
-/// End of a process.
+/// Exit of a process: by a code or by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessExit {
-    /// With an exit code.
+    /// The process exited with this code.
     Code(i32),
-    /// By a signal.
+    /// This signal ended the process.
     Signal(i32),
-    /// Reaped by another process.
+    /// Unknown, because another process reaped it.
     Unknown,
 }
 
 impl ProcessExit {
-    /// True for a signal that a process does not send itself: from an operator, a time limit, or the kernel
-    /// for lack of memory. An abort or a segmentation fault is none.
+    /// True if a signal ended the process that it would not send to itself: sent by an operator, after a
+    /// time limit, or by the kernel for lack of memory. False for an abort or a segmentation fault.
     pub const fn is_from_outside(self) -> bool {
         matches!(
             self,
@@ -34,8 +34,8 @@ impl ProcessExit {
         )
     }
 
-    /// True if the process may have caused its own end: a failure's exit code, a failed assertion, a fault.
-    /// A clean exit is requested.
+    /// True if the process may have caused its own end: an exit code other than 0, a failed assertion, a
+    /// fault. A clean exit counts as requested.
     pub(crate) const fn is_self_inflicted(self) -> bool {
         !self.is_from_outside() && !matches!(self, Self::Code(0) | Self::Unknown)
     }
@@ -73,7 +73,7 @@ fn signal_name(number: i32) -> Option<&'static str> {
     })
 }
 
-/// A process group and the exit of its reaped leader. Dropping it before reaping kills the group.
+/// A process group, and the exit of its leader once reaped. Dropping it before that kills the group.
 #[derive(Debug)]
 pub(crate) struct ProcessGroup {
     pub(super) leader: Pid,
@@ -98,12 +98,12 @@ impl ProcessGroup {
         }
     }
 
-    /// Exit of the leader, if it was reaped.
+    /// Exit of the leader, if this group has reaped it.
     pub(super) fn reaped_exit(&self) -> Option<ProcessExit> {
         *lock(&self.exit)
     }
 
-    /// Exit of the leader, if it has ended. The leader is not reaped, so its PID and group remain valid.
+    /// Exit of the leader, if it has ended. Does not reap the leader, so its PID and group stay valid.
     pub(super) fn leader_exit(&self) -> Option<ProcessExit> {
         let exit = lock(&self.exit);
         if exit.is_some() {
@@ -112,13 +112,13 @@ impl ProcessGroup {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(WaitId::Pid(self.leader), look) {
             Ok(status) => status.as_ref().map(exit_of),
-            // Reaped by another process, as `reap` will find out.
+            // Another process has reaped the leader; `reap` will record that.
             Err(_) => Some(ProcessExit::Unknown),
         }
     }
 
-    /// Kills the rest of the group and reaps the leader, if it has ended. `said`: exit to report in place
-    /// of the leader's, because the server ended in another way.
+    /// If the leader has ended, kills the rest of the group and reaps the leader. `said`: exit to report
+    /// instead of the leader's, because the server ended in another way.
     pub(super) fn reap(&self, said: Option<ProcessExit>) -> Option<ProcessExit> {
         let mut exit = lock(&self.exit);
         if exit.is_none() {
@@ -126,7 +126,7 @@ impl ProcessGroup {
             match rustix::process::waitid(WaitId::Pid(self.leader), look | WaitIdOptions::NOWAIT) {
                 Ok(None) => return None,
                 Ok(Some(_)) => {
-                    // Fails only if the group is empty.
+                    // The call fails only if the group is empty.
                     let _ = rustix::process::kill_process_group(self.leader, Signal::KILL);
                     let status = rustix::process::waitid(WaitId::Pid(self.leader), look);
                     *exit =
@@ -146,7 +146,8 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if self.reap(None).is_none() {
             self.signal(Signal::KILL);
-            // The leader may take a moment to die; then it stays a zombie until we end.
+            // If the leader takes a moment to die, it is not reaped here and stays a zombie until this
+            // process ends.
             self.reap(None);
         }
     }

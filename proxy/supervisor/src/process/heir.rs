@@ -1,5 +1,5 @@
-//! A running process as handed over to the next instance. Another version may have written it: new fields
-//! need a default.
+//! A running process in the form in which it is handed over to the next instance. Another version of the
+//! program may have written it, so new fields need a default.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -29,27 +29,27 @@ pub(crate) struct HeirRecord {
     pub(crate) child: ChildId,
     pub(crate) pid: i32,
     pub(crate) endpoint: ListenAddress,
-    /// Socket path, or the path from which its other files get their names.
+    /// Path of the socket; for a process on a port, the path from which its other files get their names.
     pub(crate) socket: PathBuf,
-    /// Recipe, without addresses and report paths.
+    /// Command and options of the process, without addresses and report paths.
     pub(crate) made_of: serde_json::Value,
-    /// Command that was started, as far as needed for requests to the process.
+    /// Command with which the process was started, as far as needed for requests to it.
     pub(crate) command: ServerCommand,
     pub(crate) facts: ServerFacts,
-    /// Identity of its answers at the start, if known. Files may have changed since.
+    /// Identity of the process's answers when it started, if known. Files may have changed since.
     #[serde(default)]
     pub(crate) kin: Option<AnswerIdentity>,
     pub(crate) saves_for_us: bool,
-    /// Start time by the fleet's clock.
+    /// Start of the process by the fleet's clock.
     pub(crate) spawned: Duration,
-    /// Load time.
+    /// Time from the start of the process until it was ready.
     pub(crate) loading: Duration,
     pub(crate) work: WorkDone,
     /// Serialized memory tracker.
     pub(crate) memory: serde_json::Value,
 }
 
-/// Process that takes requests in another instance.
+/// Process that takes requests in the deciding instance, reported to the previous one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenGate {
     pub(crate) model: String,
@@ -57,11 +57,12 @@ pub struct OpenGate {
     pub(crate) endpoint: ListenAddress,
     pub(crate) facts: ServerFacts,
     pub(crate) slots: Option<u32>,
-    /// Identity of its answers at the start, if known. A process with the same identity can continue an
-    /// answer begun by this one.
+    /// Identity of the process's answers when it started, if known. Another process with the same identity
+    /// can continue an answer that this one began.
     #[serde(default)]
     pub(crate) kin: Option<AnswerIdentity>,
-    /// A setting of the model was changed while the process ran; answers under way may not follow it.
+    /// True if a setting of the model was changed while the process ran; answers in progress may not follow
+    /// the change.
     #[serde(default)]
     pub(crate) touched: bool,
 }

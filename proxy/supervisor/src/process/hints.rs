@@ -1,4 +1,4 @@
-//! Reads from a command how to talk to its backend.
+//! Reads from a server's command and environment what is needed to send requests to it.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use warden_policies::warmth::NoFileReason;
 use crate::process::regular_file;
 use crate::spec::ServerCommand;
 
-/// First API key from the command line, a key file, or the environment, because `/props` requires one. Any
-/// of the keys works. Blocks for a small file.
+/// First API key on the command line, in a key file, or in the environment, because `/props` requires a
+/// key. The server accepts any of its keys. Blocks for a small file.
 pub(crate) fn api_key(command: &ServerCommand) -> Option<String> {
     let given = flag_values(command, &["--api-key"]).find_map(first_key);
     let of_file = || flag_values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
@@ -22,7 +22,7 @@ fn first_key(keys: &str) -> Option<String> {
 /// Maximum size of a key file, in bytes.
 const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 
-/// Reads a key file with one key per line.
+/// Reads the first key of a key file, which has one key per line.
 fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     let path = directory.join(path);
@@ -51,24 +51,25 @@ pub(crate) fn unloads_when_idle(command: &ServerCommand) -> bool {
 /// First build in which `/metrics` neither wakes a sleeping server nor keeps it awake (947fd9bb2).
 const FIRST_SLEEP_SAFE_BUILD: u32 = 10_519;
 
-/// True if counters may be requested while nothing is in flight.
+/// True if the server's counters may be requested while no request runs.
 pub(crate) fn may_ask_idle(command: &ServerCommand, build: Option<u32>) -> bool {
     !unloads_when_idle(command) || build.is_some_and(|build| build >= FIRST_SLEEP_SAFE_BUILD)
 }
 
-/// Batch size for prompts in tokens, if given.
+/// Number of prompt tokens per batch, if given.
 pub(crate) fn batch_size(command: &ServerCommand) -> Option<u64> {
     let given = flag_values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
 }
 
-/// Maximum tokens of an answer whose request sets no limit; `None`: limited by the context only.
+/// Maximum number of tokens of an answer whose request sets no limit; `None`: only the context limits it.
 pub(crate) fn max_answer_tokens(command: &ServerCommand) -> Option<u64> {
     let given = flag_values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
     given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
 }
 
-/// Why a process with this command always starts cold: it has no slots of its own, or unloads by itself.
+/// Why a process with this command cannot take over conversations: it has no slots of its own, or unloads
+/// its model by itself.
 pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
     let is_router = command.args.iter().any(|arg| normalize_flag(arg).starts_with("--models-"))
@@ -80,7 +81,8 @@ pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     }
 }
 
-/// Why slot files of a process with this command cannot be used by another, if its arguments tell.
+/// Why another process could not use slot files of a process with this command; `None` if its arguments
+/// show no reason.
 pub fn no_slot_files(command: &ServerCommand) -> Option<NoFileReason> {
     let adapts = uses_adapters(command).then_some(NoFileReason::Adapters);
     adapts.or_else(|| uses_drafts(command).then_some(NoFileReason::Draft))
@@ -91,7 +93,7 @@ fn uses_adapters(command: &ServerCommand) -> bool {
     command.args.iter().any(|arg| normalize_flag(arg).starts_with("--lora"))
 }
 
-/// True with a draft model, or another way of drafting that has state.
+/// True if the command uses a draft model, or another way of drafting that has state.
 fn uses_drafts(command: &ServerCommand) -> bool {
     let given = |arg: &String| {
         let arg = normalize_flag(arg);
@@ -113,7 +115,7 @@ fn uses_drafts(command: &ServerCommand) -> bool {
     command.args.iter().any(given) || variables.iter().any(|name| variable(command, name).is_some())
 }
 
-/// Values of a flag, in order.
+/// Values given for a flag, in order.
 pub(crate) fn flag_values<'a>(
     command: &'a ServerCommand,
     flags: &'a [&str],
@@ -126,12 +128,13 @@ pub(crate) fn is_given(command: &ServerCommand, flag: &str) -> bool {
     command.args.iter().any(|arg| normalize_flag(arg) == flag)
 }
 
-/// llama-server accepts `_` for `-` in its long flags.
+/// Replaces `_` by `-` in a long flag, because llama-server accepts both.
 fn normalize_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
-/// Variable of the process: its own, else an inherited one that is not removed.
+/// Value of a variable in the process: from its own environment, else an inherited value that is not
+/// removed.
 pub(crate) fn variable(command: &ServerCommand, name: &str) -> Option<String> {
     if command.env_remove.iter().any(|removed| removed == name) {
         return None;
@@ -140,7 +143,8 @@ pub(crate) fn variable(command: &ServerCommand, name: &str) -> Option<String> {
     own.or_else(|| std::env::var(name).ok())
 }
 
-/// llama.cpp's build number in `b8827-3f545bec`. `b1` and below are builds from sources without history.
+/// llama.cpp's build number, such as 8827 from `b8827-3f545bec`. Numbers up to 1 come from sources without
+/// history.
 pub(crate) fn build_number(info: &str) -> Option<u32> {
     let digits = info.strip_prefix('b')?.split('-').next()?;
     digits.parse().ok().filter(|number| *number > 1)

@@ -1,4 +1,4 @@
-//! The real [`ProcessWorld`]: children of this machine, HTTP requests over their sockets, sensor readings.
+//! The real [`ProcessWorld`]: children on this machine, HTTP requests over their sockets, sensor readings.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -51,10 +51,10 @@ use crate::sync::lock;
 use crate::view::log::OutputStream;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Maximum age of a reading for GPU sizes, which do not change.
+/// Maximum age of a reading from which total GPU memory is taken; totals do not change.
 const GPU_TOTALS_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// Extra time for the last piece that is read ahead.
+/// Extra time for reading the last piece when files are read ahead.
 const LAST_PIECE_TIME: Duration = Duration::from_secs(1);
 
 /// Time limit for checking files. Local disks answer within milliseconds, network disks within a second.
@@ -65,8 +65,8 @@ pub(crate) struct HostWorld {
     nursery: NurseryHandle,
     gpus: Arc<GpuReader>,
     population: Arc<ChildPopulation>,
-    /// Reads one model ahead at a time: a disk gains nothing from two readers, and a hanging one blocks one
-    /// helper only.
+    /// Lock that lets one model at a time be read ahead: two readers gain nothing on one disk, and a
+    /// hanging disk then blocks only one thread.
     reader: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -76,17 +76,17 @@ impl HostWorld {
     }
 }
 
-/// State of the machine when a child was made.
+/// State of the machine when a child was created.
 struct StartSurroundings {
     desk: Option<ReclaimChannel>,
-    /// The previous instance still reads the child's output and owns it.
+    /// True if the previous instance still owns the child and reads its output.
     is_others: bool,
     before: Option<GpuBaseline>,
     birth: ChildBirth,
 }
 
 impl HostWorld {
-    /// Builds a process from a child, and starts reading its output.
+    /// Makes a process from a child, and starts reading its output.
     #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
     fn make_process(
         &self,
@@ -160,7 +160,7 @@ impl ProcessWorld for HostWorld {
             let before = self.gpus.read_within(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let mut request = request;
-            // The socket's name is unique over time, and the next instance knows it.
+            // Use the socket's name as the mark: it is never used twice, and the next instance knows it.
             let mark = socket.to_string_lossy().into_owned();
             request.command.env.push((MARK_VARIABLE.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
@@ -187,7 +187,7 @@ impl ProcessWorld for HostWorld {
             let mark = Some(format!("{MARK_VARIABLE}={}", record.socket.display()));
             let child =
                 ChildProcess::of_root(RootChild { id: record.child, leader, client }, pidfd, output, mark)?;
-            // GPU memory before the process was made is unknown here, so VRAM estimates start again.
+            // The GPU memory before the process was created is unknown here, so VRAM estimates begin anew.
             let (socket, endpoint) = (record.socket, record.endpoint);
             let desk = ReclaimChannel::reopen(&record.command, &socket);
             let surroundings = StartSurroundings {
@@ -217,8 +217,8 @@ impl ProcessWorld for HostWorld {
     fn check_needs(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         Box::pin(async move {
             let look = run_job(WorkKind::ModelFiles, move || needs::check_needs(&command, running));
-            // Do not delay a start for a disk that may answer when the child reads it. The child reports
-            // missing files too.
+            // Do not delay a start because of a slow disk, which may answer when the child reads it. The
+            // child reports missing files, too.
             match timeout(NEEDS_CHECK_LIMIT, look).await {
                 Ok(Ok(sight)) => sight,
                 Ok(Err(error)) => {
@@ -246,7 +246,7 @@ impl ProcessWorld for HostWorld {
                 };
                 run_job(WorkKind::ModelFiles, read).await.ok()
             };
-            // A hanging disk keeps only the reader.
+            // Stop waiting after the limit: a hanging disk then blocks only the reading thread.
             if let Ok(Some(ReadAheadResult { read, whole })) = timeout(limit + LAST_PIECE_TIME, reading).await
                 && read > 0
             {
@@ -325,37 +325,38 @@ struct HostProcess {
     /// Cancelled when the next instance reads the output.
     output_released: CancellationToken,
     output: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
-    /// Keeper of the child for the next instance, if it is our own.
+    /// Keeper of the child for the next instance, if this process forked the child.
     family: Option<Arc<RootFamily>>,
     bequeathed: Mutex<Option<u64>>,
-    /// Cancelled once its output is ours to read.
+    /// Cancelled as soon as this instance may read the child's output.
     output_claimed: CancellationToken,
     http: BackendHttp,
     endpoint: ListenAddress,
     report: Option<ReportSource>,
-    /// Bytes of output so far.
+    /// Number of bytes of output so far.
     output_bytes: Arc<AtomicU64>,
-    /// Channel for reclaim requests.
+    /// Channel for asking the process to give memory back; `None` without one.
     desk: Option<Arc<ReclaimChannel>>,
-    /// The server has a metrics endpoint.
+    /// True if the server has a metrics endpoint.
     has_metrics: bool,
     gpus: Arc<GpuReader>,
-    /// GPU memory before the child was made.
+    /// GPU memory before the child was created.
     before: Option<GpuBaseline>,
     birth: ChildBirth,
     /// OOM-kill counters at the last reading.
     kills: Mutex<warden_sensors::OomKills>,
-    /// The machine has a GPU, whether a sensor supports it or not.
+    /// True if the machine has a GPU, even if no sensor supports it.
     gpu_here: bool,
 }
 
 impl HostProcess {
-    /// Result of a positive probe: ready, if the answer came from the child or a relative. Another process,
-    /// found after the leader has ended, cannot be measured, watched or stopped, so it is not used.
+    /// Result of a probe that was answered: ready, if the child or one of its descendants answered. If the
+    /// leader has ended and an unrelated process answers, that process cannot be measured, watched or
+    /// stopped, so it is not used.
     async fn probe_result(&self) -> ProbeResult {
         let is_known = match self.child.kinship().server() {
             None => false,
-            // A living leader may start its server again.
+            // If the leader lives, it may start its server again.
             Some(ChildServer::Member(server)) => server.is_running(),
             Some(_) => true,
         };
@@ -395,12 +396,13 @@ impl HostProcess {
     }
 }
 
-/// True if a file does not exist. A file that cannot be inspected may exist.
+/// True if a file does not exist. A file that cannot be inspected counts as existing.
 fn is_removed(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
-/// Wait for the remaining output of a dead child. Only a process that left the group can still hold the pipe.
+/// Time limit for reading the remaining output of a dead child. Only a process that left the group can
+/// still hold the pipe open.
 const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
 
 impl BackendProcess for HostProcess {
@@ -532,13 +534,13 @@ impl BackendProcess for HostProcess {
 
     fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample> {
         Box::pin(async move {
-            // Renew the counters now, so that the comparison at the child's end covers only seconds: other
-            // processes are killed too.
+            // Store the OOM-kill counters at each sample, so that the comparison when the child ends covers
+            // only seconds: other processes are killed, too.
             let pid = self.server_pid();
             if let Ok(now) = run_job(WorkKind::Kernel, move || warden_sensors::OomKills::read(pid)).await {
                 *lock(&self.kills) = now;
             }
-            // Both may have to wait, so run them concurrently.
+            // Run both requests concurrently, because each may have to wait.
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
             let (seen, metrics, slots) =
@@ -563,7 +565,7 @@ impl BackendProcess for HostProcess {
                     let charged = |part: Option<HostConfirmed>| part.map(HostConfirmed::charged);
                     combine(charged(group), charged(outside), u64::saturating_add)
                 });
-                // The leader's figures are not the server's, so no decision may use them.
+                // If the server is not measured, these are figures of the leader, which no decision may use.
                 let is_measured = unmeasured.is_none();
                 let of = |snapshot: &GpuSnapshot| {
                     snapshot.child_vram(pid, &outside, before.as_ref().map(|before| (before, alone)))
@@ -604,8 +606,8 @@ impl BackendProcess for HostProcess {
                     parts: desk.map(|desk| desk.parts()),
                 }
             };
-            // Small reads, and without `children` files in the kernel a walk over /proc: not for a runtime
-            // thread.
+            // Use a worker thread: the reads are small, but a kernel without `children` files needs a walk
+            // over /proc.
             run_job(WorkKind::Kernel, read).await.unwrap_or_default()
         })
     }
@@ -632,7 +634,7 @@ impl BackendProcess for HostProcess {
     }
 }
 
-/// Combines two optional values.
+/// Combines two optional values; a missing one leaves the other unchanged.
 fn combine<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(add(one, other)),
@@ -648,10 +650,10 @@ fn add_host(one: HostMemory, other: HostMemory) -> HostMemory {
     }
 }
 
-/// Maximum size of an answer that is read: the tokens of a prompt of a million take 8 MB.
+/// Maximum size of an answer in bytes: the tokens of a prompt with a million tokens take 8 MB.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// Status and body of an answer, if it is not too long.
+/// Reads status and body of an answer; `None` if the body is too long.
 async fn read_answer(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     let status = answer.status().as_u16();
     let mut all = Vec::new();
@@ -664,7 +666,7 @@ async fn read_answer(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     Some((status, all.into()))
 }
 
-/// Reason for missing VRAM figures; none on a machine without a GPU.
+/// Reason for missing VRAM figures; `None` on a machine without a GPU.
 fn no_vram(why: &VramUnknown, gpu_here: bool) -> Option<NoVram> {
     let nothing = matches!(why, VramUnknown::NoDevice(_));
     let is_normal = why.is_normal() && !nothing;
@@ -673,9 +675,9 @@ fn no_vram(why: &VramUnknown, gpu_here: bool) -> Option<NoVram> {
 
 const NO_DRIVER_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
 
-/// Maximum age of a baseline. No start of a known process falls into this time.
+/// Maximum age of a reading of GPU memory that is used as the baseline of a new process.
 const BASELINE_MAX_AGE: Duration = Duration::from_millis(50);
-/// Maximum wait of a start for a driver.
+/// Maximum time for which a start waits for a GPU driver.
 const BASELINE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Finds the relatives of a child outside of its process group, and holds what is known of its server. The
-//! child's own task acts on this state; others read it.
+//! Finds the processes of a child that are outside of its process group, and stores facts about its server.
+//! Only the task that waits for the child acts on these facts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,36 +22,37 @@ use crate::process::watched_process::{self, WatchedProcess};
 use crate::spec::ServerCommand;
 use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
-/// Variable that marks a child and its descendants.
+/// Name of the variable that marks a child and its descendants.
 pub(crate) const MARK_VARIABLE: &str = "LLAMA_WARDEN_PROCESS";
 
-/// Time limit for a look at `/proc`, which takes milliseconds unless a process hangs in the kernel.
+/// Time limit for reading `/proc`, which takes milliseconds unless a process hangs in the kernel.
 pub(crate) const RELATIVES_LIMIT: Duration = Duration::from_secs(2);
 
-/// State that wakes a child's task.
+/// Facts whose change wakes the task that waits for the child.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChildState {
     pub(crate) asked: StopRequest,
-    /// `None`: no answer yet, or its sender was not found.
+    /// Process that serves; `None` if nothing has answered yet, or the answering process was not found.
     pub(crate) server: Option<ChildServer>,
 }
 
-/// Relatives of a child, and its server.
+/// Processes of a child besides its leader, and its server.
 #[derive(Debug)]
 pub(crate) struct ChildRelatives {
     leader: u32,
     started: Option<u64>,
-    /// `NAME=VALUE`. A child without one has no relatives: the next instance, whose children are its own.
+    /// Mark in the child's environment, `NAME=VALUE`. `None` for the next instance: processes below it are
+    /// its own children.
     mark: Option<String>,
     control: Option<Arc<ControlGroup>>,
     state: watch::Sender<ChildState>,
-    /// The leader has ended, and a process that it left runs.
+    /// True if the leader has ended, and a process that it left runs.
     is_outlived: AtomicBool,
-    /// SIGTERM was sent to processes that have left the group.
+    /// True if SIGTERM was sent to processes that have left the group.
     is_terminated_outside: AtomicBool,
 }
 
-/// Mark in a command's environment.
+/// Mark `NAME=VALUE` in the environment of a command.
 pub(crate) fn command_mark(command: &ServerCommand) -> Option<String> {
     let (_, value) = command.env.iter().rfind(|(name, _)| name == MARK_VARIABLE)?;
     Some(format!("{MARK_VARIABLE}={value}"))
@@ -92,7 +93,7 @@ impl ChildRelatives {
         self.state.send_modify(|state| state.server = Some(server));
     }
 
-    /// Wakes the child's task. SIGKILL cannot be revoked.
+    /// Asks the task that waits for the child to end it. A request for SIGKILL cannot be weakened later.
     pub(crate) fn ask_to_end(&self, how: StopRequest) {
         self.state.send_modify(|state| state.asked = state.asked.max(how));
     }
@@ -105,12 +106,13 @@ impl ChildRelatives {
         self.is_outlived.store(is_outlived, Ordering::SeqCst);
     }
 
-    /// Claims the single SIGTERM to processes that have left the group. Returns true for the first caller.
+    /// Returns true for the first caller, which may send the only SIGTERM to processes that have left the
+    /// group.
     pub(crate) fn first_to_terminate_outside(&self) -> bool {
         !self.is_terminated_outside.swap(true, Ordering::SeqCst)
     }
 
-    /// The server, if its own end counts: it is outside of the group, or its leader has ended.
+    /// The server, if we have to wait for its own end: it is outside of the group, or the leader has ended.
     pub(crate) fn watched_server(&self) -> Option<Arc<WatchedProcess>> {
         match self.server()? {
             ChildServer::Outside { server, .. } => Some(server),
@@ -119,7 +121,8 @@ impl ChildRelatives {
         }
     }
 
-    /// All processes of the child except its leader, with zombies. Reads `/proc`: not for a runtime thread.
+    /// All processes of the child except its leader, including zombies. Reads `/proc`, so call it on a
+    /// worker thread.
     pub(crate) fn relatives(&self) -> Vec<RelatedProcess> {
         let Some(mark) = &self.mark else { return Vec::new() };
         let mut all =
@@ -134,8 +137,8 @@ impl ChildRelatives {
         all
     }
 
-    /// Relatives after SIGKILL to the whole control group, so that none of them can start another process
-    /// meanwhile.
+    /// Sends SIGKILL to the whole control group, so that no process can start another one, and returns the
+    /// processes that remain.
     pub(crate) fn killed_relatives(&self) -> Vec<RelatedProcess> {
         if let Some(control) = &self.control {
             control.kill();
@@ -143,23 +146,24 @@ impl ChildRelatives {
         self.relatives()
     }
 
-    /// Members of the control group except the leader.
+    /// Members of the child's control group, except the leader.
     fn members(&self) -> Vec<RelatedProcess> {
         let all = self.control.as_ref().map(|control| control.members()).unwrap_or_default();
         all.into_iter().filter(|one| one.process.pid != self.leader).collect()
     }
 
-    /// Processes measured besides the leader and its group: the control group, and all relatives if the
-    /// server is outside of the process group. Reads `/proc`, as above.
+    /// Processes that are measured besides the leader and its group: the control group, and all processes
+    /// of the child if the server is outside of the process group. Reads `/proc`, so call it on a worker
+    /// thread.
     pub(crate) fn measured_relatives(&self) -> Vec<u32> {
         let found = if self.watched_server().is_some() { self.relatives() } else { self.members() };
-        // After the leader has ended, its group is not found from the top.
+        // Include the group if the leader has ended, because members are otherwise found from the leader.
         let whole = self.is_outlived();
         let all = found.into_iter().filter(|one| !one.is_zombie);
         all.filter(|one| whole || one.group != self.leader).map(|one| one.process.pid).collect()
     }
 
-    /// Classifies the remaining relatives by what is known of the server.
+    /// Classifies the processes that remain, by the known facts about the server.
     pub(crate) fn left_behind(&self, relatives: &[RelatedProcess]) -> RemainingProcesses {
         let server = match self.server() {
             None => KnownServer::Unknown,
@@ -177,7 +181,7 @@ impl ChildRelatives {
     }
 }
 
-/// Reaps zombies that are our own children: orphans that were handed to us. Returns the exit of the last one.
+/// Reaps zombies that became our children as orphans. Returns the exit of the last one.
 pub(crate) fn reap_zombies(relatives: &[RelatedProcess]) -> Option<ProcessExit> {
     let own = std::process::id();
     let zombies = relatives.iter().filter(|one| one.is_zombie && one.parent == own);
@@ -185,13 +189,13 @@ pub(crate) fn reap_zombies(relatives: &[RelatedProcess]) -> Option<ProcessExit> 
     zombies.filter_map(|zombie| reap(zombie.process.pid)).fold(None, |_, exit| Some(exit))
 }
 
-/// Reaps a zombie that is our child, so its PID cannot be reused before.
+/// Reaps a zombie that is our child. Its PID cannot have been reused, because nothing else reaps it.
 pub(crate) fn reap(pid: u32) -> Option<ProcessExit> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
     watched_process::reap(WaitId::Pid(pid))
 }
 
-/// Watches those of these processes that run.
+/// Watches these processes, except those that have ended.
 pub(crate) fn watch_all(relatives: &[RelatedProcess]) -> Vec<WatchedProcess> {
     let open = |one: &RelatedProcess| match WatchedProcess::open(one.process) {
         Ok(watched) => watched,
@@ -210,22 +214,22 @@ pub(crate) fn signal_all(processes: &[WatchedProcess], signal: Signal) {
     }
 }
 
-/// Kills all marked processes and their descendants, when the last of our children has to end. A look that
-/// takes too long must not delay our exit.
+/// Kills all marked processes and their descendants; called when the last of our children has to end. Gives
+/// up if reading `/proc` takes too long, because that must not delay our exit.
 pub(crate) fn kill_all_marked() {
     let look = || marked_below(std::process::id(), MARK_VARIABLE);
     kill_found(run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, look), std::process::id());
 }
 
-/// Kills the relatives found for `pid`; `None`: the look took too long.
+/// Kills the processes found for child `pid`; `None` means that the search took too long.
 pub(crate) fn kill_found(found: Option<Vec<RelatedProcess>>, pid: u32) {
     let Some(found) = found else { return log_no_relatives(pid) };
     found.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
 }
 
-/// Relatives of `pid`; none if the look takes longer than [`RELATIVES_LIMIT`]. The kernel blocks a reader of the
-/// environment of a process whose memory map is locked. One such process must not keep another child from
-/// being stopped.
+/// Waits for a search of the processes of child `pid`; returns none if it takes longer than
+/// [`RELATIVES_LIMIT`]. The kernel blocks readers of the environment of a process whose memory map is
+/// locked, and one such process must not prevent another child from being stopped.
 pub(crate) async fn relatives_in_time(
     pid: u32,
     look: impl Future<Output = Result<Vec<RelatedProcess>, WorkError>>,
@@ -246,15 +250,16 @@ fn log_no_relatives(pid: u32) {
     );
 }
 
-/// Orphans that were handed to us and have no waiting task: helpers of a wrapper or a build.
+/// Reaps orphans that became our children and that no task waits for: helpers of a wrapper or a build.
 #[derive(Debug, Default)]
 pub(crate) struct OrphanReaper {
-    /// Zombies at the last look.
+    /// Zombies that were seen at the last call.
     seen: Vec<StartedProcess>,
 }
 
 impl OrphanReaper {
-    /// Reaps zombies that were already there at the last look. Tasks that wait for a process are faster.
+    /// Reaps zombies that were already seen at the last call. A task that waits for a process reaps it
+    /// before that.
     pub(crate) fn reap(&mut self) {
         let Some(ours) = RelatedProcess::with_pid(std::process::id()) else { return };
         let children = children_of(ours.process.pid);

@@ -10,18 +10,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::flood::FloodGate;
 
-/// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
+/// Number of bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
 const CHUNK_BYTES: usize = 8 * 1024;
-/// Bytes read from one stream per [`SLICE_TIME`], 16 MB a second. A child that writes more has to wait, so that
-/// other models do not.
+/// Maximum number of bytes read from one stream per [`SLICE_TIME`]: 16 MB a second. A child that writes
+/// more has to wait, so that other models do not have to.
 const SLICE_BYTES: usize = 800 * 1024;
 const SLICE_TIME: Duration = Duration::from_millis(50);
 
-/// Counts bytes in `said` and calls `each` with each line, until the end of the stream or until another
-/// instance continues reading. Then `over` is cancelled, and the bytes read so far are a line.
+/// Reads a stream until it ends or `over` is cancelled, because another instance goes on reading. Calls
+/// `each` with each line, and adds the number of bytes to `said`. At the cancellation, bytes after the last
+/// line end count as a line.
 ///
-/// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are dropped, invalid UTF-8 is
-/// replaced, blank lines are dropped. Repeats are folded, and a flood is bounded ([`FloodGate`]).
+/// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` and blank lines are dropped,
+/// and invalid UTF-8 is replaced. Repeated lines are counted instead of logged, and a flood is limited
+/// ([`FloodGate`]).
 pub(crate) async fn follow_lines(
     from: Arc<pipe::Receiver>,
     longest: usize,

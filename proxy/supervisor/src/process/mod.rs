@@ -1,5 +1,6 @@
-//! The outside world of a model's task: processes, their answers to probes, memory. Traits, so that the
-//! task can be tested with scripted processes and a paused clock; [`host::HostWorld`] is the real one.
+//! Everything outside of a model's task: processes, their answers to probes, memory. Traits describe it, so
+//! that the task can be tested with scripted processes and a paused clock; [`host::HostWorld`] is the real
+//! implementation.
 //!
 //! | file | job |
 //! |---|---|
@@ -94,7 +95,7 @@ pub(crate) type LineSink = Arc<dyn Fn(OutputStream, String) + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
     Ready,
-    /// Answers, but is not ready.
+    /// The server answers, but is not ready.
     Loading,
     Lost,
     /// The socket file is gone, so no new connection is possible.
@@ -108,17 +109,17 @@ impl ProbeResult {
     }
 }
 
-/// Properties from `/props`.
+/// Properties that a server reports in `/props`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerProps {
-    /// Number of requests that it evaluates at a time.
+    /// Number of slots: requests that the server evaluates at the same time.
     pub(crate) slots: Option<u32>,
     /// Context length in tokens.
     pub(crate) n_ctx: Option<u64>,
     /// Input kinds besides text.
     pub(crate) modalities: Option<InputModalities>,
     pub(crate) build: Option<u32>,
-    /// The server answers questions about its slots when it is well.
+    /// True if the server, while it is healthy, answers requests for the state of its slots.
     pub(crate) reports_slots: bool,
 }
 
@@ -128,16 +129,16 @@ pub(crate) struct SampleOptions {
     pub(crate) by_page: bool,
     /// Maximum age of GPU readings.
     pub(crate) gpu_age: Duration,
-    /// Time limit for a driver and for the backend's own counters.
+    /// Time limit for a GPU driver, and for the server's own counters.
     pub(crate) limit: Duration,
-    /// Also read its own counters, if it has any.
+    /// Also read the server's own counters, if it has any.
     pub(crate) metrics: bool,
-    /// Also read its slots.
+    /// Also read the state of the server's slots.
     pub(crate) slots: bool,
 }
 
 impl SampleOptions {
-    /// Request for memory alone.
+    /// Options for a reading of memory only.
     pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
         Self { by_page: false, gpu_age, limit, metrics: false, slots: false }
     }
@@ -146,35 +147,36 @@ impl SampleOptions {
 /// Result of a reading.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProcessSample {
-    /// Host memory of the group; `None` if unreadable.
+    /// Host memory of the process group; `None` if unreadable.
     pub(crate) host: Option<HostMemory>,
     /// Host memory read page by page, if requested and readable.
     pub(crate) confirmed: Option<u64>,
-    /// VRAM of the group per GPU, without unknown ones.
+    /// VRAM of the process group per GPU, without GPUs where it is unknown.
     pub(crate) vram: Vec<VramReading>,
-    /// Why VRAM is unknown, if it is.
+    /// Why VRAM is unknown; `None` if it is known.
     pub(crate) no_vram: Option<NoVram>,
-    /// Why the server is not measured, in a sentence; `None` if it is.
+    /// Sentence why the server is not measured; `None` if it is.
     pub(crate) unmeasured: Option<String>,
-    /// GPUs; `None` if the driver did not answer.
+    /// Readings of all GPUs; `None` if the driver did not answer.
     pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
-    /// Control group of the process; `None` without one of version 2.
+    /// Memory of the process's control group; `None` without a control group of version 2.
     pub(crate) group: Option<CgroupMemory>,
-    /// Report of GPU memory, if any.
+    /// Report of the process about its GPU memory, if any.
     pub(crate) report: Option<CudaReport>,
     /// The server's own counters; `None` if not requested or not available.
     pub(crate) metrics: Option<BackendMetrics>,
-    /// Slots; `None` if not requested or not available.
+    /// State of the slots; `None` if not requested or not available.
     pub(crate) slots: Option<SlotActivity>,
-    /// Ability to make progress; `None` if unknown.
+    /// Why the process may be unable to run: stopped, or waiting for pages from disk; `None` if unknown.
     pub(crate) standing: Option<ProcessRunState>,
-    /// Parts that can be asked to give memory back; `None` if it was started without a reclaim file.
+    /// Parts of the process that can give memory back; `None` if the process was started without a reclaim
+    /// file.
     pub(crate) parts: Option<ReclaimParts>,
 }
 
 impl ProcessSample {
-    /// VRAM in bytes over all GPUs; `None` if one of them is unknown or only estimated.
+    /// VRAM in bytes over all GPUs; `None` if the amount on any of them is unknown or only estimated.
     pub(crate) fn vram_held(&self) -> Option<u64> {
         let known = self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal);
         let exact = self.vram.iter().all(|vram| vram.source != VramSource::Estimate);
@@ -183,93 +185,98 @@ impl ProcessSample {
     }
 }
 
-/// Reason for unknown VRAM.
+/// Why VRAM is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoVram {
     pub(crate) why: String,
-    /// The process uses no GPU, so there is no VRAM.
+    /// True if this is normal: the process uses no GPU, so it has no VRAM.
     pub(crate) is_normal: bool,
 }
 
-/// Memory of a machine in bytes: all of it, or what is free at one moment. Unknown values are missing.
+/// Memory of a machine in bytes, either total or free at one moment. Unknown values are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineMemory {
-    /// Host memory, or the share that our control group may use.
+    /// Host memory, or as much of it as our control group may use.
     pub(crate) host: Option<u64>,
-    /// Memory of each GPU that has its own.
+    /// Memory of each GPU that has its own memory.
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
-/// Request of the supervisor to a backend.
+/// Request that the supervisor itself sends to a backend.
 #[derive(Clone)]
 pub(crate) struct BackendRequest {
-    /// Path with query.
+    /// Path, with the query.
     pub(crate) path: String,
-    /// JSON for a `POST`; `None` means `GET`.
+    /// JSON body of a `POST`; `None` for a `GET`.
     pub(crate) body: Option<Bytes>,
 }
 
 impl Debug for BackendRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // A body may contain a client's text.
+        // Show only the size of a body, because it may contain a client's text.
         write!(f, "Question({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
     }
 }
 
 pub(crate) trait BackendProcess: Send + Sync + Debug {
-    /// PID of the process that we made, and of its group.
+    /// PID of the process that was forked, which is also the id of its group.
     fn pid(&self) -> u32;
-    /// PID of the serving process, if known to be another one.
+    /// PID of the process that serves; by default the one that was forked.
     fn server_pid(&self) -> u32 {
         self.pid()
     }
     fn terminate(&self);
     fn kill(&self);
-    /// Waits for its end, after all its output went to the sink.
+    /// Waits until the process has ended and all its output was passed to the sink.
     fn wait(&self) -> BoxFuture<'_, ProcessExit>;
-    /// True if it runs, as the kernel knows it now.
+    /// True if the kernel reports that the process runs now.
     fn is_running(&self) -> bool;
-    /// Sends one probe, lost without an answer in time. An answer of another program does not count.
+    /// Sends one probe, which counts as lost if there is no answer in time, or another program answers.
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult>;
-    /// Reads properties; unknown ones are `None`.
+    /// Reads the server's properties; unknown ones are `None`.
     fn read_props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps>;
-    /// Applies a setting that a client made in another process. The error has no part of the setting.
+    /// Applies a setting that a client made in another process. The error text contains nothing of the
+    /// setting's body.
     fn apply_setting(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
-    /// Sends a request. Returns status and whole answer, or `None` without one in time or if it is too
-    /// large. Dropping the future closes the connection, and the server then stops as for a client that
-    /// leaves.
+    /// Sends a request. Returns status and whole body; `None` if there is no answer in time or it is too
+    /// large. Dropping the future closes the connection, and then the server stops working as if a client
+    /// had left.
     fn send_request(
         &self,
         question: BackendRequest,
         timeout: Duration,
     ) -> BoxFuture<'_, Option<(u16, Bytes)>>;
-    /// Kernel's OOM kills since the last reading. Called after SIGKILL has ended the process.
+    /// Evidence from the kernel's counters whether processes were killed for lack of memory since the last
+    /// reading. Call it after a SIGKILL has ended the process.
     fn oom_evidence(&self) -> BoxFuture<'_, OomEvidence>;
-    /// Reads its memory.
+    /// Reads the memory of the process.
     fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample>;
-    /// CPU time and bytes read and written so far, with all relatives; `None` if unreadable.
+    /// CPU time and I/O bytes so far of the process and all processes that belong to it; `None` if
+    /// unreadable.
     fn read_effort(&self) -> BoxFuture<'_, Option<ProcessActivity>>;
-    /// Prepares it for the next instance: its number at the root, and its files. `None` if that is
-    /// impossible.
+    /// Prepares the process for the next instance: returns its number at the root, and its files. `None` if
+    /// that is impossible.
     fn prepare_handover(&self) -> Option<(u64, Vec<OwnedFd>)> {
         None
     }
-    /// Number under which it was prepared, if it is our own child.
+    /// Takes the number from [`Self::prepare_handover`], if this instance forked the process.
     fn take_handover_id(&self) -> Option<u64> {
         None
     }
-    /// Takes it over from the previous instance: it ends with us from now on.
+    /// Takes the process over from the previous instance, so that it ends with us from now on.
     fn take_ownership(&self) {}
-    /// Lets the next instance continue with it: its output is read no more, and it does not end with us.
+    /// Leaves the process to the next instance: its output is no longer read here, and it does not end with
+    /// us.
     fn release(&self) {}
-    /// Asks the process to give memory back. The process may wait this long for a good moment for each part.
+    /// Asks the process to give memory back. For each part, the process may wait this long for a good
+    /// moment.
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult>;
 }
 
 /// Factory of children, and view of the machine.
 pub(crate) trait ProcessWorld: Send + Sync + Debug {
-    /// Creates a child that will listen on `endpoint`. `socket`: its path, or the one that it would have,
-    /// from which its other files get their names.
+    /// Creates a child that is to listen on `endpoint`. `socket`: path of its Unix socket; for a child on a
+    /// port, the path from which its other files get their names.
     fn spawn(
         &self,
         request: SpawnRequest,
@@ -278,7 +285,7 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
         longest_line: usize,
         sink: LineSink,
     ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>>;
-    /// Continues with a process of the previous instance.
+    /// Takes up a process of the previous instance.
     fn adopt(
         &self,
         heir: ProcessHeir,
@@ -288,26 +295,27 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
         let binary = heir.record.command.binary;
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
     }
-    /// Cancels the handover of a prepared child.
+    /// Cancels the handover of a child that was prepared for it.
     fn cancel_handover(&self, _child: u64) {}
-    /// Checks the files that a process with this command needs. `running` is a process with the same binary.
+    /// Checks the files that a process with this command needs. `running`: PID of a process with the same
+    /// binary, if any.
     fn check_needs(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
-    /// Reads the model's files into the page cache, within the limit and as memory allows.
+    /// Reads the model's files into the page cache, for at most `limit` and only if memory suffices.
     fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()>;
     /// Memory available for new processes, in bytes; `None` if unreadable.
     fn available_memory(&self) -> Option<u64>;
-    /// Free memory, GPUs included, read within the limit.
+    /// Free memory of host and GPUs, read within the time limit.
     fn free_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
-    /// Total memory, GPUs included, read within the limit.
+    /// Total memory of host and GPUs, read within the time limit.
     fn total_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
-    /// Variable that restricts a process to these GPUs; `None` if they are all GPUs, or one has no UUID.
-    /// Read within the limit.
+    /// Environment variable that restricts a process to these GPUs; `None` if these are all GPUs of the
+    /// machine, or if one of them has no UUID. Read within the time limit.
     fn gpu_restriction(
         &self,
         gpus: Vec<GpuIndex>,
         limit: Duration,
     ) -> BoxFuture<'_, Option<(String, String)>>;
-    /// True if the machine has a GPU, whether a sensor supports it or not.
+    /// True if the machine has a GPU, even if no sensor supports it.
     fn has_gpu(&self) -> bool;
     /// Local time in minutes of the day.
     fn minute_of_day(&self) -> Option<u16>;

@@ -1,8 +1,8 @@
 //! Forks all children on the main thread, which also reaps orphans and removes unused control groups.
 //!
-//! The kernel ties a parent-death signal to the *thread* that forked. A pool thread may end at any time and
-//! would take the child with it. So all children are forked by the one thread that lives as long as the
-//! process: main.
+//! When a *thread* that forked ends, the kernel sends the parent-death signal to its children. A thread of
+//! a pool may end at any time, so all children are forked by the one thread that lives as long as the
+//! process: the main thread.
 //!
 //! ```text
 //!   main thread:  Nursery::run <---- orders ---- NurseryHandle::spawn  (any task)
@@ -10,7 +10,7 @@
 //!                      +--------- the child ------------+
 //! ```
 //!
-//! A successor lets the main thread of the first instance fork: see `process::root`.
+//! A successor lets the main thread of the first instance fork for it: see `process::root`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -40,15 +40,15 @@ enum ForkOrder {
     Stop,
 }
 
-/// The forking side, run on the main thread.
+/// Receives requests to create processes, and forks; run on the main thread.
 #[derive(Debug)]
 pub struct ProcessNursery {
     orders: mpsc::Receiver<ForkOrder>,
-    /// This process gets orphans, as the subreaper.
+    /// True if orphaned descendants become children of this process, because it is a subreaper.
     is_root: bool,
 }
 
-/// The requesting side.
+/// Sends requests to create processes.
 #[derive(Clone, Debug)]
 pub struct NurseryHandle {
     orders: mpsc::Sender<ForkOrder>,
@@ -63,12 +63,12 @@ enum ForkPlace {
     Root(Arc<RootClient>),
 }
 
-/// Interval for reaping orphans. Each is reaped at its second sighting, because a task that waits for it is
-/// faster.
+/// Interval for reaping orphans. A zombie is reaped when it is seen for the second time, so that a task
+/// that waits for it comes first.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Creates a nursery and its handle. From now on this process gets orphaned descendants (it is a
-/// subreaper), so that a server whose wrapper has ended can be found, watched and stopped.
+/// Creates a nursery and its handle. Also makes this process a subreaper: orphaned descendants become its
+/// children, so that a server whose wrapper has ended can be found, watched and stopped.
 pub fn nursery_channel() -> (ProcessNursery, NurseryHandle) {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");
@@ -80,8 +80,8 @@ pub fn nursery_channel() -> (ProcessNursery, NurseryHandle) {
     )
 }
 
-/// Same as [`nursery_channel`] for a successor: its main thread has nothing to do, and the handle asks the root to
-/// fork.
+/// Creates a nursery and its handle for a successor: the handle asks the root to fork, and the main thread
+/// has nothing to do.
 ///
 /// # Errors
 ///
@@ -93,17 +93,18 @@ pub fn root_nursery(root: UnixStream) -> io::Result<(ProcessNursery, NurseryHand
 }
 
 impl ProcessNursery {
-    /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the
-    /// calling thread ends, not when this returns. Processes that have left their groups are killed before
-    /// this returns, because the kernel ties only the children themselves to us.
+    /// Forks until all handles are dropped or [`NurseryHandle::stop`] is called. The children die when the
+    /// calling thread ends, not when this returns. Processes that have left the group of a child are killed
+    /// before this returns, because the kernel ends only the children themselves.
     pub fn run(self) {
         let (mut orphans, mut groups) = (OrphanReaper::default(), ControlGroups::default());
         loop {
-            // A caller that left meanwhile drops the child, which kills it.
+            // If the caller has left meanwhile, the created child is dropped and thereby killed.
             match self.orders.recv_timeout(REAP_INTERVAL) {
                 Ok(ForkOrder::Spawn(request, reply)) => {
                     groups.remove_unused();
-                    // A child without a mark is no model: the next instance has children of its own.
+                    // A child without a mark is the next instance and gets no control group: it has
+                    // children of its own.
                     let is_marked = kinship::command_mark(&request.command).is_some();
                     let control = if is_marked { groups.make() } else { None };
                     drop(reply.send(spawn(&request, control)));
@@ -125,11 +126,11 @@ impl ProcessNursery {
 }
 
 impl NurseryHandle {
-    /// Creates a process on the main thread. Must be called within a tokio runtime with I/O.
+    /// Creates a process on the main thread, or in the root. Must be called in a tokio runtime with I/O.
     ///
     /// # Errors
     ///
-    /// The program cannot be started, or the main thread no longer takes orders.
+    /// The program cannot be started, or the main thread no longer accepts requests.
     pub async fn spawn(&self, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
         if let ForkPlace::Root(root) = &self.forks {
             return root.spawn(request).await;
@@ -143,12 +144,12 @@ impl NurseryHandle {
         ChildProcess::watch(spawned, mark)
     }
 
-    /// Creates the next instance, with its end of the handover connection. Dropping the child kills it,
-    /// until it serves.
+    /// Creates the next instance, and gives it one end of the handover connection. Dropping the child kills
+    /// it, unless it serves already.
     ///
     /// # Errors
     ///
-    /// It cannot be started.
+    /// The next instance cannot be started.
     pub async fn spawn_successor(
         &self,
         program: SuccessorProgram,
@@ -173,8 +174,8 @@ impl NurseryHandle {
         Ok(child)
     }
 
-    /// Records that the child made by [`Self::spawn_successor`] serves from now on. The child lives as long as the
-    /// root does.
+    /// Records that the child made by [`Self::spawn_successor`] serves from now on. From then on it lives
+    /// as long as the root does.
     pub fn note_serving(&self, child: ChildProcess) {
         match (&self.forks, child.root_id()) {
             (ForkPlace::Here(family), _) => {
@@ -189,12 +190,12 @@ impl NurseryHandle {
         }
     }
 
-    /// True if our main thread forks. This process then stays for its successors.
+    /// True if our own main thread forks. Then this process has to live as long as its successors.
     pub fn is_root(&self) -> bool {
         matches!(self.forks, ForkPlace::Here(_))
     }
 
-    /// Waits for the end of the serving successor. Never resolves without one.
+    /// Waits for the end of the serving successor. Never resolves if there is none.
     pub async fn successor_ended(&self) -> ProcessExit {
         match &self.forks {
             ForkPlace::Here(family) => family.until_serving_ends().await,
@@ -202,25 +203,27 @@ impl NurseryHandle {
         }
     }
 
-    /// Waits for the end of all successors that serve no more. Returns at once if this process is not the
-    /// root.
+    /// Waits until all successors that no longer serve have ended. Returns at once if this process is not
+    /// the root.
     pub async fn retired_ended(&self) {
         if let Some(family) = self.family() {
             family.retired_ended().await;
         }
     }
 
-    /// Tells all successors to end, including later ones.
+    /// Tells all successors to end, including those that are created later.
     pub fn end_successors(&self) {
         self.pass_on(orders::InstanceOrder::End);
     }
 
-    /// Tells the serving successor to reload its configuration, and retired ones to reopen their files.
+    /// Tells the serving successor to reload its configuration, and those that no longer serve to reopen
+    /// their files.
     pub fn reload_successors(&self) {
         self.pass_on(orders::InstanceOrder::Reload);
     }
 
-    /// Tells the serving successor to hand over to the program file now at its path.
+    /// Tells the serving successor to hand over to a new instance, started from the file now at the
+    /// program's path.
     pub fn upgrade_successor(&self) {
         self.pass_on(orders::InstanceOrder::Upgrade);
     }

@@ -1,5 +1,5 @@
-//! Protects a port that another program may take before the child does, or after its end: data is sent to
-//! the child or not at all.
+//! Protects requests on a TCP port that another program may take before the child listens or after the
+//! child ends: data is sent to the child or not at all.
 //!
 //! ```text
 //!     connect --> does the child run? --> do only its group and relatives listen there? --> send
@@ -7,12 +7,12 @@
 //!                   `-----------------------+--> closed without sending a byte
 //! ```
 //!
-//! A Unix socket is in a directory that no other user can enter. Another user can make that directory only
-//! after it was removed together with its base, so for sockets the directory is checked.
+//! For a Unix socket, the directory is checked instead: no other user can enter it, and another user could
+//! make it only after it was removed together with the directory above it.
 //!
-//! The check comes *after* the connection is made, because an earlier listener may be gone by then. A
-//! killed process frees its port only after it is marked as ending, so a connection to its successor sees
-//! the mark.
+//! The check comes *after* the connection is made, because a program that listened before may be gone by
+//! then. A killed process frees its port only after the kernel marks it as ending; so if a connection
+//! reached another program that took the port, the check sees that mark.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,13 +30,13 @@ use crate::process::endpoint::ListenAddress;
 use crate::process::private_dir;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// A port, or a socket's directory, and the child that it was chosen for.
+/// A port, or the directory of a socket, and the child that is to listen there.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPort {
     place: PortPlace,
-    /// Weak, because the child ends with its owner.
+    /// The child. The reference is weak, because the child has to end when its owner drops it.
     child: Weak<ChildProcess>,
-    /// The wrong listener was already logged.
+    /// True if it was logged that another program listens.
     logged: Arc<AtomicBool>,
 }
 
@@ -47,7 +47,7 @@ enum PortPlace {
 }
 
 impl OwnPort {
-    /// `None` for a socket without a directory.
+    /// Makes the check for an endpoint; `None` for a socket without a directory.
     pub(crate) fn from_endpoint(endpoint: &ListenAddress, child: &Arc<ChildProcess>) -> Option<Self> {
         let place = match endpoint {
             ListenAddress::Tcp(address) => PortPlace::Port(*address),
@@ -56,8 +56,8 @@ impl OwnPort {
         Some(Self { place, child: Arc::downgrade(child), logged: Arc::default() })
     }
 
-    /// True if the child runs, and only its group and relatives listen there. Unknown facts count in its
-    /// favour.
+    /// True if the child runs, and only processes of the child listen at the endpoint. Facts that cannot be
+    /// determined count in the child's favour.
     async fn is_owned(&self) -> bool {
         let address = match &self.place {
             PortPlace::Port(address) => *address,
@@ -67,11 +67,11 @@ impl OwnPort {
         let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
         drop(child);
         let look = move || {
-            // A wrapper may have moved the server out of the group.
+            // Include processes outside of the group: a wrapper may have moved the server there.
             let outside = || kinship.relatives().into_iter().map(|one| one.process.pid).collect();
             warden_sensors::port_listener(group, outside, address)
         };
-        // Small reads of /proc; keep them off the runtime threads.
+        // Reads of /proc are small, but may block; use a worker thread.
         match run_job(WorkKind::Kernel, look).await {
             Ok(Some(PortListener::Other)) => {
                 if !self.logged.swap(true, Ordering::Relaxed) {
@@ -101,7 +101,7 @@ impl OwnPort {
     }
 }
 
-/// Connector layer that rejects connections to others than the owner of a port.
+/// Connector layer that closes connections if another program than the child listens.
 #[derive(Clone, Debug)]
 pub(crate) struct OnlyToOwner {
     port: OwnPort,

@@ -1,4 +1,4 @@
-//! Counts the children: an estimate of VRAM is valid only while no other child of ours lives.
+//! Counts the living children: an estimate of a child's VRAM is valid only while no other child lives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ pub(crate) struct ChildPopulation {
 #[derive(Debug)]
 pub(crate) struct ChildBirth {
     population: Arc<ChildPopulation>,
-    /// No other child lived at its birth.
+    /// True if no other child lived when this one was created.
     first: bool,
     number: u64,
 }
@@ -25,7 +25,7 @@ impl ChildBirth {
         Self { population: Arc::clone(population), first, number }
     }
 
-    /// True if it has been the only child since its birth.
+    /// True if the child has been the only living one since its creation.
     pub(crate) fn is_alone(&self) -> bool {
         self.first && self.population.born.load(Ordering::SeqCst) == self.number
     }

@@ -8,8 +8,8 @@
 //!         *.slots/             slots of a process while it is replaced
 //! ```
 //!
-//! Removal goes file by file, by names and kinds that only we create, and then removes the directory if it
-//! is empty. It never recurses. Files of others stay, and so does the directory then.
+//! Only files are removed whose names and types we alone create; then the directory is removed if it is
+//! empty. Removal never recurses, so files of others stay, and the directory stays with them.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, FileType};
@@ -32,18 +32,18 @@ const LOCK_FILE: &str = "lock";
 const LOCK_CONTENTS: &[u8] = b"llama-warden\n";
 /// Name of the operator's socket, unless another path is configured.
 pub const ADMIN_SOCKET: &str = "admin.sock";
-/// Name prefix of a mark before it is linked into place.
+/// Prefix of the lock file's name before it is linked to its final name.
 const NEW_MARK_PREFIX: &str = ".lock-";
-/// Attempts against other processes that create or sweep the same directory at the same time. More in a row
-/// are no accident.
+/// Maximum number of attempts if other processes create or sweep the same directory at the same time. More
+/// collisions in a row are no accident.
 const MAKE_ATTEMPTS: usize = 10;
 
-/// A locked private directory. Dropping it removes our files.
+/// A locked private directory. Dropping this value removes our files.
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
     lock: File,
-    /// Another process of the same instance owns it.
+    /// True if another process of the same instance owns the directory.
     is_others: bool,
 }
 
@@ -53,12 +53,12 @@ impl PrivateDir {
         base.join(format!("{DIR_PREFIX}{pid}"))
     }
 
-    /// Creates and locks the directory; `None` while another process holds it. Missing parents are created
-    /// and stay.
+    /// Creates and locks the directory; `None` if another process holds the lock. Missing parent
+    /// directories are created, and are never removed.
     ///
     /// # Errors
-    /// It cannot be created, belongs to another user, is no directory, or has files but no mark; or another
-    /// user can exchange it or a directory above it.
+    /// The directory cannot be created, belongs to another user, is no directory, or has files but no lock
+    /// file; or another user can exchange it or a directory above it.
     pub fn make(path: &Path) -> io::Result<Option<Self>> {
         if let Some(base) = path.parent() {
             trusted_path::make_dir(base)?;
@@ -74,7 +74,7 @@ impl PrivateDir {
                 MarkState::Foreign => return Err(io::Error::other("its file `lock` is not llama-warden's")),
                 MarkState::Nothing => match create_mark(path) {
                     Ok(lock) => lock,
-                    // Another process created or swept it at this moment.
+                    // Another process created or swept the directory just now: try again.
                     Err(error)
                         if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) =>
                     {
@@ -84,7 +84,7 @@ impl PrivateDir {
                 },
             };
             if is_at(&lock, &path.join(LOCK_FILE)) {
-                // Only now, because before the lock the directory may have been another user's.
+                // Set mode 0700 after locking: before that, the directory may have been another user's.
                 trusted_path::make_private_dir(path)?;
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }
@@ -92,7 +92,7 @@ impl PrivateDir {
         Err(io::Error::other("other programs make and remove it all the time"))
     }
 
-    /// Takes over the directory of the previous instance with its lock. The previous instance owns it until
+    /// Takes over the directory and the lock of the previous instance, which owns the directory until
     /// [`Self::take_ownership`].
     pub fn inherit(path: &Path, lock: OwnedFd) -> Self {
         Self { path: path.to_owned(), lock: File::from(lock), is_others: true }
@@ -101,17 +101,17 @@ impl PrivateDir {
     /// Duplicates the lock for the next instance.
     ///
     /// # Errors
-    /// There are too many open files.
+    /// Too many files are open.
     pub fn duplicate_lock(&self) -> io::Result<OwnedFd> {
         self.lock.as_fd().try_clone_to_owned()
     }
 
-    /// Takes the duty of removing the directory.
+    /// Makes this process responsible for removing the directory.
     pub fn take_ownership(&mut self) {
         self.is_others = false;
     }
 
-    /// Leaves the directory to the next instance.
+    /// Leaves the directory to the next instance, which removes it.
     pub fn leave_to_successor(&mut self) {
         self.is_others = true;
     }
@@ -121,8 +121,8 @@ impl PrivateDir {
         &self.path
     }
 
-    /// Removes directories of killed processes in `base`: with our name and mark, and unlocked. Nothing is
-    /// removed if another user could exchange the directory meanwhile.
+    /// Removes directories of killed processes in `base`: those with our name and an unlocked lock file of
+    /// ours. Nothing is removed if another user could exchange a directory meanwhile.
     pub fn sweep(base: &Path) {
         let own = rustix::process::geteuid().as_raw();
         if !trusted_path::path_owner(base).is_ok_and(|owner| owner == own || owner == 0) {
@@ -151,10 +151,10 @@ impl Drop for PrivateDir {
     }
 }
 
-/// State of the mark.
+/// State of the lock file in a private directory.
 enum MarkState {
     Nothing,
-    /// Abandoned; now locked by us.
+    /// The lock file was abandoned, and is now locked by us.
     Ours(File),
     Held,
     Foreign,
@@ -178,7 +178,7 @@ fn mark_state(path: &Path) -> MarkState {
     }
 }
 
-/// Creates the mark, locked before it becomes visible.
+/// Creates the lock file, which is locked before it gets its final name.
 fn create_mark(path: &Path) -> io::Result<File> {
     let mut new = tempfile::Builder::new().prefix(NEW_MARK_PREFIX).tempfile_in(path)?;
     rustix::fs::flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
@@ -186,14 +186,15 @@ fn create_mark(path: &Path) -> io::Result<File> {
     new.persist_noclobber(path.join(LOCK_FILE)).map_err(|error| error.error)
 }
 
-/// True if a path still leads to an open file, and was not replaced.
+/// True if a path still leads to this open file, which was therefore not replaced.
 pub fn is_at(file: &File, path: &Path) -> bool {
     let facts = file.metadata().ok().zip(fs::symlink_metadata(path).ok());
     facts.is_some_and(|(one, other)| (one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// True if a directory for sockets is ours, and no other user can enter or replace it. If its base was
-/// removed since the creation (cleaners of `/tmp`), another user may have created both again.
+/// True if a directory for sockets belongs to our user, and no other user can enter or replace it. This can
+/// become false: if the directory above it was removed (cleaners of `/tmp`), another user may have created
+/// both again.
 pub fn is_private(directory: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_ours = |facts: fs::Metadata| facts.is_dir() && facts.uid() == own && facts.mode() & 0o777 == 0o700;
@@ -201,13 +202,13 @@ pub fn is_private(directory: &Path) -> bool {
         && trusted_path::path_owner(directory).is_ok_and(|owner| owner == own)
 }
 
-/// True if the user `peer`, who answers on this socket, may get data for our process. Allowed are our user,
-/// and any user (as in a container) in a directory that no other user can enter.
+/// True if data for our process may be sent to the user `peer`, whose process answers on this socket: our
+/// own user, or any user (as in a container) if no other user can enter the socket's directory.
 pub fn may_answer(socket: &Path, peer: Option<u32>) -> bool {
     peer == Some(rustix::process::geteuid().as_raw()) || socket.parent().is_some_and(is_private)
 }
 
-/// Checks for a real directory of ours that is empty or has a mark.
+/// Checks that a path is a directory (no link) of our user, and is empty or has our lock file.
 fn is_ours(path: &Path) -> io::Result<()> {
     let facts = fs::symlink_metadata(path)?;
     if !facts.is_dir() {
@@ -228,9 +229,9 @@ fn is_ours(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes our files from a directory whose mark we hold, the mark last.
+/// Removes our files from a directory whose lock we hold; the lock file is removed last.
 fn clear_directory(path: &Path, lock: &File) {
-    // There is no mark if the directory was removed and created again by our own next start.
+    // Without a lock file, the directory was removed, and then created again by our own next start.
     let marked = fs::symlink_metadata(path.join(LOCK_FILE)).is_ok();
     if marked && !is_at(lock, &path.join(LOCK_FILE)) {
         return;
@@ -246,7 +247,7 @@ fn clear_directory(path: &Path, lock: &File) {
     if marked {
         drop(fs::remove_file(path.join(LOCK_FILE)));
     }
-    // Fails if other files are left.
+    // This fails if files of others are left.
     drop(fs::remove_dir(path));
 }
 
@@ -340,7 +341,8 @@ mod tests {
         clippy::disallowed_methods,
         reason = "a test: a thread of its own takes another user's identity"
     )]
-    /// Runs a function on a thread of another user; `None` if we are not root and cannot become another user.
+    /// Runs a function on a thread of another user; `None` if we are not root and cannot become another
+    /// user.
     fn as_user<'scope, T: Send + 'scope>(
         scope: &'scope std::thread::Scope<'scope, '_>,
         user: u32,

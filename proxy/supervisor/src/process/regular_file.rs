@@ -1,7 +1,7 @@
-//! Reads files that another program names, or that are where other users can write, within limits.
+//! Reads files whose path another program chose, or that are where other users can write, within limits.
 //!
-//! Opening a pipe would wait, a device has no end, and a large file takes all memory. So the file is opened
-//! without waiting, and checked after opening.
+//! Opening a pipe would wait, a device has no end, and a large file could fill the memory. So a file is
+//! opened without waiting, and its type and size are checked after opening.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -10,18 +10,18 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a regular file, following links.
+/// Opens a regular file. Symbolic links are followed.
 ///
 /// # Errors
-/// It cannot be opened, or is no regular file.
+/// The file cannot be opened, or is no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(path, OFlags::empty())
 }
 
-/// Opens a regular file that is no link, in directories where another user may create one.
+/// Opens a regular file, but no symbolic link: for directories in which another user may create one.
 ///
 /// # Errors
-/// As [`open`]; it is a link.
+/// The errors of [`open`], or the path is a link.
 pub fn open_unlinked(path: &Path) -> io::Result<File> {
     open_with(path, OFlags::NOFOLLOW)
 }
@@ -35,7 +35,7 @@ fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
 /// Reads a whole file of at most `most` bytes.
 ///
 /// # Errors
-/// As [`open`]; it is larger.
+/// The errors of [`open`], or the file is larger.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     read_bounded(open(path)?, most)
 }
@@ -43,7 +43,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Reads a whole text file of at most `most` bytes.
 ///
 /// # Errors
-/// As [`read`]; it is not UTF-8.
+/// The errors of [`read`], or the file is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
@@ -51,7 +51,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
 /// Reads the rest of an open file, at most `most` bytes.
 ///
 /// # Errors
-/// It cannot be read, or has more.
+/// The file cannot be read, or has more bytes.
 pub fn read_bounded(file: impl io::Read, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;

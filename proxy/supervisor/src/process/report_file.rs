@@ -1,12 +1,12 @@
-//! The memory report of a generation: the file that it writes, and its reading and removal.
+//! The memory report that a process writes to a file: name, reading and removal of that file.
 //!
-//! Each generation has its own file next to its socket, in the private directory. So the report comes from
-//! that generation, whatever PID it gives (as in a container). The file is removed before the process
-//! starts and after it is reaped.
+//! Each generation has its own file, next to its socket in the private directory. So a report in that file
+//! comes from that generation, whatever PID the report contains (a container has other PIDs). The file is
+//! removed before the process starts and after it is reaped.
 //!
-//! A `LLAMA_WARDEN_REPORT` in the model's own environment takes precedence. That file belongs to its owner:
-//! it is read but never removed. Only a report of the generation's own process group counts there, because
-//! replicas and generations share the file.
+//! If the model's own environment sets `LLAMA_WARDEN_REPORT`, that file is used. The file belongs to an
+//! operator: it is read but never removed. Replicas and generations share it, so only reports of the
+//! generation's own processes count.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,13 @@ use warden_sensors::report::{self, REPORT_VARIABLE};
 
 use crate::spec::ServerCommand;
 
-/// File of the generation with this socket; as unique as the socket.
+/// Report file of the generation with this socket. Its name is as unique as that of the socket.
 pub(crate) fn report_path(socket: &Path) -> PathBuf {
     socket.with_extension("report")
 }
 
-/// Sets the variable to our file, or removes it if not `wanted`, unless the model's environment sets it.
+/// Sets the variable to our file, or removes the variable if not `wanted`; a value in the model's
+/// environment stays.
 pub(crate) fn announce_report(command: &mut ServerCommand, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == REPORT_VARIABLE) {
         return;
@@ -28,13 +29,13 @@ pub(crate) fn announce_report(command: &mut ServerCommand, socket: &Path, wanted
     if wanted {
         command.env.push((REPORT_VARIABLE.to_owned(), report_path(socket).to_string_lossy().into_owned()));
     } else {
-        // An inherited value would give all processes the same file.
+        // Remove an inherited value, which would give all processes the same file.
         command.env_remove.push(REPORT_VARIABLE.to_owned());
     }
 }
 
-/// Removes our file and those of further processes of the generation. A file named by the model's
-/// environment stays.
+/// Removes our report file, and the files of further processes of the generation. A file named by the
+/// model's environment stays.
 pub(crate) fn remove_reports(socket: &Path) {
     let own = report_path(socket);
     for path in report::sibling_reports(&own).into_iter().chain([own]) {
@@ -46,17 +47,17 @@ pub(crate) fn remove_reports(socket: &Path) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReportSource {
     path: PathBuf,
-    /// Made for this one process, so its report needs no check of the PID.
+    /// True if the file was named for this one process, so that the PID in a report need not be checked.
     exclusive: bool,
 }
 
 impl ReportSource {
-    /// File named by the command's environment; `None` if it writes no report.
+    /// File that the command's environment names; `None` if the process writes no report.
     pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Option<Self> {
         if command.env_remove.iter().any(|name| name == REPORT_VARIABLE) {
             return None;
         }
-        // The last one counts when a variable is given twice.
+        // If a variable is given twice, the last value counts.
         let (_, path) =
             command.env.iter().rfind(|(name, path)| name == REPORT_VARIABLE && !path.is_empty())?;
         let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
@@ -64,8 +65,9 @@ impl ReportSource {
         Some(Self { exclusive: path == report_path(socket), path })
     }
 
-    /// Report of the process `leader`, its group and the processes `outside`. Several may write one each,
-    /// as a router of models and its servers do. `None` without a report. Blocks for some small reads.
+    /// Reads the reports of the process `leader`, its group and the processes `outside` as one: several of
+    /// them may write one each, such as a router of models and its servers. `None` without a report. Blocks
+    /// for some small reads.
     pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<CudaReport> {
         let is_ours = |report: &CudaReport| report.is_from(leader) || outside.contains(&report.pid);
         let named = report::read_report(&self.path).filter(|report| self.exclusive || is_ours(report));

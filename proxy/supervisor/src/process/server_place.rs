@@ -1,5 +1,5 @@
-//! Locates the server of a child: it is the child, a member of its process group, or outside of it, as
-//! behind `setsid` or a container tool. Pure: observations come in as values.
+//! Decides where the server of a child is: the child itself, a member of its process group, or a process
+//! outside of it, as with `setsid` or a container tool. Observations are passed in as values.
 
 use std::sync::Arc;
 
@@ -15,10 +15,12 @@ pub(crate) enum ChildServer {
     Leader,
     /// A member of the child's process group.
     Member(Arc<WatchedProcess>),
-    /// A process outside of that group: measured, watched and stopped with the child.
+    /// A process outside of the group. Such a process is measured, watched and stopped together with the
+    /// child.
     Outside {
         server: Arc<WatchedProcess>,
-        /// A descendant of the child, or a process with its mark. Otherwise it was found by its answer alone.
+        /// True if the process is a descendant of the child or has its mark; false if it was found only
+        /// because it answers.
         is_relative: bool,
     },
     /// A process that cannot be measured.
@@ -28,19 +30,19 @@ pub(crate) enum ChildServer {
 /// Why the answering process is not measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum UnmeasuredServer {
-    /// No PID in our namespace.
+    /// The process has no PID in our namespace.
     OtherNamespace,
-    /// Ended meanwhile, or hidden by `/proc`.
+    /// The process has ended meanwhile, or `/proc` hides it.
     Hidden,
     OtherUser,
-    /// Older than the child.
+    /// The process is older than the child.
     Older,
-    /// Another process has the PID of the one that began to listen.
+    /// The PID of the process that called `listen` now belongs to another process.
     OtherSocket,
 }
 
 impl UnmeasuredServer {
-    /// A sentence without its full stop.
+    /// Sentence that explains the reason, without its full stop.
     pub(crate) fn sentence(self) -> String {
         let why = match self {
             Self::OtherNamespace => "the server runs in a container whose processes are not visible here",
@@ -56,26 +58,26 @@ impl UnmeasuredServer {
 /// Observations about the answering process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AnsweringProcess {
-    /// PID from the socket; 0 without one in our namespace.
+    /// PID from the socket; 0 if the process has no PID in our namespace.
     pub(crate) pid: u32,
-    /// Entry in `/proc`, and effective user.
+    /// Facts from `/proc`, and the effective user; `None` if unreadable.
     pub(crate) entry: Option<(RelatedProcess, u32)>,
-    /// The process has the socket open. Otherwise its PID may have been reused.
+    /// True if the process has the socket open. If not, its PID may have been reused.
     pub(crate) has_socket: bool,
 }
 
-/// Facts about the child for the comparison.
+/// Facts about the child, with which the answering process is compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChildFacts<'a> {
     pub(crate) leader: u32,
-    /// Start time in clock ticks since boot; `None` if unknown.
+    /// Start time of the child in clock ticks since boot; `None` if unknown.
     pub(crate) started: Option<u64>,
     pub(crate) relatives: &'a [RelatedProcess],
     /// Our effective user.
     pub(crate) user: u32,
 }
 
-/// Location of the answering process.
+/// Where the answering process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerPlace {
     Leader,
@@ -84,9 +86,9 @@ pub(crate) enum ServerPlace {
     Unmeasured(UnmeasuredServer),
 }
 
-/// Locates the answering process. A descendant of the child is accepted under any user. Another process has
-/// to run as our user, be younger than the child and have the socket; else a stranger would be measured and
-/// stopped.
+/// Decides where the answering process is. A descendant of the child is accepted no matter which user it
+/// runs as. Any other process has to run as our user, be younger than the child and have the socket open;
+/// otherwise a stranger's process might be measured and stopped.
 pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPlace {
     use UnmeasuredServer::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {
@@ -101,7 +103,7 @@ pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -
     if server.group == child.leader {
         return ServerPlace::Member(server);
     }
-    // We may be allowed to read another user's process but not to signal it.
+    // Reject another user's process: we may be able to read it but not to signal it.
     if user != child.user && child.user != 0 {
         return ServerPlace::Unmeasured(OtherUser);
     }
@@ -115,7 +117,7 @@ pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -
     }
 }
 
-/// Stop request to a child.
+/// Strongest request to end that was made to a child.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StopRequest {
     #[default]
@@ -124,33 +126,33 @@ pub(crate) enum StopRequest {
     Kill,
 }
 
-/// Processes left after a child's leader has ended.
+/// Processes that still run after a child's leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemainingProcesses {
-    /// State of the server.
+    /// State of the child's server.
     pub(crate) server: KnownServer,
-    /// Other members of its group run.
+    /// True if other members of the child's group run.
     pub(crate) in_group: bool,
-    /// Relatives outside of its group run.
+    /// True if processes of the child outside of its group run.
     pub(crate) outside: bool,
 }
 
 /// State of the server after the leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KnownServer {
-    /// No answer yet.
+    /// No process has answered yet.
     Unknown,
     Runs,
-    /// The leader was the server, or the server has ended or cannot be watched.
+    /// The leader was the server, or the server has ended, or it cannot be watched.
     Gone,
 }
 
-/// True if a child lives on after its leader, in a server that a wrapper left, or in a process that may
-/// become one. Processes left by a failed wrapper are useless.
+/// True if a child lives on after its leader: in a server that a wrapper left, or in a process that may
+/// become one. Processes left by a wrapper that failed do not count.
 pub(crate) fn outlives_leader(leader: ProcessExit, asked: StopRequest, left: RemainingProcesses) -> bool {
     let meant = match asked {
         StopRequest::No => leader == ProcessExit::Code(0),
-        // The child was asked to end, and the rest ends in its own time.
+        // The child was asked to end, and the remaining processes may take their time.
         StopRequest::Terminate => true,
         StopRequest::Kill => false,
     };
@@ -162,8 +164,8 @@ pub(crate) fn outlives_leader(leader: ProcessExit, asked: StopRequest, left: Rem
         }
 }
 
-/// True if a zombie was forked by another process and handed to us as the subreaper, so that no task waits
-/// for it. Our own children stay in our session, in our group or as leaders of their own.
+/// True if a zombie was forked by another process and came to us as an orphan, so that no task waits for
+/// it. Our own children differ: they are in our session, and in our group or the leader of their own.
 pub(crate) fn is_adopted_orphan(child: &RelatedProcess, ours: &RelatedProcess) -> bool {
     let is_forked_by_us =
         child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);

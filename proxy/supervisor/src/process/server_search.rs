@@ -1,5 +1,5 @@
-//! Finds the process that answers for a child: by the credentials of its Unix socket, or by the owner of
-//! the port.
+//! Finds the process that answers at a child's endpoint: by the credentials of its Unix socket, or by the
+//! owner of the port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::worker_threads::{WorkKind, run_job};
 /// Time limit for connecting to a socket whose server has just answered.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Records which process answers, if it can be found. Registers with the current runtime. Returns false if
-/// the search was impossible.
+/// Finds the process that answers, and records it. Must be called in a tokio runtime. Returns false if the
+/// search was impossible at present.
 ///
-/// Source: `SO_PEERCRED` in `unix(7)`: the credentials are those of the process that called `listen`.
+/// Source: `SO_PEERCRED` in `unix(7)`. The credentials are those of the process that called `listen`.
 pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) -> bool {
     let peer = match endpoint {
         ListenAddress::Unix(path) => {
@@ -29,7 +29,7 @@ pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) 
                 return false;
             };
             let Ok(credentials) = stream.peer_cred() else { return false };
-            // A process without a PID in our namespace is reported as 0.
+            // A process that has no PID in our namespace is reported as 0.
             Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
         }
         ListenAddress::Tcp(_) => None,
@@ -53,21 +53,21 @@ pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) 
         let has_socket = match &endpoint {
             _ if pid == leader => true,
             ListenAddress::Unix(path) => {
-                // A wrapper may have replaced the socket by a link.
+                // Follow a link: a wrapper may have put one in place of the socket.
                 let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
                 listening.file_name().is_none_or(|name| warden_sensors::has_unix_listener(pid, name))
             }
             ListenAddress::Tcp(_) => true,
         };
-        // Read this last, so that it belongs to the process that has the socket.
+        // Read this after the check of the socket, so that it describes the process that has the socket.
         let seen = RelatedProcess::with_pid(pid).zip(warden_sensors::user_of(pid));
         Some(server_place(AnsweringProcess { pid, entry: seen, has_socket }, facts))
     };
-    // Small reads of /proc; keep them off the runtime threads.
+    // Reads of /proc are small, but may block; use a worker thread.
     let place = match timeout(RELATIVES_LIMIT, run_job(WorkKind::Kernel, look)).await {
         Ok(Ok(Some(place))) => place,
         Ok(Ok(None)) => return true,
-        // Another process may hang in the kernel. Requests are served anyway, and the search is repeated.
+        // Some process may hang in the kernel. Requests are served anyway, and the search is repeated later.
         Ok(Err(_)) | Err(_) => return false,
     };
     let watch = |server: RelatedProcess| match WatchedProcess::open(server.process) {

@@ -1,6 +1,6 @@
-//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model. The
-//! model's other processes get them, and the next one before it serves. In memory only, bounded, and never
-//! logged: a body may contain a client's text.
+//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model. They are
+//! applied to the model's other processes, and to new processes before these serve. They are in memory
+//! only, bounded, and never logged: a body may contain a client's text.
 
 use std::sync::Mutex;
 
@@ -23,7 +23,7 @@ impl std::fmt::Debug for ClientSetting {
     }
 }
 
-/// A setting made here in a process that the next instance now owns.
+/// Setting that a client made in a process that the next instance now owns.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InheritedSetting {
     /// Process that has the setting.
@@ -31,7 +31,8 @@ pub(crate) struct InheritedSetting {
     /// Sequence number; later settings have higher ones.
     pub(crate) number: u64,
     pub(crate) path: String,
-    /// `None`: too large to be kept, and an earlier setting of the route is no longer valid.
+    /// Body of the setting; `None` if it was too large to be kept. Either way, it replaces an earlier
+    /// setting of the route.
     pub(crate) body: Option<Vec<u8>>,
 }
 
@@ -42,19 +43,19 @@ impl std::fmt::Debug for InheritedSetting {
     }
 }
 
-/// Settings of one model in order, one per route, because llama-server replaces the whole setting of a
-/// route each time.
+/// Settings of one model, in order. Only the last one of each route is kept, because llama-server replaces
+/// the whole setting of a route each time.
 #[derive(Debug, Default)]
 pub(crate) struct ClientSettings(Mutex<SettingState>);
 
 #[derive(Debug, Default)]
 struct SettingState {
     all: Vec<ClientSetting>,
-    /// Routes set in one process and not yet in the others, with sequence numbers.
+    /// Settings made in one process and not yet applied to the others: process, route, sequence number.
     fresh: Vec<(GenerationId, String, u64)>,
-    /// Number of settings made.
+    /// Number of settings made so far.
     sets: u64,
-    /// A setting was made, kept or not, since the last reset.
+    /// True if any setting was made since the last reset, even one that could not be kept.
     touched: bool,
 }
 
@@ -64,7 +65,8 @@ const MAX_ROUTES: usize = 4;
 pub(crate) const MAX_SETTING_BYTES: u64 = 64 * 1024;
 
 impl SettingState {
-    /// Records a setting by this route: an earlier one is no longer valid.
+    /// Records that a process got a setting for this route: an earlier setting of the route is no longer
+    /// valid.
     fn note(&mut self, by: GenerationId, path: &str) {
         self.touched = true;
         self.all.retain(|known| known.path != path);
@@ -75,8 +77,8 @@ impl SettingState {
 }
 
 impl ClientSettings {
-    /// Stores a setting that a process has accepted. Returns false if it is too large to keep; an earlier
-    /// one of its route is then dropped too, because it is no longer valid.
+    /// Stores a setting that a process has accepted. If it is too large to keep, returns false; an earlier
+    /// setting of its route is then dropped, because it is no longer valid.
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
         kept.note(by, path);
@@ -92,13 +94,14 @@ impl ClientSettings {
         lock(&self.0).note(by, path);
     }
 
-    /// Takes the settings made since the last call, as process and route.
+    /// Returns process and route of each setting made since the last call.
     pub(crate) fn take_fresh(&self) -> Vec<(GenerationId, String)> {
         let fresh = std::mem::take(&mut lock(&self.0).fresh);
         fresh.into_iter().map(|(by, path, _)| (by, path)).collect()
     }
 
-    /// Settings not yet in the other processes, for the next instance, because this one applies them no more.
+    /// Settings that other processes do not have yet. The next instance applies them, because this one no
+    /// longer does.
     pub(crate) fn unspread(&self) -> Vec<InheritedSetting> {
         let kept = lock(&self.0);
         let of = |(generation, path, number): &(GenerationId, String, u64)| {
@@ -113,12 +116,12 @@ impl ClientSettings {
         lock(&self.0).all.clone()
     }
 
-    /// Records that another instance made a setting, which that instance keeps.
+    /// Records that a setting was made in another instance, which keeps the setting.
     pub(crate) fn note_touched(&self) {
         lock(&self.0).touched = true;
     }
 
-    /// True if the model's processes are as their command started them.
+    /// True if no client has made a setting in the model's processes.
     pub(crate) fn are_untouched(&self) -> bool {
         !lock(&self.0).touched
     }

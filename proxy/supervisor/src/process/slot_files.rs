@@ -1,12 +1,13 @@
-//! Directory in which a process saves slots, next to its socket, with mode 0700. Its files (mode 0600)
-//! exist during a replacement, or while an unloaded model may return. They contain conversations, so they
-//! are removed however a process ends: with the last handle, with the private directory, and at the next
-//! start after a kill.
+//! Directory in which a process saves slots, next to its socket, with mode 0700. Files in it (mode 0600)
+//! exist only during a replacement, or while an unloaded model may return. They contain conversations, so
+//! they are removed however a process ends: when the last handle is dropped, with the private directory,
+//! and after a kill at the next start.
 //!
-//! A `--slot-save-path` of the model takes precedence. That directory belongs to its owner, and others may
-//! use it at the same time: on this machine, in a container, over the network, where PIDs mean nothing. So
-//! our file names contain a random token, and a mark with that token is locked while the files may be
-//! needed. Files with an unlocked mark are left over.
+//! If the model's command has a `--slot-save-path`, that directory is used. The directory belongs to an
+//! operator, and others may use it at the same time: on this machine, in a container, over the network,
+//! where our PIDs mean nothing. So our file names contain a random token, and a mark (an empty file with
+//! that token) is locked while the files may be needed. Files whose mark is not locked are left over and
+//! removed.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -33,8 +34,8 @@ const DIRECTORY_EXTENSION: &str = "slots";
 /// Suffix of a mark.
 const MARK_SUFFIX: &str = ".mark";
 
-/// A slot directory. Dropping it removes our files, in the background where possible, because large files
-/// take time.
+/// A slot directory. Dropping the last handle removes our files, in the background where possible, because
+/// removing large files takes time.
 #[derive(Debug)]
 pub(crate) struct SlotFiles {
     place: Option<SlotDirectory>,
@@ -43,23 +44,23 @@ pub(crate) struct SlotFiles {
 #[derive(Debug)]
 struct SlotDirectory {
     path: PathBuf,
-    /// The directory is ours with all its files.
+    /// True if we created the directory, so that all its files are ours.
     own: bool,
-    /// Token in our file names.
+    /// Random token in our file names.
     token: String,
-    /// Mark that shows others that our files are in use; not needed in our own directory.
+    /// Locked file that shows others that our files are in use; not needed in our own directory.
     mark: Mutex<Option<File>>,
-    /// Another instance owns it from now on.
+    /// True if another instance owns the files, so that we must not remove them.
     left: AtomicBool,
 }
 
-/// Directory of the generation with this socket; as unique as the socket.
+/// Slot directory of the generation with this socket. Its name is as unique as that of the socket.
 pub(crate) fn slot_directory(socket: &Path) -> PathBuf {
     socket.with_extension(DIRECTORY_EXTENSION)
 }
 
 impl SlotFiles {
-    /// Slot directory of a process with this command.
+    /// Slot directory for a process with this command.
     pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Self {
         let (path, own) = match given_directory(command) {
             Some(path) => {
@@ -80,23 +81,22 @@ impl SlotFiles {
         }
     }
 
-    /// Sets whether another instance owns the directory of the same process; then nothing is removed.
+    /// Sets whether another instance owns the directory; then dropping this value removes nothing.
     pub(crate) fn set_others(&self, is_others: bool) {
         if let Some(place) = &self.place {
             place.left.store(is_others, Ordering::Relaxed);
         }
     }
 
-    /// Path; set until the drop.
+    /// Path of the directory.
     fn path(&self) -> &Path {
         self.place.as_ref().map_or(Path::new(""), |place| &place.path)
     }
 
-    /// Creates the directory and adds the flag, unless the command has one. Returns true if the flag was
-    /// added.
+    /// Prepares the directory. If the command names none, adds the flag for ours and returns true.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory or the mark cannot be created.
     pub(crate) fn announce(&self, command: &mut ServerCommand) -> io::Result<bool> {
         let Some(SlotDirectory { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
         if !own {
@@ -110,7 +110,7 @@ impl SlotFiles {
                 directories::restore_directory(path).map_err(io::Error::other)?;
                 create()?;
             }
-            // A supervisor with the same PID may have left it.
+            // Empty a directory left by an earlier supervisor with the same PID.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => {
                 clear_directory(path);
             }
@@ -125,10 +125,11 @@ impl SlotFiles {
         format!("{FILE_PREFIX}{token}-{number}{FILE_SUFFIX}")
     }
 
-    /// Creates an empty file for a process to write: a file of its own would get the mode of its umask.
+    /// Creates an empty file for a process to write to: a file that the process creates would get the mode
+    /// of its umask.
     ///
     /// # Errors
-    /// It exists, or cannot be made.
+    /// The file exists, or cannot be created.
     pub(crate) fn create_file(&self, name: &str) -> io::Result<()> {
         File::options().write(true).create_new(true).mode(0o600).open(self.path().join(name)).map(drop)
     }
@@ -136,7 +137,7 @@ impl SlotFiles {
     /// Restricts a file to our user and returns its size in bytes.
     ///
     /// # Errors
-    /// It is no file, or is gone.
+    /// The path is no regular file, or the file is gone.
     pub(crate) fn seal_file(&self, name: &str) -> io::Result<u64> {
         let path = self.path().join(name);
         let facts = fs::symlink_metadata(&path)?;
@@ -144,7 +145,7 @@ impl SlotFiles {
             return Err(io::Error::other("it is no file"));
         }
         if facts.permissions().mode() & 0o077 != 0 {
-            // The process replaced our file by a new one.
+            // The process has replaced our file by one with another mode.
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         }
         Ok(facts.len())
@@ -153,26 +154,26 @@ impl SlotFiles {
     /// Moves a file from another directory into this one.
     ///
     /// # Errors
-    /// They are on different disks, or it is gone.
+    /// The directories are on different disks, or the file is gone.
     pub(crate) fn adopt_file(&self, other: &Self, name: &str) -> io::Result<()> {
         let (from, to) = (other.path(), self.path());
         if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
     }
 
-    /// Removes a file, and files that a build may have put next to it.
+    /// Removes a file, and further files that the server may have written next to it.
     pub(crate) fn remove_file(&self, name: &str) {
         remove_matching(self.path(), |found| found.starts_with(name));
     }
 
-    /// Bytes that can be written: free space of a disk, or the available memory if smaller for files in
-    /// memory.
+    /// Number of bytes that can be written: free space of the disk; if the files are in memory (tmpfs), the
+    /// available memory if that is smaller.
     pub(crate) fn free_bytes(&self, available: Option<u64>) -> Option<u64> {
         let disk = rustix::fs::statfs(self.path()).ok()?;
         let bytes = disk.f_bavail.saturating_mul(u64::try_from(disk.f_bsize).ok()?);
         Some(if is_in_memory(&disk) { bytes.min(available?) } else { bytes })
     }
 
-    /// True if the files are in memory and not on a disk.
+    /// True if the files are in memory (tmpfs) and not on a disk.
     pub(crate) fn are_in_memory(&self) -> bool {
         rustix::fs::statfs(self.path()).is_ok_and(|disk| is_in_memory(&disk))
     }
@@ -193,7 +194,8 @@ impl Drop for SlotFiles {
         let kept = Arc::new(Mutex::new(place));
         let given = Arc::clone(&kept);
         if let Err(error) = run_detached(WorkKind::ModelFiles, move || drop(lock(&given).take())) {
-            // The disk hangs most likely, and no task may wait for a disk. The next start removes the files.
+            // Leave the files to the next start: most likely the disk hangs, and no task may wait for a
+            // disk.
             if let Some(place) = &*lock(&kept) {
                 place.left.store(true, Ordering::Relaxed);
             }
@@ -219,17 +221,18 @@ impl Drop for SlotDirectory {
     }
 }
 
-/// Directory that the command names itself.
+/// Slot directory that the command itself names.
 fn given_directory(command: &ServerCommand) -> Option<&str> {
     hints::flag_values(command, &[SLOT_PATH_FLAG]).last()
 }
 
-/// True if the command names a directory of its own.
+/// True if the command itself names a slot directory.
 pub(crate) fn has_given_directory(command: &ServerCommand) -> bool {
     given_directory(command).is_some()
 }
 
-/// Removes our directory with its files. Never recurses: other entries stay, and so does the directory then.
+/// Removes our directory with its files. Never recurses: entries of other types stay, and the directory
+/// stays with them.
 pub(crate) fn remove(directory: &Path) {
     if is_ours(directory) {
         clear_directory(directory);
@@ -237,7 +240,7 @@ pub(crate) fn remove(directory: &Path) {
     }
 }
 
-/// True for a real directory of our user.
+/// True if the path is a directory (no link) of our user.
 fn is_ours(path: &Path) -> bool {
     let facts = fs::symlink_metadata(path);
     facts.is_ok_and(|facts| facts.is_dir() && facts.uid() == rustix::process::geteuid().as_raw())
@@ -247,7 +250,7 @@ fn clear_directory(directory: &Path) {
     remove_matching(directory, |name| name.starts_with(FILE_PREFIX));
 }
 
-/// Removes files with this token, and files that builds put next to them.
+/// Removes files with this token, and files that servers wrote next to them.
 fn clear_token(directory: &Path, token: &str) {
     remove_matching(directory, |name| file_token(name) == Some(token));
 }
@@ -265,15 +268,16 @@ fn mark_path(directory: &Path, token: &str) -> PathBuf {
     directory.join(format!("{FILE_PREFIX}{token}{MARK_SUFFIX}"))
 }
 
-/// Creates the mark with this token, locked.
+/// Creates and locks the mark with this token.
 ///
 /// # Errors
-/// The mark cannot be created or locked: others would then take our files for left over.
+/// The mark cannot be created or locked. Without a locked mark, others would remove our files as left over.
 fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
     let path = mark_path(directory, token);
     let made = || {
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
-        // A process that inspects the mark releases it at once, and may have removed it.
+        // Wait for the lock: another process that inspects the mark releases it at once, but may have
+        // removed the mark.
         flock(&file, FlockOperation::LockExclusive)?;
         if is_at(&file, &path) { Ok(file) } else { Err(io::Error::other("it was removed")) }
     };
@@ -281,14 +285,14 @@ fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
     first.or_else(|_| made()).inspect_err(|_| drop(fs::remove_file(&path)))
 }
 
-/// Removes files of killed processes from another owner's directory.
+/// Removes files that killed processes left in an operator's directory.
 fn sweep_directory(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let token = name.to_str().and_then(|name| name.strip_prefix(FILE_PREFIX)?.strip_suffix(MARK_SUFFIX));
         let Some(token) = token.filter(|token| is_token(token)) else { continue };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        // Over the network a lock requires write access.
+        // Open for writing, which a lock on a network file system requires.
         let open = || File::options().read(true).write(true).open(entry.path()).ok();
         let Some(file) = is_file.then(open).flatten() else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &entry.path()) {
@@ -302,7 +306,7 @@ fn is_token(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Token in the name of one of our files, or of a file that a build put next to it.
+/// Token in the name of one of our files, or of a file that a server wrote next to it.
 fn file_token(name: &str) -> Option<&str> {
     let (token, rest) = name.strip_prefix(FILE_PREFIX)?.split_once('-')?;
     rest.split_once(FILE_SUFFIX)?.0.parse::<usize>().ok()?;

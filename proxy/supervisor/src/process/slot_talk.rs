@@ -1,4 +1,4 @@
-//! Requests for slots: list them, save one, restore one, and evaluate a conversation's prompt.
+//! Requests about the slots of a process: list, save, restore, and evaluate the prompt of a conversation.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::process::{BackendProcess, BackendRequest, touch};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportedSlot {
     pub(crate) facts: SlotFacts,
-    /// The slot holds nothing, as far as reported.
+    /// True if the slot is empty, as far as reported.
     pub(crate) is_empty: bool,
 }
 
-/// Slots of a process; `None` if it does not report them.
+/// Lists the slots of a process; `None` if the process does not report them.
 pub(crate) async fn list_slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Vec<ReportedSlot>> {
     let (status, answer) =
         process.send_request(BackendRequest { path: "/slots".to_owned(), body: None }, timeout).await?;
@@ -29,7 +29,7 @@ pub(crate) async fn list_slots(process: &dyn BackendProcess, timeout: Duration) 
 fn read_slots(answer: &Value) -> Option<Vec<ReportedSlot>> {
     let of = |slot: &Value| {
         let id = u32::try_from(slot["id"].as_u64()?).ok()?;
-        // Older versions have `state` in place of `is_processing`; 0 is idle.
+        // Older versions of llama-server have `state` in place of `is_processing`; 0 is idle.
         let by_state = || slot["state"].as_u64().is_some_and(|state| state != 0);
         let busy = slot["is_processing"].as_bool().unwrap_or_else(by_state);
         let tokens = slot["n_prompt_tokens"].as_u64();
@@ -45,13 +45,13 @@ fn read_slots(answer: &Value) -> Option<Vec<ReportedSlot>> {
 /// Why a slot was not saved or restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotFailure {
-    /// No answer in time.
+    /// There was no answer in time.
     Silent,
-    /// An error, or an unexpected answer.
+    /// The answer was an error, or not understood.
     Rejected,
 }
 
-/// Saves a slot and returns the reported tokens and bytes.
+/// Saves a slot. Returns the numbers of tokens and bytes that the server reports.
 pub(crate) async fn save_slot(
     process: &dyn BackendProcess,
     slot: u32,
@@ -62,7 +62,7 @@ pub(crate) async fn save_slot(
     answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(SlotFailure::Rejected)
 }
 
-/// Restores a slot and returns the reported tokens.
+/// Restores a slot. Returns the number of tokens that the server reports.
 pub(crate) async fn restore_slot(
     process: &dyn BackendProcess,
     slot: u32,
@@ -91,18 +91,18 @@ async fn slot_action(
     serde_json::from_slice(&answer).map_err(|_| SlotFailure::Rejected)
 }
 
-/// Result of a touch.
+/// Result of a request that makes the process evaluate a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TouchResult {
-    /// Cached tokens, and evaluated tokens.
+    /// Number of prompt tokens found in the cache, and number of tokens that were evaluated.
     Counted(u64, u64),
-    /// Refused, or without counts.
+    /// The request was refused, or the answer has no token counts.
     Refused,
-    /// No answer in time.
+    /// There was no answer in time.
     Silent,
 }
 
-/// Makes a process evaluate a prompt.
+/// Sends a request that makes a process evaluate a prompt without generating an answer.
 pub(crate) async fn touch(
     process: &dyn BackendProcess,
     path: &str,
@@ -123,7 +123,7 @@ pub(crate) async fn touch(
     }
 }
 
-/// Answer to a `POST`, as JSON.
+/// Sends a `POST` and returns the answer as JSON.
 pub(crate) async fn post_json(
     process: &dyn BackendProcess,
     path: &str,

@@ -1,4 +1,4 @@
-//! Names of sockets, and the PID in them. No other module interprets names in the private directory.
+//! Names of sockets, which contain a PID. No other module interprets names in the private directory.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,9 @@ use crate::process::instance;
 /// Longest path of a Unix socket on Linux: `sun_path` has 108 bytes, with a final zero.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
-/// Socket of a generation. The name is never reused, because llama-server cannot listen on an existing
-/// socket file. The instance's PID separates runs that end without cleaning up.
+/// Path of a generation's socket. A path is never used twice, because llama-server cannot listen on an
+/// existing socket file: the instance's PID in it differs from that of an earlier run that ended without
+/// cleaning up.
 pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const MAX_MODEL_CHARS: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
@@ -19,9 +20,10 @@ pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: Gener
     directory.join(format!("{short}-{}-{generation}.sock", instance::instance_pid()))
 }
 
-/// PID in the name of a socket made by [`socket_path`], or of the report or slot directory next to it.
+/// PID in the name of a socket made by [`socket_path`], or of a report file or slot directory next to such
+/// a socket.
 pub(crate) fn maker_pid(file_name: &str) -> Option<u32> {
-    // A further process of a generation appends its PID to the name of the report.
+    // Further processes of a generation append their PIDs to the name of the report file.
     let numbered = file_name.rsplit_once('.').filter(|(_, end)| end.parse::<u32>().is_ok());
     let file_name =
         numbered.map(|(name, _)| name).filter(|name| name.ends_with(".report")).unwrap_or(file_name);

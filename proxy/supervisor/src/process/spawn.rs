@@ -1,8 +1,8 @@
 //! Creates one process. The only file of the program with `unsafe` code, except for the tracer library.
 //!
-//! The child leads its own process group, dies by SIGKILL when the forking thread dies, starts with an
-//! empty signal mask and with SIGHUP ignored, and inherits only its three standard files. It enters its
-//! control group, if any, before its program runs. Call it on a thread that lives as long as the program.
+//! The child leads its own process group, gets SIGKILL when the forking thread ends, starts with an empty
+//! signal mask and with SIGHUP ignored, and inherits only its three standard files. The child enters its
+//! control group, if any, before its program runs. Fork on a thread that lives as long as the program.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
@@ -22,21 +22,22 @@ use crate::process::group::ProcessGroup;
 use crate::process::root::ask::SuccessorProgram;
 use crate::spec::SpawnRequest;
 
-/// A process and the read ends of its output. Dropping it kills the process's group.
+/// A process and the read ends of its output. Dropping this value kills the process's group.
 #[derive(Debug)]
 pub(crate) struct SpawnedChild {
     pub(crate) group: ProcessGroup,
-    /// Control group of all its descendants.
+    /// Control group of the process and all its descendants.
     pub(crate) control: Option<Arc<ControlGroup>>,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
 }
 
-/// Variable that gives a successor the root's PID and the numbers of two inherited files.
+/// Variable that gives a successor the root's PID and the numbers of two inherited file descriptors.
 pub const SUCCESSION_VARIABLE: &str = "WARDEN_SUCCEEDS";
 
-/// Creates the next instance. Like any child it dies with this thread and leads its own group. Unlike them
-/// it keeps our standard files and SIGHUP handling, and inherits these two files.
+/// Creates the process of the next instance. Like any child, it gets SIGKILL when this thread ends, and
+/// leads its own group. Unlike others, it keeps our standard files and SIGHUP handling, and inherits the
+/// two given files.
 pub(crate) fn spawn_successor(
     program: &SuccessorProgram,
     files: &[OwnedFd; 2],
@@ -74,7 +75,7 @@ fn inherit_files(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
     }
 }
 
-/// Values that a successor gets from its root in [`SUCCESSION_VARIABLE`].
+/// Values that the root gives to a successor in [`SUCCESSION_VARIABLE`].
 #[derive(Debug)]
 pub struct Succession {
     /// PID of the root.
@@ -86,54 +87,56 @@ pub struct Succession {
 }
 
 impl Succession {
-    /// Reads the succession from the environment; `None` if this instance succeeds no other. Call it once,
-    /// before any other file is opened and any other thread exists; else it is `None`, too.
+    /// Reads the succession from the environment. `None` if this process succeeds no other instance, or if
+    /// this is not the first call. Call it before other threads exist and other files are opened: it is
+    /// `None` after that, too.
     #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
     pub fn from_environment() -> Option<Self> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let told = std::env::var(SUCCESSION_VARIABLE).ok()?;
         let mut numbers = told.split(' ').map(str::parse::<i32>);
         let (root, to_root, handover) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-        // Other children of the root inherit the variable, but not the files.
+        // Check the parent: other children of the root inherit the variable, but not the files.
         let is_child = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) == Some(root);
         let distinct = to_root > 2 && handover > 2 && to_root != handover;
         if !is_child || !distinct || !is_alone() || TAKEN.swap(true, Ordering::SeqCst) {
             return None;
         }
-        // SAFETY: once, of two files, and no other thread is there that could take or close one meanwhile.
+        // SAFETY: this runs once, for two different files, and no other thread exists that could take or
+        // close them.
         let (to_root, handover) = unsafe { (take_socket(to_root)?, take_socket(handover)?) };
         Some(Self { root: u32::try_from(root).ok()?, to_root, handover })
     }
 }
 
-/// True if this process has only this thread.
+/// True if this thread is the only one of the process.
 fn is_alone() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
-/// Takes an inherited file by its number, if it is a socket. Files that this program opens have the
-/// close-on-exec flag and are refused; inherited ones do not have it.
+/// Takes ownership of an inherited file descriptor, if it is a socket. Descriptors that this program opened
+/// have the close-on-exec flag and are refused; inherited ones do not have that flag.
 ///
 /// # Safety
-/// Nobody else takes the file or closes it.
+/// No other code takes or closes the file descriptor.
 #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
 unsafe fn take_socket(file: RawFd) -> Option<UnixStream> {
-    // SAFETY: fcntl only looks at a number, and refuses one that is no open file.
+    // SAFETY: fcntl only reads the flags of a descriptor, and fails for a number that is no open file.
     if unsafe { libc::fcntl(file, libc::F_GETFD) } != 0 {
         return None;
     }
-    // SAFETY: as above.
+    // SAFETY: fcntl only sets a flag of an open descriptor.
     if unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
         return None;
     }
-    // SAFETY: the file is open, and was when this program began: our parent opened it for us. So no other
-    // code in here owns it, or will, as the caller promises.
+    // SAFETY: the descriptor is open, and was inherited from our parent, which opened it for us. So no
+    // other code in this process owns it, and the caller guarantees that none will.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     let is_socket = rustix::net::sockopt::socket_type(&file).is_ok();
     is_socket.then(|| UnixStream::from(file))
 }
 
-/// Forks and executes; returns when the new program runs or could not be run.
+/// Forks and executes; returns when the new program runs, or when it could not be executed.
 pub(crate) fn spawn(
     request: &SpawnRequest,
     control: Option<Arc<ControlGroup>>,
@@ -187,17 +190,16 @@ fn prepare(command: &mut Command, parent: Pid, control: Option<OwnedFd>) {
     }
 }
 
-/// Runs in the child between fork and exec: system calls only.
+/// Runs in the child between fork and exec, so it makes only system calls.
 #[expect(unsafe_code, reason = "libc's signal() has no safe wrapper")]
 fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
     die_with_parent(parent)?;
     if let Some(control) = control {
-        // Without the kernel's permission the child starts outside of a group.
+        // If the kernel refuses, the child starts outside of its control group.
         let _outside = rustix::io::write(control, b"0");
     }
-    // Log rotation may send SIGHUP to each process of a service, and llama-server would die of it.
-    // llama-server handles INT and TERM only, so an ignored HUP, which is inherited through exec, stays
-    // ignored.
+    // Log rotation may send SIGHUP to each process of a service, which would end llama-server. An ignored
+    // SIGHUP is inherited through exec, and llama-server installs handlers only for SIGINT and SIGTERM.
     // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.
     if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
@@ -206,11 +208,11 @@ fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
     Ok(())
 }
 
-/// Ties the child to the forking thread and unblocks all signals. System calls only.
+/// Ties the child's life to the forking thread and unblocks all signals. Makes only system calls.
 #[expect(unsafe_code, reason = "libc's signal sets have no safe wrapper")]
 fn die_with_parent(parent: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The parent may have died before the call above, and then nothing would ever kill the child.
+    // If the parent died before the call above, nothing would ever kill the child.
     if rustix::process::getppid() != Some(parent) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
@@ -223,17 +225,18 @@ fn die_with_parent(parent: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Marks all files except the standard ones as close-on-exec. A system call only.
+/// Marks all files except the three standard ones as close-on-exec, by one system call.
 #[expect(unsafe_code, reason = "close_range has no safe wrapper")]
 fn mark_all_files() {
-    // SAFETY: it only marks descriptors from 3 up as close-on-exec; no pointer is passed. A kernel before 5.11 refuses,
-    // and then only what others opened without the flag is inherited.
+    // SAFETY: the call only marks descriptors from 3 up as close-on-exec; no pointer is passed. A kernel
+    // before 5.11 refuses; then the child inherits files that other code opened without that flag.
     unsafe {
         libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
     }
 }
 
-/// Best effort: a failure only affects the kernel's choice of an OOM victim.
+/// Adds to the OOM score. A failure is ignored, because it only affects the kernel's choice of an OOM
+/// victim.
 fn adjust_oom_score(pid: Pid, add: i32) {
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
     let own: i32 = own.and_then(|text| text.trim().parse().ok()).unwrap_or(0);

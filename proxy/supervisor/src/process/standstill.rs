@@ -7,7 +7,7 @@ use warden_policies::standstill::StandstillWatch;
 
 use super::BackendProcess;
 
-/// Resolves when the process has made no progress for `limit`. May be dropped.
+/// Resolves when the process has made no progress for `limit`. The future may be dropped.
 pub(crate) async fn until_stalled(process: &dyn BackendProcess, limit: Duration) {
     let (began, mut watch) = (Instant::now(), StandstillWatch::new(limit));
     loop {

@@ -1,5 +1,6 @@
-//! Builds requests that make a process evaluate a conversation's prompt, or prove that it is cached. Each
-//! is the last request of the conversation with its answer appended, and generates nothing. Pure.
+//! Builds requests that make a process evaluate the prompt of a conversation, or that show whether the
+//! prompt is cached. Each is the conversation's last request with its answer appended, and generates no
+//! answer.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -7,11 +8,11 @@ use serde_json::{Map, Value, json};
 /// Answer to a request, as far as known.
 #[derive(Clone, PartialEq, Eq)]
 pub enum AnswerText {
-    /// Nothing that could be appended.
+    /// There is nothing that could be appended to the request.
     Nothing,
-    /// Text of the answer.
+    /// The text of the answer.
     Text(String),
-    /// Whole JSON answer, parsed when needed.
+    /// The whole JSON answer, parsed when its text is needed.
     Whole(Bytes),
 }
 
@@ -24,7 +25,7 @@ impl AnswerText {
         }
     }
 
-    /// Text of the answer, if it contains nothing else.
+    /// Text of the answer, if the answer contains nothing else.
     pub(crate) fn text(&self) -> Option<String> {
         let json = match self {
             Self::Nothing => return None,
@@ -50,7 +51,7 @@ impl std::fmt::Debug for AnswerText {
     }
 }
 
-/// Request fields about sampling and output format, which do not affect the prompt.
+/// Request fields about sampling and output format, which do not affect the prompt and are removed.
 const DROPPED_FIELDS: [&str; 24] = [
     "best_of",
     "echo",
@@ -78,8 +79,8 @@ const DROPPED_FIELDS: [&str; 24] = [
     "verbose",
 ];
 
-/// Request that makes a process evaluate the whole conversation in `slot`. `None` if the prompt's form is
-/// unknown.
+/// Builds a request that makes a process evaluate the whole conversation in `slot`, or in any slot if
+/// `None`. `None` if the form of the prompt is unknown.
 pub(crate) fn touch_body(request: &[u8], said: &AnswerText, slot: Option<u32>) -> Option<Vec<u8>> {
     let Ok(Value::Object(mut body)) = serde_json::from_slice(request) else { return None };
     body.retain(|name, _| !DROPPED_FIELDS.contains(&name.as_str()));
@@ -114,7 +115,7 @@ fn append_answer(body: &mut Map<String, Value>, text: String) {
     }
 }
 
-/// Cached and evaluated tokens in the answer; `None` if the answer has no counts or is an error.
+/// Numbers of cached and of evaluated prompt tokens in an answer; `None` if it has no counts or is an error.
 pub(crate) fn answer_counts(answer: &[u8]) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(answer).ok()?;
     let events =

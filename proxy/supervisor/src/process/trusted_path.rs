@@ -1,9 +1,10 @@
-//! Checks that no other user of the machine can exchange a path, for sockets and pointers to them.
+//! Checks that no other user of the machine can exchange a path. Used for sockets and for files that name a
+//! socket's path.
 //!
-//! A path is followed one name at a time. Each name has to belong to our user or to root. Each directory on
-//! the way must not be writable for others, unless it is sticky, where others can add names but rename or
-//! remove only their own. So a checked path stays valid and can be used by name. sudo and ssh apply the
-//! same rule.
+//! A path is followed name by name. Each name has to belong to our user or to root. Each directory on the
+//! way must not be writable for other users, unless it is sticky: there, others can add names, but rename
+//! or remove only their own. So a path that was checked stays valid and can be used by name. sudo and ssh
+//! apply the same rule.
 //!
 //! ```text
 //!     /              root's, 0755
@@ -11,11 +12,13 @@
 //!     /tmp/alice     alice's, 0700   and cannot remove this one
 //! ```
 //!
-//! In containers, volumes often belong to root and are writable for all (each Kubernetes `emptyDir` is),
-//! but there are no other users. There a directory of root's is accepted as it is.
+//! In containers, volumes often belong to root and are writable for all users (as each Kubernetes
+//! `emptyDir` is), but there are no other users. So in a container, a directory of root is accepted with
+//! any mode.
 //!
-//! Root also follows a directory of another user if root gave it to that user: `/var/lib/llama-warden`
-//! belongs to the service. Paths below belong to that user (see [`path_owner`]), and root creates nothing there.
+//! If we run as root, a directory of another user is accepted, too, if it is in a directory of root: root
+//! gave it to that user, as `/var/lib/llama-warden` to the service. Paths below it belong to that user (see
+//! [`path_owner`]), and root creates nothing there.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -28,38 +31,38 @@ use std::sync::OnceLock;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Maximum number of links in one path, as in the kernel.
+/// Maximum number of symbolic links in one path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Attempts to create a directory that others create and remove at the same time. More in a row are no
-/// accident.
+/// Maximum number of attempts to create a directory while others create and remove it. More collisions in a
+/// row are no accident.
 const MAX_ATTEMPTS: usize = 100;
 const ROOT_UID: u32 = 0;
 const WRITABLE_FOR_GROUP: u32 = 0o020;
 const WRITABLE_FOR_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// User who controls a path: our user or root. For root also the user to whom root gave a directory on the
-/// way.
+/// User who controls a path: our user or root. If we are root, possibly another user to whom root gave a
+/// directory on the way.
 ///
 /// # Errors
-/// Another user can exchange a part of the path; a part is missing or cannot be read.
+/// Another user can exchange a part of the path, or a part is missing or cannot be read.
 pub fn path_owner(path: &Path) -> io::Result<u32> {
     PathWalk::walk_path(path, false).map(|place| place.owner)
 }
 
-/// Creates a directory (mode 0700) with missing parents, and checks the whole path. An existing one stays
-/// as it is.
+/// Creates a directory (mode 0700) with missing parents, and checks the whole path. An existing directory
+/// stays as it is.
 ///
 /// # Errors
-/// Another user can exchange a part of the path; a part is no directory or cannot be created.
+/// Another user can exchange a part of the path, or a part is no directory or cannot be created.
 pub fn make_dir(path: &Path) -> io::Result<()> {
     PathWalk::walk_path(path, true).map(drop)
 }
 
-/// Creates a directory that only our user can enter, opens it and sets mode 0700.
+/// Creates a directory if it is missing, opens it, and sets mode 0700, so that only our user can enter.
 ///
 /// # Errors
-/// As [`make_dir`]; it belongs to another user.
+/// The errors of [`make_dir`], or the directory belongs to another user.
 pub fn make_private_dir(path: &Path) -> io::Result<File> {
     make_dir(path)?;
     let directory = open_dir(path)?;
@@ -73,24 +76,24 @@ pub fn make_private_dir(path: &Path) -> io::Result<File> {
     Ok(directory)
 }
 
-/// Opens a directory, but no link to one.
+/// Opens a directory. A symbolic link to a directory is refused.
 ///
 /// # Errors
-/// It is missing, no directory, or cannot be read.
+/// The path is missing, is no directory, or cannot be read.
 pub fn open_dir(path: &Path) -> io::Result<File> {
     let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits();
     OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)
 }
 
-/// Owner of the path followed so far.
+/// Last directory of the path followed so far: who controls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PathPlace {
     owner: u32,
-    /// Other users can add names.
+    /// True if other users can add names to the directory.
     shared: bool,
 }
 
-/// Facts about one name that decide if others can exchange it or its contents.
+/// Owner and mode of one name, which decide whether others can exchange it or its contents.
 #[derive(Clone, Copy, Debug)]
 struct PathFacts {
     uid: u32,
@@ -105,8 +108,8 @@ impl PathFacts {
         Self { uid, gid, mode, is_dir: metadata.is_dir() }
     }
 
-    /// A group with the number of its user has no other members: many systems create one for each user, and
-    /// let it write.
+    /// True if other users can write. A group whose number equals the user's has no other members: many
+    /// systems create one for each user, and let it write.
     fn is_writable_for_others(self) -> bool {
         let by_group = self.mode & WRITABLE_FOR_GROUP != 0 && self.gid != self.uid;
         self.mode & WRITABLE_FOR_ALL != 0 || by_group
@@ -121,11 +124,12 @@ enum PathDistrust {
 }
 
 impl PathPlace {
-    /// Follows one more name, for the user `own`.
+    /// Checks the next name of the path; `own` is our user.
     fn follow_name(self, own: u32, in_container: bool, facts: PathFacts) -> Result<Self, PathDistrust> {
         let given_by_root = own == ROOT_UID && self.owner == ROOT_UID && !self.shared;
         let owner = match facts.uid {
-            // The owner of the directory above can rename it anyway.
+            // A name of root does not change who controls the path: the owner of the directory above can
+            // rename it.
             ROOT_UID => self.owner,
             uid if uid == own || uid == self.owner || given_by_root => uid,
             uid => return Err(PathDistrust::Foreign(uid)),
@@ -138,14 +142,14 @@ impl PathPlace {
     }
 }
 
-/// Walk along a path, with the names still to follow.
+/// State of following a path: directories passed, and names still to follow.
 struct PathWalk {
     at: PathBuf,
-    /// Places of `at` and of all directories above it.
+    /// Results for the directory `at` and for all directories above it.
     places: Vec<PathPlace>,
     rest: VecDeque<OsString>,
     links: usize,
-    /// Owner of a followed link, who controls everything after it.
+    /// Owner of a symbolic link that was followed; this user controls everything after the link.
     link_owner: u32,
 }
 
@@ -216,7 +220,7 @@ impl PathWalk {
         })
     }
 
-    /// Prepends the names of `path` to the remaining ones.
+    /// Puts the names of `path` before the names still to follow.
     fn prepend_path(&mut self, path: &Path) {
         for part in path.components().rev() {
             match part {
@@ -228,8 +232,8 @@ impl PathWalk {
     }
 }
 
-/// Metadata of an existing name, or of the directory created there. The caller checks the owner, who may be
-/// another user.
+/// Reads the metadata of a name; if it is missing, creates a directory there. The caller checks the owner,
+/// who may be another user.
 fn find_or_create(path: &Path) -> io::Result<Metadata> {
     for _ in 0..MAX_ATTEMPTS {
         match fs::symlink_metadata(path) {
@@ -252,8 +256,8 @@ fn denied_error(why: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
-/// True in a container, where the user numbers of a volume have no users. Other users cannot fake this:
-/// root owns the files, and the variable is in our own environment.
+/// True in a container, where no users exist for the user numbers of a volume. Other users cannot fake
+/// this: root owns the files that are checked, and the variable is in our own environment.
 fn in_container() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
     *IS.get_or_init(|| {
@@ -262,7 +266,7 @@ fn in_container() -> bool {
     })
 }
 
-/// A user's number for the checks. In a user namespace without root, files of root show the number of
+/// Maps a user number for the checks: in a user namespace without root, files of root show the number of
 /// unmapped users.
 fn mapped_uid(id: u32) -> u32 {
     static STANDS_FOR_ROOT: OnceLock<Option<u32>> = OnceLock::new();

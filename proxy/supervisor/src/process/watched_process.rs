@@ -1,5 +1,5 @@
-//! A process that we did not fork directly. All signals, waits and reaping use its pidfd, so that a process
-//! with a reused PID is never affected.
+//! A process that we did not fork directly. Signals, waits and reaping use its pidfd, so another process
+//! that gets the same PID is never affected.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,7 +20,7 @@ pub(crate) struct WatchedProcess {
 }
 
 impl WatchedProcess {
-    /// Registers with the current runtime. `None` if the process has ended.
+    /// Watches a process; must be called in a tokio runtime. `None` if the process has ended.
     pub(crate) fn open(process: StartedProcess) -> io::Result<Option<Self>> {
         let Some(pidfd) = open(process)? else { return Ok(None) };
         #[expect(
@@ -35,28 +35,29 @@ impl WatchedProcess {
         self.process
     }
 
-    /// Sends a signal, unless the process is reaped.
+    /// Sends a signal, if the process is not reaped yet.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Err(error) = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), signal) {
             tracing::debug!(pid = self.process.pid, ?signal, %error, "cannot signal a process outside of its group");
         }
     }
 
-    /// Waits for its end, whichever process reaps it.
+    /// Waits for the end of the process, no matter which process reaps it.
     pub(crate) async fn until_ended(&self) {
         until_pidfd_ends(&self.pidfd, self.process.pid).await;
     }
 
-    /// True if the process still runs, which means it still holds its files.
+    /// True if the process runs, and so still holds its files.
     pub(crate) fn is_running(&self) -> bool {
         if has_ended(self.pidfd.get_ref()) {
             return false;
         }
-        // The pidfd shows that it is not reaped, so the PID was its own when this was read.
+        // The pidfd showed that the process is not reaped, so this PID is its own.
         warden_sensors::is_ending(self.process.pid) != Some(true)
     }
 
-    /// Exit of the process, if it has ended and is our child: only the parent can ask.
+    /// Reaps the process and returns its exit, if it has ended and is our child: only the parent can do
+    /// that.
     pub(crate) fn reap(&self) -> Option<ProcessExit> {
         reap(WaitId::PidFd(self.pidfd.get_ref().as_fd()))
     }
@@ -73,7 +74,7 @@ pub(crate) fn kill(process: StartedProcess) {
     }
 }
 
-/// Exit from the status that the parent gets.
+/// Converts the status that `waitid` reports.
 pub(crate) fn exit_of(status: &WaitIdStatus) -> ProcessExit {
     let signal = status.terminating_signal().map(ProcessExit::Signal);
     signal.or(status.exit_status().map(ProcessExit::Code)).unwrap_or(ProcessExit::Unknown)
@@ -87,11 +88,11 @@ fn open(process: StartedProcess) -> io::Result<Option<OwnedFd>> {
         Err(rustix::io::Errno::SRCH) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // Checked after opening: a PID that is the process's own now was its own then.
+    // Check after opening: if the PID still belongs to the process, the pidfd does, too.
     Ok((StartedProcess::with_pid(process.pid) == Some(process)).then_some(pidfd))
 }
 
-/// True if the process of a pidfd has ended (readable). An error counts as running.
+/// True if the process of a pidfd has ended (the pidfd is readable). An error counts as running.
 pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
@@ -100,7 +101,7 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
 /// Waits until the process of a pidfd has ended.
 pub(crate) async fn until_pidfd_ends(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
     match pidfd.readable().await {
-        // Readable means ended, and never changes, so the readiness stays set.
+        // Keep the readiness set: a pidfd becomes readable at the end of its process and stays so.
         Ok(mut guard) => guard.retain_ready(),
         Err(error) => {
             tracing::error!(pid, %error, "cannot wait for a process: the runtime is ending");

@@ -10,8 +10,8 @@
 //!                                   another model; probed again with growing pauses, for ever
 //! ```
 //!
-//! Queue and leases are those of every model. A changed address makes a new generation: running requests
-//! continue at the old one.
+//! Queue and leases work as for local models. A changed address makes a new generation: running requests
+//! continue at the old address.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,31 +41,31 @@ pub(crate) struct RemoteTask {
     leases: Arc<LeaseQueue>,
     spec: RemoteSpec,
     inbox: TaskInbox,
-    /// Cell of the present address.
+    /// State of the generation for the present address.
     cell: Arc<GenerationCell>,
-    /// Earlier addresses with running requests.
+    /// Generations of earlier addresses that still have running requests.
     former_cells: Vec<Arc<GenerationCell>>,
     standing: EndpointState,
-    /// Last answer of its endpoint.
+    /// Facts from the endpoint's last answer to a probe.
     listed: EndpointInfo,
-    /// Number of times that it stopped answering.
+    /// Number of times that the endpoint stopped answering.
     outages: u64,
     was_ready: bool,
     /// Time of the next probe.
     due: Instant,
     probe: PendingProbe,
-    /// A connection failed since the last probe.
+    /// True if a connection has failed since the last probe began.
     doubted: bool,
-    /// The model is no longer configured, and another one may have its name.
+    /// The model is no longer configured; from then on another model may have its name.
     removed: bool,
 }
 
-/// Present or last probe.
+/// Probe under way, or the last one.
 #[derive(Debug)]
 struct PendingProbe {
     task: JoinSet<Result<EndpointInfo, ProbeFailure>>,
     since: Instant,
-    /// A connection had failed before.
+    /// True if the probe was made because a connection had failed.
     in_doubt: bool,
     /// Consecutive probes without an answer in time.
     slow_count: u32,
@@ -80,7 +80,7 @@ impl Default for PendingProbe {
 /// State of the endpoint.
 #[derive(Debug)]
 enum EndpointState {
-    /// Unknown while it is being probed.
+    /// Not known yet: the first probe has no result.
     Unknown,
     Answers {
         since: Instant,
@@ -91,7 +91,7 @@ enum EndpointState {
 /// Next step after a message.
 enum NextStep {
     Continue,
-    /// End when no request runs, or at this time.
+    /// End the task when no request runs, or at this time at the latest.
     End(Instant),
 }
 
@@ -122,7 +122,7 @@ impl RemoteTask {
         (remote, sender)
     }
 
-    /// Runs until removal or shutdown.
+    /// Runs until the model is removed or the fleet shuts down.
     pub(crate) async fn run(mut self: Box<Self>) {
         let mut end = None;
         loop {
@@ -130,7 +130,7 @@ impl RemoteTask {
             if end.is_some() {
                 self.probe.task = JoinSet::new();
                 if !self.removed && !self.leases.any_open() {
-                    // No endpoint can serve them any more.
+                    // No endpoint can serve the waiting requests any more.
                     self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
                 }
                 if self.leases.is_idle() {
@@ -180,7 +180,7 @@ impl RemoteTask {
         };
         match control {
             ControlMessage::PointRemote(spec, reply) => drop(reply.send(self.apply_spec(*spec))),
-            // Without a process to replace, a restart probes the endpoint now.
+            // There is no process to replace, so a restart command probes the endpoint now.
             ControlMessage::Restart(_, reply) => {
                 self.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
@@ -220,7 +220,7 @@ impl RemoteTask {
         ControlError::Remote { model: self.spec.name.clone(), what }
     }
 
-    /// Applies new settings. Returns true if the address changes.
+    /// Applies new settings. Returns true if the endpoint's address changes.
     fn apply_spec(&mut self, spec: RemoteSpec) -> bool {
         self.check_doubts();
         let moved = *spec.origin != *self.spec.origin;
@@ -238,7 +238,7 @@ impl RemoteTask {
             self.open();
         }
         if moved && renamed {
-            // Waiting requests contain the model's name at the old address.
+            // Refuse them: the bodies of waiting requests contain the model's name at the old address.
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
             let failure =
                 BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
@@ -248,11 +248,12 @@ impl RemoteTask {
         moved
     }
 
-    /// Handles failed connections.
+    /// Requests a probe now if a connection to the endpoint has failed, unless it is known not to answer.
     fn check_doubts(&mut self) {
         let doubted = self.leases.take_doubts().contains(&self.cell.id);
         if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
-            // An earlier probe says nothing about the present state.
+            // Cancel a running probe: its result would say nothing about the time after the failed
+            // connection.
             self.probe.task = JoinSet::new();
             (self.doubted, self.due) = (true, Instant::now());
         }
@@ -268,7 +269,7 @@ impl RemoteTask {
 
     fn note_answer(&mut self, answer: Result<EndpointInfo, ProbeFailure>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
-        // A connection may have failed meanwhile.
+        // If a connection has failed during the probe, ignore the answer and probe again.
         self.check_doubts();
         if self.doubted {
             return;
@@ -284,7 +285,7 @@ impl RemoteTask {
                 let works = self.cell.progressed_since(self.probe.since);
                 let answers = matches!(self.standing, EndpointState::Answers { .. }) && !self.probe.in_doubt;
                 if works || answers && self.probe.slow_count < numbers.slow {
-                    // A busy endpoint may not answer a probe, so it counts as serving.
+                    // A busy endpoint may be too slow for a probe, so it still counts as serving.
                     return self.note_serving(clock::after_pause(now, numbers.retry_first));
                 }
                 why
@@ -319,7 +320,7 @@ impl RemoteTask {
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
         let failure = BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
         self.leases.close_gate(self.cell.id);
-        // Add time for the probe itself.
+        // Allow a second for the probe itself: then its result is known.
         let trial = clock::after(self.due, Duration::from_secs(1));
         self.leases.set_refusal(Some(QueueRefusal::EndpointSilent(failure.clone(), trial)));
         if failures == 1 {
@@ -337,7 +338,7 @@ impl RemoteTask {
         self.context.journal.record(Some(&self.spec.name), Some(self.cell.id), kind);
     }
 
-    /// Drops earlier addresses without running requests.
+    /// Drops the generations of earlier addresses that have no running requests.
     fn drop_former(&mut self) {
         let leases = &self.leases;
         self.former_cells.retain(|cell| {
@@ -414,7 +415,7 @@ impl RemoteTask {
     }
 }
 
-/// Cell for a new generation: an address with unknown facts, except that it serves several connections.
+/// Makes the state of a new generation: its endpoint serves several connections, other facts are unknown.
 fn new_cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
     let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
     Arc::new(GenerationCell::new(

@@ -1,24 +1,24 @@
-//! A file of lines that is only appended to. A full disk or a kill may leave half a line: the next line
-//! then starts with a line end, so that the two do not mix.
+//! Append-only file of lines. If a full disk or a kill has left half a line, the next line is written after
+//! an additional line end, so that the two do not mix.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-/// An append-only file, opened when needed, and again after a failure.
+/// Append-only file of lines. The file is opened at the first use, and again after a failure.
 #[derive(Debug)]
 pub(crate) struct AppendFile {
     path: PathBuf,
-    /// File mode of a new file.
+    /// File mode that a new file gets.
     mode: u32,
     file: Option<File>,
-    /// The last line may lack its end.
+    /// True if the last line of the file may lack its line end.
     torn: bool,
 }
 
 impl AppendFile {
-    /// A file with this path, which need not exist.
+    /// Prepares a file with this path, which need not exist yet.
     pub(crate) fn new(path: PathBuf, mode: u32) -> Self {
         Self { path, mode, file: None, torn: true }
     }
@@ -27,7 +27,7 @@ impl AppendFile {
     ///
     /// # Errors
     ///
-    /// It can be neither created nor opened.
+    /// The file can be neither created nor opened.
     pub(crate) fn open(&mut self) -> io::Result<&mut File> {
         let file = match self.file.take() {
             Some(file) => file,
@@ -36,8 +36,8 @@ impl AppendFile {
         Ok(self.file.insert(file))
     }
 
-    /// Appends a line, given without its line end, in one write, so that a reader never sees half a line of
-    /// a living process.
+    /// Appends a line, which is given without its line end, in one write call. So while the writer lives,
+    /// readers never see half a line.
     ///
     /// # Errors
     ///

@@ -1,12 +1,12 @@
-//! Writes the state directory: while the program serves, one thread does all writing.
+//! Writes files of the state directory. While the program serves, one thread does all of this writing.
 //!
 //! ```text
 //!     tasks, control threads ── StateWriter ──> bounded queue ──> thread `state` ──> ledger, events, …
 //!                                  └── full: dropped, counted, shown in status and metrics
 //! ```
 //!
-//! A disk may hang for minutes, or for ever. Then only this thread waits, and entries wait in the queue as
-//! long as it has room. Files that are only read at a start are read directly.
+//! A disk may hang for minutes, or for ever. Then only this thread waits, and entries stay in the queue as
+//! long as it has room. Files that are read only when the program starts are read without this thread.
 //!
 //! | file | job |
 //! |---|---|
@@ -25,25 +25,25 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// Maximum number of waiting entries: hours of a fleet with occasional events.
+/// Maximum number of waiting entries; enough for some hours of a fleet with few events.
 const MAX_WAITING_ENTRIES: usize = 4096;
-/// Maximum size of these entries in bytes.
+/// Maximum total size of waiting entries in bytes.
 const MAX_WAITING_BYTES: usize = 8 << 20;
-/// Time after which a disk counts as silent. A working one answers in milliseconds.
+/// Time without an answer after which a disk is reported as hanging. A working disk answers in milliseconds.
 const DISK_SILENCE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Kind of stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StateKind {
-    /// Replacements, reclaims, pins and canaries: `ledger.jsonl`.
+    /// Record of replacements, reclaims, pins and canaries: `ledger.jsonl`.
     Ledger,
-    /// `events.jsonl`.
+    /// Log of events: `events.jsonl`.
     Events,
-    /// Readings for `policy replay`: `traces/`.
+    /// Recorded memory readings for `policy replay`: `traces/`.
     Recordings,
-    /// History of earlier processes: `growth.json`.
+    /// Memory history of earlier processes: `growth.json`.
     Growth,
-    /// Memory series: `series/`.
+    /// Memory figures over time: `series/`.
     Series,
 }
 
@@ -63,21 +63,22 @@ impl StateKind {
     }
 }
 
-/// View of the writer.
+/// State of the writer, for status and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StateView {
-    /// Entries waiting to be written.
+    /// Number of entries waiting to be written.
     pub waiting: usize,
-    /// Missing entries by kind: dropped because the disk did not answer, or failed to be written.
+    /// Number of lost entries by kind: dropped because the disk did not answer, or not written because of
+    /// an error.
     pub lost: BTreeMap<String, u64>,
     /// Why entries cannot be written at present, by kind.
     pub failing: BTreeMap<String, String>,
-    /// Seconds without an answer of the disk, if unusual.
+    /// Seconds for which the disk has not answered, if unusually long.
     pub silent_seconds: Option<f64>,
 }
 
 impl StateView {
-    /// Sentence about a problem; `None` without one.
+    /// Sentence about a problem with the state directory; `None` if there is none.
     pub fn problem(&self) -> Option<String> {
         let lost: u64 = self.lost.values().sum();
         let missing = if lost > 0 { format!("; {lost} entries are missing") } else { String::new() };
@@ -91,8 +92,8 @@ impl StateView {
     }
 }
 
-/// Queues data for writing, and never waits for the disk. Cheap to clone; the thread ends with the last
-/// clone.
+/// Queues data for writing without ever waiting for the disk. Cheap to clone; the writer thread ends when
+/// the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct StateWriter(Arc<WriterOwner>);
 
@@ -117,9 +118,9 @@ struct WriterShared {
 struct WriteQueue {
     entries: VecDeque<WriteEntry>,
     bytes: usize,
-    /// When the thread began the present entry.
+    /// Moment when the thread began to write the present entry; `None` while it writes none.
     since: Option<Instant>,
-    /// The slow write was logged.
+    /// True if the slow write of the present entry was logged.
     told: bool,
     lost: BTreeMap<StateKind, u64>,
     failing: BTreeMap<StateKind, String>,
@@ -140,7 +141,7 @@ enum WriteEntry {
         bytes: usize,
         job: WriteJob,
     },
-    /// Called when everything before it is written.
+    /// Function to call when all earlier entries are written.
     Mark(Box<dyn FnOnce() + Send>),
 }
 
@@ -174,7 +175,7 @@ impl WriterShared {
         }
     }
 
-    /// Records the result of an entry.
+    /// Records whether an entry could be written.
     fn note_written(&self, kind: StateKind, done: io::Result<()>) {
         let mut queue = self.queue();
         let took = queue.since.take().map(|since| since.elapsed()).unwrap_or_default();
@@ -219,8 +220,8 @@ impl StateWriter {
         Ok(Self(Arc::new(WriterOwner(shared))))
     }
 
-    /// Queues a write after all earlier ones. `bytes`: approximate memory that it takes until then. Returns
-    /// false if it is dropped, because too much is waiting.
+    /// Queues a write, to be done after all earlier ones. `bytes`: approximate memory that the entry takes
+    /// until then. Returns false if the entry is dropped, because too much is waiting.
     pub fn write(
         &self,
         kind: StateKind,
@@ -256,21 +257,23 @@ impl StateWriter {
         self.0.0.filled.notify_one();
     }
 
-    /// Resolves when all queued entries are written or have failed. Returns false after `limit`.
+    /// Waits until all queued entries are written or have failed. Returns false if that takes longer than
+    /// `limit`.
     pub async fn wait_written(&self, limit: Duration) -> bool {
         #[cfg(test)]
         let held = crate::worker_threads::hold_clock();
         let (reply, reached) = oneshot::channel();
         self.add_mark(move || {
             let _left = reply.send(());
-            // Released after the wait: a paused clock would run to the limit at once.
+            // Keep the clock held until the wait is over: a paused clock would otherwise advance to the
+            // limit at once.
             #[cfg(test)]
             drop(held);
         });
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(())))
     }
 
-    /// Same as [`Self::wait_written`], without a runtime.
+    /// Waits like [`Self::wait_written`], but blocks the thread and needs no async runtime.
     pub fn flush(&self, limit: Duration) -> bool {
         let (reply, reached) = mpsc::sync_channel(1);
         self.add_mark(move || {
@@ -279,7 +282,7 @@ impl StateWriter {
         reached.recv_timeout(limit).is_ok()
     }
 
-    /// View of the writer.
+    /// State of the writer, for status and metrics.
     pub fn view(&self) -> StateView {
         let queue = self.0.0.queue();
         let silent = queue.since.map(|since| since.elapsed()).filter(|silent| *silent > DISK_SILENCE_LIMIT);
@@ -293,8 +296,8 @@ impl StateWriter {
     }
 }
 
-/// True if a start may continue despite this error: a full or failing disk may work when there is something
-/// to write.
+/// True if a start may continue despite this error: a full or failing disk may work again by the first
+/// write.
 pub fn is_tolerable(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         || error.raw_os_error() == Some(libc::EIO)

@@ -14,7 +14,7 @@ pub enum CanaryState {
     Starting,
     /// The canary gets requests.
     Running,
-    /// The canary is over; clients use the model's own build alone.
+    /// The canary is over; all requests go to the model's own build.
     Ended,
 }
 
@@ -29,25 +29,25 @@ impl CanaryState {
     }
 }
 
-/// A canary.
+/// A canary: a trial of another build.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CanaryView {
     /// Model whose build it may replace.
     pub model: ModelName,
-    /// Name of its processes, events and metrics.
+    /// Name under which the canary's processes, events and metrics appear.
     pub name: ModelName,
-    /// State.
+    /// State of the canary.
     pub state: CanaryState,
     /// Path of its binary.
     pub binary: PathBuf,
     /// Id of its build in the store, if it is in the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// Share of conversations that it gets; `None` only in entries of earlier versions.
+    /// Share of the model's conversations that the canary gets; `None` only in entries of earlier versions.
     pub share: Option<f64>,
     /// Start time, RFC 3339.
     pub began_at: String,
-    /// Duration in seconds, until its end or now.
+    /// Duration in seconds, until the canary's end or, if it still runs, until now.
     pub seconds: f64,
     /// End time, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,11 +73,11 @@ pub enum CanaryKind {
 pub struct CanaryEntry {
     /// Always `canary`.
     pub kind: CanaryKind,
-    /// Entry number, counted together with replacements.
+    /// Entry number; all kinds of ledger entries share one counter.
     pub id: u64,
     /// End time, RFC 3339.
     pub at: String,
-    /// The canary. The `model` of the entry is its model.
+    /// The canary. Its fields are part of the entry, so `model` is the model whose build it may replace.
     #[serde(flatten)]
     pub canary: CanaryView,
 }

@@ -1,4 +1,4 @@
-//! Typed events, kept in a ring for late listeners and sent to present ones.
+//! Typed events. Past events are kept in a ring for later listeners, new ones are sent to present listeners.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -29,9 +29,9 @@ pub struct ApplyReport {
     pub added: Vec<ModelName>,
     /// Models that drain and stop.
     pub removed: Vec<ModelName>,
-    /// Models whose processes are replaced, because their command changed.
+    /// Models whose processes are replaced because the command changed.
     pub restarted: Vec<ModelName>,
-    /// Models whose other settings changed, in place.
+    /// Models whose settings changed without a replacement of their processes.
     pub updated: Vec<ModelName>,
     /// Models that did not change.
     pub unchanged: Vec<ModelName>,
@@ -49,10 +49,10 @@ pub struct FleetEvent {
     pub id: u64,
     /// Time, RFC 3339.
     pub at: String,
-    /// Model concerned.
+    /// Model that the event is about, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelName>,
-    /// Generation concerned.
+    /// Generation that the event is about, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationId>,
     /// Kind of event, with its fields.
@@ -68,35 +68,35 @@ pub enum EventKind {
     Starting {
         /// PID.
         pid: u32,
-        /// Replica.
+        /// Number of the replica that the process serves for, from 0.
         replica: u32,
     },
-    /// The program continues as another instance, which has taken over this process.
+    /// Another instance of the program, which writes this event, has taken over the process.
     TakenOver {
         /// PID.
         pid: u32,
-        /// Replica.
+        /// Number of the replica, from 0.
         replica: u32,
     },
     /// The process serves requests.
     Ready {
         /// Milliseconds since its creation.
         start_ms: u64,
-        /// Slots that it reported.
+        /// Number of slots that the process reported.
         slots: Option<u32>,
     },
     /// The process may be dead: it gets no new requests until it answers a probe.
     Suspect {
-        /// The process refused or broke a connection; otherwise its probes are lost.
+        /// True: the process refused or broke a connection. False: it does not answer its probes.
         #[serde(default)]
         refused: bool,
-        /// Crash line that it has logged since its last answered probe.
+        /// Crash message that the process has logged since it last answered a probe.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         crash: Option<String>,
     },
     /// The process answers probes again.
     Recovered,
-    /// The process gets no new requests and ends after the running ones.
+    /// The process gets no new requests, and ends after its running requests.
     Draining {
         /// Running requests.
         in_flight: u32,
@@ -108,27 +108,28 @@ pub enum EventKind {
     },
     /// The model is unloaded for another one; its next request loads it again.
     MakesRoom {
-        /// The other model.
+        /// Model that needs the memory.
         wanted: ModelName,
     },
-    /// The model does not fit with its new settings: it is unloaded, and loaded again when there is room.
+    /// The model does not fit into memory with its new settings: it is unloaded, and loaded again when
+    /// there is room.
     LoadsAnew {
         /// Needed and available memory, in words.
         message: String,
     },
-    /// The model does not fit as configured, and starts with its fallback arguments.
+    /// The model does not fit into memory as configured, and starts with its fallback arguments.
     FallsBack {
         /// The arguments and the reason, for people.
         message: String,
     },
-    /// The process died repeatedly while loading: a search for an option that starts it begins.
+    /// The process died repeatedly while loading: a search begins for an option with which it starts.
     StartSearchBegan {
         /// Consecutive deaths with the configured command.
         deaths: u32,
         /// Number of options to try.
         switches: usize,
     },
-    /// The search has ended.
+    /// The search for an option with which the process starts is over.
     StartSearched {
         /// Result of the search.
         finding: StartFinding,
@@ -145,9 +146,10 @@ pub enum EventKind {
     },
     /// The process ended by itself, or could not be created.
     Crashed {
-        /// Reason.
+        /// Why the process ended, or could not be created.
         failure: BackendFailure,
-        /// The end came from outside: an operator, a time limit, or the kernel for lack of memory.
+        /// True if the process was ended from outside: by an operator, a time limit, or the kernel for lack
+        /// of memory.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         outside: bool,
     },
@@ -158,14 +160,15 @@ pub enum EventKind {
         /// Consecutive failures.
         failures: u32,
     },
-    /// The process cannot start until a flag or file changes, which triggers the next start.
+    /// The process cannot start until a flag or file changes. Such a change triggers the next start.
     Failed {
         /// Last failure.
         failure: BackendFailure,
     },
-    /// Crash loop; starts continue.
+    /// The process has ended unexpectedly many times in a short period. The supervisor still starts it
+    /// again.
     CrashLoop {
-        /// Number of unexpected ends.
+        /// Number of unexpected ends of the process.
         ends: u32,
         /// Period of these ends, in seconds.
         within_s: u64,
@@ -176,13 +179,13 @@ pub enum EventKind {
     RecycleWanted {
         /// Decision of the policy.
         decision: RecycleDecision,
-        /// Host memory charged to it, in bytes.
+        /// Host memory charged to the process, in bytes.
         host_bytes: Option<u64>,
-        /// Bytes of the memory in `decision.series`, if any.
+        /// Bytes of the memory that `decision.series` names, if it names one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         series_bytes: Option<u64>,
     },
-    /// A replacement is due and held back.
+    /// The policy wants a replacement, but something holds it back.
     RecycleHeld {
         /// Decision of the policy.
         decision: RecycleDecision,
@@ -193,11 +196,11 @@ pub enum EventKind {
     },
     /// A replacement began.
     RecycleBegan {
-        /// Reason.
+        /// Reason for the replacement.
         reason: Reason,
         /// Replacement mode.
         mode: ReplacementMode,
-        /// Reason for the mode.
+        /// Reason for choosing this mode.
         note: Option<String>,
     },
     /// A replacement is complete, or has failed.
@@ -212,21 +215,22 @@ pub enum EventKind {
     },
     /// An unloaded model is loaded again, with its conversations.
     CameBack {
-        /// Result for the conversations. A later `warmed` reports those still to be evaluated.
+        /// Result for the conversations. A later `warmed` event reports the prompts that are still to be
+        /// evaluated.
         warmth: WarmthReport,
     },
-    /// The remaining prompts of a replaced process are evaluated, or never will be.
+    /// The prompts that a replacement left to be evaluated are done: evaluated, or given up.
     Warmed {
-        /// Result for these prompts, which the replacement's entry counts only as due.
+        /// Result for these prompts, which the ledger entry of the replacement counts only as due.
         warmth: WarmthReport,
     },
-    /// The verdict on a memory series has changed.
+    /// The growth verdict on one kind of memory has changed.
     Verdict {
-        /// Series, new verdict, slope and blame.
+        /// Kind of memory, new verdict, growth rate, and the work to which the growth is attributed.
         growth: Box<SeriesGrowth>,
         /// Previous verdict.
         before: GrowthVerdict,
-        /// Number of the generation's request at the change.
+        /// Number of requests that the generation had answered at the change.
         request: u64,
         /// The change in words.
         message: String,
@@ -235,40 +239,41 @@ pub enum EventKind {
     Unwell {
         /// Symptom: `wedged`, `compute_errors`, `slow_decode`, `device_fault`.
         reason: Reason,
-        /// Grounds in words.
+        /// Observations that show the symptom, in words.
         message: String,
     },
-    /// A client's setting (`POST /lora-adapters`, `POST /props`) is not applied to the next process.
+    /// A setting made by a client (`POST /lora-adapters`, `POST /props`) could not be applied to another
+    /// process.
     SettingLost {
-        /// Setting and reason, in words.
+        /// The setting, and why it could not be applied, in words.
         message: String,
     },
-    /// The remote endpoint answers; requests go there.
+    /// The remote endpoint answers; requests are sent to it.
     EndpointAnswers {
         /// Address of the endpoint.
         url: String,
     },
     /// The remote endpoint does not answer, or refuses us; requests are refused until it answers.
     EndpointSilent {
-        /// Reason.
+        /// Why the endpoint does not serve.
         failure: BackendFailure,
     },
-    /// VRAM of a process is unknown, so its VRAM policy is off.
+    /// VRAM of a process is unknown, so no policy acts on its VRAM.
     VramUnknown {
-        /// Reason in words.
+        /// Why VRAM is unknown, in words.
         message: String,
     },
     /// Memory did not come back after a process ended: a leak of the driver, which more restarts would make
     /// worse.
     DriverLeak {
-        /// GPU concerned; `None` for host memory.
+        /// GPU whose memory is missing; `None` for host memory.
         gpu: Option<GpuIndex>,
         /// Missing bytes.
         bytes: u64,
         /// Explanation in words.
         message: String,
     },
-    /// Replacements did not help, so the policy no longer recycles.
+    /// Replacements did not help, so the policy replaces the model's processes no longer.
     PolicyOff {
         /// Advice for an operator, in words.
         message: String,
@@ -277,7 +282,8 @@ pub enum EventKind {
     CanaryBegan {
         /// Path of its binary.
         binary: std::path::PathBuf,
-        /// Share of conversations that it gets; `None` only in entries of earlier versions.
+        /// Share of the model's conversations that the canary gets; `None` only in entries of earlier
+        /// versions.
         share: Option<f64>,
     },
     /// A canary has ended.
@@ -289,7 +295,7 @@ pub enum EventKind {
     Asked {
         /// Action, such as `restart`, `drain`, `unload`, `reclaim`, `load`, `release`, `stay` or `upgrade`.
         action: String,
-        /// Operator, as far as known: `page, 127.0.0.1`.
+        /// Operator who requested the action, as far as known: `page, 127.0.0.1`.
         by: String,
     },
     /// An operator pinned or unpinned a model.
@@ -299,23 +305,24 @@ pub enum EventKind {
     },
     /// A configuration was applied.
     ConfigApplied {
-        /// Changes.
+        /// Changes that the configuration made.
         report: ApplyReport,
     },
     /// A prompt does not fit into the available memory.
     PromptTooLarge {
-        /// Action: `warn` (it is sent anyway), `wait`, `elsewhere`, `recycle` or `refuse`.
+        /// Action taken: `warn` (the prompt is sent anyway), `wait`, `elsewhere`, `recycle` or `refuse`.
         action: String,
-        /// Shortage in numbers.
+        /// Numbers of the shortage.
         #[serde(serialize_with = "NoRoom::serialize_for_event")]
         short: NoRoom,
     },
-    /// A process ended by itself with these requests in flight: each runs alone if it is sent again.
+    /// A process ended by itself while it ran these requests: from now on each of them runs without other
+    /// requests.
     RequestsSuspected {
         /// Fingerprints of the requests.
         fingerprints: Vec<RequestFingerprint>,
     },
-    /// A process ended while this request ran alone in it: the request is refused from now on.
+    /// A process ended while it ran only this request: the request is refused from now on.
     RequestQuarantined {
         /// Fingerprint of the request.
         fingerprint: RequestFingerprint,
@@ -331,14 +338,14 @@ pub enum EventKind {
     RequestCancelled {
         /// `X-Request-Id` of the request.
         request: String,
-        /// Progress: `queued`, `prefill`, `generating` and others.
+        /// Progress of the request when it was cancelled: `queued`, `prefill`, `generating` and others.
         state: String,
-        /// Operator, in words.
+        /// Operator who cancelled the request, in words.
         by: String,
     },
-    /// The queue became full. Logged once, until there is room again.
+    /// The queue became full. Recorded once, and again only after there was room.
     QueueFull {
-        /// Waiting requests.
+        /// Number of waiting requests.
         waiting: usize,
     },
 }
@@ -348,7 +355,7 @@ pub enum EventKind {
 pub struct EventTail {
     /// Events still kept, oldest first.
     pub events: Vec<FleetEvent>,
-    /// Receiver that continues without a gap.
+    /// Receiver for the events after `events`, without a gap.
     pub receiver: broadcast::Receiver<FleetEvent>,
 }
 
@@ -367,7 +374,7 @@ struct JournalState {
 }
 
 impl EventJournal {
-    /// A journal that keeps `keep` events, 1 or more.
+    /// Creates a journal that keeps the last `keep` events, at least 1.
     pub(crate) fn new(keep: usize) -> Self {
         let keep = keep.max(1);
         Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(MAX_LISTENER_LAG)) }
@@ -389,7 +396,8 @@ impl EventJournal {
             kept.events.pop_front();
         }
         kept.events.push_back(event.clone());
-        // Under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
+        // Send under the lock, so that a new listener's copy of past events and its receiver neither miss
+        // nor repeat one.
         drop(self.sender.send(event));
     }
 

@@ -1,6 +1,6 @@
 //! Record of replacements, reclaims, canaries and pins: one JSON line each, appended to `ledger.jsonl` in
-//! the state directory. Lines other than replacements have a `kind`, and begin with none of the
-//! replacement's fields.
+//! the state directory. A line about a reclaim, canary or pin has a `kind`, and begins with none of the
+//! fields of a replacement.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -22,13 +22,13 @@ use crate::view::canary::CanaryEntry;
 use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
-/// Way of replacing a generation.
+/// Order of the steps that replace a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplacementMode {
-    /// Drain, stop, start.
+    /// The old process drains and stops, then the new one starts.
     Sequential,
-    /// Start, switch, drain, stop.
+    /// The new process starts and takes the requests, then the old one drains and stops.
     Overlap,
 }
 
@@ -42,7 +42,7 @@ impl ReplacementMode {
     }
 }
 
-/// State when the replacement was decided.
+/// Observations at the moment when the replacement was decided.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReplacementEvidence {
     /// Host memory charged to the old generation, in bytes.
@@ -51,47 +51,47 @@ pub struct ReplacementEvidence {
     pub budget_bytes: Option<u64>,
     /// Requests answered by the old generation.
     pub requests: u64,
-    /// Total work of the old generation.
+    /// Total work done by the old generation.
     pub work: WorkDone,
-    /// Seconds since it became ready.
+    /// Seconds since the old generation became ready.
     pub age_s: f64,
     /// Reason for the replacement mode, for people.
     pub note: Option<String>,
-    /// Totals of its last report about GPU memory; absent without a report.
+    /// Totals of the old process's last report about its GPU memory; absent without a report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<ContextTotals>,
-    /// Memory that the decision was about; absent if it was about none.
+    /// Kind of memory that caused the decision; absent if none did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
-    /// Bytes of that series at the decision.
+    /// Bytes of the memory named by `series` at the decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series_bytes: Option<u64>,
-    /// Verdict on the series.
+    /// Growth verdict on the memory named by `series`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<GrowthVerdict>,
     /// Growth in bytes per request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slope: Option<IntervalEstimate>,
-    /// Unit of work to which growth is attributed.
+    /// Kind of work to which the growth is attributed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blame: Option<GrowthBlame>,
-    /// Forecast for the limit.
+    /// Forecast of when the memory reaches its limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<GrowthForecast>,
-    /// Grounds in one sentence, for people.
+    /// Explanation of the decision in one sentence, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub words: Option<String>,
 }
 
-/// Free memory of a GPU before the old process was made and after it had ended, each with the memory of our
-/// other processes. Memory missing after the end is held by the driver, not by the process.
+/// Free memory of a GPU before the old process was created and after it had ended. Both values include the
+/// memory of our other processes. Memory missing after the end is held by the driver, not by the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuAfterExit {
     /// GPU.
     pub gpu: GpuIndex,
-    /// Bytes before the process was made.
+    /// Bytes before the process was created.
     pub free_before_spawn: u64,
-    /// Bytes a moment after it had ended.
+    /// Bytes a moment after the process had ended.
     pub free_after_exit: u64,
 }
 
@@ -104,34 +104,37 @@ pub struct LedgerEntry {
     pub at: String,
     /// Model.
     pub model: ModelName,
-    /// Replica.
+    /// Number of the replica, from 0.
     pub replica: u32,
-    /// Reason.
+    /// Reason for the replacement.
     pub reason: Reason,
     /// Evidence for the decision.
     pub evidence: ReplacementEvidence,
-    /// Way of replacing.
+    /// Replacement mode.
     pub mode: ReplacementMode,
-    /// Old generation; `None` if none ran.
+    /// Old generation; `None` if no process ran.
     pub from: Option<GenerationId>,
     /// New generation; `None` if it never served.
     pub to: Option<GenerationId>,
-    /// Requests that waited while no generation took leases, and went to the new one.
+    /// Requests that waited while no generation took requests, and then went to the new one.
     pub carried_over: u64,
-    /// Requests that were running when the old generation was closed, and ended before it was stopped.
+    /// Requests that were running when the old generation stopped taking requests, and ended before it was
+    /// stopped.
     pub drained: u64,
-    /// Requests that were still running at the drain deadline and were cut.
+    /// Requests that were still running at the drain deadline and were aborted.
     pub cut: u64,
-    /// Milliseconds without a generation that took leases, including the time in which the old process did
+    /// Milliseconds in which no generation took requests, including the time in which the old process did
     /// not answer. 0 in a successful overlap.
     pub gap_ms: u64,
-    /// Milliseconds from closing the old generation to the end of its last request.
+    /// Milliseconds from the moment when the old generation stopped taking requests to the end of its last
+    /// one.
     pub drain_ms: u64,
-    /// Milliseconds from asking the old process to stop until it was gone; `None` if none ran.
+    /// Milliseconds from the signal that stops the old process until it was gone; `None` if no process ran.
     #[serde(default)]
     pub exit_ms: Option<u64>,
-    /// Milliseconds since the decision that llama-warden itself took: without the drain, the old process's
-    /// end and the new one's start. `None` for an overlap.
+    /// Milliseconds without service for which llama-warden itself is responsible: the gap since the
+    /// decision, without the drain, the end of the old process and the start of the new one. `None` for an
+    /// overlap.
     #[serde(default)]
     pub ours_ms: Option<u64>,
     /// Milliseconds from the creation of the new process to its first successful probe.
@@ -146,27 +149,27 @@ pub struct LedgerEntry {
     /// VRAM of the new generation when it became ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after: Vec<VramReading>,
-    /// GPUs after the end of the old process; empty if unknown.
+    /// Free GPU memory before and after the old process; empty if unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after_exit: Vec<GpuAfterExit>,
-    /// For replacements because of memory: true if the new generation holds clearly less and is under the
-    /// budget.
+    /// For replacements because of memory: true if the new generation holds clearly less and is within the
+    /// budget. `None` for others, or if unknown.
     pub helped: Option<bool>,
-    /// Result of carrying over conversations; absent if there were none, or nothing is carried over.
+    /// Result of carrying over conversations; absent if there were none, or if carrying over is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<WarmthReport>,
     /// Reason of a failure; `None` on success.
     pub failed: Option<String>,
-    /// Another request ended the replacement, as `failed` says, without an error.
+    /// True if another command ended the replacement, which is no error; `failed` names the command.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given_up: bool,
-    /// Operator who requested it, if known: `page, 127.0.0.1`.
+    /// Operator who requested the replacement, if known: `page, 127.0.0.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
 impl LedgerEntry {
-    /// New entry with default values.
+    /// Creates an entry with default values.
     pub fn new(model: ModelName, replica: u32, reason: Reason, mode: ReplacementMode) -> Self {
         Self {
             id: 0,
@@ -200,10 +203,11 @@ impl LedgerEntry {
     }
 }
 
-/// File mode: names of models and reasons are not for all users.
+/// Mode of the ledger file: model names and reasons are not for all users of the machine.
 const LEDGER_FILE_MODE: u32 = 0o640;
 
-/// Writer of the ledger. Entries of earlier runs stay; the file grows by a few hundred bytes per replacement.
+/// Writer of the ledger. Entries of earlier runs stay; the file grows by a few hundred bytes per
+/// replacement.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     path: PathBuf,
@@ -214,8 +218,8 @@ pub(crate) struct LedgerWriter {
 }
 
 impl LedgerWriter {
-    /// Opens `ledger.jsonl` in a directory, which is created if missing. A full disk is no error: it may
-    /// have room when there is something to write.
+    /// Opens `ledger.jsonl` in `directory`, which is created if missing. A full disk is no error here: it
+    /// may have room again by the first entry.
     pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
         let path = directory.join("ledger.jsonl");
         let mut file = AppendFile::new(path.clone(), LEDGER_FILE_MODE);

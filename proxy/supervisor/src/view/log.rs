@@ -40,15 +40,16 @@ pub struct LogLine {
 pub struct LogTail {
     /// Lines still kept, oldest first.
     pub lines: Vec<LogLine>,
-    /// Receiver that continues without a gap. A listener that is slower than the children misses lines and
-    /// is notified.
+    /// Receiver for the lines after `lines`, without a gap. A listener that reads more slowly than the
+    /// children write misses lines and is notified.
     pub receiver: broadcast::Receiver<LogLine>,
 }
 
-/// Maximum lines that a slow listener may lag, so that a long ring does not reserve memory for listeners.
+/// Maximum number of lines that a listener may lag behind; limits the buffer reserved for listeners of a
+/// long ring.
 pub(crate) const MAX_LISTENER_LAG: usize = 4096;
 
-/// Ring of one model.
+/// Ring of the last output lines of one model.
 #[derive(Debug)]
 pub(crate) struct LogRing {
     model: ModelName,
@@ -59,26 +60,27 @@ pub(crate) struct LogRing {
 #[derive(Debug, Default)]
 struct RingLines {
     kept: VecDeque<LogLine>,
-    /// Lines so far, including those no longer kept.
+    /// Number of lines so far, including lines that are no longer kept.
     total: u64,
-    /// Created for the first listener: its buffer takes 200 KiB, and most models of a large configuration
-    /// have neither lines nor listeners.
+    /// Channel to listeners, created for the first one: its buffer takes 200 KiB, and most models of a large
+    /// configuration have neither lines nor listeners.
     sender: Option<broadcast::Sender<LogLine>>,
 }
 
 impl LogRing {
-    /// Ring of `keep` lines, 1 or more.
+    /// Creates a ring of `keep` lines, at least 1.
     pub(crate) fn new(model: ModelName, keep: usize) -> Self {
         let keep = keep.max(1);
         Self { model, keep, lines: Mutex::default() }
     }
 
-    /// Keeps a line, sends it, and copies it without secrets to our own log, which may be collected
-    /// elsewhere, under the target `llama_server`.
+    /// Keeps a line and sends it to listeners. A copy without secrets goes to our own log under the target
+    /// `llama_server`, because that log may be collected elsewhere.
     pub(crate) fn push(&self, generation: GenerationId, stream: OutputStream, text: String) {
         tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::redact_text(&text));
         let line = LogLine { at: clock::wall_time(), model: self.model.clone(), generation, stream, text };
-        // Send under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
+        // Send under the lock, so that a new listener's copy of past lines and its receiver neither miss
+        // nor repeat one.
         let mut lines = lock(&self.lines);
         if lines.kept.len() >= self.keep {
             lines.kept.pop_front();
@@ -106,12 +108,12 @@ impl LogRing {
         self.lines_since(generation, 0)
     }
 
-    /// Lines so far, of all processes.
+    /// Number of lines so far, of all processes of the model.
     pub(crate) fn line_count(&self) -> u64 {
         lock(&self.lines).total
     }
 
-    /// Output of one process after the first `heard` lines of all, as far as kept.
+    /// Kept lines of one process that came after the model's first `heard` lines.
     pub(crate) fn lines_since(&self, generation: GenerationId, heard: u64) -> Vec<String> {
         let lines = lock(&self.lines);
         let gone = lines.total - lines.kept.len() as u64;

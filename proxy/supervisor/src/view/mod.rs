@@ -1,5 +1,5 @@
-//! Published state: one immutable, numbered view of the fleet for status, metrics and `/v1/models`. No
-//! request is sent by it: that takes a lease.
+//! Published state: one immutable, numbered view of the fleet for status, metrics and `/v1/models`. The
+//! view is not used to send requests: sending needs a lease.
 
 pub mod canary;
 pub mod event;
@@ -36,14 +36,14 @@ use crate::view::reclaim_entry::ReclaimEntry;
 /// State of the fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FleetView {
-    /// Grows with each change.
+    /// Number of this view; each published change increases it.
     pub number: u64,
     /// Models in configured order.
     pub models: Vec<Arc<ModelView>>,
-    /// Processes of canaries, each as a model that clients cannot request.
+    /// Canaries, each shown as a model that clients cannot request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub canaries: Vec<Arc<ModelView>>,
-    /// GPUs at the last reading; empty without a driver.
+    /// GPUs at the last reading; empty without a GPU driver.
     #[serde(default)]
     pub devices: Vec<DeviceView>,
     /// Host memory at the last reading of a process.
@@ -54,7 +54,7 @@ pub struct FleetView {
 /// A GPU, as reported by its driver. Missing values are absent, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceView {
-    /// Number of the GPU in all VRAM figures.
+    /// Number by which all VRAM figures refer to this GPU.
     pub gpu: GpuIndex,
     /// Name of the GPU.
     pub name: String,
@@ -67,13 +67,14 @@ pub struct DeviceView {
     /// Available memory in bytes.
     #[serde(default)]
     pub free: Option<u64>,
-    /// Degrees Celsius.
+    /// Temperature in degrees Celsius.
     #[serde(default)]
     pub temperature: Option<u32>,
     /// Last Xid error (a fault of GPU or driver) in this run.
     #[serde(default)]
     pub xid: Option<u64>,
-    /// Why growth on this GPU causes no replacements, if so: memory stayed in use after a process had ended.
+    /// Why growth on this GPU causes no replacements: memory stayed in use after a process had ended.
+    /// `None` if growth may cause replacements.
     #[serde(default)]
     pub leak: Option<String>,
 }
@@ -113,13 +114,13 @@ impl ModelState {
 /// A model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelView {
-    /// Name of the model.
+    /// Name by which clients request the model.
     pub name: ModelName,
-    /// Other names.
+    /// Other names that clients may use.
     pub aliases: Vec<String>,
-    /// State.
+    /// State of the model.
     pub state: ModelState,
-    /// Waiting requests.
+    /// Number of waiting requests.
     pub waiting: usize,
     /// Maximum number of waiting requests.
     pub queue_depth: usize,
@@ -127,13 +128,13 @@ pub struct ModelView {
     pub backends: Vec<BackendView>,
     /// Replacements so far, by reason.
     pub recycles: Vec<(Reason, u64)>,
-    /// Reason of the last one, and time of completion (RFC 3339).
+    /// Reason of the last replacement, and the time of its completion (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_replacement: Option<(Reason, String)>,
-    /// Reclaim requests so far.
+    /// Totals of all requests to give memory back.
     #[serde(default)]
     pub reclaims: ReclaimTotals,
-    /// Unexpected ends so far.
+    /// Number of unexpected ends of the model's processes.
     pub crashes: u64,
     /// A process of the model was ready in this run.
     #[serde(default)]
@@ -143,11 +144,11 @@ pub struct ModelView {
     /// Input kinds besides text, from the last ready process; `None` if not reported.
     #[serde(default)]
     pub modalities: Option<InputModalities>,
-    /// Decision about the neediest backend, and what holds it back.
+    /// Most severe policy decision about any of the model's processes, and the reason that holds it back.
     pub policy: Option<PolicyView>,
-    /// Last failed start, while relevant.
+    /// Last failed start, as long as it matters.
     pub last_failure: Option<BackendFailure>,
-    /// Expectation while it has no process because of a failure.
+    /// Expected course of an outage; `None` unless the model has no process because of a failure.
     #[serde(default)]
     pub outage: Option<ModelOutage>,
     /// Conversations carried over at the last replacement that had any.
@@ -161,7 +162,8 @@ pub struct ModelView {
     /// Pin state.
     #[serde(default)]
     pub pin: PinView,
-    /// Endpoint of a remote model. Fields about processes then describe the endpoint.
+    /// Endpoint that serves the model, for a remote one; the fields about processes then describe the
+    /// endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteView>,
     /// Running canary, or the last one.
@@ -170,7 +172,7 @@ pub struct ModelView {
 }
 
 impl ModelView {
-    /// Name and aliases, which clients may use.
+    /// All names that clients may use: the model's name and its aliases.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
@@ -209,7 +211,7 @@ impl ModelView {
 pub struct RemoteView {
     /// Address of the endpoint.
     pub url: String,
-    /// Name of the model there.
+    /// Name of the model at the endpoint.
     pub model: String,
 }
 
@@ -219,21 +221,21 @@ pub struct RemoteView {
 pub struct QuarantineView {
     /// Refused requests, followed by suspected ones.
     pub requests: Vec<QuarantinedRequest>,
-    /// Requests put under refusal so far.
+    /// Number of requests that were put under refusal so far.
     pub quarantined: u64,
-    /// Refusals of these requests so far.
+    /// Number of times that such a request was refused so far.
     pub refusals: u64,
 }
 
-/// Model without a process, because of a failure.
+/// Outage of a model that has no process because of a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelOutage {
-    /// Requests are refused at once, because waiting would most likely be useless; otherwise they wait in
-    /// the queue.
+    /// True: requests are refused at once, because waiting would most likely be useless. False: they wait
+    /// in the queue.
     pub refusing: bool,
-    /// Next start, in milliseconds since 1970 (UTC).
+    /// Time of the next start, in milliseconds since 1970 (UTC).
     pub next_start_unix_ms: u64,
-    /// A change of a needed file starts it earlier than `next_start_unix_ms`.
+    /// True if a change of a needed file triggers a start before `next_start_unix_ms`.
     pub watching: bool,
     /// Advice for an operator, in a sentence.
     pub cure: String,
@@ -251,12 +253,12 @@ pub struct InputModalities {
     pub video: bool,
 }
 
-/// A decision and its cooldown.
+/// Policy decision about a process, and the reason that holds it back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyView {
     /// Decision.
     pub decision: RecycleDecision,
-    /// Reason for holding it back, if any.
+    /// Reason that holds the decision back, if any.
     pub held: Option<HoldReason>,
 }
 
@@ -271,35 +273,36 @@ pub struct BackendView {
     pub phase: BackendPhase,
     /// PID.
     pub pid: Option<u32>,
-    /// Program that was started. A script or wrapper may have executed another one since.
+    /// Program that was started. A script or wrapper may have executed another program since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
-    /// Since when it takes requests.
+    /// Moment since which the process takes requests.
     #[serde(rename = "ready_seconds", alias = "ready_for", default)]
     pub ready_since: Option<ReadySince>,
-    /// Leases held.
+    /// Number of requests that hold a lease on the process.
     pub in_flight: u32,
-    /// Slots that it reported.
+    /// Number of slots that the process reported.
     pub slots: Option<u32>,
     /// Host memory at the last sample.
     pub host: Option<HostMemory>,
-    /// Host memory when it became ready.
+    /// Host memory when the process became ready.
     pub host_at_ready: Option<HostMemory>,
-    /// Work since its start.
+    /// Work done since the process started.
     pub work: WorkDone,
-    /// Last report of GPU memory; `None` for a plain llama-server.
+    /// Last report of the process about its GPU memory; `None` for a llama-server that writes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<CudaReport>,
-    /// Memory history.
+    /// Memory now, its growth and its limits.
     #[serde(default)]
     pub memory: MemoryView,
-    /// Health apart from probes.
+    /// Signs of health other than probe results.
     #[serde(default)]
     pub health: HealthView,
-    /// Offload lost, compared with the best process with the same command, in words; `None` if none is known.
+    /// Layers or VRAM missing on GPUs, compared with the best process with the same command, in words;
+    /// `None` if nothing is known to be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<String>,
-    /// Reclaim state.
+    /// Requests to the process to give memory back.
     #[serde(default)]
     pub reclaim: ReclaimView,
     /// Next decision of the policy; `None` before the first judgement.
@@ -308,7 +311,7 @@ pub struct BackendView {
 }
 
 impl BackendView {
-    /// Bytes of a memory at the last reading, if any.
+    /// Bytes of one kind of memory that the process held at the last reading, if known.
     pub fn held(&self, memory: MemoryKind) -> Option<u64> {
         match memory {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -319,23 +322,23 @@ impl BackendView {
     }
 }
 
-/// Reclaim requests to all processes of a model.
+/// Requests to all processes of a model to give memory back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReclaimTotals {
     /// Number of requests by outcome.
     pub counts: Vec<(ReclaimOutcome, u64)>,
-    /// Memory given back, as counted by the processes.
+    /// Memory given back, as reported by the processes.
     pub given: ReclaimedBytes,
 }
 
-/// Reclaim requests to one process.
+/// Requests to one process to give memory back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReclaimView {
-    /// Parts that can be asked; `None` before the first reading.
+    /// Parts of the process that can give memory back; `None` before the first reading.
     pub parts: Option<ReclaimParts>,
-    /// `policy.reclaim` at the start of the process.
+    /// Value of `policy.reclaim` when the process started.
     pub wanted: bool,
     /// A request is under way.
     pub asking: bool,
@@ -348,49 +351,50 @@ pub struct ReclaimView {
 /// Memory of a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryView {
-    /// VRAM at the last sample per GPU, without unknown ones.
+    /// VRAM at the last sample per GPU, without GPUs where it is unknown.
     #[serde(default)]
     pub vram: Vec<VramReading>,
     /// Why VRAM is unknown and causes no decisions; `None` if it is known or the machine has no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
-    /// Why neither host memory nor VRAM of its server is measured, so that no memory policy acts on it;
-    /// `None` if they are.
+    /// Why neither host memory nor VRAM of the server is measured, so that no memory policy acts on the
+    /// process; `None` if it is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmeasured: Option<String>,
-    /// Control group as counted by the kernel; shown but never judged. `None` without one of version 2.
+    /// Memory of the process's control group, as counted by the kernel; shown, but not used for decisions.
+    /// `None` without a control group of version 2.
     #[serde(default)]
     pub group: Option<CgroupMemory>,
-    /// Growth of each series that was read.
+    /// Growth of each kind of memory that was read.
     #[serde(default)]
     pub growth: Vec<SeriesGrowth>,
-    /// Forecasts for the limits of growing series.
+    /// Forecasts of when growing memory reaches its limits.
     #[serde(default)]
     pub forecasts: Vec<ForecastView>,
     /// Recent requests per second, as used by forecasts; `None` before the first answer.
     #[serde(default)]
     pub request_rate: Option<f64>,
-    /// Memory that the server keeps on purpose, one pool each, in words.
+    /// Memory that the server keeps on purpose, one text per pool.
     #[serde(default)]
     pub allowance: Vec<String>,
-    /// Pools of host memory, in bytes.
+    /// Pools of host memory that the server declared in its output, in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declared: Vec<DeclaredPool>,
-    /// The slots share one context: tokens of one slot reduce the room of the others.
+    /// True if all slots share one context: tokens of one slot reduce the room of the others.
     #[serde(default)]
     pub one_pool: bool,
     /// Known budgets of each memory, in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<BudgetView>,
-    /// Number of the reading, counted from 1 per process; 0 before the first.
+    /// Number of the last reading, counted from 1 per process; 0 before the first.
     #[serde(default)]
     pub reading: u64,
 }
 
-/// Budgets of one memory in bytes, independent of their unit in the configuration.
+/// Budgets of one kind of memory, converted to bytes from the units of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetView {
-    /// Memory.
+    /// Kind of memory.
     pub series: MemoryKind,
     /// Budgets of that memory.
     #[serde(flatten)]
@@ -400,31 +404,31 @@ pub struct BudgetView {
 /// Forecast for reaching a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastView {
-    /// Memory.
+    /// Kind of memory.
     pub series: MemoryKind,
-    /// Reason of the replacement when the limit is reached: `host_soft`, `vram_hard`, …
+    /// Reason that the replacement would have when the limit is reached: `host_soft`, `vram_hard`, …
     pub reason: Reason,
     /// Forecast.
     #[serde(flatten)]
     pub forecast: GrowthForecast,
 }
 
-/// Health apart from probes.
+/// Signs of a process's health other than probe results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthView {
     /// Consecutive answers that reported a failed computation.
     #[serde(default)]
     pub compute_errors: u32,
-    /// Recent tokens per second and busy slot; `None` before enough was generated.
+    /// Recent speed in tokens per second of a busy slot; `None` before enough tokens were generated.
     #[serde(default)]
     pub decode_rate: Option<f64>,
-    /// The same rate when the process was fresh.
+    /// Speed in tokens per second of a busy slot when the process was new.
     #[serde(default)]
     pub decode_baseline: Option<f64>,
-    /// Time for which work has been in flight without any sign of progress.
+    /// Time for which requests have been running without any sign of progress.
     #[serde(rename = "stalled_seconds", alias = "stalled_for", with = "warden_policies::seconds", default)]
     pub stalled_for: Option<Duration>,
-    /// Normal limit of that time, by the tokens and prompts so far.
+    /// Longest normal time without progress, by the tokens and prompts so far.
     #[serde(
         rename = "stalled_limit_seconds",
         alias = "stalled_limit",

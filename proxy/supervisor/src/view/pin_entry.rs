@@ -1,4 +1,4 @@
-//! Pin of a model by an operator: ledger line, event and view.
+//! Pinning of a model by an operator: ledger line, event and view.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::ModelName;
@@ -12,22 +12,23 @@ pub enum PinKind {
     Pin,
 }
 
-/// An operator pinned or unpinned a model.
+/// Ledger entry for an operator's pin command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinEntry {
     /// Always `pin`.
     pub kind: PinKind,
-    /// Entry number, counted together with replacements.
+    /// Entry number; all kinds of ledger entries share one counter.
     pub id: u64,
     /// Time, RFC 3339.
     pub at: String,
     /// Model.
     pub model: ModelName,
-    /// True: it is never unloaded for another model. False: it may be, whatever is configured.
+    /// True: the model is never unloaded for another one. False: it may be, even if the configuration pins
+    /// it.
     pub pinned: bool,
-    /// Configured value (`pin`).
+    /// Value of `pin` in the configuration.
     pub configured: bool,
-    /// Operator, as far as known: `page, 127.0.0.1`.
+    /// Operator who gave the command, as far as known: `page, 127.0.0.1`.
     pub by: String,
 }
 
@@ -49,7 +50,7 @@ impl PinEntry {
 pub struct PinView {
     /// The model is never unloaded for another one.
     pub pinned: bool,
-    /// Operator who set it; `None` if it is as configured.
+    /// Operator who set the pin; `None` if the configuration decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }

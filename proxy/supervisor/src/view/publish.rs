@@ -22,13 +22,14 @@ struct PublisherState {
     order: Vec<ModelName>,
     /// Models that clients cannot request.
     canaries: Vec<ModelName>,
-    /// Views newer than the published ones. Others are kept in the published view only.
+    /// Views of models that changed since the last publication. All other views are only in the published
+    /// one.
     pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
     host: Option<HostTotals>,
     /// The machine was read since the last publication.
     machine_is_new: bool,
-    /// Updates are collected and not published.
+    /// True while updates are collected and not published.
     is_paused: bool,
 }
 
@@ -42,7 +43,8 @@ impl ViewPublisher {
 
     pub(crate) fn update(&self, view: ModelView) {
         let mut desk = lock(&self.desk);
-        // A task reports itself again in its first turn, and an equal view is not published.
+        // Compare with the known view: a task reports its view in its first turn, too, though nothing has
+        // changed.
         let is_shown = desk.order.contains(&view.name) || desk.canaries.contains(&view.name);
         let published = self.view();
         let mut all = published.models.iter().chain(&published.canaries);
@@ -56,8 +58,8 @@ impl ViewPublisher {
         }
     }
 
-    /// Pauses publication while many models are added, or resumes and publishes. Each publication lists all
-    /// models, so adding 1,000 models one by one would list 500,000.
+    /// Pauses publication while many models are added, or resumes it and publishes. Each publication lists
+    /// all models, so adding 1,000 models would otherwise produce 500,000 list entries.
     pub(crate) fn set_paused(&self, is_paused: bool) {
         let mut desk = lock(&self.desk);
         desk.is_paused = is_paused;
@@ -66,7 +68,7 @@ impl ViewPublisher {
         }
     }
 
-    /// Sets the last reading of the machine; shown with the next change of a model.
+    /// Sets the last reading of the machine, which is published with the next change of a model.
     pub(crate) fn set_machine(&self, devices: Vec<DeviceView>, host: Option<HostTotals>) {
         let mut desk = lock(&self.desk);
         desk.devices = devices;
@@ -74,7 +76,8 @@ impl ViewPublisher {
         desk.machine_is_new = true;
     }
 
-    /// Called under the lock of the desk, so that numbers are published in order.
+    /// Publishes a new view. The caller holds the lock of the state, so that views are published in order
+    /// of number.
     fn publish(&self, desk: &mut PublisherState) {
         desk.number += 1;
         desk.machine_is_new = false;

@@ -1,5 +1,5 @@
-//! Moment in which a process became ready. The serialized form is the seconds since then at the time of
-//! writing, so that a view read later shows no old figure.
+//! Moment in which a process became ready. Serialization computes the seconds since then, so that a view
+//! that is written out late shows the present age.
 
 use std::time::Duration;
 

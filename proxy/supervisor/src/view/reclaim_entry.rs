@@ -14,24 +14,24 @@ pub enum ReclaimKind {
     Reclaim,
 }
 
-/// A process was asked to give memory back.
+/// Ledger entry for a request to a process to give memory back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReclaimEntry {
     /// Always `reclaim`.
     pub kind: ReclaimKind,
-    /// Entry number, counted together with replacements.
+    /// Entry number; all kinds of ledger entries share one counter.
     pub id: u64,
     /// Time of completion, RFC 3339.
     pub at: String,
     /// Model.
     pub model: ModelName,
-    /// Replica.
+    /// Number of the replica, from 0.
     pub replica: u32,
-    /// Generation, which continues to serve.
+    /// Generation of the process, which continues to serve.
     pub generation: GenerationId,
-    /// Reason.
+    /// Reason for the request.
     pub reason: Reason,
-    /// Memory that was the reason; absent if an operator asked.
+    /// Kind of memory that was the reason; absent if an operator asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
     /// Budget that is exceeded or near, in bytes.
@@ -39,36 +39,36 @@ pub struct ReclaimEntry {
     pub budget_bytes: Option<u64>,
     /// Overall outcome.
     pub outcome: ReclaimOutcome,
-    /// Outcome for the heap; absent if it could not be asked.
+    /// Outcome for the heap; absent if the process could not be asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heap: Option<ReclaimOutcome>,
-    /// Outcome for graphs, pools and cuBLAS; absent if they could not be asked.
+    /// Outcome for CUDA graphs, memory pools and cuBLAS; absent if the process could not be asked for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<ReclaimOutcome>,
     /// Memory given back in bytes, as counted by the process.
     pub given: ReclaimedBytes,
-    /// Working time in milliseconds.
+    /// Milliseconds that the process needed to give memory back.
     pub ms: u64,
     /// Host memory at the last reading before the request.
     pub host_before: Option<HostMemory>,
     /// Host memory at the first reading after the answer.
     pub host_after: Option<HostMemory>,
-    /// VRAM before, per GPU.
+    /// VRAM per GPU at the last reading before the request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_before: Vec<VramReading>,
-    /// VRAM after.
+    /// VRAM per GPU at the first reading after the answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after: Vec<VramReading>,
-    /// True if the memory that was the reason came down far enough; `None` if an operator asked, or it is
-    /// unknown.
+    /// True if the memory that was the reason shrank far enough; `None` if an operator asked, or the result
+    /// is unknown.
     pub helped: Option<bool>,
-    /// Operator who requested it, if known: `page, 127.0.0.1`.
+    /// Operator who requested the reclaim, if known: `page, 127.0.0.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
 impl ReclaimEntry {
-    /// New entry with default values.
+    /// Creates an entry with default values.
     pub fn new(model: ModelName, replica: u32, generation: GenerationId, reason: Reason) -> Self {
         Self {
             kind: ReclaimKind::Reclaim,

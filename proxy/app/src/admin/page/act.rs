@@ -1,6 +1,6 @@
-//! Actions of the page: each form is one action on one model. The action runs in the background, while the
-//! answer leads back to the form's view. Its outcome is a notice on every view, an event, and a ledger
-//! entry where one is written.
+//! Actions of the page: each form starts one action on one model. The action runs in the background, while
+//! the answer redirects to the view with the form. The outcome is shown as a notice on every view, and
+//! recorded as an event and, for some actions, in the ledger.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::view::is_page_address;
 use crate::admin::answer::AdminState;
 use crate::admin::query::QueryPairs;
 
-/// Limit of concurrent actions; only a runaway script or a held key exceeds it.
+/// Most concurrent actions; only a runaway script or a held-down key exceeds this limit.
 const MAX_CONCURRENT_ACTIONS: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +51,11 @@ impl PageAction {
 pub(crate) struct ActionForm {
     pub(crate) action: PageAction,
     pub(crate) model: String,
-    /// Path on this page to return to.
+    /// Path of the view to which the answer redirects.
     pub(crate) back: String,
 }
 
-/// Why a form is refused.
+/// Reasons to refuse a form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormError {
     #[error(transparent)]
@@ -68,10 +68,10 @@ pub(crate) enum FormError {
     TooMany,
 }
 
-/// Reads a form. `is_ours` checks a token against that of this instance.
+/// Reads a form. `is_ours` checks whether a token is the one that this instance put into its forms.
 ///
 /// # Errors
-/// The token is missing, or the action or model is unknown.
+/// The token is missing or wrong, or the action or model is unknown.
 pub(crate) fn parse_action(
     form: &QueryPairs,
     is_ours: impl FnOnce(&str) -> bool,
@@ -89,12 +89,12 @@ pub(crate) fn parse_action(
     Ok(ActionForm { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
 }
 
-/// The caller's name for events and the ledger.
+/// Returns the name of the caller, for events and the ledger.
 pub(crate) fn caller_name(peer: Option<IpAddr>) -> String {
     peer.map_or_else(|| "page, admin socket".to_owned(), |peer| format!("page, {peer}"))
 }
 
-/// Starts an action. Returns the number of its notice.
+/// Starts an action. Returns the number of the notice that shows its outcome.
 ///
 /// # Errors
 /// Too many actions are running.
@@ -117,10 +117,10 @@ pub(crate) fn start_action(admin: &AdminState, order: ActionForm, who: String) -
     Ok(id)
 }
 
-/// Cancels a request: it is only notified here; the task that serves it answers its client.
+/// Cancels a request. This only notifies the task that serves the request; the task then answers the client.
 ///
 /// # Errors
-/// The token is missing, or the form names no request.
+/// The token is missing or wrong, or the form names no request.
 pub(crate) fn cancel_request(
     admin: &AdminState,
     form: &QueryPairs,
@@ -167,7 +167,7 @@ async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &st
         PageAction::Load => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.log_operator_action(Some(&name), action.word(), who);
-            // Loads the model as a request without a slot does, so that nothing that serves is touched.
+            // Load the model as a request without a slot does, so that no serving process is affected.
             fleet.lease(&name, LeaseKind::Aux).await.map(drop).map_err(|denied| denied.to_string())?;
             Ok(String::new())
         }

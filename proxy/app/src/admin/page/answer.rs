@@ -1,5 +1,5 @@
-//! Answers of the page and their security headers: only our own scripts run, only our own files load, and
-//! no site may frame the page. A browser stores only files that never change.
+//! Answers of the page and their security headers: only the page's own scripts run, only its own files
+//! load, and no site may frame the page. A browser stores only files that never change.
 
 use std::fmt::Display;
 use std::sync::LazyLock;
@@ -15,7 +15,8 @@ use super::memory;
 use crate::admin::answer::AdminBody;
 use crate::series::answer::MemoryData;
 
-/// The page's policy: it may load its own inline style, script and stream. Its icon is inline.
+/// Content security policy of the page: its own inline style, its script, its event stream, and an inline
+/// icon.
 static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
     let style = &files::page_files().style.digest;
     format!(
@@ -23,14 +24,14 @@ static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
          form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     )
 });
-/// A report's policy: its own style only. The file may have been changed, so nothing in it runs, and it has
-/// no origin.
+/// Content security policy of a report: only its inline style. The report file may have been changed by
+/// somebody, so no script in it runs, and it is isolated from the page's origin.
 const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
 
-/// Severs the page from the window that opened it, for which a browser starts another process.
+/// Header that separates the page from the window that opened it; a browser then starts another process.
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
-/// Answers with fewer bytes are not compressed.
+/// Least size in bytes of an answer that is compressed.
 const MIN_COMPRESSED_BYTES: usize = 1024;
 
 /// Content of an answer.
@@ -54,8 +55,8 @@ impl PageContent {
     }
 }
 
-/// Sets the headers of every answer. The referrer stays within the page: with `no-referrer`, browsers would
-/// send forms without saying where they come from.
+/// Sets the headers of every answer. The referrer is sent within the page only. With `no-referrer`,
+/// browsers would send forms without their origin.
 fn set_security_headers(headers: &mut HeaderMap, policy: &'static str) {
     let all: [(HeaderName, &'static str); 6] = [
         (header::CONTENT_SECURITY_POLICY, policy),
@@ -80,7 +81,8 @@ pub(super) fn page_response(status: StatusCode, kind: PageContent, body: AdminBo
     response
 }
 
-/// An answer that is not stored. `asked`: the request's headers, if the answer may be compressed.
+/// Builds an answer that browsers do not store. `asked`: the request's headers, if the answer may be
+/// compressed.
 pub(super) fn uncached_response(
     status: StatusCode,
     kind: PageContent,
@@ -103,7 +105,7 @@ pub(super) fn uncached_response(
     response
 }
 
-/// Memory data as a self-contained file.
+/// Builds a download of memory data as a self-contained file.
 pub(super) fn download_response(data: &MemoryData) -> Response<AdminBody> {
     let mut response =
         uncached_response(StatusCode::OK, PageContent::Report, memory::memory_file(data).into(), None);
@@ -114,7 +116,8 @@ pub(super) fn download_response(data: &MemoryData) -> Response<AdminBody> {
     response
 }
 
-/// The refreshed part of a view; empty if the browser has it.
+/// Builds the answer with the refreshed part of a view; its body is empty if the browser already has this
+/// part.
 pub(super) fn part_response(part: &RenderedView, asked: &HeaderMap) -> Response<AdminBody> {
     let tag = format!("\"{}\"", part.tag);
     let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
@@ -139,7 +142,7 @@ pub(super) fn part_response(part: &RenderedView, asked: &HeaderMap) -> Response<
     response
 }
 
-/// A file that never changes: its name contains a hash of its content.
+/// Builds the answer with a file that never changes, because its name contains a hash of its content.
 pub(super) fn file_response(file: &PageFile, asked: &HeaderMap) -> Response<AdminBody> {
     let small = accepts_gzip(asked);
     let mut response = Response::new(full_body(if small { file.gzip.clone() } else { file.plain.clone() }));
@@ -154,7 +157,7 @@ pub(super) fn file_response(file: &PageFile, asked: &HeaderMap) -> Response<Admi
     response
 }
 
-/// A redirect to another address of the page, by GET.
+/// Redirects to another path of the page, to be requested by GET.
 pub(super) fn redirect(to: &str) -> Response<AdminBody> {
     let mut response = page_response(StatusCode::SEE_OTHER, PageContent::Text, full_body(Bytes::new()));
     let to = HeaderValue::try_from(to).unwrap_or_else(|_| HeaderValue::from_static("/page/"));
@@ -162,7 +165,7 @@ pub(super) fn redirect(to: &str) -> Response<AdminBody> {
     response
 }
 
-/// A refusal with its reason as a sentence.
+/// Builds a refusal whose body is the reason as a sentence.
 pub(super) fn refusal_response(status: StatusCode, why: &dyn Display) -> Response<AdminBody> {
     uncached_response(status, PageContent::Text, format!("{why}\n").into(), None)
 }
@@ -171,7 +174,7 @@ fn full_body(body: Bytes) -> AdminBody {
     Full::new(body).boxed_unsync()
 }
 
-/// Returns true if a browser accepts gzip, RFC 9110 section 12.5.3.
+/// Returns whether a browser accepts gzip (RFC 9110 section 12.5.3).
 fn accepts_gzip(headers: &HeaderMap) -> bool {
     let all = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let mut codings = all.flat_map(|value| value.split(','));
@@ -182,8 +185,8 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Returns true if another site may have led here, and may hold the window that shows the answer. A browser
-/// sends `none` for a typed address or a bookmark; old browsers and other programs send nothing.
+/// Returns whether another site may have opened the page, and may still hold its window. A browser
+/// sends `none` for a typed address or a bookmark; old browsers and other programs send no such header.
 fn is_cross_site(asked: &HeaderMap) -> bool {
     let site = asked.get(FETCH_SITE).map(HeaderValue::as_bytes);
     !matches!(site, Some(b"none" | b"same-origin"))

@@ -1,5 +1,5 @@
-//! The view *Builds*: the build that each model runs and will run, its content, its checks, its canaries.
-//! Values in, markup out; only [`StoredBuilds::read`] reads the store.
+//! The view *Builds*: the build that each model runs and will run, its content, checks and canaries. Turns
+//! values into markup; only [`StoredBuilds::read`] reads the store.
 
 use std::path::Path;
 
@@ -13,19 +13,19 @@ use super::part::{moment_element, write_link};
 use crate::admin::query::address_with_query;
 use crate::cli::builds::{default_state, row};
 
-/// Content of the store.
+/// Content of the store of builds.
 #[derive(Debug, Default)]
 pub(crate) struct StoredBuilds {
     pub(crate) builds: Vec<Provenance>,
     pub(crate) damaged: Vec<String>,
     pub(crate) in_use: Option<BuildId>,
     pub(crate) choices: BuildChoices,
-    /// Why the store could not be read.
+    /// Error if the store could not be read.
     pub(crate) error: Option<String>,
 }
 
 impl StoredBuilds {
-    /// Reads the store of a data folder. Blocks.
+    /// Reads the store in the data folder. Blocks.
     pub(crate) fn read(data: &Path) -> Self {
         let store = BuildStore::new(data);
         let listing = match store.list() {
@@ -43,7 +43,7 @@ impl StoredBuilds {
     }
 }
 
-/// The content of `<main>`.
+/// Returns the content of the page's `<main>` element.
 pub(crate) fn builds_view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Builds");

@@ -1,15 +1,15 @@
-//! The view *Configuration*: values in force with their sources and without secrets, as `config show`
-//! prints them.
+//! The view *Configuration*: the values in force with their sources and without secrets, as printed by
+//! `config show`.
 
 use warden_pages::Html;
 
 use super::part::write_link;
 use super::search::has_words;
 
-/// Sections shown at a time: those of some fifty models, with all sections that belong to no model.
+/// Most sections shown at a time: enough for some fifty models and all sections that belong to no model.
 const MAX_SECTIONS: usize = 200;
 
-/// The search form.
+/// Returns the search form.
 pub(crate) fn search_form(words: &str) -> Html {
     let mut html = Html::new();
     html.within(
@@ -34,8 +34,8 @@ pub(crate) fn search_form(words: &str) -> Html {
     html
 }
 
-/// `text`: the output of `config show`, without secrets; `pending`: sections changed since the start, which
-/// only a restart applies.
+/// Returns the view. `text`: the output of `config show`, without secrets; `pending`: sections that have
+/// changed since the start and need a restart to take effect.
 pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Configuration");
@@ -111,7 +111,8 @@ pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &s
     html
 }
 
-/// Sections with their lines. Text before the first section is for terminals and left out.
+/// Splits the text into sections with their lines. Text before the first section is meant for terminals and
+/// left out.
 fn parse_sections(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
@@ -124,8 +125,8 @@ fn parse_sections(text: &str) -> Vec<(&str, Vec<&str>)> {
     all
 }
 
-/// Splits a setting from its source, which follows the last two blanks and a `#`. No value ends with these
-/// unquoted.
+/// Splits a setting from its source, which follows the last occurrence of two spaces and a `#`. No value
+/// contains these unquoted at its end.
 fn split_source(line: &str) -> (&str, &str) {
     line.rsplit_once("  # ").unwrap_or((line, ""))
 }

@@ -9,9 +9,9 @@ use warden_policies::{ByteSize, ModelName};
 use super::part::write_link;
 use super::reports::{ReportFile, plain_file_name};
 
-/// Limit of models for which the command is shown.
+/// Most models for which the command is shown.
 const MAX_MODELS: usize = 10;
-/// The content of `<main>`.
+/// Returns the content of the page's `<main>` element.
 pub(crate) fn diagnose_view<'a>(
     reports: &[ReportFile],
     folder: &Path,
@@ -105,7 +105,8 @@ fn report_path(name: &str) -> String {
     path
 }
 
-/// Quotes a word for a shell. A word that no shell accepts stays unquoted, for display only.
+/// Quotes a word for a shell. A word that cannot be quoted is returned unchanged, because it is only
+/// displayed.
 fn quote_word(word: &str) -> String {
     shlex::try_quote(word).map_or_else(|_| word.to_owned(), std::borrow::Cow::into_owned)
 }

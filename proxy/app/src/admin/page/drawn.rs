@@ -1,4 +1,4 @@
-//! Turns the recorded series of one memory into a plot: values in, values out.
+//! Converts the recorded series of one kind of memory into a plot. Pure.
 
 use warden_pages::plot::{
     AreaKind, CurveKind, HorizontalQuantity, LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
@@ -10,20 +10,20 @@ use warden_policies::units::as_f64;
 use crate::series::answer::{MemoryData, SeriesData, SeriesPoint, SeriesStatus};
 use crate::series::marks;
 
-/// A gap is this many points, or [`GAP_SECONDS`], without a reading.
+/// A gap is a time without readings that is longer than this many points and than [`GAP_SECONDS`].
 const GAP_POINTS: u64 = 3;
 const GAP_SECONDS: u64 = 60;
-/// A forecast extends a plot by at most this share of its range.
+/// Share of a plot's range by which forecasts may extend it at most.
 const MAX_FORECAST_SHARE: f64 = 0.3;
-/// Limit of drawn stretches of one budget: each has a line in the legend.
+/// Most stretches drawn of one budget, because each stretch has a line in the legend.
 const MAX_LIMITS: usize = 3;
-/// Budgets are kept in whole KiB.
+/// Bytes in a KiB; budgets are recorded in whole KiB.
 const KIB: u64 = 1024;
 
-/// The plot of one memory.
+/// Returns the plot of one kind of memory.
 pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
     let place = |point: &SeriesPoint| {
-        // The middle of the point's span, but not in the future.
+        // Place a point at the middle of its time span, but not in the future.
         let middle = point.at.saturating_add(series.seconds / 2);
         as_f64(middle.min(data.now.max(point.at)))
     };
@@ -70,7 +70,7 @@ pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) ->
             name: reading_description(series),
             stretches: readings,
         }],
-        // Lines of former processes are drawn; the legend names only the last.
+        // The detector's lines of former processes are drawn, too, but the legend names only the last line.
         laws: laws
             .into_iter()
             .zip(1..)
@@ -104,8 +104,8 @@ pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) ->
     }
 }
 
-/// The range of all plots of a page, so that a moment is at the same place in each; it includes the
-/// forecasts.
+/// Returns the time range of all plots of a page, including the forecasts. The plots share the range, so
+/// that a moment is at the same position in each.
 fn plot_range(data: &MemoryData) -> (f64, f64) {
     let (from, to) = (as_f64(data.from), as_f64(data.to));
     let far =
@@ -114,8 +114,8 @@ fn plot_range(data: &MemoryData) -> (f64, f64) {
     (from, to + ahead.min((to - from) * MAX_FORECAST_SHARE))
 }
 
-/// Top of the plot, up to which declared caches are drawn. A prompt cache of gigabytes must not flatten a
-/// line of megabytes.
+/// Returns the value up to which declared caches are drawn, so that a prompt cache of gigabytes does not
+/// flatten a line of megabytes.
 fn plot_top(series: &SeriesData) -> u64 {
     let most = series.points.iter().map(|point| point.max).max().unwrap_or(0);
     let least = series.points.iter().map(|point| point.min).min().unwrap_or(0);
@@ -146,7 +146,7 @@ const fn hard_limit(point: &SeriesPoint) -> Option<u64> {
     point.lines.hard
 }
 
-/// Splits points into stretches of one process without a gap.
+/// Splits points into stretches, each of one process and without a gap.
 fn split_stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
     let gap = (series.seconds * GAP_POINTS).max(GAP_SECONDS);
     let together = |a: &SeriesPoint, b: &SeriesPoint| {
@@ -155,7 +155,7 @@ fn split_stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
     series.points.chunk_by(together).collect()
 }
 
-/// The last stretches in which a budget was constant.
+/// Returns the last stretches in which a budget was constant.
 fn constant_limits(
     series: &SeriesData,
     kind: PlotLimitKind,
@@ -179,14 +179,14 @@ fn constant_limits(
     all
 }
 
-/// The verdict of the running process, if the plot reaches to now. In a plot of the past it would describe
-/// another process.
+/// Returns the verdict on the running process, if the plot reaches to the present. In a plot of the past,
+/// the verdict would describe another process than the plot.
 fn current_verdict<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesStatus> {
     let reaches = data.to.saturating_add(2 * series.seconds) >= data.now;
     series.present.as_ref().filter(|_| reaches)
 }
 
-/// The limit that is reached first.
+/// Returns the forecast of the limit that is reached first.
 fn next_limit(series: &SeriesData, data: &MemoryData) -> Option<PlotForecast> {
     let present = current_verdict(series, data)?;
     let first = present.forecasts.iter().filter(|one| one.at.is_some()).min_by_key(|one| one.at)?;

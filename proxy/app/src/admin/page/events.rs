@@ -1,5 +1,5 @@
-//! Events and logs, newest first, filtered by model and by words. Values in, markup out; likely secrets are
-//! hidden.
+//! Events and logs, newest first, filtered by model and by words. Turns values into markup; likely secrets
+//! are hidden.
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -13,17 +13,17 @@ use super::search::has_words;
 use crate::admin::query::{QueryPairs, address_with_query};
 use crate::serve::describe_event;
 
-/// Limit of events shown at a time.
+/// Most events shown at a time.
 const MAX_EVENTS: usize = 300;
-/// Limit of lines shown at a time.
+/// Most log lines shown at a time.
 const MAX_LINES: usize = 500;
 
 /// The filter of the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventFilter {
-    /// Empty: all models.
+    /// Name of the model; empty for all models.
     pub(crate) model: String,
-    /// Words that must all occur.
+    /// Words, all of which must occur.
     pub(crate) words: String,
 }
 
@@ -33,7 +33,7 @@ impl EventFilter {
         Self { model: get("model"), words: get("q") }
     }
 
-    /// The filter form. `all`: adds an entry for all models.
+    /// Returns the filter form. `all`: adds an entry for all models.
     pub(crate) fn form<'a>(
         &self,
         path: &str,
@@ -76,7 +76,7 @@ impl EventFilter {
     }
 }
 
-/// The view *Events*.
+/// Returns the view *Events*.
 pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Events");
@@ -137,20 +137,21 @@ pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Html {
     html
 }
 
-/// Kind of an event, the part of its text that identifies it among events of the kind, and its row.
+/// Kind of an event, the part of its text that distinguishes it from other events of this kind, and its row.
 type LatestEvent<'a> = (Discriminant<EventKind>, &'a str, usize);
 
-/// Folds repeated failed starts of a model: of each kind only the latest is listed, with the number of
-/// earlier ones. Another event of the model ends a fold. Latest first, as in the input.
+/// Folds repeated failed starts of a model: of each kind of event only the latest is listed, with the
+/// number of earlier events of this kind. Any other event of the model ends the fold. Latest first, as in
+/// the input.
 fn fold_failed_starts<'a>(found: &'a [(&'a FleetEvent, String)]) -> Vec<(&'a FleetEvent, &'a str, u64)> {
     let mut rows: Vec<(&FleetEvent, &str, u64)> = Vec::new();
-    // The row of the latest event of each kind, by model.
+    // Row of the latest event of each kind, by model.
     let mut latest: BTreeMap<Option<&str>, Vec<LatestEvent<'_>>> = BTreeMap::new();
     for (event, text) in found {
         let of_model = latest.entry(event.model.as_ref().map(ModelName::as_str)).or_default();
         let kind = discriminant(&event.kind);
         let reason = match event.kind {
-            // Process ids and pauses differ from start to start.
+            // Process ids and pauses differ between starts, so ignore the text.
             EventKind::Starting { .. } | EventKind::Backoff { .. } => Some(""),
             EventKind::Crashed { .. } => Some(text.as_str()),
             _ => None,
@@ -170,7 +171,7 @@ fn fold_failed_starts<'a>(found: &'a [(&'a FleetEvent, String)]) -> Vec<(&'a Fle
     rows
 }
 
-/// The badge of an event that deserves attention.
+/// Returns the badge of an event that deserves attention.
 fn event_badge(kind: &EventKind) -> Option<(BadgeTone, &'static str)> {
     Some(match kind {
         EventKind::Crashed { .. } | EventKind::CrashLoop { .. } => (BadgeTone::Bad, "crash"),
@@ -197,7 +198,7 @@ fn event_badge(kind: &EventKind) -> Option<(BadgeTone, &'static str)> {
     })
 }
 
-/// The view *Logs* of a model's processes. `all`: unredacted lines.
+/// Returns the view *Logs* of a model's processes. `all`: the log lines; likely secrets are hidden here.
 pub(crate) fn logs_view(all: &[LogLine], wish: &EventFilter) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Logs");

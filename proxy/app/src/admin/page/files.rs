@@ -1,5 +1,6 @@
-//! Style and script of the page, compiled in. The style is inline in each page, with its hash in the page's
-//! policy. The script is a file named by a hash of its content, compressed at its first use.
+//! Style and script of the page, compiled into the program. The style is inline in each page, and its hash
+//! is in the page's content security policy. The script is a file named by a hash of its content,
+//! compressed at its first use.
 
 use std::io::Write as _;
 use std::sync::LazyLock;
@@ -12,8 +13,8 @@ use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
 
 /// The script, its parts in order of dependency. All parts are one module, because each file costs a
-/// request. Keyboard shortcuts work at once; the rest starts after the first frame, which is complete
-/// without it.
+/// request. Keyboard shortcuts work at once; the rest of the script starts after the first frame, which
+/// does not need it.
 const SCRIPT: &str = concat!(
     include_str!("files/keys.js"),
     "requestAnimationFrame(() => setTimeout(() => {\ndocument.body.dataset.drawn = \"\";\n",
@@ -34,12 +35,12 @@ pub(crate) struct PageFile {
     pub(crate) gzip: Bytes,
 }
 
-/// The style. Inline, because a request for it takes 15 to 30 milliseconds, in which a browser may lay out
-/// the whole page without it (docs/page.md).
+/// The style, inline in each page: a separate request takes 15 to 30 milliseconds, in which a browser may
+/// lay out the whole page without the style (docs/page.md).
 #[derive(Debug)]
 pub(crate) struct PageStyle {
     pub(crate) text: String,
-    /// Hash for the page's policy: `sha256-...`.
+    /// Hash of the style for the content security policy: `sha256-...`.
     pub(crate) digest: String,
 }
 
@@ -47,11 +48,11 @@ pub(crate) struct PageStyle {
 pub(crate) struct PageFiles {
     pub(crate) style: PageStyle,
     pub(crate) script: PageFile,
-    /// Changes if style or script changes.
+    /// Identifies the version of style and script.
     pub(crate) tag: String,
 }
 
-/// The compiled-in files, built at the first call.
+/// Returns the compiled-in files, built at the first call.
 pub(crate) fn page_files() -> &'static PageFiles {
     static FILES: LazyLock<PageFiles> = LazyLock::new(|| {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
@@ -64,7 +65,7 @@ pub(crate) fn page_files() -> &'static PageFiles {
     &FILES
 }
 
-/// The file of that name.
+/// Returns the file with this name.
 pub(crate) fn find_file(name: &str) -> Option<&'static PageFile> {
     let PageFiles { script, .. } = page_files();
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
@@ -76,7 +77,7 @@ fn make_file(name: &str, end: &str, kind: &'static str, text: String) -> PageFil
     PageFile { path, kind, plain: text.into(), gzip }
 }
 
-/// Twelve hexadecimal digits of the content's hash.
+/// Returns twelve hexadecimal digits of the content's hash.
 pub(crate) fn content_hash(content: &[u8]) -> String {
     let mut text = hex::encode(Sha256::digest(content));
     text.truncate(12);

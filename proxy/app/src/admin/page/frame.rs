@@ -1,4 +1,5 @@
-//! The frame around every view: head, navigation, the form that sends actions, help. Values in, markup out.
+//! The frame around every view: head, navigation, the form that sends actions, help. Turns values into
+//! markup.
 
 use warden_pages::Html;
 
@@ -7,7 +8,7 @@ use super::hub::{ActionNotice, ActionOutcome};
 use super::part::moment_element;
 use super::view::PageView;
 
-/// The page's icon: bars in a square. Inline, so that no browser requests one.
+/// Icon of the page: bars in a square. Inline, so that browsers need not request it.
 const PAGE_ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='3' fill='%230a5aa5'/%3E%3Cpath d='M3 12V8h2v4zm4 0V4h2v8zm4 0V6h2v6z' fill='%23fff'/%3E%3C/svg%3E";
 
 /// Values of the frame around a view.
@@ -17,17 +18,17 @@ pub(crate) struct PageFrame<'a> {
     pub(crate) subject: &'a str,
     /// Path of the view with its query.
     pub(crate) here: &'a str,
-    /// The token, masked.
+    /// Token for forms, behind a random mask.
     pub(crate) token: &'a str,
     /// Id of this run of the program.
     pub(crate) boot: &'a str,
     /// Name of the key of the visitor's session, if there is one.
     pub(crate) signed_in: Option<&'a str>,
-    /// Filters of the view: not refreshed, so that a user's typing is not disturbed.
+    /// Filter form of the view. It is not refreshed, so that a user's typing is not disturbed.
     pub(crate) controls: Html,
 }
 
-/// Writes the parts common to every head.
+/// Writes the elements common to the `<head>` of every document.
 pub(super) fn write_head(head: &mut Html, title: impl std::fmt::Display) {
     head.void("meta", &[("charset", &"utf-8")]);
     head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
@@ -39,7 +40,7 @@ pub(super) fn write_head(head: &mut Html, title: impl std::fmt::Display) {
     });
 }
 
-/// A whole document around a refreshed part.
+/// Returns a whole document around the refreshed part of a view.
 pub(crate) fn page_document(frame: &PageFrame, part: &str) -> String {
     let mut html = Html::new();
     let (view, files) = (frame.view, files::page_files());
@@ -82,7 +83,7 @@ pub(crate) fn page_document(frame: &PageFrame, part: &str) -> String {
     html.into_string()
 }
 
-/// The sign-out form. No script handles it, because it leads to another page.
+/// Writes the sign-out form. No script handles it, because it leads to another page.
 fn sign_out(body: &mut Html, key: &str, token: &str) {
     let about: warden_pages::html::HtmlAttributes =
         &[("method", &"post"), ("action", &"/page/sign-out"), ("id", &"sign-out")];
@@ -105,7 +106,7 @@ fn write_navigation(nav: &mut Html, current: PageView) {
     }
 }
 
-/// The refreshed part: notices, then the view.
+/// Returns the part of a document that is refreshed: notices, then the view.
 pub(crate) fn refreshed_part(view: PageView, content: &Html, notices: &[ActionNotice]) -> String {
     let mut html = Html::new();
     html.within(
@@ -144,7 +145,7 @@ const fn outcome_class(outcome: &ActionOutcome) -> &'static str {
     }
 }
 
-/// The help view: keyboard shortcuts and terms.
+/// Returns the help view: keyboard shortcuts and terms.
 pub(crate) fn help_view() -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Keys and words");

@@ -1,19 +1,20 @@
-//! Decides which requests may have the page. Any site that is open in the operator's browser can send
-//! requests to the admin address. So the headers that the browser sets are checked first, before any
-//! lookup. Pure.
+//! Decides which requests may open the page. Any site that is open in the operator's browser can send
+//! requests to the admin address. So the headers that the browser sets are checked before anything else.
+//! Pure.
 //!
 //! ```text
-//!   every request   Host is a name of this machine's loopback (against DNS names that point to us)
+//!   every request   Host is a loopback name or address (a site could let its own DNS name point to this
+//!   machine)
 //!                   Origin, if there is one, is the page's own
 //!   GET             Sec-Fetch-Site: none, same-origin; from other sites only navigations to a page in a tab:
-//!                   a GET changes nothing, no frame may hold the page, and the opener cannot look into it
+//!                   a GET changes nothing, no frame may hold the page, and the opener cannot read the page
 //!   POST            Origin is present and the page's own, and the form has the token of this instance
 //! ```
 //!
-//! On the public listener any host is allowed that the gateway accepts, and a session or a key gives access
-//! (`super::door`). All other rules hold there as well.
+//! On the public listener every host is allowed that the gateway accepts, and a session or a key gives access
+//! (`super::door`). All other rules apply there as well.
 //!
-//! The other admin routes are for programs: a request with browser headers is refused there
+//! The other admin routes are for programs: they refuse requests with browser headers
 //! (`super::super::route`).
 
 use http::{HeaderMap, Method, header};
@@ -23,7 +24,7 @@ pub(super) const FETCH_SITE: &str = "sec-fetch-site";
 const FETCH_MODE: &str = "sec-fetch-mode";
 const FETCH_DEST: &str = "sec-fetch-dest";
 
-/// Why a request is refused.
+/// Reasons to refuse a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PageRefusal {
     #[error(
@@ -42,7 +43,7 @@ pub(crate) enum PageRefusal {
     Method,
 }
 
-/// The host without its port; empty if the port is invalid.
+/// Returns the host without its port; empty if the port is invalid.
 fn host_name(host: &str) -> &str {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((v6, rest)) => (if v6.parse::<std::net::Ipv6Addr>().is_ok() { v6 } else { "" }, rest),
@@ -54,18 +55,18 @@ fn host_name(host: &str) -> &str {
     if port.is_empty() || is_port(port) { name } else { "" }
 }
 
-/// Returns true if a name can only mean this machine.
+/// Returns whether a name always refers to this machine.
 fn is_loopback(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    // A value that is no text equals no keyword.
+    // Replace a value that is no text by one that equals no keyword.
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }
 
-/// Checks a request for the page. `document`: the request is for a whole page, which a tab may show.
+/// Checks a request for the page. `document`: the request is for a whole page, which may be opened in a tab.
 ///
 /// # Errors
 /// The request is refused.
@@ -79,8 +80,8 @@ pub(crate) fn check_request(method: &Method, headers: &HeaderMap, document: bool
 }
 
 /// Checks a request for the page on the public listener. `host`: the requested host, already accepted by
-/// the gateway. The scheme of the origin may be TLS where ours is not: a proxy in front of us may terminate
-/// it.
+/// the gateway. The origin may be an `https` address although the listener does not use TLS, because a
+/// proxy in front may terminate TLS.
 ///
 /// # Errors
 /// The request is refused.

@@ -1,5 +1,5 @@
 //! Splits the memory that a process holds into parts: weights, declared caches, growth beyond both, the
-//! rest. Views in, bytes out; the parts always add up to the bytes held.
+//! rest. The parts always add up to the bytes held. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use warden_supervisor::{BackendView, FleetView, SharedSpec};
 
 use crate::admin::answer::ModelBudget;
 
-/// Bytes of one memory that a model was planned to need before it was loaded.
+/// Bytes that a model was planned to need of one kind of memory before it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlannedBytes {
     weights: u64,
@@ -24,7 +24,7 @@ pub(crate) struct PlannedNeeds {
     gpus: PlannedBytes,
 }
 
-/// By model; models without known needs are left out.
+/// Planned needs by model; models without known needs are left out.
 pub(crate) type PlannedModels = BTreeMap<String, PlannedNeeds>;
 
 pub(crate) fn planned_needs(models: &[SharedSpec]) -> PlannedModels {
@@ -54,36 +54,36 @@ pub(crate) struct MemoryUse {
     pub(crate) series: MemoryKind,
     /// Bytes held.
     pub(crate) held: u64,
-    /// Of these: tensors of the model.
+    /// Part of `held`: tensors of the model.
     pub(crate) weights: u64,
-    /// Of these: KV cache and declared caches.
+    /// Part of `held`: KV cache and declared caches.
     pub(crate) cache: u64,
-    /// Of these: growth beyond the declared caches since the process settled.
+    /// Part of `held`: growth beyond the declared caches since the process settled.
     pub(crate) growth: u64,
-    /// The rest: code, buffers, contexts.
+    /// Rest of `held`: code, buffers, contexts.
     pub(crate) other: u64,
-    /// Above this the process is replaced at a quiet moment.
+    /// Soft budget, above which the process is replaced at a quiet moment.
     pub(crate) soft: Option<u64>,
-    /// Above this the process is drained and replaced at once.
+    /// Hard budget, above which the process is drained and replaced at once.
     pub(crate) hard: Option<u64>,
-    /// The machine's total of this memory.
+    /// The machine's total memory of this kind.
     pub(crate) total: Option<u64>,
 }
 
 impl MemoryUse {
-    /// The limit for the bar: the first budget, as in `status`, else the machine's total, else the bytes
-    /// held.
+    /// Returns the value at which the bar is full: the first budget, as in `status`, else the machine's
+    /// total, else the bytes held.
     pub(crate) fn limit(&self) -> u64 {
         self.soft.or(self.hard).or(self.total).unwrap_or(self.held).max(1)
     }
 
-    /// Share of the limit that is held; may exceed 1.
+    /// Returns the bytes held as a share of [`Self::limit`]; may exceed 1.
     pub(crate) fn share(&self) -> f64 {
         warden_policies::units::as_f64(self.held) / warden_policies::units::as_f64(self.limit())
     }
 }
 
-/// All memories of a process that were read: the host's first, then each GPU's.
+/// Returns all kinds of memory of a process that were read: the host's first, then each GPU's.
 pub(crate) fn backend_memory_use(
     backend: &BackendView,
     budget: ModelBudget,
@@ -121,7 +121,7 @@ pub(crate) fn backend_memory_use(
             let all = backend.memory.forecasts.iter().filter(|one| one.series == series);
             all.filter(|one| reasons.contains(&one.reason)).map(|one| one.forecast.limit).next()
         };
-        // `auto` is computed when a process has settled; the forecast has its limit.
+        // An `auto` budget is computed when a process has settled; the forecast contains the computed limit.
         let bytes = |limit: Option<MemoryLimit>, reasons| {
             let limit = limit?;
             let whole = limit.bytes().or_else(|| limit.resolve(ByteSize(total?)));

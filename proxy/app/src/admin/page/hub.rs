@@ -1,13 +1,14 @@
-//! State shared by all viewers of the page: one picture, made at most a few times a second and only while
-//! there are viewers; the token of this instance; notices of actions and their outcomes.
+//! State shared by all viewers of the page: a snapshot ("picture") of the fleet, made at most a few times a
+//! second and only while there are viewers; the form token of this instance; notices of actions and their
+//! outcomes.
 //!
 //! ```text
-//!   fleet changes ─┐
-//!   a second ──────┼─> picture, if it differs: number + 1 ──> watch ──> each viewer, as fast as it reads
-//!   an outcome ────┘                                            └─> views, rendered once a query
+//!   fleet changes ────┐
+//!   each second ──────┼─> picture, if it differs: number + 1 ──> watch ──> each viewer, as fast as it reads
+//!   action finished ──┘                                            └─> views, rendered once per query
 //! ```
 //!
-//! A viewer that reads slowly skips pictures: nothing waits for it, and nothing is queued for it.
+//! A viewer that reads slowly skips pictures. No other viewer waits for it, and nothing is queued for it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -26,21 +27,21 @@ use crate::admin::answer::{AdminState, AdminStatus};
 use crate::clock;
 use crate::sync::lock;
 
-/// Least time between pictures: a person cannot read faster changes.
+/// Least time between pictures: a person cannot follow faster changes.
 const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
-/// Interval of reading the counters while there are viewers.
+/// Interval at which counters are read while there are viewers.
 const WATCHED_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval of reading the counters without viewers, so that the first picture has rates.
+/// Interval at which counters are read without viewers, so that the first picture has rates.
 const UNWATCHED_INTERVAL: Duration = Duration::from_secs(5);
-/// Limit of kept notices.
+/// Most notices kept.
 const MAX_NOTICES: usize = 20;
-/// Limit of rendered views kept of one picture: each filter and each part of a list is one.
+/// Most rendered views kept of one picture; each filter and each part of a list is a view.
 const MAX_RENDERED_VIEWS: usize = 64;
 
-/// Everything that views show of the fleet, at one moment.
+/// Data about the fleet at one moment from which all views are made.
 #[derive(Clone, Debug)]
 pub(crate) struct PageSnapshot {
-    /// Grows with every picture that differs.
+    /// Number of the picture, which grows whenever the content differs.
     pub(crate) number: u64,
     pub(crate) status: AdminStatus,
     pub(crate) plans: PlannedModels,
@@ -75,9 +76,9 @@ impl PageSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ActionNotice {
     pub(crate) id: u64,
-    /// Time of the request, RFC 3339.
+    /// Time at which the action was requested, RFC 3339.
     pub(crate) at: String,
-    /// Action and model: `restart of qwen`.
+    /// Action and model, such as `restart of qwen`.
     pub(crate) what: String,
     pub(crate) outcome: ActionOutcome,
 }
@@ -104,21 +105,21 @@ pub(crate) struct RenderedView {
 #[derive(Debug)]
 pub(crate) struct PageHub {
     pub(crate) token: FormToken,
-    /// The token behind one fixed mask, for forms in the refreshed part: with a new mask each time, no part
-    /// would ever be unchanged.
+    /// The token behind a fixed mask, for forms in the refreshed part: with a new mask each time, that part
+    /// would always count as changed.
     pub(crate) shown_token: String,
     /// Id of this run of the program.
     pub(crate) boot: String,
     started_at: Instant,
     pictures: watch::Sender<Option<Arc<PageSnapshot>>>,
     paces: Mutex<RateTracker>,
-    /// Held while a picture is made: without it, an older picture could be published after a newer one.
+    /// Held while a picture is made, so that an older picture cannot be published after a newer one.
     renewing: Mutex<()>,
     /// Time of the last picture.
     last_made: Mutex<Option<Instant>>,
     notices: Mutex<(u64, VecDeque<ActionNotice>)>,
     views: Mutex<(u64, HashMap<String, RenderedView>)>,
-    /// Notified of a new viewer or a new notice.
+    /// Notified when there is a new viewer or a new notice.
     wake: tokio::sync::Notify,
     /// Running actions.
     pub(crate) work: TaskTracker,
@@ -180,24 +181,24 @@ impl PageHub {
         made.map_or_else(Instant::now, |made| made + MIN_SNAPSHOT_INTERVAL)
     }
 
-    /// Number of viewers.
+    /// Returns the number of viewers.
     pub(crate) fn viewers(&self) -> usize {
         self.pictures.receiver_count()
     }
 
-    /// Subscribes to pictures; `None` before the first one.
+    /// Subscribes to pictures. The value is `None` before the first picture.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<PageSnapshot>>> {
         let receiver = self.pictures.subscribe();
         self.wake.notify_one();
         receiver
     }
 
-    /// A picture that is at most [`MIN_SNAPSHOT_INTERVAL`] old.
+    /// Returns a picture that is at most [`MIN_SNAPSHOT_INTERVAL`] old.
     pub(crate) fn picture(&self, admin: &AdminState) -> Arc<PageSnapshot> {
         let fresh = lock(&self.last_made).is_some_and(|made| made.elapsed() < MIN_SNAPSHOT_INTERVAL);
-        // Cloned first: a renewal waits for every borrow.
+        // Clone the picture instead of borrowing it, because a renewal waits for every borrow.
         let known = self.pictures.borrow().clone();
-        // After an action the browser is led to a page that must show its notice, however soon it asks.
+        // After an action the browser requests a view at once, and this view must show the new notice.
         let newest = lock(&self.notices).1.back().map(|notice| notice.id);
         let has_newest = |known: &Arc<PageSnapshot>| known.notices.last().map(|notice| notice.id) == newest;
         known.filter(|known| fresh && has_newest(known)).unwrap_or_else(|| self.renew(admin))
@@ -213,7 +214,7 @@ impl PageHub {
         let _alone = lock(&self.renewing);
         self.sample_counters(admin);
         let plans = admin.config.borrow().plans.clone();
-        // Built before the notices are locked: recording an outcome needs that lock.
+        // Build the picture before the notices are locked, because recording an outcome needs that lock.
         let picture = PageSnapshot {
             number: 0,
             status: admin.status_without_processes(),
@@ -240,7 +241,7 @@ impl PageHub {
         shown.unwrap_or_else(|| Arc::new(picture))
     }
 
-    /// A view of a picture, rendered once for all viewers with the same query.
+    /// Returns a view of a picture, rendered once for all viewers with the same query.
     pub(crate) fn render_once(
         &self,
         picture: &PageSnapshot,
@@ -290,7 +291,7 @@ impl PageHub {
         let mut notices = lock(&self.notices);
         if let Some(notice) = notices.1.iter_mut().find(|notice| notice.id == id) {
             notice.outcome = match outcome {
-                // The last words of a server may quote a key.
+                // The last output of a server may quote a key, so hide secrets.
                 ActionOutcome::Failed(why) => ActionOutcome::Failed(secrets::redact_text(&why)),
                 outcome => outcome,
             };

@@ -1,5 +1,5 @@
-//! The event stream of the page: the number of each picture, after a greeting with this run's id. A browser
-//! that reads slowly gets the latest number and misses those between.
+//! The event stream of the page: first an event with the id of this run of the program, then the number of
+//! each picture. A browser that reads slowly gets only the latest number.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use super::files;
 use super::hub::PageSnapshot;
 use crate::admin::answer::{AdminBody, AdminState};
 
-/// Limit of viewers. Each browser tab is one, and holds a connection.
+/// Most viewers. Each browser tab is a viewer, and holds a connection.
 const MAX_VIEWERS: usize = 64;
 /// Interval of keep-alive events, so that a dead connection is detected.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Streams picture numbers. The first event identifies this run, with a token for the forms of a page that
-/// outlives a restart.
+/// Streams picture numbers. The first event identifies this run of the program, and has a token for the
+/// forms of a page that was loaded before a restart.
 pub(super) fn picture_stream(admin: &AdminState, still: Option<AccessCheck>) -> Response<AdminBody> {
     if admin.page.viewers() >= MAX_VIEWERS {
         let why = format!(
@@ -56,16 +56,16 @@ fn follow_pictures(
             () = stop.cancelled() => return None,
             changed = pictures.changed() => {
                 changed.ok()?;
-                // Includes the number of the last event: browsers show events at once, while the rest may
-                // wait.
+                // Include the id of the last fleet event: browsers show events at once, but may delay other
+                // changes.
                 let (number, event) =
                     pictures.borrow_and_update().as_ref().map_or((0, 0), |picture| (picture.number, picture.event));
                 format!("event: picture\ndata: {number} {event}\n\n")
             }
-            // An event, not a comment: scripts do not receive comments.
+            // Send an event instead of a comment, because scripts do not receive comments.
             () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => "event: still\ndata: \n\n".to_owned(),
         };
-        // The visitor signed out, or the key lost its right.
+        // End the stream if the visitor has signed out, or the key has lost its right.
         if still.as_ref().is_some_and(|still| !still()) {
             return None;
         }

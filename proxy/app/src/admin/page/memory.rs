@@ -1,6 +1,6 @@
-//! The view *Memory*: for each memory of a model the readings, the fitted law with its band, budgets,
-//! declared caches, past actions and forecasts. Values in, markup out. [`memory_file()`] makes the same as a
-//! self-contained file.
+//! The view *Memory*: for each kind of memory of a model the readings, the fitted growth law with its band,
+//! budgets, declared caches, past actions and forecasts. Turns values into markup. [`memory_file()`] makes
+//! a self-contained file with the same content.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ use crate::series::ask::RANGES;
 /// Path of the view.
 const VIEW_PATH: &str = "/page/memory";
 
-/// Memory of one model, with links to other ranges of time.
+/// Returns the view of one model's memory, with links to other time ranges.
 pub(crate) fn memory_view(data: &MemoryData) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
@@ -25,7 +25,7 @@ pub(crate) fn memory_view(data: &MemoryData) -> Html {
     html
 }
 
-/// [`memory_view`] as a self-contained file.
+/// Returns the content of [`memory_view`] as a self-contained file.
 pub(crate) fn memory_file(data: &MemoryData) -> String {
     let mut html = Html::new();
     html.element("h1", &[], format_args!("Memory of {}", data.model));
@@ -37,7 +37,7 @@ pub(crate) fn memory_file(data: &MemoryData) -> String {
     style::document(format_args!("Memory of {}", data.model), &html)
 }
 
-/// Name of such a file, of characters that are valid on any system.
+/// Returns the name of such a file; all its characters are valid on any system.
 pub(crate) fn memory_file_name(data: &MemoryData) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let model: String = data.model.chars().map(plain).take(60).collect();
@@ -45,7 +45,7 @@ pub(crate) fn memory_file_name(data: &MemoryData) -> String {
     format!("memory-{model}-{at}.html")
 }
 
-/// The models with recorded memory and the bytes they hold now, for a request without a model.
+/// Lists the models with recorded memory and the bytes they hold now, for a request that names no model.
 pub(crate) fn listing_view(listed: &SeriesList, fleet: &FleetView) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Memory");
@@ -100,14 +100,15 @@ pub(crate) fn listing_view(listed: &SeriesList, fleet: &FleetView) -> Html {
     html
 }
 
-/// Bytes that the processes of a replica hold now; `None` where none runs, or its memory was not read.
+/// Returns the bytes that the processes of a replica hold now; `None` if no process runs, or its memory is
+/// unknown.
 fn held_now(one: &SeriesEntry, fleet: &FleetView) -> Option<u64> {
     let model = fleet.models.iter().find(|model| model.name == one.model)?;
     let backends = model.backends.iter().filter(|backend| backend.replica == one.replica);
     backends.filter_map(|backend| backend.held(one.memory)).reduce(u64::saturating_add)
 }
 
-/// Content common to view and file: the memories, then the place of the records.
+/// Writes the content common to view and file: each kind of memory, then where the records are stored.
 fn write_content(html: &mut Html, data: &MemoryData) {
     if data.series.is_empty() {
         html.element("p", &[], "There are no readings of it in this time.");
@@ -124,7 +125,7 @@ fn write_storage_place(html: &mut Html, place: &str) {
     html.element("p", &[("class", &"quiet small")], format_args!("Kept {place}."));
 }
 
-/// Lists past actions, where no plot shows them.
+/// Lists past actions; used if there is no plot to show them.
 fn list_actions(html: &mut Html, data: &MemoryData) {
     html.within("ul", &[], |list| {
         for mark in &data.marks {
@@ -139,7 +140,7 @@ fn list_actions(html: &mut Html, data: &MemoryData) {
     });
 }
 
-/// Links to other ranges, each a complete URL.
+/// Writes links to other time ranges, each with a complete URL.
 fn range_links(html: &mut Html, data: &MemoryData) {
     let span = data.to.saturating_sub(data.from).max(1);
     let between = |from: u64, to: u64| view_address(&data.model, &format!("from={from}&to={to}"));
@@ -199,7 +200,7 @@ fn view_address(model: &str, more: &str) -> String {
 fn encode_query(model: &str, more: &str) -> String {
     let mut text = "model=".to_owned();
     for byte in model.bytes() {
-        // Characters that browsers leave unescaped.
+        // Browsers leave these characters unescaped.
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             text.push(char::from(byte));
         } else {
@@ -238,7 +239,7 @@ fn write_section(html: &mut Html, data: &MemoryData, series: &SeriesData, replic
     );
 }
 
-/// Current values in words.
+/// Describes the current values in words.
 fn current_facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
     let size = |bytes: Option<u64>| bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default();
     let mut kept: Vec<String> = present.kept.iter().cloned().collect();

@@ -1,10 +1,10 @@
-//! The page for a browser: running models, their memory, the next actions and their reasons. Rendered here
-//! and readable without a script; a script keeps it up to date.
+//! The page for a browser: running models, their memory, the next actions and their reasons. The page is
+//! rendered here and readable without a script; a script keeps it up to date.
 //!
 //! ```text
-//!   request ─ guard: allowed? ─ view: which one? ─┬─ hub: the shared picture ─ overview, … ─ frame ─ gzip
-//!                                                 ├─ live: stream of picture numbers
-//!                                                 └─ act: token, one action, a notice
+//!   request ─ guard: allowed? ─ view: which? ─┬─ hub: the shared picture ─ overview, … ─ frame ─ gzip
+//!                                             ├─ live: stream of picture numbers
+//!                                             └─ act: check the token, start one action, add a notice
 //! ```
 //!
 //! | module | job |
@@ -19,11 +19,11 @@
 //! | [`holds`] | memory of processes compared with their budgets; pure |
 //! | [`frame`] | frame around every view; pure |
 //! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
-//! | [`drawn`] | plot of one recorded memory; pure |
+//! | [`drawn`] | plot of one kind of recorded memory; pure |
 //! | [`part`] | parts shared by several views; pure |
-//! | [`reports`] | files of `diagnose` |
-//! | [`act`] | actions |
-//! | [`live`] | the stream |
+//! | [`reports`] | report files written by `diagnose` |
+//! | [`act`] | actions on models |
+//! | [`live`] | the event stream |
 //! | [`files`] | style and script, compiled in |
 //! | [`answer`] | answers and their headers |
 
@@ -72,11 +72,11 @@ use super::query::QueryPairs;
 use super::requests::RequestFilter;
 use crate::series::answer::{MemoryData, memory_of_model};
 
-/// Limit of a form in bytes: one action, one name, one address.
+/// Size limit of a form in bytes: a form has one action, one name, one address.
 const MAX_FORM_BYTES: usize = 64 << 10;
-/// Limit for reading a form; a browser on this machine sends it.
+/// Time limit for reading a form, which a browser sends at once.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limit of a query in bytes: a filter and names.
+/// Size limit of a query in bytes: a query has a filter and names.
 const MAX_QUERY_BYTES: usize = 8 << 10;
 
 /// Facts about the visitor that decide what is shown and allowed.
@@ -86,14 +86,15 @@ struct PageVisitor {
     who: Option<String>,
     /// Name of the session's key, if there is a session.
     key: Option<Arc<str>>,
-    /// Checks that the visitor's right still holds; streams call it repeatedly.
+    /// Checks whether the visitor may still see the page; streams call it repeatedly.
     still_allowed: Option<AccessCheck>,
 }
 
-/// Checks whether a right still holds.
+/// Function that checks whether a right still exists.
 type AccessCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Answers a request, if it is one for the page. `peer`: address of the client; `None` on the socket.
+/// Answers a request, if its path belongs to the page. `peer`: address of the client; `None` on the admin
+/// socket.
 pub(crate) async fn serve(
     admin: &AdminState,
     request: Request<Incoming>,
@@ -109,7 +110,7 @@ pub(crate) async fn serve(
     Ok(serve_allowed(admin, way, request, visitor).await)
 }
 
-/// Answers a visitor who may have the page.
+/// Answers a visitor who is allowed to see the page.
 async fn serve_allowed(
     admin: &AdminState,
     way: PageRoute<'_>,
@@ -146,7 +147,7 @@ async fn serve_allowed(
     }
 }
 
-/// Renders a view: whole, or with `part=1` only its refreshed part.
+/// Renders a view as a whole document, or with `part=1` only the refreshed part.
 async fn show_view(
     admin: &AdminState,
     view: PageView,
@@ -199,7 +200,7 @@ async fn show_view(
     uncached_response(StatusCode::OK, PageContent::Page, text.into(), Some(headers))
 }
 
-/// The filters of a view.
+/// Returns the filter form of a view.
 fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Html {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
@@ -214,7 +215,7 @@ fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> 
     }
 }
 
-/// The filter for logs, which belong to one model; without a name, the first model.
+/// Returns the filter for logs, which belong to one model. If the query names no model, the first is used.
 fn log_filter(asked: &QueryPairs, picture: &PageSnapshot) -> events::EventFilter {
     let mut wish = events::EventFilter::from_query(asked);
     if wish.model.is_empty() {
@@ -234,7 +235,7 @@ async fn view_content(
         PageView::Overview => overview::overview_view(picture, &overview::OverviewQuery::from_query(asked)),
         PageView::Events => {
             let (all, wish) = (admin.fleet.events().events, events::EventFilter::from_query(asked));
-            // The redaction searches every text for secrets.
+            // Rendered on another thread, because every text is searched for secrets.
             blocking(WorkKind::Pages, move || events::events_view(&all, &wish)).await.unwrap_or_default()
         }
         PageView::Logs => {
@@ -248,7 +249,7 @@ async fn view_content(
         }
         PageView::Configuration => {
             let told = admin.config.borrow().clone();
-            // A thousand models have tens of thousands of settings.
+            // Rendered on another thread, because a thousand models have tens of thousands of settings.
             let text =
                 blocking(WorkKind::Pages, move || told.configuration.map(|kept| (kept.text(), kept.pending)))
                     .await
@@ -259,7 +260,8 @@ async fn view_content(
         PageView::Builds => {
             let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
             let picture = picture.clone();
-            // Paths are resolved on the disk, so that builds of the store are recognized under every name.
+            // Rendered on another thread, because paths are resolved on the disk: the store's builds must be
+            // recognized under every name.
             let view = move || builds::builds_view(&picture, &builds::StoredBuilds::read(&data), &data);
             blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
@@ -273,7 +275,7 @@ async fn view_content(
         }
         PageView::Help => frame::help_view(),
         PageView::Requests => requests_view(admin, asked),
-        // Answered above, because it needs the query as written.
+        // This view was answered before, because it needs the unparsed query.
         PageView::Memory => Html::new(),
     }
 }
@@ -282,7 +284,7 @@ fn own_models(picture: &PageSnapshot) -> impl Iterator<Item = &ModelName> {
     picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
 }
 
-/// The view of requests in flight and ended.
+/// Returns the view of requests in flight and ended.
 fn requests_view(admin: &AdminState, asked: &QueryPairs) -> Html {
     if let Some(id) = asked.get("id") {
         let mut html = Html::new();
@@ -301,17 +303,17 @@ fn requests_view(admin: &AdminState, asked: &QueryPairs) -> Html {
     }
 }
 
-/// Recorded memory of the requested model; `None` if the query names none.
+/// Returns the recorded memory of the requested model; `None` if the query names no model.
 async fn memory_data(admin: &AdminState, query: &str) -> Result<Option<MemoryData>, String> {
     let ask = crate::series::ask::SeriesQuery::from_query(Some(query), admin.series.policy())?;
     let Some(model) = &ask.model else { return Ok(None) };
-    // The query may use an alias.
+    // The query may name an alias.
     let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
     let data = memory_of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
     data.map(Some).map_err(|nothing| nothing.to_string())
 }
 
-/// The models with recorded memory.
+/// Lists the models with recorded memory.
 async fn memory_listing(admin: &AdminState) -> Html {
     match crate::series::answer::list_series(&admin.series).await {
         Ok(listed) => memory::listing_view(&listed, &admin.fleet.view()),
@@ -319,14 +321,14 @@ async fn memory_listing(admin: &AdminState) -> Html {
     }
 }
 
-/// A view that cannot be shown, and the reason.
+/// Returns a replacement for a view that cannot be shown, with the reason.
 fn unavailable_view(view: PageView, why: &str) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], view.title()).element("p", &[], why);
     html
 }
 
-/// Runs `work` on other threads than those that serve, because a disk may be slow.
+/// Runs `work` on a thread that serves no requests, because a disk may be slow.
 async fn blocking<T: Send + 'static>(kind: WorkKind, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     run_job(kind, work)
         .await
@@ -351,7 +353,7 @@ async fn report_response(admin: &AdminState, name: &str) -> Response<AdminBody> 
 /// Reads a form.
 ///
 /// # Errors
-/// The answer to a form that is too large or too slow.
+/// The form is too large or arrives too slowly; the error is the answer to send.
 async fn read_form(request: Request<Incoming>) -> Result<QueryPairs, Box<Response<AdminBody>>> {
     let body = Limited::new(request.into_body(), MAX_FORM_BYTES).collect();
     let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refusal_response(status, why)));

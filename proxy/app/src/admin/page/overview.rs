@@ -1,4 +1,4 @@
-//! The overview: a row for each model, then GPUs and host. A picture in, markup out.
+//! The overview: a row for each model, then GPUs and host. Turns a picture of the fleet into markup.
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
@@ -17,15 +17,15 @@ use super::search::has_words;
 use crate::admin::query::{QueryPairs, address_with_query};
 use crate::cli::growth;
 
-/// Rows of one part of the list: few enough for a browser to lay out without a stutter.
+/// Rows in one part of the list: few enough for a browser to lay them out without a stutter.
 pub(super) const ROWS_PER_PART: usize = 100;
-/// Limit of processes shown in a model's row.
+/// Most processes shown in a model's row.
 const MAX_SHOWN_PROCESSES: usize = 4;
 
 /// Filter, order and part of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OverviewQuery {
-    /// Words that must all occur in a model's name, aliases or state.
+    /// Words, all of which must occur in a model's name, aliases or state.
     pub(crate) words: String,
     pub(crate) sort: RowOrder,
     pub(crate) part: usize,
@@ -75,7 +75,7 @@ impl OverviewQuery {
         }
     }
 
-    /// The address of another part with the same filter and order.
+    /// Returns the address of another part of the list, with the same filter and order.
     fn part_address(&self, part: usize) -> String {
         let part = part.to_string();
         address_with_query("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
@@ -85,20 +85,20 @@ impl OverviewQuery {
 /// Values of one row.
 struct OverviewRow<'a> {
     model: &'a ModelView,
-    /// The shown processes, each with its memories.
+    /// The shown processes, each with its use of each kind of memory.
     processes: Vec<(&'a BackendView, Vec<MemoryUse>)>,
     pace: RequestRates,
 }
 
 impl OverviewRow<'_> {
-    /// Share of the budget held by the model's fullest memory.
+    /// Returns the largest share of a budget that any kind of the model's memory uses.
     fn share(&self) -> f64 {
         let all = self.processes.iter().flat_map(|(_, holds)| holds);
         all.filter(|holds| holds.soft.or(holds.hard).is_some()).map(MemoryUse::share).fold(0.0, f64::max)
     }
 }
 
-/// The content of `<main>`.
+/// Returns the content of the page's `<main>` element.
 pub(crate) fn overview_view(picture: &PageSnapshot, wish: &OverviewQuery) -> Html {
     let fleet = &picture.status.fleet;
     let mut rows: Vec<OverviewRow> = fleet
@@ -138,7 +138,7 @@ pub(crate) fn overview_view(picture: &PageSnapshot, wish: &OverviewQuery) -> Htm
     html
 }
 
-/// Legend of the bars' colours.
+/// Writes the legend of the bars' colours.
 fn write_legend(section: &mut Html) {
     section.within("ul", &[("class", &"legend small"), ("aria-label", &"Parts of the bars")], |list| {
         for (part, word) in [
@@ -158,7 +158,7 @@ fn write_legend(section: &mut Html) {
     });
 }
 
-/// The form that filters and sorts; not refreshed, so that a user's typing is not disturbed.
+/// Returns the form that filters and sorts. It is not refreshed, so that a user's typing is not disturbed.
 pub(crate) fn overview_form(wish: &OverviewQuery) -> Html {
     let mut html = Html::new();
     html.within(
@@ -193,7 +193,7 @@ pub(crate) fn overview_form(wish: &OverviewQuery) -> Html {
     html
 }
 
-/// The text that the filter searches.
+/// Returns the text in which the filter searches.
 fn searched_text(model: &ModelView) -> String {
     let mut text = format!("{} {}", model.name, model.state.as_str());
     for alias in &model.aliases {
@@ -217,7 +217,7 @@ fn make_row<'a>(picture: &'a PageSnapshot, model: &'a ModelView) -> OverviewRow<
 
 fn sort_rows(rows: &mut [OverviewRow], by: RowOrder) {
     let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
-    // Stable, so that rows of equal rank do not swap places each second.
+    // The sort is stable, so that rows of equal rank do not swap positions each second.
     match by {
         RowOrder::Configured => {}
         RowOrder::Name => rows.sort_by(|a, b| a.model.name.cmp(&b.model.name)),
@@ -232,7 +232,7 @@ fn urgency(model: &ModelView) -> (BadgeTone, GrowthVerdict) {
     (state_tone(model), worst_verdict(model).unwrap_or_default())
 }
 
-/// Badge tone of a model's state.
+/// Returns the badge tone of a model's state.
 fn state_tone(model: &ModelView) -> BadgeTone {
     let degraded = model.backends.iter().any(|backend| backend.degraded.is_some());
     match model.state {
@@ -245,7 +245,7 @@ fn state_tone(model: &ModelView) -> BadgeTone {
     }
 }
 
-/// The worst verdict of the model's memories.
+/// Returns the worst verdict on the growth of any kind of the model's memory.
 fn worst_verdict(model: &ModelView) -> Option<GrowthVerdict> {
     let all = model.backends.iter().flat_map(|backend| &backend.memory.growth);
     all.map(|growth| growth.verdict).max()
@@ -399,7 +399,7 @@ fn write_memory(td: &mut Html, row: &OverviewRow) {
     }
 }
 
-/// The next action and its delay, or the reason why the model does not serve.
+/// Writes the next action and when it is due, or the reason why the model does not serve.
 fn write_next_action(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
     let mut said = Vec::new();
     if let Some(failure) = &model.last_failure {
@@ -422,7 +422,7 @@ fn write_next_action(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
     for one in picture.status.advice.get(model.name.as_str()).into_iter().flatten() {
         said.push(format!("looks like: {}", one.text));
     }
-    // The last words of a server may quote a key.
+    // The last output of a server may quote a key, so hide secrets.
     let said: Vec<String> = said.iter().map(|one| secrets::redact_text(one)).collect();
     match said.as_slice() {
         [] => td.element("span", &[("class", &"quiet")], "nothing"),
@@ -447,7 +447,7 @@ fn write_next_action(td: &mut Html, picture: &PageSnapshot, model: &ModelView) {
     };
 }
 
-/// Buttons of the actions that the model allows now.
+/// Writes buttons for the actions that the model allows now.
 fn write_actions(td: &mut Html, model: &ModelView) {
     let name = model.name.as_str();
     let mut button = |action: &str, word: &str, told: &str| {

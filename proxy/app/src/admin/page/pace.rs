@@ -1,17 +1,17 @@
-//! Computes rates from counters: requests and tokens per second over the last seconds, times to first token
-//! over the last minutes. Counters in, rates out; the caller passes the time.
+//! Computes rates from counters: requests and tokens per second over the last seconds, and times to first
+//! token over the last minutes. Pure; the caller passes the time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::tally::{CounterValues, increase_since, quantile};
 
-/// Least time over which rates are computed, once the instance is that old.
+/// Least time over which rates are computed, as soon as the instance has run that long.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
-/// Limit of kept samples: at most one a second.
+/// Most samples kept; there is at most one a second.
 const MAX_SAMPLES: usize = 16;
-/// First tokens are those of one to two such windows: enough for the 99th percentile, short enough to
-/// forget old ones.
+/// Length of a window for times to first token, which are taken from the last one to two windows: long
+/// enough for the 99th percentile, short enough to forget old times.
 const FIRST_TOKEN_WINDOW: Duration = Duration::from_secs(300);
 
 /// Rates of one model.
@@ -19,7 +19,7 @@ const FIRST_TOKEN_WINDOW: Duration = Duration::from_secs(300);
 pub(crate) struct RequestRates {
     /// Ended requests per second.
     pub(crate) requests: f64,
-    /// Requests per second that failed by our fault.
+    /// Requests per second that failed through a fault of the server.
     pub(crate) failed: f64,
     /// Generated tokens per second.
     pub(crate) output_tokens: f64,
@@ -37,14 +37,14 @@ pub(crate) type ModelCounters = BTreeMap<String, CounterValues>;
 /// Recent samples of the counters.
 #[derive(Debug, Default)]
 pub(crate) struct RateTracker {
-    /// Time since some beginning, and the counters at that time; oldest first.
+    /// Samples, oldest first: a time since a fixed beginning, and the counters at that time.
     samples: Vec<(Duration, ModelCounters)>,
-    /// Start of this window, and the counters at the start of the previous and of this window.
+    /// Start of the current window, and the counters at the start of the previous and of the current window.
     windows: Option<(Duration, ModelCounters, ModelCounters)>,
 }
 
 impl RateTracker {
-    /// Takes a sample. Of samples less than a second apart only the first one is kept; the newest one is
+    /// Takes a sample. If samples are less than a second apart, only the first is kept; the newest sample is
     /// always kept.
     pub(crate) fn add_sample(&mut self, at: Duration, now: ModelCounters) {
         let too_close =
@@ -63,7 +63,7 @@ impl RateTracker {
             Some(_) => {}
         }
         self.samples.push((at, now));
-        // The range needs one sample that is old enough; earlier ones are dropped.
+        // Keep one sample that is old enough to span the window; drop earlier samples.
         let old = |(when, _): &(Duration, ModelCounters)| at.saturating_sub(*when) >= RATE_WINDOW;
         if let Some(last_old) = self.samples.iter().rposition(old) {
             self.samples.drain(..last_old);
@@ -73,7 +73,7 @@ impl RateTracker {
         }
     }
 
-    /// Current rates of each model.
+    /// Returns the current rates of each model.
     pub(crate) fn current_rates(&self) -> BTreeMap<String, RequestRates> {
         let (Some((from, before)), Some((to, last))) = (self.samples.first(), self.samples.last()) else {
             return BTreeMap::new();

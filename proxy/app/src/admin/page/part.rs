@@ -1,4 +1,4 @@
-//! Small parts shared by several views. Values in, markup out.
+//! Small parts shared by several views. Turns values into markup.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use warden_policies::MemoryKind;
 
 use super::holds::MemoryUse;
 
-/// A link. The address is one of ours; the text may come from anywhere.
+/// Writes a link. The address must be one of the page; the text may come from anywhere.
 pub(crate) fn write_link(html: &mut Html, address: &str, text: impl Display) {
     html.element("a", &[("href", &address)], text);
 }
@@ -35,8 +35,8 @@ pub(crate) fn seconds_text(time: Duration) -> String {
     }
 }
 
-/// A moment (RFC 3339) as the element `time`, whose text a script converts to the viewer's time zone. Text
-/// that is no moment stays as it is.
+/// Returns a moment (RFC 3339) as a `time` element, whose text a script converts to the viewer's time zone.
+/// Text that is no moment is returned unchanged.
 pub(crate) fn moment_element(written: &str) -> String {
     match written.parse::<jiff::Timestamp>() {
         Ok(at) => warden_pages::time::time_element(at.as_second()),
@@ -44,7 +44,7 @@ pub(crate) fn moment_element(written: &str) -> String {
     }
 }
 
-/// A sentence: text between backticks becomes code, and no line breaks between a number and its unit.
+/// Writes a sentence: text between backticks becomes code, and a number is never separated from its unit.
 pub(crate) fn write_sentence(html: &mut Html, text: &str) {
     for (index, piece) in text.split('`').enumerate() {
         if index % 2 == 0 {
@@ -69,7 +69,7 @@ fn join_units(text: &str) -> String {
     whole
 }
 
-/// Writes one memory of a process as a bar and in words.
+/// Writes one kind of memory of a process as a bar and in words.
 pub(crate) fn memory_bar(html: &mut Html, of: &str, holds: &MemoryUse) {
     let parts = vec![
         (BarPart::Weights, holds.weights),
@@ -86,7 +86,7 @@ pub(crate) fn memory_bar(html: &mut Html, of: &str, holds: &MemoryUse) {
     html.element("div", &[("class", &"holds")], join_units(&text));
 }
 
-/// Used part of a total as a bar.
+/// Writes the used part of a total as a bar.
 pub(crate) fn usage_bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
     let title = format!("{} in use", memory_name(series));
     let bar = UsageBar { title, parts: vec![(BarPart::Other, used)], limit: Some(total), soft: None };

@@ -1,49 +1,49 @@
-//! Reports of `diagnose` in the folder `reports` of the state directory. Read only.
+//! Reports of `diagnose` in the folder `reports` of the state directory. This module only reads them.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Limit of listed reports.
+/// Most reports listed.
 pub(crate) const MAX_LISTED: usize = 200;
-/// Largest report that is served, in bytes: one of an hour has about a megabyte.
+/// Largest report that is served, in bytes. A report about an hour has about a megabyte.
 pub(crate) const MAX_REPORT_BYTES: u64 = 32 << 20;
 
 /// A report file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReportFile {
     pub(crate) name: String,
-    /// Seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     pub(crate) at: i64,
     pub(crate) bytes: u64,
 }
 
 impl ReportFile {
-    /// Too large reports are listed but not served.
+    /// Returns whether the report is listed but not served, because it is too large.
     pub(crate) const fn is_too_large(&self) -> bool {
         self.bytes > MAX_REPORT_BYTES
     }
 }
 
-/// Folder of the reports, next to the ledger.
+/// Returns the folder of the reports, which is next to the ledger.
 pub(crate) fn report_folder(ledger: &str) -> PathBuf {
     Path::new(ledger).parent().unwrap_or_else(|| Path::new("/nowhere")).join("reports")
 }
 
-/// Returns true if a name can be one of a report: no path, no hidden file.
+/// Returns whether a name may be that of a report: no path, no hidden file.
 pub(crate) fn is_report(name: &str) -> bool {
     name.strip_suffix(".html").is_some_and(|stem| !stem.is_empty())
         && !name.starts_with('.')
         && !name.contains(['/', '\\', '\0'])
 }
 
-/// Reports in a folder, the latest first. Blocks.
+/// Returns the reports in a folder, the latest first. Blocks.
 pub(crate) fn list_reports(folder: &Path) -> Vec<ReportFile> {
     let all = std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name().into_string().ok().filter(|name| is_report(name))?;
         let facts = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        // A report that is being written is still empty.
+        // An empty file is a report that is being written.
         if facts.len() == 0 {
             return None;
         }
@@ -56,7 +56,7 @@ pub(crate) fn list_reports(folder: &Path) -> Vec<ReportFile> {
     all
 }
 
-/// Reads one report, if it is a regular file there. Blocks.
+/// Reads a report, if the name is that of a regular file in the folder. Blocks.
 pub(crate) fn read_report(folder: &Path, name: &str) -> Option<Vec<u8>> {
     if !is_report(name) {
         return None;
@@ -73,7 +73,7 @@ pub(crate) fn read_report(folder: &Path, name: &str) -> Option<Vec<u8>> {
     Some(content)
 }
 
-/// A model's name as a file name.
+/// Converts a model's name to a file name.
 pub(crate) fn plain_file_name(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let text: String = name.chars().map(safe).collect();

@@ -1,5 +1,5 @@
-//! The view *Requests*: requests in flight and ended, as a table each, with a form per row that cancels.
-//! Pure, and works without a script.
+//! The view *Requests*: a table of requests in flight and a table of ended requests, with a form in each
+//! row that cancels the request. Pure, and works without a script.
 
 use std::fmt::Write as _;
 
@@ -32,8 +32,8 @@ const HEAD: [(&str, &str); 11] = [
     ("", ""),
 ];
 
-/// The content of `<main>`. `form`: `None` for viewers without the right to cancel. `recorded`: ids of
-/// requests with a recording.
+/// Returns the content of the page's `<main>` element. `form`: `None` for viewers who may not cancel.
+/// `recorded`: ids of recorded requests.
 pub(crate) fn requests_view(list: &RequestList, form: Option<CancelForm<'_>>, recorded: &[String]) -> String {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let mut html = String::from("<h1>Requests</h1>\n");
@@ -46,7 +46,7 @@ pub(crate) fn requests_view(list: &RequestList, form: Option<CancelForm<'_>>, re
     html
 }
 
-// Writing to a string does not fail, here and below.
+// Here and below, writing to a string cannot fail.
 fn write_table(
     html: &mut String,
     caption: &str,
@@ -60,7 +60,7 @@ fn write_table(
         let _ = write!(html, "<p>{none}</p>\n</section>\n");
         return;
     }
-    // In a box of its own, so that on a narrow screen only the table scrolls.
+    // Put the table into a box, so that on a narrow screen only the table scrolls.
     let _ = write!(
         html,
         "<div class=\"wide\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\n<table>\n<thead><tr>"
@@ -81,7 +81,7 @@ fn write_table(
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");
 }
 
-/// The view of a recorded request.
+/// Returns the view of a recorded request.
 pub(crate) fn recorded_request(id: &str, found: Option<&RequestDetail>) -> String {
     let mut html = format!("<h1>Request <code>{}</code></h1>\n", escape(id));
     let Some(found) = found else {

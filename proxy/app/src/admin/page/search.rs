@@ -1,6 +1,6 @@
 //! Word search of the page. Pure.
 
-/// Returns true if a text contains all these words, ignoring case.
+/// Returns whether a text contains all of `words`, ignoring case.
 pub(crate) fn has_words(words: &str, text: &str) -> bool {
     let text = text.to_lowercase();
     words.split_whitespace().all(|word| text.contains(&word.to_lowercase()))

@@ -1,18 +1,18 @@
-//! Counters of a model's requests for the page, which only rise, and a histogram of times to first token,
-//! by octaves. Fed next to the metrics, where a request's labels are looked up anyway, so that a request
-//! costs a few additions.
+//! Counters of a model's requests for the page, which never fall, and a histogram of times to first token
+//! with logarithmic buckets. They are updated together with the metrics, whose code has already looked up
+//! the model, so that a request costs only a few additions.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use warden_gateway::RequestRecord;
 
-/// Buckets of an octave: the bounds of a bucket are a fifth apart.
+/// Buckets per doubling of time: each bound is about a fifth above the previous one.
 const BUCKETS_PER_OCTAVE: u32 = 4;
-/// From a millisecond to more than an hour.
+/// Number of buckets, from a millisecond to more than an hour.
 const BUCKETS: usize = 22 * BUCKETS_PER_OCTAVE as usize;
 
-/// First tokens by time.
+/// Number of requests by their time to first token.
 pub(crate) type BucketCounts = [u32; BUCKETS];
 
 #[derive(Debug)]
@@ -41,8 +41,8 @@ impl Default for RequestCounters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CounterValues {
     pub(crate) requests: u64,
-    /// Of these: requests that ended with a status of 500 or more, or without an answer although their
-    /// client waited.
+    /// Part of `requests`: ended with a status of 500 or more, or without an answer although the client was
+    /// still waiting.
     pub(crate) failed: u64,
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
@@ -66,8 +66,8 @@ impl RequestCounters {
         }
         add(&self.prompt_tokens, record.work.prompt_tokens);
         add(&self.output_tokens, record.work.output_tokens);
-        // Not the first byte: the first byte of an unstreamed answer comes at its end, and a stream may
-        // begin with a comment.
+        // Use the first token, not the first byte: the first byte of a non-streaming answer comes at its
+        // end, and a stream may begin with a comment.
         if let Some(first) = record.first_token.filter(|_| record.stream && record.answer_status() == 200) {
             self.first[bucket_index(first)].fetch_add(1, Ordering::Relaxed);
         }
@@ -85,15 +85,15 @@ impl RequestCounters {
     }
 }
 
-/// Bucket of a time.
+/// Returns the index of the bucket for a time.
 fn bucket_index(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() * 1e3).max(1.0).log2();
     let index = warden_policies::units::truncate_to_u64(octaves * f64::from(BUCKETS_PER_OCTAVE));
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// Quantile of times to first token for a share of 0 to 1, interpolated within its bucket. `None` without
-/// any.
+/// Returns a quantile of the times to first token for a share of 0 to 1, interpolated within its bucket.
+/// `None` if there are no times.
 pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
     let all: u64 = first.iter().copied().map(u64::from).sum();
     if all == 0 {
@@ -113,7 +113,8 @@ pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
     None
 }
 
-/// Increase between two moments. A counter of a model that was created again starts at 0.
+/// Returns the increase between two moments. If a model was removed and created again, its counters restart
+/// at 0.
 pub(crate) fn increase_since(now: &CounterValues, before: &CounterValues) -> CounterValues {
     CounterValues {
         requests: now.requests.saturating_sub(before.requests),

@@ -1,9 +1,10 @@
-//! The token in the page's forms, drawn at our start, so that a request forged by another site lacks it.
-//! Each writing uses another mask: pages are compressed, and the compressed length reveals repetitions.
+//! The token in the page's forms, drawn when the program starts, so that a request forged by another site
+//! lacks it. Each page has the token behind another random mask: pages are compressed, and the compressed
+//! length of a repeated text could reveal it.
 
 use subtle::ConstantTimeEq as _;
 
-/// Length of a token: 128 bits cannot be guessed.
+/// Length of a token in bytes: 128 bits cannot be guessed.
 const TOKEN_BYTES: usize = 16;
 
 /// The token of one instance. `Debug` hides it.
@@ -20,14 +21,14 @@ impl FormToken {
         Self(rand::random())
     }
 
-    /// The token as written into a page, behind a random mask.
+    /// Returns the token behind a random mask, for a page.
     pub(crate) fn masked(&self) -> String {
         let mask: [u8; TOKEN_BYTES] = rand::random();
         let hidden = self.0.iter().zip(mask).map(|(byte, mask)| byte ^ mask);
         hex::encode(mask.into_iter().chain(hidden).collect::<Vec<u8>>())
     }
 
-    /// Returns true if a masked token is ours. Takes the same time for every wrong one.
+    /// Returns whether a masked token is this one. Takes the same time for every wrong token.
     pub(crate) fn matches(&self, said: &str) -> bool {
         let mut both = [0; 2 * TOKEN_BYTES];
         if hex::decode_to_slice(said, &mut both).is_err() {

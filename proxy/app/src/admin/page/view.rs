@@ -54,13 +54,13 @@ impl PageView {
         }
     }
 
-    /// Name for scripts and styles.
+    /// Returns the name of the view for scripts and styles.
     pub(crate) fn word(self) -> &'static str {
         self.path().trim_start_matches("/page/")
     }
 }
 
-/// Meaning of a path.
+/// Routes of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRoute<'a> {
     /// Redirect to the page.
@@ -79,13 +79,13 @@ pub(crate) enum PageRoute<'a> {
 }
 
 impl PageRoute<'_> {
-    /// Returns true if the answer is a whole page, which any site may open in a tab.
+    /// Returns whether the answer is a whole document, which any site may open in a tab.
     pub(crate) const fn is_document(self) -> bool {
         matches!(self, Self::Root | Self::View(_) | Self::Report(_) | Self::Nothing)
     }
 }
 
-/// The meaning of a path; `None`: the path is not one of the page.
+/// Maps a path to its route; `None` if the path does not belong to the page.
 pub(crate) fn parse_path(path: &str) -> Option<PageRoute<'_>> {
     let rest = match path {
         "/" | "/page" => return Some(PageRoute::Root),
@@ -106,7 +106,7 @@ pub(crate) fn parse_path(path: &str) -> Option<PageRoute<'_>> {
     })
 }
 
-/// Returns true if a redirect target is an address of the page.
+/// Returns whether a redirect target is an address of the page.
 pub(crate) fn is_page_address(address: &str) -> bool {
     address.starts_with("/page/") && address.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }

@@ -1,7 +1,7 @@
 //! `diagnose --against OLD`: proves whether one build may replace another.
 //!
 //! ```text
-//!   OLD, and the build of --build, --binary or the configuration ── same arguments ──> Pair ──> table, JSON
+//!   OLD, and the build of --build, --binary or the configuration ──> ComparedBuilds ──> table, JSON
 //! ```
 
 use std::path::Path;

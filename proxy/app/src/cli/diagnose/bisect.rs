@@ -109,7 +109,7 @@ pub(super) fn cure_text(report: &CureReport, name: Option<&str>) -> String {
     text + &trials::trials_text(&report.rows(), &report.left_out())
 }
 
-/// Describes the lines to write, and the place for them.
+/// Describes the lines to write and the section for them; without a model's name, the command line.
 pub(super) fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
     match name {
         Some(name) => format!(

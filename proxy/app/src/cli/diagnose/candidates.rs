@@ -6,7 +6,7 @@
 //!  all mitigations ──> about growth? of this memory? takes which value? ─────────┴──> for this build?
 //!                                                                                     changes anything?
 //!                                                                                      │yes       │no
-//!                                                                                  Candidate   NotTried, reason
+//!                                                                                 TrialSwitch  UntriedSwitch, reason
 //! ```
 //!
 //! Uses the same code as the configuration to turn a list of mitigations into a command. Starts no process.
@@ -192,7 +192,7 @@ fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &Mitigat
 /// Checks that a mitigation concerns what was observed.
 ///
 /// # Errors
-/// The reason if it does not.
+/// The reason if the mitigation does not concern what was observed.
 fn check_relevance(
     list: &MitigationCatalogue,
     entry: &MitigationEntry,
@@ -211,7 +211,7 @@ fn check_relevance(
         return Ok(());
     }
     let grows = |leak: &String| list.leak(leak).is_some_and(|leak| leak.kind.grows());
-    // A set of the user's own is known only by what it declares.
+    // For a fix of the user's own set, only the memory that the set declares is known.
     let own = entry.own.is_some() && !entry.memory.is_empty();
     if !own && !entry.cures.iter().any(grows) {
         return Err("it is not about memory that grows".to_owned());

@@ -114,7 +114,7 @@ pub(super) fn store_measurements(
     report: &HeadroomReport,
 ) -> Result<ExperimentNeeds, CommandError> {
     let mut learnt = report.learned_prices();
-    // A size that does not fit is no target for growth.
+    // Leave out a size that does not fit: budgets must not allow memory to grow to that size.
     let fits = |series: MemoryKind| {
         report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
     };

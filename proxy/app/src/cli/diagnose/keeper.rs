@@ -45,7 +45,7 @@ pub(crate) struct KeeperArgs {
     stay: bool,
 }
 
-/// Starts the keeper, or runs as it.
+/// Starts the keeper; with `--stay`, runs as the keeper.
 pub(crate) fn run(args: &KeeperArgs) -> Result<(), CommandError> {
     let mark = std::env::var(WRAP_MARK_VARIABLE)
         .map_err(|_| CommandError::usage(format!("{WRAP_MARK_VARIABLE} is not set"), "use --wrap"))?;
@@ -125,7 +125,7 @@ fn has_mark(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
         Some(all.split(|byte| *byte == 0).any(|line| line == mark))
     };
     // The environment of a zombie is empty, and so is that of a process whose first thread has ended. Other
-    // threads still show it.
+    // threads still show the environment.
     has(&process).unwrap_or_else(|| {
         let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
         threads.filter_map(|thread| has(&thread.path())).any(|has| has)

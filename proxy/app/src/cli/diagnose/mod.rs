@@ -4,9 +4,9 @@
 //! ```text
 //!   arguments ── target: command with mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
 //!                                             Ctrl-C ──> ends the leg; prints the table so far
-//!   --bisect    the same with and without mitigations: finds those that stop the growth
+//!   --bisect    experiments with and without mitigations: finds those that stop the growth
 //!   --write     adds the found mitigations to the configuration
-//!   --between   the same with builds of commits: finds the commit that introduced the growth
+//!   --between   experiments with builds of commits: finds the commit that introduced the growth
 //!   --against   the same requests to two builds: proves whether one may replace the other
 //!   --headroom  prompts up to the context: measures their memory and whether it fits
 //!   --report    a shareable folder with a script that shows the growth

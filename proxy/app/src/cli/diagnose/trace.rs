@@ -221,8 +221,8 @@ impl TraceRecorder {
         }
     }
 
-    /// Finds the snapshot of the server among those of a shell or tool around it. A script may start it
-    /// under another name.
+    /// Finds the snapshot of the server among those of a shell or tool around it. A script may start the
+    /// server under another name.
     fn snapshot(&self) -> Option<TraceSnapshot> {
         let mut all = TraceSnapshot::all_in(self.folder.path()).ok()?;
         let server = all.iter().position(|snapshot| snapshot.exe == self.server);
@@ -245,7 +245,7 @@ impl TraceRecorder {
         let requests = last.requests.saturating_sub(base.map_or(0, |base| base.requests));
         let places =
             group_by_place(base.map(|base| &base.snapshot), &last.snapshot, &self.modules, &mut self.symbols);
-        // Applies also to a leg that was too short for a verdict.
+        // Consider a leg that was too short for a verdict, too.
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
                 let judged = !matches!(found.verdict, GrowthVerdict::Steady | GrowthVerdict::Warming);

@@ -62,7 +62,7 @@ impl<'a> MitigationTrials<'a> {
     /// The server with the switches of `arm`.
     ///
     /// # Errors
-    /// The reason why they cannot be applied.
+    /// The reason why the switches cannot be applied.
     pub(super) fn server_with(&self, arm: &SwitchSet) -> Result<SoloSpec, String> {
         let mut judge = lock(&self.judge);
         let items = self.items(&arm.switches);

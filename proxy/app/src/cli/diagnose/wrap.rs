@@ -1,11 +1,11 @@
 //! `diagnose --wrap 'TOOL …'`: runs the experiment with a tool in front of the server's command
 //! (compute-sanitizer, nsys, valgrind, heaptrack).
 //!
-//! The server's arguments stay unchanged: a script replaces the binary and runs the tool with it. Tools
-//! write their report after the server has ended by itself. So the script ignores the signal that ends the
-//! server, and tool and server inherit this. llama-server installs its own handler and ends; the tool
-//! survives and writes its report. The script also starts the [`keeper`], which kills what the tool leaves
-//! behind.
+//! The server's arguments stay unchanged: a script replaces the binary and runs the tool with the binary.
+//! Tools write their report after the server has ended by itself. So the script ignores the signal that
+//! ends the server; tool and server inherit that setting. llama-server installs its own handler and ends;
+//! the tool survives and writes its report. The script also starts the [`keeper`], which kills the
+//! processes that the tool leaves behind.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;

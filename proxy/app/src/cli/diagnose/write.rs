@@ -125,7 +125,7 @@ fn copy_ownership(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         },
     }
-    // Set the mode last: a change of owner clears bits of it.
+    // Set the mode last, because a change of owner clears bits of the mode.
     new.set_permissions(old.permissions())
 }
 

@@ -137,7 +137,7 @@ fn default_model_name(model: &ImportedModel) -> String {
 /// Parses a command.
 ///
 /// # Errors
-/// The reason why it starts no llama-server.
+/// The reason why the command starts no llama-server.
 pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     let mut taken = ParsedCommand::default();
     let mut rest = words;

@@ -393,7 +393,7 @@ fn model(
     listing::import_listing(table, &mut model, imported);
     let mut read = MODEL_KEYS.to_vec();
     if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
-        // llama-warden checks the same endpoint.
+        // llama-warden checks `/health`, too.
         read.push("checkEndpoint");
     }
     report_unsupported(table, &read, &UNSUPPORTED_MODEL_KEYS, Some(name), imported);
@@ -443,7 +443,7 @@ fn import_parameters(
     let mut all = Vec::new();
     for (name, value) in value.and_then(Value::as_object).into_iter().flatten() {
         match name.as_str() {
-            // Skip it, as llama-swap never sets it.
+            // Skip the name of the model, which llama-swap never sets.
             "model" => {}
             "stream" => {
                 imported.add_unsupported_of(model, format!("`{key}` of `stream`"), "that stays the client's");

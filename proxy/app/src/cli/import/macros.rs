@@ -101,7 +101,8 @@ impl<'a> MacroScope<'a> {
             let plain_name =
                 !named.is_empty() && named.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
             if !plain_name || name == "PID" {
-                // Keep it: it belongs to the shell, or its value is known only when a process runs.
+                // Keep the text: it is a variable of the shell, or its value is known only when a process
+                // runs.
                 done.push_str("${");
                 rest = after;
                 continue;

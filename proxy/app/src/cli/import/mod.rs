@@ -148,7 +148,7 @@ struct ImportedRemote {
     /// Name of the model at the endpoint, if it differs.
     model: Option<String>,
     aliases: Vec<String>,
-    /// File for its key, if it has one.
+    /// File with the endpoint's key, if there is one.
     key_file: Option<String>,
     strip: Vec<String>,
     set: Vec<(String, Value)>,
@@ -189,9 +189,9 @@ struct ImportedConfig {
     defaults: Option<ImportedModel>,
     /// Maximum number of loaded models.
     max_loaded: Option<u32>,
-    /// For all models, in seconds.
+    /// Start timeout of all models, in seconds.
     start_timeout: Option<u64>,
-    /// For all models, in seconds.
+    /// Grace period of all models for stopping, in seconds.
     stop_grace: Option<u64>,
     models: Vec<ImportedModel>,
     remotes: Vec<ImportedRemote>,

@@ -8,8 +8,8 @@ use warden_supervisor::regular_file;
 use super::{EnvLookup, ImportedConfig, ImportedModel};
 use crate::exit::CommandError;
 
-/// Maximum bytes of a manifest, a system prompt or a list of parameters. Those of Ollama itself are below a
-/// hundredth.
+/// Maximum bytes of a manifest, a system prompt or a list of parameters. Ollama's own files are smaller than
+/// a hundredth of this.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 /// Maximum nesting of folders: manifests are in HOST/OWNER/MODEL/TAG.
 const MAX_FOLDER_DEPTH: usize = 8;
@@ -123,7 +123,7 @@ fn collect_manifests(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Resu
     Ok(())
 }
 
-/// The name that Ollama lists; for `:latest` also the name without it.
+/// The name that Ollama lists; for the tag `:latest` also the name without the tag.
 fn model_names(parts: &[&str]) -> Option<(String, Option<String>)> {
     let [host, owner, model, tag] = parts else { return None };
     let short = match (host.starts_with("registry."), *owner) {

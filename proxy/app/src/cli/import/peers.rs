@@ -29,7 +29,8 @@ const UNSUPPORTED_PEER_KEYS: [(&str, &str); 3] = [
 const KEY_FILE_ADVICE: &str =
     "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
-/// Imports each model of each peer. The model is named `PEER/MODEL`, or by its own name if no other has it.
+/// Imports each model of each peer. The model is named `PEER/MODEL`, or only `MODEL` if no other model has
+/// that name.
 pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for model in &imported.models {
@@ -104,7 +105,7 @@ pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConf
     import_selectors(top, imported);
 }
 
-/// Imports names for the first loaded of several models, or always for the first.
+/// Imports selectors: names for the first of several models that is loaded, or always for the first one.
 fn import_selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     for (name, selector) in top.get("selectors").and_then(Value::as_object).into_iter().flatten() {
         let targets = text_list(selector.get("targets"));

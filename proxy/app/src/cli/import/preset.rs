@@ -113,7 +113,8 @@ const VARIABLE_FLAGS: [(&str, &str); 16] = [
     ("SPEC_DRAFT_CACHE_TYPE_V", "spec-draft-type-v"),
     ("MODELS_DIR", "models-dir"),
 ];
-/// Keys of the router itself. It reads them only from its command line, so they have no effect in a file.
+/// Keys of the router itself. The router reads them only from its command line: in a file they have no
+/// effect.
 const ROUTER_KEYS: [(&str, &str); 7] = [
     (
         "api-key",
@@ -374,7 +375,7 @@ fn apply_flag(
         let off = parse_switch(key, &value, from, line)?;
         model.args.push(if off { dashed(no) } else { dashed(yes) });
     } else if is_plain(key) {
-        // Remove the flag, also if `[*]` switched it on.
+        // Remove the flag first: the section `[*]` may have switched it on.
         model.args.retain(|word| *word != dashed(key));
         if parse_switch(key, &value, from, line)? {
             model.args.push(dashed(key));
@@ -387,7 +388,7 @@ fn apply_flag(
 
 /// Returns whether a flag takes no value and has no opposite.
 fn is_plain(key: &str) -> bool {
-    // Such flags select a model that llama-server knows.
+    // Flags of these forms select a model that llama-server knows.
     PLAIN_FLAGS.contains(&key) || key.ends_with("-default") || key.starts_with("fim-")
 }
 

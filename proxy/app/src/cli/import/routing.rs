@@ -104,9 +104,9 @@ struct SwapGroup {
     members: Vec<String>,
     /// At most one member is loaded at a time.
     swap: bool,
-    /// Loading a member evicts members of other groups ...
+    /// Loading a member evicts members of other groups, except of persistent groups.
     exclusive: bool,
-    /// ... but not those of persistent groups.
+    /// Loading a member of another group evicts no members of this group.
     persistent: bool,
 }
 
@@ -162,7 +162,8 @@ impl SwapGroup {
     }
 
     /// Converts two groups that evict each other: no model of one is loaded together with one of the other.
-    /// If only one evicts the other, both may be loaded, as in llama-swap when that one came first.
+    /// If only one group evicts the other, both may be loaded, as in llama-swap if the evicting group was
+    /// loaded first.
     fn exclude_group(&self, other: &Self, imported: &mut ImportedConfig) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
         let (there, back) = (drives(self, other), drives(other, self));

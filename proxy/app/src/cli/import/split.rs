@@ -2,8 +2,8 @@
 
 use crate::exit::CommandError;
 
-/// Splits a text into words. It may span several lines, with or without `\` at their ends, and with comment
-/// lines.
+/// Splits a command into words. The text may span several lines, with or without `\` at their ends, and with
+/// comment lines.
 pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, CommandError> {
     let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
@@ -21,7 +21,7 @@ pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, Command
     })
 }
 
-/// Returns whether a word is or contains a path of Windows, in which `\` is an ordinary character.
+/// Returns whether a word contains a Windows path; in such a path, `\` is an ordinary character.
 pub(super) fn is_windows_path(word: &str) -> bool {
     let bytes = word.as_bytes();
     let drive = |at: usize| {

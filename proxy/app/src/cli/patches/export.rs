@@ -92,7 +92,7 @@ async fn export_series(args: &PatchExportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Finds the selected set, and the selected fix of it.
+/// Finds the selected set, and its selected fix if there is one.
 fn find_set(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
     let (id, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),

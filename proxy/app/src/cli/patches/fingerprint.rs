@@ -116,7 +116,7 @@ async fn collect_seams(args: &FingerprintArgs, set: PatchSet) -> Result<Vec<Revi
                 let files = set.seams.iter().flat_map(|seam| &seam.files);
                 let ids =
                     files.map(|file| tree.content_id(file)).collect::<warden_patches::Result<Vec<_>>>()?;
-                // Skip commits that touch none of these files, as most do.
+                // Skip this commit if it touches none of the set's files, as most commits do.
                 if last.as_ref() == Some(&ids) {
                     continue;
                 }

@@ -71,7 +71,7 @@ async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
         catalogue.require(id)?;
     }
     let file = proofs::proofs_path(&loaded, &machine)?;
-    // Read the file first: an unreadable one is an error before any work, and stays unchanged.
+    // Read the records first: an unreadable file is an error before any work, and stays unchanged.
     let mut known = proofs::read_proofs(&file)?;
     let numbers = &loaded.settings.build;
     let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {
@@ -360,7 +360,7 @@ fn build_failure_reason(error: warden_builder::BuilderError) -> Result<String, C
     }
 }
 
-/// The first line of a text, with the next one if the first announces it.
+/// Returns the first line of a text, and the next line if the first ends with a colon.
 fn first_lines(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();

@@ -33,7 +33,7 @@ pub(crate) struct RangeArgs {
 /// A source tree with its label.
 pub(super) struct OpenedTree {
     pub(super) tree: Box<dyn SourceTree>,
-    /// Such as `b8827`, `a0c91e8f9` or the name of a folder.
+    /// Label, such as `b8827`, `a0c91e8f9` or the name of a folder.
     pub(super) label: String,
     /// Source as the user gave it.
     pub(super) shown: String,
@@ -55,7 +55,7 @@ impl SourceArgs {
         Ok(self.open_with(None, builder, numbers).await?.0)
     }
 
-    /// Opens the source, or `other` in its place, and returns it with the tree, for builds of it.
+    /// Opens the source, or `other` in its place. Returns the tree, and the source for builds.
     pub(super) async fn open_with(
         &self,
         other: Option<BuildSource>,
@@ -100,8 +100,8 @@ impl SourceArgs {
     ) -> Result<(std::sync::Arc<GitRepository>, Vec<RevisionInfo>), CommandError> {
         let (from, to) = split_range(range)?;
         let mut request = self.git.repository_request(numbers, true)?;
-        // A remote has no name for a build without a tag: fetch everything and look the build up by its
-        // count.
+        // A remote has no name for a build without a tag: fetch all commits, and find the build by its
+        // number, which counts commits.
         let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
         let on_server = matches!(request.location, GitLocation::Url(_));
         request.reference = (!(on_server && by_count)).then(|| to.to_owned());

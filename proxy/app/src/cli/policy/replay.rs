@@ -158,7 +158,7 @@ impl ReplayArgs {
         let cache = match (self.cache_ram, memory) {
             (None, _) => ByteSize(0),
             (Some(CacheRamLimit::Bound(size)), _) => size,
-            // Use the same half as for a running server.
+            // Count half of the memory for an unlimited cache, as for a running server.
             (Some(CacheRamLimit::None), Some(memory)) => ByteSize(memory.0 / 2),
             (Some(CacheRamLimit::None), None) => {
                 return Err(CommandError::usage(

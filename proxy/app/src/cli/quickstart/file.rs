@@ -1,4 +1,4 @@
-//! The configuration file of the demonstration. It is kept as a working example.
+//! The configuration file of the demonstration. The file is kept as a working example.
 
 use std::path::{Path, PathBuf};
 

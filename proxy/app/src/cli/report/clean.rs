@@ -10,8 +10,8 @@ use warden_policies::secrets::{self, KnownSecrets};
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 
-/// Text before the name of an API key, in metrics and where an operator is named, with the character behind
-/// the name.
+/// Texts before the name of an API key, in metrics and where a text names an operator. Each comes with the
+/// character after the name.
 const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
 
 #[derive(Debug, Default)]

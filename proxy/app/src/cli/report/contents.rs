@@ -15,7 +15,7 @@ const MAX_EQUAL_NAMES: usize = 100;
 pub(super) struct ReportEntry {
     /// Plain letters, with slashes for folders.
     pub(super) name: String,
-    /// Description for the operator who decides whether to send it.
+    /// Description for the operator who decides whether to send the report.
     pub(super) what: String,
     pub(super) text: String,
 }
@@ -123,7 +123,8 @@ fn rows(entries: &[ReportEntry]) -> String {
     out::format_table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())
 }
 
-/// Makes a name valid on every machine. It cannot lead out of the folder in which the archive is unpacked.
+/// Makes a name valid on every machine. The result cannot lead out of the folder in which the archive is
+/// unpacked.
 pub(super) fn safe_name(name: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() || "._-/".contains(c) { c } else { '-' };
     let parts = name.split('/').map(|part| part.trim_start_matches('.')).filter(|part| !part.is_empty());

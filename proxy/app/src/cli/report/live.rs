@@ -31,14 +31,14 @@ const SERIES_QUERY: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 ///
 /// # Errors
 ///
-/// Several run, and none is selected.
+/// Several instances run, and none is selected.
 pub(super) fn gather_instance(
     contents: &mut ReportContents,
     which: &InstanceArgs,
 ) -> Result<Option<AdminStatus>, CommandError> {
     let client = match which.client() {
         Ok(client) => client,
-        // Several run: the user must choose one.
+        // Several instances run: the user must choose one.
         Err(several @ CommandError::Usage { .. }) => return Err(several),
         Err(none) => {
             contents.add_note(&format!("status, logs: {none}"));

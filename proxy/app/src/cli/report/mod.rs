@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  instance ─┐
-//!  files ────┼─> Contents ─ cleaned ─> shown: names, sizes ─ yes? ─> a new file
+//!  files ────┼─> ReportContents ─ cleaned ─> shown: names, sizes ─ yes? ─> a new file
 //!  machine ──┘
 //! ```
 //!

@@ -333,7 +333,7 @@ fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), C
     if gone.is_empty() {
         return out::print_line(&format!("there is no unit of ours in {}", folder.display()));
     }
-    // Advise to stop it: without its unit, systemd would end a running service by default rules, in the
-    // middle of requests.
+    // Advise to stop the service: without its unit, systemd would end a running service by default rules, in
+    // the middle of requests.
     out::print_line(&format!("next:\n  {control} stop {}\n  {control} daemon-reload", gone.join(" ")))
 }

@@ -92,8 +92,8 @@ pub(super) fn needed_files(program: &Path, config: &Path, loaded: &LoadedConfig)
     all
 }
 
-/// Says why the service cannot use a file, with the command that fixes it. `None` if it can, or if the file
-/// does not exist yet. `within` maps a path of the service to its present path.
+/// Says why the service cannot use a file, with the command that fixes it. `None` if the service can use the
+/// file, or if the file does not exist yet. `within` maps a path of the service to its present path.
 pub(super) fn find_obstacle(
     user: &ServiceUser,
     needed: &NeededFile,

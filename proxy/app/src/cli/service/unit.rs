@@ -13,7 +13,7 @@ const NOTIFY_RELOAD_VERSION: u32 = 253;
 const RESTART_STEPS_VERSION: u32 = 254;
 /// Extra stop time after requests and processes have ended, for the last log lines.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
-/// Beginning of the first line. Its last word is the checksum of the following text.
+/// Beginning of a unit's first line. The last word of that line is the checksum of the text after it.
 const CHECKSUM_LINE_PREFIX: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
 
 /// Owner of the service.

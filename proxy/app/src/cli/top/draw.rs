@@ -60,7 +60,7 @@ VERDICT                 warming, steady, bounded, suspected, leaking
 R X c u                 marks: replaced, failed, reclaimed, unloaded
 v                       mark: it began to look like a leak";
 
-/// Draws the screen. Stores in the state how much of the view fits, and limits its scroll position.
+/// Draws the screen. Stores in the state how much of the view fits, and limits the state's scroll position.
 pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &mut Buffer) {
     buffer.reset();
     let area = buffer.area;

@@ -29,7 +29,7 @@ const TICK_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum columns and rows: the size may be set arbitrarily, and cells take memory.
 const MAX_SCREEN_SIZE: (u16, u16) = (1000, 500);
 
-/// A shorter stop means that the kernel ignored it.
+/// Minimum duration of a stop. A shorter stop means that the kernel ignored the signal.
 const MIN_STOP_TIME: Duration = Duration::from_millis(50);
 
 /// Runs the screen until a key or a signal ends it.

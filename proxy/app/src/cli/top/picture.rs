@@ -1,5 +1,5 @@
 //! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]).
-//! Pure. Every text is [`sanitize`], except names for routes.
+//! Pure. Every text has passed [`sanitize`], except names for routes.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +88,7 @@ pub(super) struct ModelRow {
     pub(super) rate: Option<WorkRate>,
     /// The worst verdict of all memories.
     pub(super) verdict: GrowthVerdict,
-    /// Growth of that memory in bytes per request.
+    /// Growth of the memory with the worst verdict, in bytes per request.
     pub(super) slope: Option<f64>,
     /// Growth in bytes per hour, at the request rate of the forecast.
     pub(super) hourly: Option<f64>,
@@ -102,8 +102,8 @@ pub(super) struct ModelRow {
 }
 
 impl ModelRow {
-    /// Sets the growth from the worst memory; of equally bad ones from the first. Each comes with a request
-    /// rate.
+    /// Sets the growth from the memory with the worst verdict; from the first one if several are equally bad.
+    /// Each memory comes with a request rate.
     pub(super) fn set_growth<'a>(
         &mut self,
         all: impl Iterator<Item = (&'a SeriesGrowth, Option<f64>)>,
@@ -234,7 +234,7 @@ fn next(model: &ModelView) -> (String, Color) {
     }
 }
 
-/// An event to draw.
+/// A line in the list of events.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EventLine {
     /// Time in the viewer's zone.
@@ -245,7 +245,7 @@ pub(super) struct EventLine {
     pub(super) model: Option<String>,
     pub(super) text: String,
     pub(super) tone: Color,
-    /// A memory began to look like a leak.
+    /// The event says that a memory began to look like a leak.
     pub(super) leaks: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Requests and tokens per second, from counters that begin at 0 with each process. Pure.
 //!
-//! For a process that appears together with its model, the first reading is the base. For one that appears
-//! later, all work is new.
+//! For a process that appears together with its model, the first reading is the base. For a process that
+//! appears later, all its work counts as new.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

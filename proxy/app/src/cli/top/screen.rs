@@ -21,7 +21,7 @@ use super::text::text_width;
 /// The terminal is taken, and a panic must give it back.
 static TERMINAL_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// A taken terminal. Dropping it gives it back.
+/// A taken terminal. Dropping this value gives the terminal back.
 pub(super) struct TerminalScreen<W: Write> {
     out: W,
     shown: Buffer,

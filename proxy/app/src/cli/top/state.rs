@@ -44,7 +44,7 @@ pub(super) enum ScreenEffect {
     Suspend,
     /// Redraws the whole screen.
     Redraw,
-    /// Ends, because no key can end it any more.
+    /// Ends the screen, because no key can end it any more.
     KeysGone,
     Act(&'static ModelAction, String),
 }
@@ -52,7 +52,7 @@ pub(super) enum ScreenEffect {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ModelAction {
     pub(super) key: char,
-    /// Last part of its route.
+    /// Last part of the action's route.
     pub(super) route: &'static str,
     pub(super) words: &'static str,
 }

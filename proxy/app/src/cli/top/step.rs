@@ -269,7 +269,7 @@ fn press_in_log(state: &mut ScreenState, code: KeyCode, model: String, within: b
     }
 }
 
-/// Handles a key of the playback. Returns whether it was one.
+/// Handles a key of the playback. Returns whether the key belongs to the playback.
 fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
     let Some(recording) = &mut state.recording else { return false };
     match code {

@@ -10,7 +10,7 @@ const MAX_TEXT_CHARS: usize = 2000;
 /// Maximum combining marks on one letter (accents). Thousands of them would cost more than the whole screen.
 const MAX_COMBINING_MARKS: usize = 2;
 
-/// Replaces characters that control a terminal by `?`: control characters of both sets, and marks that
+/// Replaces characters that control a terminal by `?`: control characters (C0 and C1), and marks that
 /// change the direction of a line. Removes zero-width characters beyond a few accents.
 pub(super) fn sanitize(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len().min(MAX_TEXT_CHARS));

@@ -102,8 +102,8 @@ impl UpdateRun<'_> {
         Ok(BringInResult::Holds(by))
     }
 
-    /// Reloads instances after a rollback, and waits until they run the build. Returns what went wrong. If
-    /// this update is cancelled meanwhile, the next one continues.
+    /// Reloads instances after a rollback, and waits until they run the build. Returns the failures. If this
+    /// update is cancelled meanwhile, the next update continues.
     async fn roll_back_instances(
         &self,
         instances: &[live::LiveInstance],

@@ -12,9 +12,9 @@ use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
 
-/// Tries the build with each model of an instance, one after the other. Returns the reason if it is worse
-/// with one, and notes about the others. Skips models that cannot have a canary now (no memory, not loaded,
-/// another canary).
+/// Tries the build with each model of an instance, one after the other. Returns the reason if the build is
+/// worse with a model, and notes about the other models. Skips models that cannot have a canary now (no
+/// memory, not loaded, another canary).
 pub(super) async fn try_canaries(
     live: &LiveInstance,
     build: &BuildId,

@@ -26,8 +26,8 @@ pub(super) struct LiveInstance {
 }
 
 /// Finds instances that use this store, with the models whose next process would be one of `binaries`.
-/// Leaves out models whose configuration names a build: as the instance reports, or `pinned` for one that
-/// does not. An instance that does not answer is an error if `strict`, else a warning, because its needs
+/// Leaves out models whose configuration names a build: those that the instance reports, and those in
+/// `pinned`. An instance that does not answer is an error if `strict`, else a warning, because its needs
 /// are unknown.
 pub(super) async fn find_instances(
     dirs: &WardenDirs,
@@ -109,8 +109,8 @@ impl LiveInstance {
         binary: &Path,
         numbers: &Update,
     ) -> Result<StateBeforeReload, SwitchFailure> {
-        // Do not excuse models that already run this build because of an earlier update: they are down
-        // because of it.
+        // Do not excuse models that already run this build after an earlier update: they are down because of
+        // this build.
         let before = self.state_before(Some(binary), numbers).await?;
         self.reload_and_wait(binary, before, numbers).await
     }
@@ -251,7 +251,7 @@ impl LiveInstance {
         pidfd_send_signal(process, Signal::HUP).map_err(|error| gone(&error))
     }
 
-    /// Describes new faults of its models since `before`.
+    /// Describes new faults of the instance's models since `before`.
     fn new_faults(&self, status: &AdminStatus, before: &StateBeforeReload) -> Option<String> {
         let why = |model: &ModelView| {
             model.last_failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failure.message))

@@ -152,7 +152,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         if args.scheduled {
-            // Only now, because the builder handles this signal by now.
+            // Begin only now: from here on, the builder handles the signal that this sends.
             end_with_stdin();
         }
         let store = builder.store();
@@ -339,7 +339,7 @@ impl UpdateRun<'_> {
     }
 }
 
-/// Plan to read the configuration again.
+/// Source for reading the configuration again.
 fn plan_of(config: &ConfigArgs) -> serve::ConfigSource {
     serve::ConfigSource { config: config.clone(), flags: Vec::new(), any_name: false }
 }

@@ -63,7 +63,7 @@ pub(super) async fn prove_build(
     if !(is_on_gpu && fault(&report) == Some(BuildSide::Old)) {
         return Ok(report);
     }
-    // Served models probably fill the GPU.
+    // Served models probably fill the GPU, so prove both builds on the CPU.
     out::error_line(
         "update: the build in use does not start next to what runs on the GPU; proving both on the CPU",
     );

@@ -21,7 +21,7 @@ pub(super) enum UpdateOutcome {
     Planned,
     /// The proof found the new build worse.
     Rejected,
-    /// An earlier proof rejected it, or it was rolled back earlier.
+    /// An earlier proof rejected the new build, or an earlier update rolled it back.
     WasRejected,
     /// The proof is inconclusive.
     Unknown,

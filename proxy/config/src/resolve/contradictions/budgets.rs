@@ -7,7 +7,7 @@ use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::policy::BudgetPair;
 
 impl ConfigSummary<'_> {
-    /// All budgets, each with its place; the owner is empty for those of all backends.
+    /// Returns all budgets with owner and keys; the owner is empty for a budget that all backends share.
     fn budgets(&self) -> Vec<(String, Vec<&str>, &'static str, BudgetPair)> {
         let mut all = Vec::new();
         for one in &self.models {
@@ -21,7 +21,7 @@ impl ConfigSummary<'_> {
         all
     }
 
-    /// All limits: owner, keys, limit.
+    /// Returns all memory limits with owner and keys.
     fn limits(&self) -> Vec<(String, Vec<&str>, MemoryLimit)> {
         let mut all = Vec::new();
         for (whose, path, memory, budgets) in self.budgets() {
@@ -36,8 +36,8 @@ impl ConfigSummary<'_> {
     }
 }
 
-/// A hard budget must be above the soft one. Percentages of a GPU's memory cannot be compared with sizes
-/// here.
+/// Finds hard budgets that are not above the soft budget. Percentages of a GPU's memory cannot be compared
+/// with sizes here.
 pub(super) fn hard_above_soft(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let wrong = |(whose, path, memory, budgets): (String, Vec<&str>, &str, BudgetPair)| {
         let wrong = budgets.order_error((memory == "host").then_some(whole.memory))?;
@@ -48,7 +48,7 @@ pub(super) fn hard_above_soft(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     whole.budgets().into_iter().filter_map(wrong).collect()
 }
 
-/// A budget below 1 MiB is likely a number without its unit, which counts as bytes.
+/// Finds budgets below 1 MiB, which are likely numbers without a unit; such numbers count as bytes.
 pub(super) fn budgets_of_a_few_bytes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let small = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
         let bytes = limit.bytes().filter(|bytes| bytes.0 < MIB)?;
@@ -62,7 +62,7 @@ pub(super) fn budgets_of_a_few_bytes(whole: &ConfigSummary<'_>) -> Vec<RuleFindi
     whole.limits().into_iter().filter_map(small).collect()
 }
 
-/// A budget above the machine's memory is never reached.
+/// Finds budgets above the machine's memory, which can never be reached.
 pub(super) fn budgets_above_the_machine(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let large = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
         let bytes = limit.bytes().filter(|bytes| *bytes > whole.memory && keys.contains(&"host"))?;
@@ -75,7 +75,7 @@ pub(super) fn budgets_above_the_machine(whole: &ConfigSummary<'_>) -> Vec<RuleFi
     whole.limits().into_iter().filter_map(large).collect()
 }
 
-/// Caches fill up by design, so a budget below their limit is exceeded without a leak.
+/// Finds budgets below the limit of caches that fill by design: such a budget is exceeded without a leak.
 pub(super) fn budgets_below_declared_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let host = one.model.policy.host;
@@ -103,7 +103,7 @@ pub(super) fn budgets_below_declared_memory(whole: &ConfigSummary<'_>) -> Vec<Ru
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A shared budget below that of a single process is always exceeded first.
+/// Finds shared budgets below the budget of a single process: the shared one is always exceeded first.
 pub(super) fn shared_budgets_below_a_models(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let shared = &whole.settings.shared;
     let mut found = Vec::new();
@@ -131,7 +131,7 @@ pub(super) fn shared_budgets_below_a_models(whole: &ConfigSummary<'_>) -> Vec<Ru
     found
 }
 
-/// Returns whether one limit is below another, if they are comparable.
+/// Returns true if both limits can be compared and `one` is below `other`.
 fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bool {
     if let (MemoryLimit::Percent(one), MemoryLimit::Percent(other)) = (one, other) {
         return one < other;
@@ -140,7 +140,7 @@ fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bo
     bytes(one).zip(bytes(other)).is_some_and(|(one, other)| one < other)
 }
 
-/// Each replica has the budget for itself, so their sum may exceed the machine's memory.
+/// Finds replicas whose budgets together exceed the machine's memory: each replica has a budget of its own.
 pub(super) fn replicas_above_the_machine(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let (count, soft) = (one.model.run.replicas, one.model.policy.host.soft?);

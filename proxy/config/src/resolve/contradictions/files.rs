@@ -1,11 +1,11 @@
-//! Rules about files with two uses.
+//! Rules about files that are used for two purposes.
 
 use std::path::Path;
 
 use super::{ConfigSummary, RuleFinding};
 use crate::arguments;
 
-/// A file to append to must not be a model, a key or another log.
+/// Finds log files that are also used as a model, a key file or another log.
 pub(super) fn files_with_two_uses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let settings = whole.settings;
     let access = Path::new(&settings.log.access);
@@ -28,7 +28,7 @@ pub(super) fn files_with_two_uses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding>
     let mut found = Vec::new();
     for (at, (keys, path)) in written.iter().enumerate().filter(|(_, (_, path))| !path.as_os_str().is_empty())
     {
-        // Recordings of several models may share a file, but not with the access log.
+        // Request recordings of several models may share a file, but not with the access log.
         let log = (at > 0 && *path == access).then(|| "log.access".to_owned());
         let other = others.iter().find(|(_, other)| other == path).map(|(name, _)| name.clone());
         let Some(other) = other.or(log) else { continue };

@@ -1,11 +1,11 @@
-//! Rules about models that exclude each other.
+//! Rules about groups of models that are never loaded together.
 
 use std::collections::BTreeMap;
 
 use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::problem::{quoted_key, similarity};
 
-/// Similarity of two names from which one may be a typing error.
+/// Least similarity of two group names at which one of them may be a typing error.
 const MIN_TYPO_SIMILARITY: f64 = 0.8;
 
 fn groups<'a>(whole: &'a ConfigSummary<'a>) -> BTreeMap<&'a str, Vec<&'a ModelSummary<'a>>> {
@@ -18,7 +18,7 @@ fn groups<'a>(whole: &'a ConfigSummary<'a>) -> BTreeMap<&'a str, Vec<&'a ModelSu
     all
 }
 
-/// A group of one model excludes nothing; its name may be a typing error.
+/// Finds groups with a single model: they exclude nothing, and their name may be a typing error.
 pub(super) fn groups_of_one(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let all = groups(whole);
     let alone = all.iter().filter_map(|(name, members)| match members.as_slice() {
@@ -38,7 +38,7 @@ pub(super) fn groups_of_one(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     found.collect()
 }
 
-/// A pinned model is never unloaded, so models that it excludes can never be loaded after it.
+/// Finds groups with a pinned model: it is never unloaded, so the others can never be loaded after it.
 pub(super) fn groups_closed_by_pin(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let all = groups(whole);
     let found = all.iter().filter(|(_, members)| members.len() > 1).filter_map(|(name, members)| {
@@ -54,7 +54,7 @@ pub(super) fn groups_closed_by_pin(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
     found.collect()
 }
 
-/// More models are pinned than may be loaded.
+/// Reports if more models are pinned than may be loaded.
 pub(super) fn pins_above_max_loaded(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let most = whole.settings.loading.max_loaded;
     let pins = whole.models.iter().filter(|one| one.model.run.pin).count();

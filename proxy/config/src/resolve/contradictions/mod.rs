@@ -1,8 +1,8 @@
-//! Rules that find settings which are valid alone and contradict each other.
+//! Rules that find settings which are valid by themselves but contradict each other.
 //!
 //! A rule inspects the whole configuration and reports findings, with the numbers and the keys to change.
-//! Impossible settings are problems and stop the start; doubtful ones are warnings. Pure: no files, no
-//! clock.
+//! Impossible settings are errors that prevent the start; doubtful settings are warnings. The rules read no
+//! files and no clock.
 
 mod budgets;
 mod files;
@@ -30,27 +30,27 @@ pub(super) struct ConfigSummary<'a> {
 pub(super) struct ModelSummary<'a> {
     pub(super) name: &'a str,
     pub(super) model: &'a ModelConfig,
-    /// Memory that its processes are told to keep.
+    /// Memory that the model's processes are configured to cache.
     pub(super) declared: DeclaredMemory,
-    /// Arguments of its processes.
+    /// Arguments of the model's processes.
     pub(super) args: &'a [String],
-    /// Slots per process, if configured.
+    /// Number of slots per process; `None` if not configured.
     pub(super) slots: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RuleFinding {
-    /// Key of the finding.
+    /// Key at which the finding is reported.
     pub(super) path: Vec<String>,
     pub(super) message: String,
     pub(super) hint: String,
-    /// The setting is impossible, so the start stops.
+    /// True if the setting is impossible and prevents the start.
     pub(super) fatal: bool,
 }
 
 type ContradictionRule = fn(&ConfigSummary<'_>) -> Vec<RuleFinding>;
 
-/// All rules, in the order of the report.
+/// All rules, in the order in which their findings are reported.
 const RULES: [ContradictionRule; 27] = [
     budgets::hard_above_soft,
     budgets::budgets_of_a_few_bytes,
@@ -97,20 +97,21 @@ impl RuleFinding {
 }
 
 impl ModelSummary<'_> {
-    /// A finding about this model, at one of its keys.
+    /// Creates a finding about this model, at one of the model's keys.
     fn finding(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> RuleFinding {
         let path: Vec<&str> = ["models", self.name].into_iter().chain(keys.iter().copied()).collect();
         RuleFinding::new(&path, format!("model `{}`: {message}", self.name), hint)
     }
 
-    /// Number of requests for slots that all its processes take concurrently, if known.
+    /// Returns the number of slot requests that all processes of the model take at the same time, if known.
     fn concurrent_requests(&self) -> Option<u64> {
         let of_one = self.model.max_in_flight.or(self.slots)?;
         Some(u64::from(of_one) * u64::from(self.model.run.replicas))
     }
 }
 
-/// The detector must keep as many floors as a test needs; otherwise it never reports a leak.
+/// Reports if the leak detector keeps fewer floors (lowest readings) than a test needs: it never finds a
+/// leak.
 fn too_few_kept_floors(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let growth = &whole.settings.growth;
     if growth.kept >= growth.window {

@@ -1,4 +1,4 @@
-//! Rules about changes to requests.
+//! Rules about parameters that llama-warden changes in requests.
 
 use serde_json::Value;
 
@@ -6,7 +6,8 @@ use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::arguments;
 use crate::request::TOKEN_LIMIT_PARAMETERS;
 
-/// A default above the limit is cut to it, and a limit above the context is never reached.
+/// Finds defaults above their limit, which are reduced to it, and limits above the context, which have no
+/// effect.
 pub(super) fn defaults_above_their_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
@@ -25,7 +26,7 @@ pub(super) fn defaults_above_their_limit(whole: &ConfigSummary<'_>) -> Vec<RuleF
                 found.push(one.finding(&["request", table, key], &message, hint));
             }
         }
-        // 0 means the model's own context, which is not known here.
+        // A context of 0 means the model's own context, which is not known here.
         if let Some(context) = arguments::context(one.args).filter(|context| (1..=most).contains(context)) {
             let message = format!(
                 "`request.max_tokens` lets {most} tokens be generated, and a process has {context} tokens of context for prompt and \
@@ -38,7 +39,7 @@ pub(super) fn defaults_above_their_limit(whole: &ConfigSummary<'_>) -> Vec<RuleF
     found
 }
 
-/// A parameter that is always set needs no default.
+/// Finds defaults for parameters that are always set: such a default is never used.
 pub(super) fn defaults_also_set(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| -> Vec<RuleFinding> {
         let request = &one.model.request;

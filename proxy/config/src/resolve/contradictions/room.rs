@@ -6,7 +6,7 @@ use warden_policies::ByteSize;
 
 use super::{ConfigSummary, ModelSummary, RuleFinding};
 
-/// Connections must suffice to reach all slots and to fill the queue.
+/// Reports if the allowed connections are too few to use all slots and to fill the queue.
 pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let mut found = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<Rule
             "lower it, or raise `server.connections`",
         ));
     }
-    // An HTTP/2 connection carries several requests.
+    // An HTTP/2 connection carries several requests at a time.
     let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
     let each = if several { u64::from(server.h2_streams) } else { 1 };
     let most = (server.connections as u64).saturating_mul(each.max(1));
@@ -48,7 +48,8 @@ pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<Rule
     found
 }
 
-/// Requests beyond the slots wait inside the process, where a replacement cannot carry them over.
+/// Finds models that take more requests than slots: the rest waits in the process, and a replacement loses
+/// it.
 pub(super) fn more_requests_than_slots(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let (most, slots) = (one.model.max_in_flight?, one.slots?);
@@ -64,7 +65,7 @@ pub(super) fn more_requests_than_slots(whole: &ConfigSummary<'_>) -> Vec<RuleFin
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A body is held until its model is known, so one above a client's memory limit is never served.
+/// Reports if the largest body exceeds the memory of a client: a body is held until its model is known.
 pub(super) fn bodies_above_their_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let bodies = [
@@ -82,7 +83,7 @@ pub(super) fn bodies_above_their_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFi
                  most: a body that is larger and has to be held is never served",
                 server.buffered_bytes
             );
-            // Invert the limit per client: with `enough`, one client may hold `limit`.
+            // Computed from the limit per client: with `enough` in total, a client may hold `limit` bytes.
             let enough = ByteSize(limit.0.saturating_add(limit.0.div_ceil(2)).saturating_add(3));
             let hint = format!("raise `server.buffered_bytes` to {enough} or more, or lower `server.{key}`");
             RuleFinding::new(&["server", key], message, hint)
@@ -90,7 +91,7 @@ pub(super) fn bodies_above_their_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFi
         .collect()
 }
 
-/// Clients and operators need different addresses.
+/// Reports if the addresses for clients and for operators are the same.
 pub(super) fn clients_and_admin_on_one_port(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let Some((host, port)) = whole.settings.admin.address.as_deref().and_then(|text| text.rsplit_once(':'))
@@ -98,7 +99,7 @@ pub(super) fn clients_and_admin_on_one_port(whole: &ConfigSummary<'_>) -> Vec<Ru
         return Vec::new();
     };
     let same = server.port != 0 && port.parse() == Ok(server.port);
-    // The admin address is a loopback one, so the address of a network card differs from it.
+    // The admin address is a loopback address, so it differs from the address of a network card.
     let apart = server.host.parse::<IpAddr>().is_ok_and(|ip| {
         let other = host.trim_matches(['[', ']']).parse::<IpAddr>();
         !ip.is_unspecified() && other.is_ok_and(|other| other != ip)

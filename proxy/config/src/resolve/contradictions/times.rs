@@ -1,4 +1,4 @@
-//! Rules about times that must be longer than others.
+//! Rules about times that must be longer than other times.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use warden_policies::units::format_span;
 use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::arguments;
 
-/// `exchange_timeout` includes waiting, so it must exceed the longest wait.
+/// Reports if `exchange_timeout`, which includes waiting, does not exceed the longest wait.
 pub(super) fn waits_above_exchange_timeout(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let limit = whole.settings.upstream.exchange_timeout;
     let of_one = |one: &ModelSummary<'_>| {
@@ -25,7 +25,7 @@ pub(super) fn waits_above_exchange_timeout(whole: &ConfigSummary<'_>) -> Vec<Rul
             ));
         }
         let times = &one.model.lifecycle;
-        // `queue.wait` does not count the time in which a process drains and stops.
+        // `queue.wait` does not include the time in which a process drains and stops, so add that time.
         let replacement = times.drain_deadline.saturating_add(times.stop_grace);
         let all = wait.saturating_add(replacement);
         (all >= limit).then(|| {
@@ -43,7 +43,7 @@ pub(super) fn waits_above_exchange_timeout(whole: &ConfigSummary<'_>) -> Vec<Rul
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// An idle limit at or above the total limit has no effect.
+/// Finds limits on idle time that are not below the limit on the total time, and so have no effect.
 pub(super) fn ineffective_idle_limits(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let (server, upstream) = (&whole.settings.server, &whole.settings.upstream);
     let pairs = [
@@ -70,10 +70,12 @@ pub(super) fn ineffective_idle_limits(whole: &ConfigSummary<'_>) -> Vec<RuleFind
         .collect()
 }
 
-/// llama-server's default interval of comments while it computes a prompt; it sends nothing else then.
+/// Default interval of the comments that llama-server sends while it computes a prompt and sends nothing
+/// else.
 const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A stream with a long prompt is silent until the first comment, or until the first token without comments.
+/// Finds models whose streams may be silent for longer than `stream_idle`: until the first comment, or,
+/// without comments, until a long prompt is computed.
 pub(super) fn prompts_above_idle_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let limit = whole.settings.upstream.stream_idle;
     let of_one = |one: &ModelSummary<'_>| {
@@ -108,7 +110,7 @@ pub(super) fn prompts_above_idle_limit(whole: &ConfigSummary<'_>) -> Vec<RuleFin
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// Probes must arrive and be answered before the verdict.
+/// Finds deadlines (`suspect_timeout`, `start_timeout`) that are too short for one probe and its answer.
 pub(super) fn late_probes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
@@ -150,7 +152,7 @@ pub(super) fn late_probes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     found
 }
 
-/// Pairs of times of which the second must be the larger.
+/// Finds pairs of times in which the second should be larger than the first, but is not.
 pub(super) fn misordered_pauses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
@@ -174,7 +176,7 @@ pub(super) fn misordered_pauses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     found
 }
 
-/// `quiet_for` above `quiet_within` is never reached.
+/// Finds models whose `quiet_for` exceeds `quiet_within`: such a quiet time is never reached.
 pub(super) fn unreachable_quiet_time(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy.common;
@@ -190,7 +192,7 @@ pub(super) fn unreachable_quiet_time(whole: &ConfigSummary<'_>) -> Vec<RuleFindi
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A window must be long enough for a quiet time and for a reading.
+/// Finds windows that are too short for a quiet time and a reading.
 pub(super) fn windows_too_short_for_quiet(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let look = whole.settings.sensors.interval;
     let of_one = |one: &ModelSummary<'_>| {
@@ -212,7 +214,7 @@ pub(super) fn windows_too_short_for_quiet(whole: &ConfigSummary<'_>) -> Vec<Rule
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// `max_age` below `min_interval` cannot take effect in time.
+/// Finds models whose `max_age` is below `min_interval`, and so is exceeded before a replacement is allowed.
 pub(super) fn ages_below_the_pause(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let (age, pause) = (one.model.policy.max_age?, one.model.policy.common.min_interval);
@@ -228,7 +230,7 @@ pub(super) fn ages_below_the_pause(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// A backend that exceeds its age outside of the windows waits for the next one.
+/// Finds models that may exceed `max_age` outside the windows, and then wait for the next window.
 pub(super) fn ages_outside_windows(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy;
@@ -247,7 +249,7 @@ pub(super) fn ages_outside_windows(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
     whole.models.iter().filter_map(of_one).collect()
 }
 
-/// With `growth_drain` above `growth_quiet`, no replacement ever waits for a quiet moment.
+/// Finds models whose `growth_drain` exceeds `growth_quiet`: no replacement waits for a quiet moment there.
 pub(super) fn misordered_horizons(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let of_one = |one: &ModelSummary<'_>| {
         let policy = &one.model.policy.common;

@@ -1,4 +1,4 @@
-//! The rights of a client by its key: admission, and the models it may use.
+//! The rights that a client has by its key: admission of requests, and the models it may use.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ pub(crate) struct ClientAccess {
 }
 
 impl ClientAccess {
-    /// Finds the key in a request; it must be one of `keys`.
+    /// Finds the key in a request's headers. A key that is not in `keys` is refused.
     pub(crate) fn from_headers(keys: &ApiKeys, headers: &HeaderMap) -> Result<Self, RequestRefusal> {
         Ok(Self { key: Some(keys.find(headers)?.clone()) })
     }
 
-    /// Returns whether keys are required, so that the request has a valid one.
+    /// Returns whether the request came with a valid key; `false` if the gateway requires none.
     pub(crate) fn has_key(&self) -> bool {
         self.key.is_some()
     }
@@ -42,7 +42,7 @@ impl ClientAccess {
         self.key.as_ref().map(ApiKey::admit).transpose()
     }
 
-    /// Returns the bytes held of the bodies with this key.
+    /// Returns the count of memory held for request bodies with this key.
     pub(crate) fn held_share(&self) -> Option<Arc<ClientShare>> {
         self.key.as_ref().map(|key| key.usage.held.clone())
     }
@@ -64,7 +64,7 @@ impl ClientAccess {
                     .refuse_hidden(backends, name.filter(|name| !name.is_empty()).unwrap_or(model.as_str())))
             }
             Err(ResolveError::Missing { .. }) => match self.known_names(backends).as_slice() {
-                // This client may use only one model.
+                // The request names no model, and the client may use only this one.
                 [name] => Ok(ModelName::new(name)),
                 known => Err(ResolveError::Missing { known: known.to_vec() }.into()),
             },
@@ -84,7 +84,7 @@ impl ClientAccess {
         RequestRefusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
     }
 
-    /// Returns whether this client may use a model and know of it.
+    /// Returns whether this client may use a model and see its name.
     pub(crate) fn may_use(&self, model: &ModelName) -> bool {
         self.key.as_ref().is_none_or(|key| key.may_use(model))
     }
@@ -94,7 +94,7 @@ impl ClientAccess {
         self.visible_models(&backends.view()).map(|model| model.name.to_string()).collect()
     }
 
-    /// Returns the same names, with the aliases of each model.
+    /// Returns the names and aliases of the models that this client may use.
     pub(crate) fn names_with_aliases(&self, backends: &dyn LeaseProvider) -> Vec<String> {
         self.visible_models(&backends.view()).flat_map(|model| model.names().map(str::to_owned)).collect()
     }

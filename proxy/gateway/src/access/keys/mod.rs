@@ -7,7 +7,7 @@
 //!      | no
 //!   a key of the file? -- no --> 401
 //!      | yes
-//!   concurrency left? -- no --> 429                  (the place is freed when the exchange ends)
+//!   concurrency left? -- no --> 429                  (a request counts until its exchange ends)
 //!      | yes
 //!   tokens left, rate left? -- no --> 429 with the exact time to wait
 //!      | yes
@@ -39,18 +39,19 @@ use usage::KeyUsage;
 /// A key of the key file.
 #[derive(Clone, Debug)]
 pub struct KeySpec {
-    /// Its name, for logs and metrics.
+    /// Name of the key, for logs and metrics.
     pub name: Arc<str>,
-    /// Its stored hash.
+    /// Hash of the key, as stored in the key file.
     pub hash: KeyHash,
-    /// Models that it may use; `None`: all.
+    /// Models that the key may use; `None`: all.
     pub models: Option<HashSet<ModelName>>,
     /// Request rate limit.
     pub rate: Option<RateLimit>,
-    /// Rate limit for tokens, evaluated and generated. The tokens of a request are known when it has ended:
-    /// a request that begins while tokens are left may exceed the limit, and later requests wait for that.
+    /// Rate limit for tokens, evaluated and generated. The tokens of a request are known when it has ended.
+    /// Therefore a request that begins while tokens are left may exceed the limit; later requests then wait
+    /// longer.
     pub tokens: Option<RateLimit>,
-    /// Concurrent requests.
+    /// Most requests at a time.
     pub concurrency: Option<usize>,
     /// The key opens the operators' page.
     pub operator: bool,
@@ -86,7 +87,7 @@ pub struct ApiKeys(Arc<KeyRing>);
 
 #[derive(Debug, Default)]
 struct KeyRing {
-    /// In the order of the file.
+    /// Keys in the order of the key file.
     all: Vec<Arc<ApiKey>>,
     /// Index into `all` by hash.
     by_hash: QuickMap<KeyHash, usize>,
@@ -99,7 +100,7 @@ impl FromIterator<Arc<ApiKey>> for ApiKeys {
         let all: Vec<_> = keys.into_iter().collect();
         let mut by_hash = QuickMap::default();
         for (at, key) in all.iter().enumerate() {
-            // The first of two equal keys counts.
+            // If two keys have the same hash, the first is used.
             by_hash.entry(key.spec.hash).or_insert(at);
         }
         let has_operators = all.iter().any(|key| key.spec.operator);
@@ -130,7 +131,7 @@ impl ApiKeys {
         specs.into_iter().map(|spec| Arc::new(ApiKey { spec, usage: Arc::new(KeyUsage::new()) })).collect()
     }
 
-    /// Takes over the usage of keys with the same names.
+    /// Returns these keys with the usage of the keys of the same names in `old`.
     pub(crate) fn with_usage_of(&self, old: &Self) -> Self {
         let one = |key: &Arc<ApiKey>| {
             let before = old.0.all.iter().find(|old| old.spec.name == key.spec.name);
@@ -163,12 +164,12 @@ impl ApiKeys {
         self.find_by_hash(hash).map(|key| &key.spec)
     }
 
-    /// Returns the hashes of all keys in a request.
+    /// Returns the hashes of all keys that a request's headers contain, known or not.
     pub fn presented_hashes(headers: &HeaderMap) -> Vec<KeyHash> {
         presented::presented_keys(headers).map(|key| KeyHash::from_key(&key)).collect()
     }
 
-    /// Finds the key of a request.
+    /// Finds the first valid key in a request's headers.
     fn find(&self, headers: &HeaderMap) -> Result<&Arc<ApiKey>, RequestRefusal> {
         let mut refusal = RequestRefusal::NoKey;
         for given in presented::presented_keys(headers) {
@@ -180,8 +181,8 @@ impl ApiKeys {
         Err(refusal)
     }
 
-    /// Looks a hash up. The position in the map depends on a secret of this process as well, and the
-    /// comparison takes constant time. So the duration does not show how close a guess was.
+    /// Finds a key by its hash. The position in the map also depends on a secret of this process, and the
+    /// comparison takes constant time, so the duration does not show how close a guess was.
     fn find_by_hash(&self, given: &KeyHash) -> Option<&Arc<ApiKey>> {
         self.0.all.get(*self.0.by_hash.get(given)?)
     }
@@ -192,7 +193,7 @@ impl ApiKey {
         self.spec.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
-    /// Counts one request against the limits.
+    /// Checks the key's limits for one request and counts the request.
     fn admit(self: &Arc<Self>) -> Result<ConcurrencyPass, RequestRefusal> {
         let refuse = |limit, refusal| {
             self.usage.count_rejection(limit);

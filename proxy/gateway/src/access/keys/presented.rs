@@ -5,8 +5,8 @@
 //! | `Authorization: Bearer KEY` | OpenAI's clients, llama-server's own |
 //! | `x-api-key: KEY` | Anthropic's clients; llama-server accepts it, too |
 //! | `api-key: KEY` | Azure's clients |
-//! | `Authorization: Basic ...` | `curl -u :KEY`, a URL with a password: the password is the key |
-//! | `Authorization: KEY` | accepted by llama-server |
+//! | `Authorization: Basic ...` | `curl -u :KEY`, or a URL with a password; the password is the key |
+//! | `Authorization: KEY` | other clients; llama-server accepts this, too |
 
 use std::borrow::Cow;
 
@@ -33,7 +33,7 @@ pub(super) fn presented_keys(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_
 fn key_in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     let value = value.trim_ascii();
     let Some(space) = value.iter().position(|byte| *byte == b' ') else {
-        // A scheme alone is no key.
+        // A scheme without anything after it is not a key.
         let is_scheme = [&b"bearer"[..], b"basic"].iter().any(|scheme| value.eq_ignore_ascii_case(scheme));
         return (!is_scheme).then_some(Cow::Borrowed(value));
     };

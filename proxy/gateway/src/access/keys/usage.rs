@@ -12,12 +12,13 @@ use warden_policies::rate::{RateLimit, RateNanos, as_nanos};
 use super::ApiKey;
 use crate::body::budget::{ClientShare, add_within_limit};
 
-/// Bytes of uncounted text per token: about the ratio of English with today's vocabularies.
+/// Assumed bytes per token, for text without a token count: about the ratio of English with today's
+/// vocabularies.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
 #[derive(Debug)]
 pub(super) struct KeyUsage {
-    /// Reference for all times.
+    /// Instant from which the times below are counted.
     base: Instant,
     requests_until: AtomicU64,
     tokens_until: AtomicU64,
@@ -25,7 +26,7 @@ pub(super) struct KeyUsage {
     pub(super) requests: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) output_tokens: AtomicU64,
-    /// Bytes held of its bodies.
+    /// Memory held for request bodies with this key.
     pub(super) held: Arc<ClientShare>,
     rejected: [AtomicU64; KeyLimit::ALL.len()],
 }
@@ -39,7 +40,7 @@ pub(crate) enum KeyLimit {
     Tokens,
     /// Concurrent requests.
     Concurrency,
-    /// Model that the key may not use.
+    /// The requested model is not permitted for the key.
     Model,
 }
 
@@ -88,7 +89,7 @@ impl KeyUsage {
         }
     }
 
-    /// Checks that tokens are left.
+    /// Checks that the token limit is not used up. The error is the time to wait.
     pub(super) fn has_tokens(&self, rate: RateLimit) -> Result<(), Duration> {
         rate.check(self.tokens_until.load(Relaxed), self.now())
     }
@@ -116,19 +117,20 @@ impl KeyUsage {
     }
 }
 
-/// A place in a key's concurrency limit, held as long as the exchange lasts.
+/// One of a key's concurrent requests, counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyPass(Arc<ApiKey>);
 
 impl ConcurrencyPass {
-    /// Takes a place; `None` if all are taken.
+    /// Counts a request; `None` if the key has reached its concurrency limit.
     pub(super) fn try_new(key: &Arc<ApiKey>) -> Option<Self> {
         let most = key.spec.concurrency.unwrap_or(usize::MAX);
         add_within_limit(&key.usage.running, 1, most)?;
         Some(Self(key.clone()))
     }
 
-    /// Charges an ended request: its work, and `untold` bytes of text whose tokens no answer has counted.
+    /// Charges an ended request to its key: `work`, and `untold` bytes of text for which no answer reported
+    /// tokens.
     pub(crate) fn charge_request(self, work: WorkDone, untold: u64) {
         let usage = &self.0.usage;
         usage.requests.fetch_add(1, Relaxed);

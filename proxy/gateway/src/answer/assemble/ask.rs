@@ -17,17 +17,18 @@ use crate::body::json_index::JsonIndex;
 use crate::body::splice::{self, ByteEdit};
 use crate::refusal::RequestRefusal;
 
-/// Members of the body that decide. Only their gist is parsed: a client may send megabytes of any of them.
+/// Members of a request body that decide whether its answer can be assembled. Only the outline of each
+/// value is parsed, because a client may send megabytes.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StreamableMembers {
     stream: Option<ValueGist>,
     stream_options: Option<IgnoredAny>,
-    // A stream holds back the possible beginning of a stop word, and never sends it if the token limit
-    // comes first.
+    // A stream holds back text that may begin a stop word, and never sends that text if the token limit is
+    // reached first.
     stop: Option<ValueGist>,
     stop_sequences: Option<ValueGist>,
-    // A stream has already sent the lines that llama-server cuts off afterwards.
+    // With `n_indent`, llama-server cuts off lines that a stream has already sent.
     n_indent: Option<ValueGist>,
     // A chat stream leaves out the probabilities of tokens without text.
     logprobs: Option<ValueGist>,
@@ -39,13 +40,13 @@ struct StreamableMembers {
     response_fields: Option<IgnoredAny>,
     // The verbose object has the raw text, which no stream contains.
     verbose: Option<ValueGist>,
-    // The answer then begins with the end of the prompt; a stream does not.
+    // Without a stream, the answer to such a request begins with the end of the prompt.
     continue_final_message: Option<IgnoredAny>,
     messages: Option<LastRole>,
     input: Option<LastRole>,
     reasoning_format: Option<ValueGist>,
-    // Output that breaks off inside a prescribed format is returned as raw text without a stream, and not
-    // at all in one.
+    // Output that breaks off inside a prescribed format is returned as raw text in a whole answer, and is
+    // missing from a stream.
     response_format: Option<ValueGist>,
     json_schema: Option<IgnoredAny>,
     grammar: Option<ValueGist>,
@@ -55,7 +56,7 @@ struct StreamableMembers {
     n_cmpl: Option<ValueGist>,
 }
 
-/// Turns a request of this kind into a streaming one, if its answer can be assembled. Returns the dialect
+/// Replaces a request by a streaming one, if the answer can be assembled from the stream. Returns the dialect
 /// of the stream, or `None` if the request is left unchanged.
 pub(crate) async fn request_stream(
     kind: AnswerFormat,
@@ -68,7 +69,7 @@ pub(crate) async fn request_stream(
     Ok(asked.filter(|body| intake.replace(body)).map(|_| kind))
 }
 
-/// Body of the streaming request; `None` if the original body is left unchanged.
+/// Returns the body of the streaming request, or `None` if the original body is to be sent unchanged.
 fn streaming_body(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let asked: StreamableMembers = serde_json::from_slice(body).ok()?;
     if !can_be_assembled(kind, &asked) {

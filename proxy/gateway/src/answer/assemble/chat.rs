@@ -9,7 +9,7 @@ use super::{AssemblyError, answer_index, append_text, clear_stream_setting, orde
 #[derive(Debug, Default)]
 pub(super) struct ChatAssembly {
     choices: BTreeMap<u64, ChatChoice>,
-    /// Top-level fields of the chunk that ends the first choice.
+    /// Top-level fields of the chunk that ends the choice with the lowest index, and of later chunks.
     last: Map<String, Value>,
     /// Index of the choice that ended last; the usage chunk that follows has no index.
     ended: Option<u64>,
@@ -57,7 +57,7 @@ impl ChatAssembly {
                 ends = true;
             }
         }
-        // `timings` of other chunks and prompt progress occur only in streams.
+        // Chunks other than the last may have `timings` and prompt progress, which a whole answer lacks.
         let is_debug = chunk.contains_key("__verbose");
         if (ends && self.ended == self.choices.keys().next().copied()) || is_debug {
             grown += size;

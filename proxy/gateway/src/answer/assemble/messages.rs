@@ -12,9 +12,9 @@ pub(super) struct MessagesAssembly {
     thinking: String,
     text: String,
     tools: Vec<ToolUseBlock>,
-    /// Block index → index of its tool.
+    /// Index of the tool in `tools`, by index of its content block.
     places: HashMap<u64, usize>,
-    /// Content of `message_delta`, the last event but one.
+    /// Fields of `message_delta`, the event before the last.
     end: Option<Map<String, Value>>,
 }
 

@@ -6,7 +6,7 @@
 //!           | yes: "stream":true spliced in
 //!           v
 //!   llama-server --> refuses --> passes as it is, with its status
-//!           | events, read as they come, none kept
+//!           | events, each processed when it arrives, none kept
 //!           v
 //!   whole --> the object that llama-server would have sent
 //!           | error event --> its status and error, as without a stream
@@ -144,7 +144,7 @@ impl AnswerAssembly {
 impl FormatAssembly {
     /// Adds an event; returns by how many bytes the held state has grown, roughly.
     fn add_event(&mut self, event: &SseEvent<'_>, veil: &NumberMask) -> Result<usize, AssemblyError> {
-        // With several answers, all but the first begin with a `null`.
+        // If a request has several answers, the data of all events but the first may begin with `null`.
         if matches!(event.data, "[DONE]" | "null") {
             return Ok(0);
         }
@@ -152,7 +152,7 @@ impl FormatAssembly {
             return Err(AssemblyError::UnknownForm("an event is no JSON object"));
         };
         if event.name == "error" {
-            // Anthropic's dialect sends the error object bare.
+            // In Anthropic's dialect the event itself is the error object.
             let error = data.remove("error").unwrap_or(Value::Object(data));
             return Err(reported_error(error, veil));
         }
@@ -180,7 +180,7 @@ fn reported_error(error: Value, veil: &NumberMask) -> AssemblyError {
     )
 }
 
-/// Returns the fields in this order, followed by all others.
+/// Returns the fields named in `order`, in that order, followed by all others.
 fn order_fields(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value> {
     let mut all = Map::new();
     for name in order {
@@ -199,13 +199,13 @@ fn append_text(to: &mut String, value: &Value) -> usize {
     text.len()
 }
 
-/// Returns `index`, the number of the answer within its request.
+/// Returns the member `index`: the number of the answer within its request, 0 if absent.
 fn answer_index(fields: &Map<String, Value>) -> u64 {
     fields.get("index").and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Sets `stream` to false in the settings of a verbose answer, which otherwise show the stream that was
-/// requested.
+/// Sets `stream` to false in the settings that a verbose answer reports, because the client asked for no
+/// stream.
 fn clear_stream_setting(settings: Option<&mut Value>) {
     if let Some(stream) = settings.and_then(|settings| settings.get_mut("stream")) {
         *stream = Value::Bool(false);

@@ -1,9 +1,9 @@
-//! Keeps the digits of fractional numbers through a JSON parser: they are turned into strings with an
-//! unguessable mark before parsing, and back into numbers afterwards. Pure.
+//! Keeps the digits of fractional numbers through a JSON parser: before parsing, the numbers become strings
+//! with an unguessable mark; afterwards they become numbers again. Pure.
 
 use crate::body::spelling::StringSpelling;
 
-/// Random mark of one answer.
+/// Random mark used for the numbers of one answer.
 #[derive(Debug)]
 pub(super) struct NumberMask(String);
 

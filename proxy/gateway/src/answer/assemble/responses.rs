@@ -1,5 +1,5 @@
-//! Assembles an OpenAI response: takes it from the last event and corrects what differs from a
-//! non-streaming answer. Pure.
+//! Assembles an OpenAI response: takes the response object from the last event and corrects the fields that
+//! differ from a non-streaming answer. Pure.
 
 use serde_json::{Map, Value, json};
 

@@ -1,5 +1,5 @@
-//! Assembles completions of OpenAI's and llama-server's own routes: the last event of each answer is the
-//! answer, except for its text and its probabilities. Pure.
+//! Assembles completions of OpenAI's and llama-server's own routes. The last event of each answer has all
+//! its fields except the whole text and the probabilities, which are collected from the other events. Pure.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Requests to the next server: questions about the client's request, and the request for the rest of its
-//! answer.
+//! Requests that the gateway sends to the next server to continue an answer: preparatory questions (probe,
+//! template, tokens), and the request for the rest of the answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::backend::message::UpstreamRequest;
 use crate::backend::pool::ConnectionPool;
 use crate::backend::upstream_conn::{IncompleteAnswer, UpstreamConn};
 
-/// Response to a probe, its connection, whether the request was sent completely, and the pool.
+/// Response to a probe, its connection with a flag for a completely sent request, and the connection's pool.
 pub(super) type ProbedResponse = (http::Response<Incoming>, (UpstreamConn, bool), Arc<ConnectionPool>);
 
-/// Builds a request of our own with the head of the client's request.
+/// Builds a request of the gateway with the head of the client's request.
 pub(super) fn side_request(
     message: &UpstreamRequest,
     path: Option<&'static str>,
@@ -42,7 +42,8 @@ pub(super) struct ContinuationClient<'a> {
 }
 
 impl ContinuationClient<'_> {
-    /// Runs `future` until the lease or the deadline ends. Neither of the two is a failure of the server.
+    /// Runs `future` until the lease is revoked or the deadline passes. Neither counts as a failure of the
+    /// server.
     async fn until_deadline<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ContinuationStop> {
         tokio::select! {
             biased;
@@ -74,7 +75,8 @@ impl ContinuationClient<'_> {
         })
     }
 
-    /// Records a broken connection: the request may have killed the server.
+    /// Reports a broken connection to the lease if the request was sent completely (`whole`): the request
+    /// may have killed the server.
     fn note_broken(&self, whole: bool) -> ContinuationStop {
         if let Some(print) = self.message.sent().fingerprint().filter(|_| whole) {
             self.lease.report_broken(print);

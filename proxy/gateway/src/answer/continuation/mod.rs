@@ -16,10 +16,11 @@
 //!        prompt and those tokens, for the rest (`rest`) --> voice --> the client
 //! ```
 //!
-//! In doubt the stream ends with an error: half of one answer followed by an unrelated second half must be
-//! impossible. Therefore a server that is given tokens has the same command, binary and files as the dead
-//! one. All of the request is understood, and the server counts the expected number of prompt tokens. The
-//! answer to a repeated request must begin with the text that the client has.
+//! In doubt the stream ends with an error, because the client must never get half of one answer followed by
+//! an unrelated second half. Therefore tokens are only sent to a server with the same command, binary and
+//! files as the dead one, only if every member of the request is known, and only if the server counts the
+//! expected number of prompt tokens. The answer to a repeated request must begin with the text that the
+//! client has.
 
 mod asking;
 mod prefill;
@@ -53,14 +54,15 @@ use crate::backend::backends::BackendLease;
 use crate::observe::{RequestOutcome, RequestRecord};
 use crate::refusal::RequestRefusal;
 
-/// Bytes allowed in the answer to one of our questions, apart from what it repeats: settings, tokens, a
-/// prompt.
+/// Bytes allowed in the answer to a question of the gateway (settings, tokens, a prompt), apart from the
+/// part that grows with the question.
 const ANSWER_BASE_BYTES: usize = 64 * 1024;
 
-/// Bytes of the answer for each byte of the question: a token is listed with its number and its piece.
+/// Bytes allowed in the answer for each byte of the question: each token is listed with its number and its
+/// text.
 const ANSWER_BYTES_PER_BYTE: usize = 48;
 
-/// Error with which a stream ends instead.
+/// Error with which a stream ends if it cannot be continued.
 #[derive(Debug)]
 pub(crate) struct StreamCut {
     pub(crate) outcome: RequestOutcome,
@@ -73,19 +75,19 @@ impl From<RequestRefusal> for StreamCut {
     }
 }
 
-/// Returns whether a request asks for usage counters after the end of its answer.
+/// Returns whether a request asks for usage counters at the end of its stream.
 pub(crate) fn wants_usage(again: &RepeatableRequest) -> bool {
     let body = again.message.json().unwrap_or_default();
     let body = serde_json::from_slice::<serde_json::Value>(&body);
     body.map_or(true, |body| body["stream_options"]["include_usage"] == true)
 }
 
-/// Returns whether the request has a single answer, so that its end can be recognised.
+/// Returns whether a request has a single answer, whose end can be recognised in the stream.
 pub(crate) fn has_single_answer(again: &RepeatableRequest, heard: &AnswerTranscript) -> bool {
     again.message.json().is_some_and(|body| repeat::check_single_answer(heard.kind(), &body).is_ok())
 }
 
-/// Describes the end of the server in words.
+/// Describes in words how the server's process ended.
 pub(crate) fn describe_server_end(outcome: RequestOutcome) -> &'static str {
     match outcome {
         RequestOutcome::Revoked => "its process was stopped in the middle of the answer",
@@ -93,13 +95,13 @@ pub(crate) fn describe_server_end(outcome: RequestOutcome) -> &'static str {
     }
 }
 
-/// Error text for the client in place of the rest.
+/// Returns the error text that the client gets in place of the rest of the answer.
 pub(crate) fn rest_error_text(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
 
-/// Has the rest of an answer computed. `died` is the client's error text if that fails; `paid` is the work
-/// already delivered.
+/// Requests the rest of an answer from another server. `died` is the client's error text if that fails;
+/// `paid` is the work that the client has already received.
 pub(crate) async fn continue_answer(
     again: RepeatableRequest,
     heard: Box<AnswerTranscript>,
@@ -121,9 +123,9 @@ pub(crate) async fn continue_answer(
 
 /// Reasons to stop a continuation.
 enum ContinuationStop {
-    /// This way is impossible; another one may work.
+    /// This method is impossible; another method may work.
     NotThisWay(NoContinuationReason),
-    /// No way works.
+    /// No method works.
     NoWay(NoContinuationReason),
     Refused(RequestRefusal),
 }
@@ -172,7 +174,7 @@ async fn compute_rest(
         model: &model,
         kind: lease_kind,
         tokens,
-        // The request was admitted before, and its process is restarted anyway.
+        // The request was admitted before, and the model's process is restarted in any case.
         may_load: true,
         limits: &limits,
         // The death of a canary is not reported to the client.
@@ -186,7 +188,8 @@ async fn compute_rest(
     let repeat = |heard| {
         RepeatTranslator::from_transcript(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event_stop)
     };
-    // If the server's own settings decide, ask for them, provided that there is another way.
+    // If the server's default settings decide whether the answer is repeatable, ask for the settings first,
+    // provided that another method is possible.
     let asks_first = may_repeat == Ok(SamplingRepeat::Default) && prefill.is_ok();
     if planned.is_err() && may_repeat.is_ok() && !asks_first {
         let voice = repeat(heard)?;
@@ -199,7 +202,8 @@ async fn compute_rest(
             side_request(&message, Some("/completion"), PrefillContinuation::settings_request(), false)?
         }
     };
-    // All rules for a suspect request apply: it may have to run alone there.
+    // The probe obeys all rules for a suspect request, which may have to wait until no other request runs
+    // there.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
     let RelayedAnswer { response, backend, .. } = probed;
     let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
@@ -223,13 +227,13 @@ async fn compute_rest(
         },
         Err(why) => {
             let settings = match asking.read_probe(probed).await {
-                // The probe's answer is unusable; continue without it.
+                // The probe's answer is unusable: continue without the settings.
                 Err(ContinuationStop::NotThisWay(_)) => Vec::new(),
                 told => told?,
             };
             let is_greedy = PrefillContinuation::is_greedy(&settings).ok();
             match may_repeat.and_then(|draw| draw.check_repeats(is_greedy)) {
-                // The comparison covers what the build does not report.
+                // Settings that the build does not report are covered by the comparison of the two answers.
                 Ok(()) => {
                     let voice = repeat(heard)?;
                     return Ok((asking.request_rest(None, body.to_vec()).await?, voice));
@@ -257,9 +261,9 @@ async fn compute_rest(
     }
 }
 
-/// Builds the request for the rest after a text, if the next server shows that it continues there.
-/// `settings`: the server's settings, if already known. They are asked for before the prompt, because the
-/// question would take its slot.
+/// Builds the request for the rest after a text, if the next server shows that it continues after this
+/// text. `settings`: the server's settings, if already known. Otherwise they are requested before the
+/// prompt is sent, because the question would overwrite the slot that holds the prompt.
 async fn prefill_request(
     asking: &mut ContinuationClient<'_>,
     prefill: &PrefillContinuation,
@@ -301,10 +305,10 @@ impl FirstServer {
     /// Returns whether a server with this identity may compute the rest: it needs the same command, binary
     /// and files.
     ///
-    /// The model's own build may also continue the answer of a canary, which differs in the binary alone.
-    /// Both have the same vocabulary. The own build computes the rest from the prompt as it renders it and
-    /// from exactly the text that the client has, so the whole is an answer that this build might have
-    /// given.
+    /// The model's normal build may also continue the answer of a canary, whose command and files differ in
+    /// the binary only. Both builds have the same vocabulary. The normal build computes the rest from the
+    /// prompt as this build renders it and from exactly the text that the client has, so this build might
+    /// have given the whole answer.
     fn may_be_continued_by(self, next: Option<AnswerIdentity>) -> bool {
         let Some(next) = next else { return false };
         next == self.kin
@@ -322,7 +326,7 @@ fn no_event_stop() -> ContinuationStop {
     ContinuationStop::NoWay("it has no event".to_owned())
 }
 
-/// An answer that can be continued by its tokens, as far as that is known without asking the server.
+/// An answer that can be continued by its tokens, as far as the gateway knows without asking the server.
 struct TokenContinuation {
     wish: ContinuationRequest,
     kin: FirstServer,
@@ -341,11 +345,11 @@ impl TokenContinuation {
         heard.is_plain()?;
         let mut wish = ContinuationRequest::from_body(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
-            // The raw answer may have blanks and fences around the text that the client does not have.
+            // The raw answer may have blanks and code fences around the text, which the client did not get.
             return Err("it has a format, and can be repeated exactly".to_owned());
         }
-        // Withheld tokens of a text are drawn again. In llama-server's own dialect the client has those
-        // tokens, though not their text.
+        // Tokens whose text was withheld from the client are generated again. In llama-server's own dialect
+        // the client has these tokens, although not their text.
         if heard.has_withheld_text() && (kind == AnswerFormat::Native || !wish.has_stop_words()) {
             return Err("its last tokens have no text, or stop words may begin there".to_owned());
         }
@@ -355,12 +359,12 @@ impl TokenContinuation {
         let Some(kin) = kin else {
             return Err("it is not known what its server was started from".to_owned());
         };
-        // A server with its own token limit would begin to count at zero again.
+        // A server with a default token limit would count the tokens of the rest from zero.
         wish.limit = wish.limit.or(kin.kin.answer_tokens);
         Ok(Self { wish, kin, is_greedy: None })
     }
 
-    /// Returns path and body of the request for the rest, after the server has reported its view of the
+    /// Returns path and body of the request for the rest, after the server has reported how it reads the
     /// client's request.
     async fn rest_request(
         &mut self,
@@ -411,7 +415,7 @@ impl TokenContinuation {
             None => {
                 let answer = asking.ask("/tokenize", spelling::tokenize_request(heard)).await?;
                 let ids = spelling::read_tokens(&answer, heard.decode_string());
-                // If the stream counts tokens, the number must match.
+                // If the stream reported a token count, the number of tokens must equal it.
                 let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
                 ids.ok_or_else(|| "its vocabulary tokenizes that text differently".to_owned())?
             }

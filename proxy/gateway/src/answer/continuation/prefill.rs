@@ -3,18 +3,18 @@
 //! ```text
 //!   the request, for one token                               P prompt tokens
 //!   the request, its last message the text, for one token    P + T prompt tokens, P of them cached
-//!   the same, for the rest                                    the text once more, then its continuation
+//!   the second request, with a larger token limit             the text once more, then its continuation
 //! ```
 //!
-//! Used for routes that do not report the prompt they render, and for chats with tools. The next server's
-//! own handler of the route renders the prompt, so the request's sampling, tools and templates hold for the
-//! rest, too. Older builds begin another message after the text: they report more than P + T tokens. A
-//! server that treats the beginning in any other way does not have P tokens cached. Another model would
-//! continue as well, so the next server must have the same command, binary and files.
+//! Used for routes that do not report the rendered prompt, and for chats with tools. The next server's own
+//! handler of the route renders the prompt, so the request's sampling, tools and templates apply to the
+//! rest, too. Older builds begin another message after the text; such a build reports more than P + T
+//! tokens. A server that treats the text in any other way does not report P tokens as cached. A server with
+//! another model would pass these checks, so the next server must have the same command, binary and files.
 //!
-//! The rest is requested only from a server that repeats the text. Its repetition is compared byte by byte,
-//! and the text after it then has the right blanks. The chat parsers of older builds strip blanks at the
-//! beginning of the rest.
+//! The rest is requested only from a server that repeats the text in its answer. The repetition is compared
+//! byte by byte, and the blanks between text and rest are therefore right. The chat parsers of older builds
+//! strip blanks at the beginning of the rest.
 
 use serde_json::{Map, Value, json};
 use warden_policies::units::{as_f64, scale_bytes};
@@ -25,17 +25,17 @@ use super::spelling;
 use super::transcript::{AnswerStage, AnswerTranscript};
 use crate::answer::assemble::AnswerFormat;
 
-/// Members of a request that limit the length of its answer, over all routes.
+/// Members of a request that limit the length of its answer, of all routes together.
 const LIMIT_MEMBERS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
 
-/// Largest growth of a prompt from one step to the next. llama-server by default reuses a slot that shares
-/// a tenth of the prompt.
+/// Largest factor by which a prompt grows from one step to the next. By default, llama-server reuses a slot
+/// that shares at least a tenth of the prompt.
 const STEP_GROWTH: u64 = 4;
 
 /// Default token limit of the messages route.
 const DEFAULT_MESSAGE_TOKENS: u64 = 4096;
 
-/// Members that give an answer a shape, or a sampling state that the next process does not have.
+/// Members that restrict the form of an answer, or need a sampling state that the next process does not have.
 const STATEFUL_MEMBERS: [&str; 12] = [
     "grammar",
     "json_schema",
@@ -59,7 +59,7 @@ pub(super) struct PrefillContinuation {
     pub(super) text: String,
 }
 
-/// A server's counters for a request for one token.
+/// Counters and text in a server's answer to a request for one token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PrefillCounts {
     pub(super) prompt: u64,
@@ -70,7 +70,7 @@ pub(super) struct PrefillCounts {
 
 impl PrefillContinuation {
     /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
-    /// continued like this.
+    /// continued by this method.
     pub(super) fn from_body(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let kind = heard.kind();
         let why = |why: &str| Err(why.to_owned());
@@ -122,14 +122,14 @@ impl PrefillContinuation {
         Ok(Self { kind, body, text: text.to_owned() })
     }
 
-    /// Builds the request for one token, without the text.
+    /// Builds the request for one token, without the text that the client has.
     pub(super) fn first_request(&self) -> Vec<u8> {
         body_bytes(self.limit_to_one_token(self.body.clone()))
     }
 
-    /// Returns beginnings of the text, the last of which is all of it. A server with several slots picks
-    /// the slot that holds a good part of the prompt. Therefore a text of `tokens` tokens after a prompt of
-    /// `prompt` tokens is sent in steps small enough for that.
+    /// Returns growing prefixes of the text; the last is the whole text. A server with several slots picks
+    /// the slot that holds a sufficient part of the prompt. Therefore a text of `tokens` tokens after a
+    /// prompt of `prompt` tokens is sent in steps small enough to hit the same slot.
     pub(super) fn text_steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
         let all = self.text.len();
         let (mut held, mut steps) = (prompt.max(1), Vec::new());
@@ -138,7 +138,7 @@ impl PrefillContinuation {
             if next >= tokens {
                 break;
             }
-            // In bytes; cut after a word, where no token crosses the cut.
+            // Position in bytes. The text is cut after a word, where no token crosses the cut.
             let end = scale_bytes(all as u64, as_f64(next) / as_f64(tokens));
             let end = usize::try_from(end).unwrap_or(all).min(all);
             let begun = steps.last().map_or(0, |step: &&str| step.len());
@@ -153,13 +153,13 @@ impl PrefillContinuation {
         steps
     }
 
-    /// Builds the request for one token, with a beginning of the text as the beginning of the answer.
+    /// Builds the request for one token whose assistant message begins with `text`.
     pub(super) fn second_request(&self, text: &str) -> Vec<u8> {
         body_bytes(self.limit_to_one_token(self.body_with_text(text)))
     }
 
-    /// Builds the request for the rest of an answer of which the client has `had` tokens. `own`: the token
-    /// limit that the server applies to requests without one.
+    /// Builds the request for the rest of an answer of which the client has `had` tokens. `own`: the server's
+    /// default token limit.
     pub(super) fn rest_request(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, NoContinuationReason> {
         let mut body = self.body_with_text(&self.text);
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
@@ -171,7 +171,7 @@ impl PrefillContinuation {
             *limit = json!(left(most).ok_or_else(full)?);
             is_limited = true;
         }
-        // A default limit would begin to count at zero again.
+        // A default limit would count the tokens of the rest from zero.
         let of_route = (self.kind == AnswerFormat::Messages).then_some(DEFAULT_MESSAGE_TOKENS);
         if let Some(most) = [own, of_route].into_iter().flatten().min().filter(|_| !is_limited) {
             let name = if self.kind == AnswerFormat::Responses { "max_output_tokens" } else { "max_tokens" };
@@ -186,8 +186,9 @@ impl PrefillContinuation {
         json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
     }
 
-    /// Returns whether the same request gets the same answer each time, read from the answer to
-    /// [`Self::settings_request`]. The error names a setting with a state that the next process does not have.
+    /// Returns whether the same request gets the same answer each time, according to the answer to
+    /// [`Self::settings_request`]. The error names a setting with a state that the next process does not
+    /// have.
     pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, NoContinuationReason> {
         let told: Value = serde_json::from_slice(answer).unwrap_or_default();
         let settings = &told["generation_settings"];
@@ -228,17 +229,17 @@ impl PrefillContinuation {
         Ok(PrefillCounts { prompt, cached, text })
     }
 
-    /// Checks that an answer shows a server that continues after a beginning of the text, which has
-    /// `tokens` tokens. `first`: its answer without the text; `before`: its answer with the previous,
-    /// shorter beginning, if any.
+    /// Checks that an answer comes from a server that continues after `text`, a prefix of the delivered
+    /// text with `tokens` tokens. `first`: counters of the request without the text; `before`: counters of
+    /// the request with the previous, shorter prefix, if any.
     pub(super) fn check_continues(
         first: &PrefillCounts,
         before: Option<&PrefillCounts>,
         now: &PrefillCounts,
         (text, tokens): (&str, u64),
     ) -> Result<(), NoContinuationReason> {
-        // The one drawn token may be part of the text. The last token of a beginning may differ in a longer
-        // one.
+        // The one generated token may be part of the text. The last token of a prefix may differ from the
+        // token at that position in a longer prefix.
         let known = match before {
             None => first.prompt..=first.prompt + 1,
             Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
@@ -248,14 +249,16 @@ impl PrefillContinuation {
                 "its build does not continue after a text, or the prompt is no longer cached".to_owned()
             );
         }
-        // A single token cannot spell a text of several, so the server has repeated the text.
+        // One token cannot spell a text of two or more tokens, so a server that returns the text has
+        // repeated it.
         if tokens < 2 || !now.text.starts_with(text) {
             return Err("its build does not repeat the text that it continues".to_owned());
         }
         Ok(())
     }
 
-    /// Returns the correction of counters for a text of `tokens` tokens that was in the prompt.
+    /// Returns the correction of the counters of an answer whose first `tokens` tokens were part of the
+    /// prompt.
     pub(super) fn prompt_shift(first: &PrefillCounts, tokens: u64) -> PromptShift {
         PromptShift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
@@ -294,7 +297,7 @@ fn is_unset(value: &Value) -> bool {
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
-        // OpenAI's values for unrestricted text.
+        // Values of OpenAI's `response_format` and `text` that leave the answer unrestricted.
         Value::Object(format) => format.iter().all(|(name, value)| match name.as_str() {
             "type" => *value == "text",
             "format" => is_unset(value),
@@ -304,7 +307,7 @@ fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// Returns whether a turn consists of texts, tool calls and tool results only.
+/// Returns whether a message consists of texts, tool calls and tool results only.
 fn has_only_texts(turn: &Value) -> bool {
     let is_known = |part: &Value| match part["type"].as_str() {
         Some("text" | "input_text" | "output_text" | "tool_use" | "thinking") => true,

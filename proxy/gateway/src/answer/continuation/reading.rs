@@ -1,6 +1,6 @@
 //! Reads the events of a streamed answer in the dialect of each route. Pure.
 //!
-//! An unknown event is a reason not to continue the stream: the client could get its content twice or not
+//! A stream with an unknown event is not continued: the client could get the event's content twice or not
 //! at all.
 
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use crate::answer::assemble::AnswerFormat;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerStep {
     Continues,
-    /// The answer has its finish reason; `counted`: its counters, too.
+    /// The event has the finish reason; `counted`: the event has the counters, too.
     Finished {
         counted: bool,
     },

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The client ends up with the complete answer of one server, including grammars, tools and reasoning. If
-//! the second server says anything else than the client has, the stream ends with an error. So nothing has
-//! to be known about either server. Only answers that are drawn the same way again can be continued like
-//! this: see [`may_repeat`].
+//! the second answer differs from the text that the client has, the stream ends with an error. So nothing has
+//! to be known about either server. Only requests whose answer is the same each time can be continued by this
+//! method: see [`may_repeat`].
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -27,56 +27,57 @@ use crate::answer::assemble::AnswerFormat;
 const DIFFERENT_ANSWER: MismatchReason =
     "asked for the same again, the process that follows says something else";
 
-/// Members whose value is an identifier within one answer.
+/// Members whose value identifies something within one answer, and differs in the second answer.
 const ID_MEMBERS: [&str; 3] = ["id", "item_id", "call_id"];
 
 /// State of an answer that is computed once more from its beginning.
 #[derive(Debug)]
 pub(crate) struct RepeatTranslator {
     kind: AnswerFormat,
-    /// The first event of the stream.
+    /// The first event that the client got.
     frame: Map<String, Value>,
     compared: ContentComparison,
-    /// Identifiers in the second answer, each with the identifier known to the client.
+    /// Identifiers in the second answer, each with the one that the client knows in its place.
     names: Vec<(Box<str>, Box<str>)>,
     /// Tokens that the client has; llama-server's own dialect only.
     counted: u64,
-    /// Events that the client has with that count: tokens drafted together come in several events with the
-    /// same count.
+    /// Events that the client has with the token count `counted`: tokens drafted together come in several
+    /// events with the same count.
     with_count: u64,
-    /// Count and events with that count of the second answer, so far.
+    /// Token count that the second answer has reached, and the number of its events with that count.
     other_count: (u64, u64),
-    /// Last sequence number of an event, where events have one.
+    /// Last sequence number that the client has, on routes whose events are numbered.
     sequence: Option<u64>,
-    /// Part of the answer that was in the second server's prompt.
+    /// Correction of the counters, if the second server's prompt contained the beginning of the answer.
     shift: Option<PromptShift>,
-    /// Work that the client has; counted whether or not the rest arrives.
+    /// Work for the part of the answer that the client has; counted even if the rest never arrives.
     paid: WorkDone,
     is_ended: bool,
 }
 
-/// Correction for an answer whose beginning was in the prompt.
+/// Correction of the counters of an answer whose beginning was part of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PromptShift {
-    /// Tokens of that beginning.
+    /// Tokens of the answer that were part of the prompt.
     pub(super) tokens: u64,
-    /// Prompt tokens that were evaluated in the preparing requests.
+    /// Prompt tokens that were evaluated by the preparing requests.
     pub(super) evaluated: u64,
 }
 
 /// Reproducibility of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SamplingRepeat {
-    /// Drawn the same way again.
+    /// The request itself ensures the same answer each time.
     Same,
-    /// The server's default settings decide.
+    /// The server's default settings decide whether the answer is the same.
     Default,
 }
 
 const RANDOM_ANSWER: &str = "another answer would be drawn, with a temperature and no seed";
 
 impl SamplingRepeat {
-    /// Decides with the server's setting, if known. The error says why the answer would differ.
+    /// Checks that the answer is the same each time, using the server's default if known. The error says
+    /// why not.
     pub(super) fn check_repeats(self, is_greedy: Option<bool>) -> Result<(), String> {
         match (self, is_greedy) {
             (Self::Default, Some(false)) => Err(RANDOM_ANSWER.to_owned()),
@@ -85,7 +86,7 @@ impl SamplingRepeat {
     }
 }
 
-/// Decides whether the answer to a request can be expected to be the same again. The error says why not.
+/// Decides from a request whether its answer is the same each time. The error says why not.
 pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepeat, String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
@@ -96,20 +97,19 @@ pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepe
     let temperature = member("temperature").and_then(Value::as_f64);
     let is_greedy =
         !mirostat && (temperature.is_some_and(|temperature| temperature <= 0.0) || top_k == Some(1));
-    // -1 and u32::MAX mean a random seed each time. The messages route passes no seed on.
+    // The seeds -1 and u32::MAX mean a random seed each time. llama-server's messages route ignores a seed.
     let seed = member("seed").filter(|_| kind != AnswerFormat::Messages).and_then(Value::as_u64);
     let has_seed = seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
         (true, _) => Ok(SamplingRepeat::Same),
-        // The comparison of the two answers decides.
+        // The server's defaults may be random; the comparison of the two answers will show it.
         (false, None) if !mirostat => Ok(SamplingRepeat::Default),
         _ => Err(RANDOM_ANSWER.to_owned()),
     }
 }
 
 /// Checks that a request has a single answer, in events that can be read to its end. The error says why
-/// not. Several answers may come one after the other, and the end of the first would look like the end of
-/// all.
+/// not. If a stream has several answers, the end of the first would be taken for the end of the stream.
 pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
@@ -140,7 +140,7 @@ pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(),
 }
 
 impl RepeatTranslator {
-    /// Starts from what a client has; `None` if that contains no event.
+    /// Starts from a transcript of the events that the client has; `None` if there is no event.
     pub(crate) fn from_transcript(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
         let kind = heard.kind();
         let AnswerTranscript { said, frame, counted, with_count, sequence, .. } = heard;
@@ -159,7 +159,7 @@ impl RepeatTranslator {
         })
     }
 
-    /// Like [`Self::from_transcript`], for an answer whose beginning was in the prompt.
+    /// Like [`Self::from_transcript`], for a second answer whose beginning was part of the prompt.
     pub(super) fn after_prefix(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
         let mut repeat = Self::from_transcript(heard, paid)?;
         repeat.shift = Some(shift);
@@ -170,17 +170,18 @@ impl RepeatTranslator {
         self.is_ended
     }
 
-    /// Last sequence number that the client has, where events have one.
+    /// Last sequence number that the client has, on routes whose events are numbered.
     pub(crate) fn sequence(&self) -> Option<u64> {
         self.sequence
     }
 
-    /// Returns whether the second answer has not yet passed what the client has.
+    /// Returns whether the second answer still repeats text that the client already has.
     pub(crate) fn is_catching_up(&self) -> bool {
         !self.compared.has_passed_all()
     }
 
-    /// Returns the work of the answer as the client got it.
+    /// Returns the work for the answer as the client got it: while the second answer catches up, that of
+    /// the first.
     pub(crate) fn work(&self, all: WorkDone) -> WorkDone {
         let Some(PromptShift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
             return if self.is_catching_up() { self.paid } else { all };
@@ -188,7 +189,7 @@ impl RepeatTranslator {
         WorkDone { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
     }
 
-    /// Translates complete events of the second answer into the events missing at the client.
+    /// Translates complete events of the second answer into the events that the client lacks.
     pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::new();
         let mut name = None;
@@ -224,7 +225,7 @@ impl RepeatTranslator {
         };
         let is_error = event.get("error").is_some_and(|error| !error.is_null());
         if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
-            // An error event: passed on with the server's own words.
+            // An error event is passed on with the server's text.
             self.is_ended = true;
             self.write_event(out, name, event);
             return Ok(());
@@ -252,7 +253,7 @@ impl RepeatTranslator {
         Ok(())
     }
 
-    /// Removes what the client has from an event. Returns whether anything else is left.
+    /// Removes the content that the client has from an event. Returns whether any content is left.
     fn remove_known(
         &mut self,
         items: Vec<AnswerItem>,
@@ -292,8 +293,8 @@ impl RepeatTranslator {
         Ok(is_new)
     }
 
-    /// Returns whether an event in llama-server's own dialect has tokens that the client lacks. Its tokens
-    /// cannot be split.
+    /// Returns whether an event in llama-server's own dialect has tokens that the client lacks. The tokens
+    /// of such an event cannot be split.
     fn has_new_tokens(
         &mut self,
         event: &Map<String, Value>,
@@ -312,7 +313,7 @@ impl RepeatTranslator {
         }
     }
 
-    /// Writes an event with the identifiers that the client knows.
+    /// Writes an event with its identifiers replaced by those that the client knows.
     fn write_event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
         if matches!(self.kind, AnswerFormat::Chat | AnswerFormat::Text) && !event.contains_key("error") {
             for name in SHARED_MEMBERS {
@@ -362,7 +363,7 @@ impl RepeatTranslator {
     }
 }
 
-/// Returns whether a chat event without text is news to the client, who has the role already.
+/// Returns whether a chat event without text contains more than the role, which the client has already.
 fn is_news_to_chat(event: &mut Map<String, Value>, step: AnswerStep) -> bool {
     let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let Some(Value::Object(delta)) = delta else { return true };
@@ -415,7 +416,7 @@ fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
         }
     }
     let Some(Value::Object(usage)) = of.get_mut("usage") else { return };
-    // The messages route counts cached tokens separately.
+    // The messages route does not include cached tokens in its count of prompt tokens.
     let apart = known(usage, "cache_read_input_tokens");
     for name in ["prompt_tokens", "input_tokens"] {
         let Some(counted) = known(usage, name) else { continue };
@@ -440,7 +441,7 @@ fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
     }
 }
 
-/// Removes the beginning of a tool call from a chunk: the client has it.
+/// Removes the beginning of a tool call from a chunk, because the client has that beginning.
 fn strip_call_head(event: &mut Map<String, Value>) {
     let call = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let call = call.and_then(|delta| delta.get_mut("tool_calls")?.get_mut(0));

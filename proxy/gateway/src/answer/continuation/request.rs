@@ -1,7 +1,7 @@
 //! Requests by which another server computes the rest of an answer. Pure.
 //!
-//! A request is continued only if every member is in the lists below. An unknown member may change sampling
-//! or the form of events; then the stream ends with an error instead of something unrelated.
+//! A request is continued only if each of its members is in the lists below. An unknown member may change
+//! sampling or the form of events; then the stream ends with an error instead of unrelated text.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use super::spelling::{THOUGHT_END, unknown_marks_reason};
 use crate::answer::assemble::AnswerFormat;
 
-/// Reason why an answer is not continued: completes "the rest of it cannot be computed elsewhere: ".
+/// Reason why an answer is not continued; completes the sentence "the rest of it cannot be computed
+/// elsewhere: ".
 pub(crate) type NoContinuationReason = String;
 
 /// Sampling members: passed on unchanged.
@@ -48,7 +49,7 @@ const SAMPLING_MEMBERS: [&str; 30] = [
 ];
 const XTC_MEMBERS: [&str; 2] = ["xtc_probability", "xtc_threshold"];
 
-/// Members that do not affect tokens, or that are set again for the rest.
+/// Members that do not affect tokens, or that the request for the rest sets anew.
 const NEUTRAL_MEMBERS: [&str; 15] = [
     "max_completion_tokens",
     "max_tokens",
@@ -67,14 +68,15 @@ const NEUTRAL_MEMBERS: [&str; 15] = [
     "user",
 ];
 
-/// Members from which a chat's prompt is made: the next server's own template renders them.
+/// Members from which the prompt of a chat is made; the next server's template renders them.
 const TEMPLATE_MEMBERS: [&str; 4] =
     ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
 
-/// Members that give an answer a shape. They become a grammar, which must start after the delivered text.
+/// Members that restrict the form of an answer. They become a grammar, which must start after the delivered
+/// text.
 const SHAPE_MEMBERS: [&str; 3] = ["grammar", "json_schema", "response_format"];
 
-/// Fields needed from the last event of a chat's rest.
+/// Fields that the last event of the rest of a chat must have.
 const LAST_EVENT_FIELDS: [&str; 8] =
     ["content", "index", "stop", "stop_type", "timings", "tokens_evaluated", "tokens_predicted", "truncated"];
 
@@ -89,7 +91,7 @@ pub(super) struct ContinuationRequest {
     body: Map<String, Value>,
     /// Token limit of the whole answer, if the client set one.
     pub(super) limit: Option<u64>,
-    /// The client asks for usage counters at the end of a chat.
+    /// The client of a chat asks for usage counters at the end of the stream.
     pub(super) wants_usage: bool,
 }
 
@@ -113,7 +115,7 @@ impl ContinuationRequest {
         Ok(Self { kind, body, limit, wants_usage })
     }
 
-    /// Builds a probe: the same request for a few tokens, with all settings in the answer.
+    /// Builds a probe: the same request, limited to a few tokens, whose answer lists all settings.
     pub(super) fn probe_request(&self) -> Vec<u8> {
         let mut body = self.body.clone();
         for name in ["stream_options", "max_completion_tokens", "return_progress", "timings_per_token"] {
@@ -126,7 +128,7 @@ impl ContinuationRequest {
         body_bytes(body)
     }
 
-    /// Returns whether the request gives its answer a shape: a grammar or a schema.
+    /// Returns whether the request restricts the form of its answer by a grammar or a schema.
     pub(super) fn is_shaped(&self) -> bool {
         SHAPE_MEMBERS.iter().any(|name| self.body.get(*name).is_some_and(|value| !is_no_shape(name, value)))
     }
@@ -152,8 +154,8 @@ impl ContinuationRequest {
         body_bytes(self.build_rest(settings, rendered, said, text))
     }
 
-    /// Builds a test of whether the server starts a grammar after the delivered text: this grammar then
-    /// allows [`TEST_LETTER`] and nothing else. `None` if the answer has no shape.
+    /// Builds a request that shows whether the server starts a grammar after the delivered text: the
+    /// grammar then allows only [`TEST_LETTER`]. `None` if the form of the answer is not restricted.
     pub(super) fn grammar_test(
         &self,
         settings: &ProbedSettings,
@@ -186,21 +188,21 @@ impl ContinuationRequest {
             body.insert("stop".to_owned(), stop);
         }
         if let Some(limit) = self.limit {
-            // If no token is left, the one drawn token is thrown away.
+            // If no token is left, one token is generated all the same, and thrown away.
             body.insert("n_predict".to_owned(), json!(limit.saturating_sub(said.len() as u64).max(1)));
         }
         let begun =
             rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
         body.insert("prompt".to_owned(), join_tokens(begun, said));
         if self.kind == AnswerFormat::Chat {
-            // Without this the last event repeats the prompt and all settings, which a chat's last event
-            // lacks.
+            // Without this list the last event repeats the prompt and all settings, which the last event of a
+            // chat lacks.
             body.insert("response_fields".to_owned(), json!(LAST_EVENT_FIELDS));
         }
         if let Some((grammar, begun)) = &settings.shape {
             body.insert("grammar".to_owned(), json!(grammar));
-            // Builds that start a grammar after given text do so only for their own grammars; this declares
-            // it one.
+            // Some builds start a grammar after given text only if llama-server itself made the grammar; this
+            // member declares it as such.
             body.insert("grammar_type".to_owned(), json!("tool_calls"));
             let is_own = self.body.get("grammar").is_some_and(|grammar| *grammar != "");
             let begun = if is_own { "" } else { begun };
@@ -210,7 +212,7 @@ impl ContinuationRequest {
         body
     }
 
-    /// Returns the stop words. A chat template adds some of its own.
+    /// Returns the stop words; those of a chat include the stop words that its template adds.
     fn stop_words(&self, settings: &ProbedSettings) -> Option<Value> {
         match self.kind {
             AnswerFormat::Chat => Some(settings.stop.clone())
@@ -238,7 +240,7 @@ fn grammar_literal(text: &str) -> String {
         match letter {
             '"' | '\\' => out.extend(['\\', letter]),
             '\u{80}'.. | ' '..='~' => out.push(letter),
-            // Control characters are one byte each. Writing to a String cannot fail.
+            // A control character is one byte, hence two digits. Writing to a String cannot fail.
             _ => drop(write!(out, "\\x{:02X}", u32::from(letter))),
         }
     }
@@ -246,9 +248,9 @@ fn grammar_literal(text: &str) -> String {
     out
 }
 
-/// Appends the delivered tokens to a prompt, as token numbers. As text they could be tokenized differently
-/// at the seam (with one more blank in some vocabularies), and text that looks like a template marker would
-/// become one.
+/// Appends the delivered tokens to a prompt, as token numbers. Sent as text they could be tokenized
+/// differently where prompt and answer meet (some vocabularies add a blank), and text that looks like a
+/// template marker would become a marker.
 fn join_tokens(prompt: Value, said: &[u32]) -> Value {
     let said = said.iter().map(|id| json!(id));
     match prompt {
@@ -263,17 +265,17 @@ fn join_tokens(prompt: Value, said: &[u32]) -> Value {
     }
 }
 
-/// A server's own view of a request.
+/// Settings and prompt size of a request, as a server reports them.
 #[derive(Debug)]
 pub(super) struct ProbedSettings {
     stop: Value,
     pub(super) prompt: u64,
-    /// Special tokens that the template preserves in the text.
+    /// Special tokens that the template keeps visible in the generated text.
     pub(super) marks: Vec<u32>,
     /// Repeating the request gives the same answer.
     pub(super) is_greedy: bool,
-    /// Grammar of the answer, and the text that it must be fed first so that it starts where the answer
-    /// begins.
+    /// Grammar of the answer, and the text that the grammar must read first to be in the state in which the
+    /// answer begins.
     shape: Option<(String, String)>,
 }
 
@@ -300,14 +302,14 @@ impl ProbedSettings {
         Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy, shape })
     }
 
-    /// Returns whether the answer is bound to a grammar.
+    /// Returns whether a grammar restricts the answer.
     pub(super) fn has_shape(&self) -> bool {
         self.shape.is_some()
     }
 
     /// Returns whether the answer may have begun with text that the client does not have, although the
-    /// probe did not: with another draw a reasoning model may begin with an empty thought. Not if the
-    /// prompt itself has ended the thought.
+    /// answer to the probe did not: with another random draw, a reasoning model may begin with an empty
+    /// thought. Returns false if the prompt itself has ended the thought.
     pub(super) fn may_hide_thought(&self, marks: &str, rendered: &str) -> bool {
         let thinks = marks.contains(THOUGHT_END) || rendered.contains(THOUGHT_END);
         thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT_END)
@@ -318,10 +320,11 @@ pub(super) fn settings_unknown() -> NoContinuationReason {
     "its build does not report its settings".to_owned()
 }
 
-/// Settings of any server whose sampling state the next process does not have.
+/// Settings that need a sampling state, which the next process does not have; checked for each server.
 const STATEFUL_SETTINGS: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
 
-/// Checks that these settings have no such state, nor any of `more`. The error names the setting.
+/// Checks that neither [`STATEFUL_SETTINGS`] nor the settings in `more` are in use. The error names the
+/// setting.
 pub(super) fn check_stateless(settings: &Value, more: &[&str]) -> Result<(), NoContinuationReason> {
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
@@ -346,15 +349,16 @@ fn is_greedy_of(settings: &Value) -> Option<bool> {
     Some((temperature <= 0.0 || settings["top_k"] == 1) && settings["mirostat"].as_u64().unwrap_or(0) == 0)
 }
 
-/// Returns whether the same request gets the same answer each time, if the answer to a probe reports that.
+/// Returns whether the same request gets the same answer each time; `None` if the probe's answer does not
+/// report it.
 pub(super) fn is_greedy(kind: AnswerFormat, answer: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     is_greedy_of(&probe_view(kind, &answer)["generation_settings"])
 }
 
-/// Returns whether the client gets every byte that the model produced. Text that the build's chat parser
-/// strips (leading blanks, thoughts, markers) would be missing from the next server's prompt. Shaped
-/// answers may have blanks and a fence around them, which do not affect the continuation.
+/// Returns whether the client gets every byte that the model produced. If the build's chat parser strips
+/// text (leading blanks, thoughts, markers), the next server's prompt would lack it. Answers bound to a
+/// grammar or schema may have blanks and a code fence around them, which do not affect the continuation.
 fn is_passed_whole(answer: &Value, told: &Value, has_shape: bool) -> bool {
     let message = &answer["choices"][0]["message"];
     let content = match &message["content"] {
@@ -371,7 +375,8 @@ fn is_sampling(name: &str) -> bool {
     SAMPLING_MEMBERS.contains(&name) || XTC_MEMBERS.contains(&name)
 }
 
-/// Returns whether a member of a request is known to have no effect that is not reproduced here.
+/// Returns whether a member of a request is known, and any effect it has is reproduced by the request for
+/// the rest.
 fn is_understood(kind: AnswerFormat, name: &str, value: &Value) -> bool {
     value.is_null()
         || is_sampling(name)
@@ -401,7 +406,7 @@ fn is_understood(kind: AnswerFormat, name: &str, value: &Value) -> bool {
         }
 }
 
-/// Returns whether this value of a shape member leaves the answer unrestricted.
+/// Returns whether a member that may restrict the form of the answer has a value that does not.
 fn is_no_shape(name: &str, value: &Value) -> bool {
     match name {
         "grammar" => *value == "",
@@ -412,7 +417,7 @@ fn is_no_shape(name: &str, value: &Value) -> bool {
     }
 }
 
-/// Checks that a prompt is one text, or the tokens of one.
+/// Checks that a prompt is one text, or a list of tokens.
 pub(super) fn check_prompt(prompt: Option<&Value>) -> Result<(), NoContinuationReason> {
     let is_one = match prompt {
         Some(Value::String(_)) => true,

@@ -1,8 +1,8 @@
-//! Rewrites the events of a continuation into those of the stream that they continue: the same id, names
-//! and indices, added-up counters, one end. Pure.
+//! Rewrites the events of a continuation so that they fit the stream they continue: the same id, names
+//! and indices, counters of the whole answer, one end. Pure.
 //!
-//! A chat is continued by llama-server's own completions, which have no roles and no reasoning; their
-//! events become chat chunks. The other kinds are continued in their own dialect.
+//! A chat is continued through llama-server's own `/completion` route, which has no roles and no reasoning;
+//! the events of that route become chat chunks. Other answers are continued in their own dialect.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -15,13 +15,13 @@ use crate::answer::assemble::AnswerFormat;
 #[derive(Debug)]
 pub(crate) struct RestTranslator {
     pub(super) kind: AnswerFormat,
-    /// The first event of the stream.
+    /// The first event that the client got.
     pub(super) frame: Map<String, Value>,
-    /// Tokens that the client had before.
+    /// Tokens that the client had before the continuation.
     pub(super) delivered: u64,
-    /// Prompt tokens, as the client sees them.
+    /// Prompt tokens of the client's request, without the delivered text.
     pub(super) prompt: u64,
-    /// Text that the client had before.
+    /// Text that the client had before the continuation.
     pub(super) text: String,
     /// Token limit of the whole answer.
     pub(super) limit: Option<u64>,
@@ -34,14 +34,14 @@ impl RestTranslator {
         self.ended
     }
 
-    /// Returns the work of the whole answer, given that of the continuation.
+    /// Returns the work of the whole answer, given the work of the continuation.
     pub(crate) fn work(&self, continued: WorkDone) -> WorkDone {
         let output_tokens = continued.output_tokens + self.delivered;
         let prompt_tokens = continued.prompt_tokens.min(self.prompt);
         WorkDone { prompt_tokens, output_tokens, ..continued }
     }
 
-    /// Translates complete events of the continuation into those for the client.
+    /// Translates complete events of the continuation into events for the client.
     pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
         for event in whole.split_inclusive(|byte| *byte == b'\n') {
@@ -59,7 +59,7 @@ impl RestTranslator {
                 return Err("its continuation is not written as llama-server writes one");
             };
             if event.contains_key("error") {
-                // An error event: passed on with the server's own words.
+                // An error event is passed on with the server's text.
                 write_event(&mut out, &event);
                 self.ended = true;
                 continue;
@@ -73,12 +73,12 @@ impl RestTranslator {
         Ok(out.into())
     }
 
-    /// Returns whether the client has as many tokens as it asked for.
+    /// Returns whether the client has as many tokens as it requested.
     fn is_full(&self) -> bool {
         self.limit.is_some_and(|limit| self.delivered >= limit)
     }
 
-    /// Checks the server's prompt count: it must be the prompt tokens plus the delivered ones.
+    /// Checks the server's count of prompt tokens: the client's prompt plus the delivered tokens.
     fn check_prompt_count(&self, counted: Option<u64>) -> Result<(), MismatchReason> {
         match counted {
             Some(counted) if counted != self.prompt + self.delivered => {
@@ -88,7 +88,7 @@ impl RestTranslator {
         }
     }
 
-    /// Gives an event the identifiers of the stream.
+    /// Replaces the identifiers of an event by those of the first stream.
     fn rename_ids(&self, event: &mut Map<String, Value>) {
         for name in SHARED_MEMBERS {
             if let Some(value) = self.frame.get(name) {

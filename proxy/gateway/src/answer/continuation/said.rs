@@ -5,8 +5,8 @@
 //!   "{\"city\":"
 //! ```
 //!
-//! The answer of another server to the same request is compared with it. The client gets only what comes
-//! after it.
+//! The second answer, computed by another server for the same request, is compared with this content. The
+//! client gets only the part of the second answer that comes after it.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChannelKind {
@@ -20,7 +20,7 @@ pub(super) enum ChannelKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TextChannel {
     pub(super) kind: ChannelKind,
-    /// Index of the block or call, where they are numbered.
+    /// Index of the content block or tool call, on routes that number them; otherwise 0.
     pub(super) index: u64,
 }
 
@@ -29,16 +29,16 @@ impl TextChannel {
     pub(super) const REASONING: Self = Self { kind: ChannelKind::Reasoning, index: 0 };
 }
 
-/// Content of one event, as far as two answers to one request must agree in it.
+/// The part of an event that must be equal in two answers to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AnswerItem {
     Text(TextChannel, String),
-    /// Anything but text: a block or a call begins or ends. Identifiers that differ between answers are
-    /// kept apart.
+    /// A content block or tool call begins or ends. The second field has the identifiers, which may differ
+    /// between two answers.
     Mark(String, Vec<String>),
 }
 
-/// Marks after which a text of content begins.
+/// Marks that may precede a text of the content channel.
 const CONTENT_MARKS: [&str; 5] =
     ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
 
@@ -47,7 +47,7 @@ const ENTRY_OVERHEAD: usize = 48;
 
 #[derive(Debug)]
 enum ContentEntry {
-    /// Ends at this offset of `text`.
+    /// A text that ends at this offset of [`AnswerContent::text`].
     Text(TextChannel, usize),
     Mark(Box<str>),
 }
@@ -57,14 +57,14 @@ enum ContentEntry {
 pub(super) struct AnswerContent {
     text: String,
     entries: Vec<ContentEntry>,
-    /// Identifiers in the order of their marks.
+    /// Identifiers of all marks, in the order of the marks.
     names: Vec<Box<str>>,
     /// Bytes of marks and identifiers.
     mark_bytes: usize,
 }
 
 impl AnswerContent {
-    /// Returns about how many bytes this holds.
+    /// Returns the approximate size in bytes.
     pub(super) fn held_bytes(&self) -> usize {
         self.text.len() + self.mark_bytes + self.entries.len() * ENTRY_OVERHEAD
     }
@@ -74,13 +74,14 @@ impl AnswerContent {
         &self.text
     }
 
-    /// Like [`Self::text`], if there is no reasoning and no tool call.
+    /// Returns all texts like [`Self::text`], or `None` if any of them is reasoning or belongs to a tool
+    /// call.
     pub(super) fn content(&self) -> Option<&str> {
         let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.kind != ChannelKind::Content);
         (!self.entries.iter().any(beside)).then_some(&self.text)
     }
 
-    /// Returns the text if it is an unfinished content text and the answer has nothing else.
+    /// Returns the text if the answer so far consists of one unfinished text of the content channel.
     pub(super) fn only_text(&self) -> Option<&str> {
         let (last, before) = self.entries.split_last()?;
         let begins = |entry: &ContentEntry| match entry {
@@ -121,19 +122,19 @@ impl AnswerContent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownPart {
     All,
-    /// This many bytes of its text.
+    /// The first so many bytes of the item's text.
     Part(usize),
     Nothing,
 }
 
-/// Progress of a second answer through what was said.
+/// Compares a second answer with the content that the client has, item by item.
 #[derive(Debug, Default)]
 pub(super) struct ContentComparison {
     said: AnswerContent,
     entry_index: usize,
-    /// Offset in the concatenated texts.
+    /// Offset reached in the concatenated texts.
     text_offset: usize,
-    /// Identifiers passed so far.
+    /// Number of identifiers passed so far.
     name_index: usize,
 }
 
@@ -146,22 +147,22 @@ impl ContentComparison {
         Self { said, ..Self::default() }
     }
 
-    /// Returns whether the second answer has passed all of it.
+    /// Returns whether the second answer has repeated all content that the client has.
     pub(super) fn has_passed_all(&self) -> bool {
         self.entry_index >= self.said.entries.len()
     }
 
-    /// Frees the content once the second answer has passed it.
+    /// Frees the content once the second answer has repeated all of it.
     pub(super) fn forget(&mut self) {
         if self.has_passed_all() && self.entry_index > 0 {
             *self = Self::default();
         }
     }
 
-    /// Compares a text of the second answer.
+    /// Compares a text of the second answer with the content at the position reached.
     ///
     /// # Errors
-    /// The client has another text there, or has something else after a shorter one.
+    /// The client has a different text at this position, or a shorter text followed by something else.
     pub(super) fn compare_text(
         &mut self,
         channel: TextChannel,
@@ -190,10 +191,10 @@ impl ContentComparison {
         Ok(KnownPart::Part(had))
     }
 
-    /// Compares a mark of the second answer. Returns the client's identifiers for it.
+    /// Compares a mark of the second answer. Returns the identifiers that the client has for this mark.
     ///
     /// # Errors
-    /// The client has something else there.
+    /// The client has a text or another mark at this position.
     pub(super) fn compare_mark(
         &mut self,
         mark: &str,

@@ -1,4 +1,4 @@
-//! Questions to a server about texts and their tokens, and the meaning of its answers. Pure.
+//! Questions to a server about texts and their tokens, and the parsing of its answers. Pure.
 
 use std::borrow::Cow;
 
@@ -11,12 +11,12 @@ use super::transcript::AnswerTranscript;
 /// Marker that ends reasoning.
 pub(super) const THOUGHT_END: &str = "</think>";
 
-/// Special tokens that a template may preserve in a text without effect on its continuation: beginning and
-/// end of reasoning and of tool calls, none of which occur in the answer.
+/// Special tokens that a template may keep visible in a text without effect on its continuation: beginning
+/// and end of reasoning and of tool calls. A plain answer contains none of them.
 const HARMLESS_MARKS: [&str; 6] =
     ["<think>", THOUGHT_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
-/// Reads the rendered prompt of a chat.
+/// Reads the rendered prompt from the answer to a template request.
 pub(super) fn read_rendered(answer: &[u8]) -> Result<String, NoContinuationReason> {
     match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
         Value::String(prompt) => Ok(prompt),
@@ -24,12 +24,13 @@ pub(super) fn read_rendered(answer: &[u8]) -> Result<String, NoContinuationReaso
     }
 }
 
-/// Builds the question for the text of tokens.
+/// Builds the request for the text that tokens stand for.
 pub(super) fn detokenize_request(ids: &[u32]) -> Vec<u8> {
     json!({ "tokens": ids }).to_string().into_bytes()
 }
 
-/// Returns the markers, if all of them are harmless ones.
+/// Reads the answer to [`detokenize_request`] for a template's special tokens. Returns their text if all of
+/// them are in [`HARMLESS_MARKS`].
 pub(super) fn read_harmless_marks(marks: &[u8]) -> Result<String, NoContinuationReason> {
     let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
     let Value::String(marks) = told["content"].take() else { return Err(unknown_marks_reason()) };
@@ -43,8 +44,8 @@ pub(super) fn read_harmless_marks(marks: &[u8]) -> Result<String, NoContinuation
     Ok(marks)
 }
 
-/// Returns whether a text contains something that may have been one token of the template and would be
-/// tokenized as several tokens of text.
+/// Returns whether a text contains something that may have been one special token in the model's output and
+/// that would be tokenized as several tokens of plain text.
 pub(super) fn has_marks(text: &str) -> bool {
     text.contains("<|") || HARMLESS_MARKS.iter().any(|mark| text.contains(mark))
 }
@@ -53,7 +54,7 @@ pub(super) fn unknown_marks_reason() -> NoContinuationReason {
     "its template has special tokens in the text that are not passed on".to_owned()
 }
 
-/// Builds the question for the tokens of each piece of a text.
+/// Builds the request that tokenizes the delivered text piece by piece.
 pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
     let pieces: Vec<&str> = heard.pieces().collect();
     json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
@@ -61,7 +62,7 @@ pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Builds the question for the number of tokens in a text.
+/// Builds the request that tokenizes a text, for the number of its tokens.
 pub(super) fn count_request(text: &str) -> Vec<u8> {
     json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
 }
@@ -73,8 +74,8 @@ pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not tokenize texts".to_owned())
 }
 
-/// Answer to [`tokenize_request`]. Parsed into this type and not into a JSON tree, because a long text has a token
-/// for every few bytes.
+/// Answer to [`tokenize_request`]. Parsed into this type instead of a JSON tree, because a long text has a
+/// token for every few bytes, and a tree would take much memory.
 #[derive(Deserialize)]
 struct TokenizeAnswer<'a> {
     #[serde(borrow)]
@@ -96,7 +97,7 @@ enum TokenPiece<'a> {
     Bytes(Vec<u8>),
 }
 
-/// Returns the tokens of a text, if they spell it byte for byte.
+/// Returns the tokens of `text`, or `None` if their concatenated pieces differ from it in any byte.
 pub(super) fn read_tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
     let TokenizeAnswer { tokens } = serde_json::from_slice(answer).ok()?;
     let mut rest = text.as_bytes();

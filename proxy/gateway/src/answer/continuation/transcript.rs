@@ -2,7 +2,8 @@
 //! Pure.
 //!
 //! ```text
-//!   whole events --> [ previous event with another text? ] --yes--> the text is noted, nothing is parsed
+//!   whole events --> [ the previous event with another text? ] --yes--> the text is recorded, nothing is
+//!   parsed
 //!                           | no
 //!                           v
 //!                    parsed --> texts | marks | finish | counters | end (see `reading`)
@@ -11,8 +12,8 @@
 //!                    given up, with the reason: the rest could not be sent in the same form
 //! ```
 //!
-//! A transcript holds the texts once, and the marks between them. For plain text it also holds the end of
-//! each piece, and token ids where the stream has them. Its bytes never exceed its limit.
+//! A transcript holds the texts once, and the marks between them. For plain text it also holds the offset
+//! where each piece ends, and token ids if the stream reports them. Its size never exceeds its limit.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -31,7 +32,7 @@ static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n
 pub(crate) enum AnswerStage {
     /// Tokens are missing.
     Unfinished,
-    /// The answer has its finish reason; `counted`: its counters, too.
+    /// The stream has sent the finish reason; `counted`: it has sent the counters, too.
     Finished { counted: bool },
     /// Nothing is missing.
     Done,
@@ -43,29 +44,29 @@ pub(crate) struct AnswerTranscript {
     kind: AnswerFormat,
     limit: usize,
     pub(super) said: AnswerContent,
-    /// End of each piece of the text, while there is only one text.
+    /// Offset where each piece of the text ends; used only while the answer is a single text.
     pub(super) ends: Vec<u32>,
-    /// Token ids in llama-server's own dialect, as long as the stream has one for each token.
+    /// Token ids, as long as the stream reports an id for each token (llama-server's own dialect only).
     ids: Vec<u32>,
     spelled: bool,
-    /// Tokens so far by the stream's own count, in that dialect.
+    /// Tokens so far by the stream's own count (llama-server's own dialect only).
     pub(super) counted: Option<u64>,
-    /// Events with that count.
+    /// Number of events so far whose token count is `counted`.
     pub(super) with_count: u64,
-    /// Last sequence number of an event, in dialects that have one.
+    /// Last sequence number, in dialects whose events are numbered.
     pub(super) sequence: Option<u64>,
-    /// The last tokens have no text yet: llama-server holds text back that may begin a stop word.
+    /// The client lacks the text of the last tokens: llama-server holds back text that may begin a stop word.
     withholds: bool,
-    /// First event, whose id and names all others repeat.
+    /// First event; all other events repeat its id and names.
     pub(super) frame: Option<Map<String, Value>>,
     stage: AnswerStage,
-    /// Reason why the answer is more than one text and its tokens cannot be given to another server.
+    /// Reason why the answer is not a single text, so that its tokens cannot be given to another server.
     not_plain: Option<UnreadableReason>,
     lost: Option<UnreadableReason>,
     mould: Option<EventTemplate>,
 }
 
-/// The parts of an event before and after its text.
+/// Bytes of an event before and after its text. An event with the same bytes needs no parsing.
 #[derive(Debug)]
 struct EventTemplate {
     before: Box<[u8]>,
@@ -73,13 +74,13 @@ struct EventTemplate {
     channel: TextChannel,
 }
 
-/// Overhead of a piece in bytes, apart from its text.
+/// Memory for a piece in bytes, apart from its text.
 const PIECE_OVERHEAD: usize = 8;
-/// Bytes for each token.
+/// Memory for a token id in bytes.
 const TOKEN_BYTES: usize = 4;
 
 impl AnswerTranscript {
-    /// Starts the transcript of a stream of this kind. The transcript holds at most `limit` bytes.
+    /// Starts the transcript of a stream in dialect `kind`. The transcript holds at most `limit` bytes.
     pub(crate) fn for_stream(kind: AnswerFormat, limit: usize) -> Self {
         let not_plain = match kind {
             AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native => None,
@@ -120,22 +121,22 @@ impl AnswerTranscript {
         self.stage
     }
 
-    /// Returns the reason why the rest cannot be computed elsewhere, if there is one.
+    /// Returns the reason why the rest cannot be computed elsewhere, if it cannot.
     pub(crate) fn loss_reason(&self) -> Option<UnreadableReason> {
         self.lost
     }
 
-    /// Returns the whole answer, if it is known and has content only.
+    /// Returns the whole answer; `None` if the transcript was given up or has reasoning or tool calls.
     pub(crate) fn whole_content(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
-    /// Returns the whole answer, if it is one unfinished text of content.
+    /// Returns the answer if it is a single unfinished text of the content channel.
     pub(super) fn one_text(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.only_text()).flatten()
     }
 
-    /// Gives the transcript up.
+    /// Gives the transcript up: the rest cannot be computed elsewhere, for the reason `why`.
     pub(crate) fn give_up(&mut self, why: UnreadableReason) {
         if self.lost.is_none() {
             self.lost = Some(why);
@@ -173,18 +174,18 @@ impl AnswerTranscript {
         })
     }
 
-    /// Returns the tokens of the whole text, if the stream had each of them.
+    /// Returns the tokens of the whole text, if the stream reported the id of each.
     pub(super) fn all_token_ids(&self) -> Option<&[u32]> {
         (self.spelled && self.counted == Some(self.ids.len() as u64)).then_some(&*self.ids)
     }
 
-    /// Returns whether the client has the first event of the answer and no token.
+    /// Returns whether the client has the first event of the answer, but no token.
     pub(crate) fn has_no_token(&self) -> bool {
         let begun = self.stage == AnswerStage::Unfinished && self.frame.is_some();
         begun && self.said.has_no_text() && !self.withholds && self.counted.unwrap_or(0) == 0
     }
 
-    /// Returns whether there are tokens whose text the client does not have.
+    /// Returns whether the server has generated tokens whose text the client does not have.
     pub(super) fn has_withheld_text(&self) -> bool {
         self.withholds
     }
@@ -194,7 +195,7 @@ impl AnswerTranscript {
         let mut rest = whole;
         while self.lost.is_none() && !rest.is_empty() {
             let Some(end) = BLANK_LINE.find(rest) else {
-                // Lines end differently: another server wrote this.
+                // The events have other line ends, so another kind of server wrote them.
                 return self.give_up("its stream is not written as llama-server writes one");
             };
             let (event, behind) = rest.split_at(end);
@@ -273,9 +274,9 @@ impl AnswerTranscript {
         Ok(())
     }
 
-    /// Records the tokens of an event. An event without its tokens, or without all of them, leaves a gap:
-    /// no list with a gap is complete again, even if later counts match. (The bytes of one character come
-    /// with its last token.)
+    /// Records the tokens of an event. An event that lacks any of its tokens leaves a gap, and a list with
+    /// a gap never counts as complete again, even if later counts match. (An event with the last byte of a
+    /// multi-byte character has all tokens of this character.)
     fn add_tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
         let told = chunk.get("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -322,7 +323,7 @@ impl AnswerTranscript {
     }
 }
 
-/// Members that hold texts, each with its opening quote.
+/// Members whose value is generated text, each with its opening quote.
 const TEXT_MEMBERS: [&[u8]; 7] = [
     b"\"content",
     b"\"reasoning_content",
@@ -334,7 +335,7 @@ const TEXT_MEMBERS: [&[u8]; 7] = [
 ];
 
 impl EventTemplate {
-    /// Makes a mould from an event with this text, if the text occurs in it exactly once.
+    /// Makes a template from an event with this text, if the text occurs in the event exactly once.
     fn from_event(event: &[u8], channel: TextChannel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
@@ -347,7 +348,7 @@ impl EventTemplate {
         Some(Self { before: event[..from].into(), after: event[to..].into(), channel })
     }
 
-    /// Returns the text of an event, with its quotes, if the event otherwise equals the mould.
+    /// Returns the text of an event, with its quotes, if the rest of the event equals the template.
     fn event_text<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
         let (before, behind) = (self.before.len(), self.after.len());
         if event.len() < before + behind || !event.starts_with(&self.before) || !event.ends_with(&self.after)
@@ -359,7 +360,7 @@ impl EventTemplate {
     }
 }
 
-/// Returns whether these bytes, put between quotes, are exactly one JSON string.
+/// Returns whether these bytes between two quotes would be exactly one JSON string.
 fn is_whole_string(inner: &[u8]) -> bool {
     let is_escaped = |at: usize| inner[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1;
     memchr::memchr_iter(b'"', inner).all(is_escaped) && !is_escaped(inner.len())

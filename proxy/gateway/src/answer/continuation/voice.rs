@@ -1,4 +1,4 @@
-//! Translates the events of another server into those of the stream that it continues.
+//! Translates the events of the server that continues an answer into events of the first stream.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -10,16 +10,16 @@ use super::rest::RestTranslator;
 /// Last line of a stream in `OpenAI`'s dialect.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// Members that are the same in all events of one stream, in that dialect.
+/// Members with the same value in all events of one stream, in `OpenAI`'s dialect.
 pub(super) const SHARED_MEMBERS: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
 
-/// Reason why a stream does not continue the first one.
+/// Reason why a second stream cannot serve as the continuation of the first.
 pub(crate) type MismatchReason = &'static str;
 
-/// The two ways in which another server continues an answer.
+/// Translators for the two methods of continuing an answer on another server.
 #[derive(Debug)]
 pub(crate) enum EventTranslator {
-    /// The server was given the tokens of the answer so far.
+    /// The server got the tokens of the answer so far and computes only the rest.
     Rest(RestTranslator),
     /// The server computes the whole answer once more.
     Repeat(RepeatTranslator),
@@ -33,12 +33,12 @@ impl EventTranslator {
         }
     }
 
-    /// Returns whether the other server has not yet reached the point where the first one stopped.
+    /// Returns whether the other server still repeats content that the client already has.
     pub(crate) fn is_catching_up(&self) -> bool {
         matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
     }
 
-    /// Last sequence number that the client has, where events have one.
+    /// Last sequence number that the client has, on routes whose events are numbered.
     pub(crate) fn sequence(&self) -> Option<u64> {
         match self {
             Self::Rest(_) => None,
@@ -46,7 +46,7 @@ impl EventTranslator {
         }
     }
 
-    /// Returns the work of the whole answer, given that of the other server.
+    /// Returns the work of the whole answer, given the work of the other server.
     pub(crate) fn work(&self, continued: WorkDone) -> WorkDone {
         match self {
             Self::Rest(rest) => rest.work(continued),
@@ -54,12 +54,12 @@ impl EventTranslator {
         }
     }
 
-    /// Returns the tokens of the whole answer, given those of the other server.
+    /// Returns the number of tokens of the whole answer, given the number from the other server.
     pub(crate) fn total_tokens(&self, continued: u64) -> u64 {
         self.work(WorkDone { output_tokens: continued, ..WorkDone::default() }).output_tokens
     }
 
-    /// Translates complete events of the other server into those for the client.
+    /// Translates complete events of the other server into events for the client.
     pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         match self {
             Self::Rest(rest) => rest.translate(whole),
@@ -68,14 +68,14 @@ impl EventTranslator {
     }
 }
 
-/// Sets a member in place, which keeps the order of the members.
+/// Sets a member; an existing member keeps its position.
 pub(super) fn set_member(event: &mut Map<String, Value>, name: &str, value: Value) {
     event.insert(name.to_owned(), value);
 }
 
 pub(super) fn write_event(out: &mut Vec<u8>, event: &Map<String, Value>) {
     out.extend_from_slice(b"data: ");
-    // A value that was parsed can be serialized.
+    // Serializing cannot fail, because the value was parsed from JSON.
     drop(serde_json::to_writer(&mut *out, event));
     out.extend_from_slice(b"\n\n");
 }

@@ -1,5 +1,5 @@
-//! Ends a relayed answer: counts its work, returns its resources, and reports an incomplete answer to the
-//! client.
+//! Ends a relayed answer: counts its work, releases connection and lease, and tells the client if the
+//! answer is incomplete.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -33,9 +33,9 @@ impl AnswerRelay {
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
     }
 
-    /// Ends the answer for an operator's cancel request: returns everything as if the client had left, and
-    /// records the cancellation. The body breaks off only in the next poll, as with any cut: hyper may just
-    /// have taken the head, and must not discard it.
+    /// Ends the answer for an operator's cancel request: releases everything as if the client had left, and
+    /// records the cancellation. The body breaks off only in the next poll, as after any cut: hyper may have
+    /// taken the head just now, and would discard it on an error.
     pub(in crate::answer) fn cancel<T>(&mut self, context: &Context<'_>) -> Option<Poll<T>> {
         if self.ended {
             return None;
@@ -43,7 +43,7 @@ impl AnswerRelay {
         // Stop looking for another backend.
         self.resuming = None;
         let cut = self.cut(RequestOutcome::Cancelled, CANCELLED);
-        // Between two backends there is no lease, so `cut` reports nothing.
+        // While another backend is searched for, there is no lease, and `cut` reports nothing.
         self.flight.finish(RequestOutcome::Cancelled);
         cut.err().map(|error| self.defer_error(error, context))
     }
@@ -59,7 +59,7 @@ impl AnswerRelay {
         self.close(RequestOutcome::UpstreamGarbled, RequestOutcome::UpstreamDied);
     }
 
-    /// Adds the error event of a stream that cannot continue; does nothing for any other answer.
+    /// Queues an error event for a stream that cannot continue; does nothing for any other answer.
     pub(super) fn queue_error_event(&mut self, message: &str) {
         self.queue_end_event(StreamEnd::Fault, message);
     }
@@ -80,14 +80,14 @@ impl AnswerRelay {
         Bytes::from_static(words.as_bytes())
     }
 
-    /// Returns a keep-alive: clients skip it, but clients and proxies reset their timeouts.
+    /// Returns a keep-alive: clients ignore its content, but clients and proxies reset their timeouts.
     pub(super) fn keep_alive(&mut self, comment: &'static str) -> Bytes {
         let sign = keep_alive(self.dialect, true, comment);
         self.flight.count_passed(sign.len());
         sign
     }
 
-    /// Finishes the answer of a backend that died after the client had all of its output.
+    /// Finishes the answer of a backend that died after the client had received all of its output.
     pub(super) fn finish_complete(&mut self, words: Bytes) {
         self.reusable = false;
         if let Some(lease) = &self.lease {
@@ -104,8 +104,9 @@ impl AnswerRelay {
         self.close(outcome, outcome);
     }
 
-    /// Counts the work, returns all resources and reports. Only the first call has an effect. The second
-    /// outcome is that of the whole answer, which may be the fault of an earlier backend.
+    /// Counts the work, releases connection and lease, and reports the request. Only the first call has an
+    /// effect. `outcome` is for the backend; `told` is for the whole answer, which an earlier backend may
+    /// have spoiled.
     pub(super) fn close(&mut self, outcome: RequestOutcome, told: RequestOutcome) {
         self.ended = true;
         let Some(lease) = self.lease.take() else { return };
@@ -113,7 +114,7 @@ impl AnswerRelay {
         if outcome == RequestOutcome::Ok {
             lease.note_whole_answer(self.sent.fingerprint());
         }
-        // Release the connection first: without the lease its generation may be stopped.
+        // Release the connection before the lease: once the lease is gone, the generation may be stopped.
         if let Some(conn) = self.conn.take()
             && outcome == RequestOutcome::Ok
             && self.reusable
@@ -131,7 +132,7 @@ impl AnswerRelay {
         if let Some(meter) = &self.meter
             && outcome == RequestOutcome::Ok
         {
-            // Only a whole answer is evidence of the backend's health; a cut one is recorded elsewhere.
+            // Only a complete answer shows that the backend is healthy; a cut answer is recorded elsewhere.
             let ended = meter.outcome(record.answer_status());
             lease.note_outcome(&ended);
             let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
@@ -172,7 +173,7 @@ impl Drop for AnswerRelay {
     }
 }
 
-/// Records the loss of a backend against the request and against that backend.
+/// Records the loss of a backend for its request, which may be the cause, and for the backend.
 pub(super) fn blame_request(lease: &dyn BackendLease, sent: &SentBody, outcome: RequestOutcome) {
     match (outcome, sent.sent_fingerprint()) {
         (RequestOutcome::UpstreamDied, print) => {

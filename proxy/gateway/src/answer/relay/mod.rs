@@ -1,11 +1,11 @@
-//! The body of a backend's answer to the client. The body owns the lease, the backend's connection and the
-//! record, which end with it, however it ends.
+//! Body of the response that passes a backend's answer to the client. This body owns the lease, the backend's
+//! connection and the request's record, and releases them however it ends.
 //!
 //! ```text
 //!   Passing --end--> done: work counted, connection kept if reusable, lease returned
 //!      | backend died or was stopped before the first event of a stream that may be executed again
 //!      |---- `ResumeSearch`: comments, until another backend answers --> Passing
-//!      | the same after the first event, if another backend can continue from there (see `continuation`)
+//!      | such a loss after the first event, if another backend can continue from there (see `continuation`)
 //!      |---- `ResumeSearch` --> Passing, with the ids and counters of the first stream
 //!      | backend died, stalled, was stopped, took too long
 //!      |---- event stream --> error event, then a proper end (without [DONE])
@@ -17,11 +17,11 @@
 //! | file | job |
 //! |---|---|
 //! | `terms` | limits and modes of a relay |
-//! | `onward` | moves an answer to another backend when its own is gone |
-//! | `ending` | counts, returns resources, reports |
+//! | `onward` | moves an answer to another backend when its first backend is lost |
+//! | `ending` | counts the work, releases connection and lease, reports the request |
 //!
-//! The relay requests the next piece when the client has taken the last one, or reads ahead as far as
-//! [`super::unread`] has room. So a slow reader slows down its own backend only.
+//! The relay requests the next piece when the client has taken the previous piece, or reads ahead as far as
+//! [`super::unread`] has room. So a slow client slows down only its own backend connection.
 
 mod ending;
 mod onward;
@@ -58,7 +58,7 @@ use crate::refusal::ErrorDialect;
 
 pub(crate) struct AnswerRelay {
     incoming: Incoming,
-    /// Pieces that were read before the head was passed on.
+    /// Pieces of the body that were read before the response head was passed to the client.
     read_ahead: VecDeque<Bytes>,
     flight: Box<InFlightRequest>,
     lease: Option<Arc<dyn BackendLease>>,
@@ -73,20 +73,20 @@ pub(crate) struct AnswerRelay {
     terms: Option<EventTerms>,
     /// The request, as long as it may be executed again or its answer continued elsewhere.
     again: Option<Box<RepeatableRequest>>,
-    /// Parameters of a search for yet another server, while a server replaces a canary.
+    /// Parameters of a search for another server, kept for the death of a server that replaces a canary.
     spare_search: Option<Box<BackendSearch>>,
-    /// Request and answer, kept for the next process.
+    /// Request and answer, recorded so that the next process can be given the conversation.
     remember: Option<Box<TurnRecorder>>,
-    /// The client's part of a stream that may be continued elsewhere.
+    /// The part of a stream that the client has, if the stream may be continued elsewhere.
     transcript: Option<Box<AnswerTranscript>>,
-    /// Translation of a second backend's events.
+    /// Translates the events of a second backend.
     voice: Option<Box<EventTranslator>>,
     resuming: Option<Box<ResumeSearch>>,
-    /// Start of the wait for the next piece; `None` while the client handles the last one. So a client that
-    /// does not read is never mistaken for a silent backend.
+    /// Start of the wait for the next piece; `None` while the client handles the last piece. A slow client is
+    /// therefore never mistaken for a silent backend.
     waiting_since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Time of the next keep-alive while another backend repeats what the client has.
+    /// Time of the next keep-alive while another backend repeats content that the client has.
     comment: Option<Pin<Box<Sleep>>>,
     deadline: Instant,
     /// Deadline for the first event of a canary.
@@ -95,7 +95,7 @@ pub(crate) struct AnswerRelay {
     reusable: bool,
     ended: bool,
     last_words: Option<Bytes>,
-    /// Error that breaks the client's connection off once it has everything passed before.
+    /// Error that closes the client's connection after all bytes queued before have been sent.
     pending_error: Option<io::Error>,
 }
 
@@ -160,8 +160,8 @@ impl AnswerRelay {
         } else if !self.sent.is_whole()
             && let Some(conn) = &mut self.conn
         {
-            // The relay is polled only while the client reads; the rest of its request must not wait for
-            // that.
+            // The relay is polled only while the client reads. Sending the rest of the request must not
+            // wait for the client.
             conn.detach(self.pool.tracker());
         }
     }
@@ -171,7 +171,8 @@ impl AnswerRelay {
         self.ended && self.last_words.is_none() && self.pending_error.is_none()
     }
 
-    /// Gives no size for event streams: a stream that is cut gets more bytes than its backend announced.
+    /// Gives no size for event streams: a stream that is cut gets an error event, and is then longer than
+    /// announced.
     pub(super) fn size_hint(&self) -> SizeHint {
         if self.ended || self.events.is_some() {
             return SizeHint::new();
@@ -236,7 +237,7 @@ impl AnswerRelay {
             {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
-            // The connection is dropped only when the answer has ended.
+            // Without a connection the answer has ended.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
                 Poll::Ready(Some(Ok(piece))) => match self.handle_piece(piece) {
@@ -257,8 +258,8 @@ impl AnswerRelay {
                 },
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "a backend's answer broke off");
-                    // If the request is still being sent, its own failure may be the cause, not the
-                    // backend's.
+                    // If the request is still being sent, the cause may be a failure of the request's body,
+                    // not the backend.
                     let cut = match self.sent.fault() {
                         Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
                         None if self.try_continue(RequestOutcome::UpstreamDied) => Ok(()),
@@ -279,14 +280,14 @@ impl AnswerRelay {
                     }
                     continue;
                 }
-                // A canary's stream that ends early is treated as a death.
+                // A canary's stream that ends too early is treated as the canary's death.
                 Poll::Ready(None)
                     if self.is_unfinished() && self.try_continue(RequestOutcome::UpstreamDied) =>
                 {
                     continue;
                 }
                 Poll::Ready(None) => {
-                    // An incomplete event of a continuation is dropped.
+                    // An incomplete last event is dropped if it belongs to a continuation.
                     let rest =
                         self.events.as_mut().filter(|_| self.voice.is_none()).map(EventSplitter::finish);
                     self.last_words = rest.filter(|rest| !rest.is_empty());
@@ -300,7 +301,8 @@ impl AnswerRelay {
                     {
                         continue;
                     }
-                    // A silent canary is replaced at once; the client does not wait for its end.
+                    // A silent canary is replaced at once; the client does not wait for the canary's
+                    // process to end.
                     Some((RequestOutcome::UpstreamStalled, _))
                         if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) =>
                     {
@@ -320,15 +322,15 @@ impl AnswerRelay {
         }
     }
 
-    /// Defers the error to the next poll. hyper discards unsent data when it sees an error, and flushes
-    /// before it polls again.
+    /// Defers the error to the next poll. On an error hyper discards unsent data; it sends all data before it
+    /// polls again.
     pub(super) fn defer_error<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
         self.pending_error = Some(error);
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Handles a piece from the backend; returns the part that may pass now.
+    /// Handles a piece from the backend; returns the bytes that may be passed on now.
     fn handle_piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
         if let Some(lease) = &self.lease {
             lease.note_progress(piece.len());
@@ -356,7 +358,7 @@ impl AnswerRelay {
             }
             let is_torn = events.is_torn();
             if is_canarys && (before == 0 || self.transcript.is_some()) && has_error(&piece) {
-                // Neither the client nor the transcript has that piece.
+                // Neither the client nor the transcript gets this piece.
                 events.reset_count(before);
                 return Err("it ended with an error");
             }
@@ -377,14 +379,14 @@ impl AnswerRelay {
         if !piece.is_empty() {
             self.flight.count_passed(piece.len());
         }
-        // A body of known length ends with its last byte: the client's side may never poll again.
+        // End a body of known length at its last byte, because hyper may never poll again.
         if self.events.is_none() && self.incoming.is_end_stream() && self.read_ahead.is_empty() {
             self.end(RequestOutcome::Ok);
         }
         Ok(piece)
     }
 
-    /// Returns whether a canary is answering and a stream that ended now would be incomplete.
+    /// Returns whether a canary is answering and its stream would be incomplete if it ended now.
     fn is_unfinished(&self) -> bool {
         let is_empty = || self.events.as_ref().is_some_and(|events| events.event_count() == 0);
         let is_going =
@@ -397,7 +399,7 @@ impl AnswerRelay {
         self.lease.as_ref().is_some_and(|lease| lease.is_canary())
     }
 
-    /// Records events of a stream that may have to continue elsewhere. Drops the records once it cannot.
+    /// Records events of a stream that may be continued elsewhere. Drops the records once that is impossible.
     fn record_events(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
         let Some(again) = &self.again else { return };
         let Some(heard) = &mut self.transcript else {
@@ -419,7 +421,7 @@ impl AnswerRelay {
         }
     }
 
-    /// Checks the time limits of an answer that is silent. Returns its outcome and the reason, if one has
+    /// Checks the time limits while the backend sends nothing. Returns outcome and reason if a limit has
     /// passed.
     fn check_deadlines(&mut self, context: &mut Context<'_>) -> Option<(RequestOutcome, &'static str)> {
         if self.revoked.as_mut().poll(context).is_ready() {
@@ -436,7 +438,7 @@ impl AnswerRelay {
                 // Before the first comment or token of a stream, the backend may be evaluating a prompt.
                 // The supervisor's health checks limit that time by the times of other prompts.
                 let told = self.events.as_ref().is_some_and(EventSplitter::has_passed_any);
-                // A canary gets no longer than is usual.
+                // A canary has its own deadline, which is about the usual time.
                 let begun = self.begins_by.is_none()
                     || self.events.as_ref().is_some_and(|events| events.event_count() > 0);
                 let due = if told { (since + silence).min(self.deadline) } else { self.deadline };
@@ -444,8 +446,8 @@ impl AnswerRelay {
             }
             None => self.deadline,
         };
-        // The timer is not reset for every piece, only when it has fired too early. The timer is also reset
-        // when the stream has its first event, if it was set for the overall deadline before.
+        // To save work, the timer is not reset for every piece, but when it has fired too early, and when the
+        // first event replaces the overall deadline by an earlier one.
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if timer.deadline() > due {
             timer.as_mut().reset(due);
@@ -469,7 +471,7 @@ impl AnswerRelay {
         None
     }
 
-    /// Returns whether a keep-alive is due for the client of a stream that is computed once more.
+    /// Returns whether a keep-alive is due while another backend repeats content that the client has.
     fn is_comment_due(&mut self, context: &mut Context<'_>) -> bool {
         let Some(EventTerms { comment_interval: comment, .. }) = self.terms else { return false };
         if !self.voice.as_ref().is_some_and(|voice| voice.is_catching_up()) {
@@ -485,7 +487,7 @@ impl AnswerRelay {
     }
 }
 
-/// Returns whether one of these events reports that computing the answer failed.
+/// Returns whether any of these events reports a failure to compute the answer.
 fn has_error(events: &[u8]) -> bool {
     let Ok(events) = std::str::from_utf8(events) else { return false };
     events.contains("error")

@@ -1,4 +1,4 @@
-//! Moves an answer whose backend is gone to another one.
+//! Moves an answer to another backend when its own is lost.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -18,7 +18,8 @@ use crate::protocol::wire;
 use crate::refusal::RequestRefusal;
 
 impl AnswerRelay {
-    /// Handles the loss of the backend. Returns whether the stream continues, or already has everything.
+    /// Handles the loss of the backend. Returns whether the stream goes on, or the client already has all
+    /// of it.
     pub(super) fn try_continue(&mut self, outcome: RequestOutcome) -> bool {
         if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
             self.finish_complete(Bytes::new());
@@ -49,7 +50,7 @@ impl AnswerRelay {
         }
         let Some(lease) = self.lease.take() else { return false };
         blame_request(&*lease, &self.sent, outcome);
-        // This work counts, whether or not the rest arrives.
+        // The work done so far counts even if the rest never arrives.
         if begun && let Some(meter) = &self.meter {
             let (images, audio) = self.sent.media();
             let seen = self.events.as_ref().map(EventSplitter::event_count);
@@ -76,7 +77,7 @@ impl AnswerRelay {
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, None)).map_err(StreamCut::from)
                 }
-                // The client has no content yet, so any answer will do: begin again under the same ids.
+                // The client has no content yet, so any answer is acceptable: start again under the same ids.
                 Some(heard) if heard.has_no_token() && is_one => {
                     let voice = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::Repeat);
                     let found = again.run(&mut record, lease, died).await;
@@ -94,7 +95,8 @@ impl AnswerRelay {
         true
     }
 
-    /// Starts relaying another backend's answer to the same request, or its rest of the first answer.
+    /// Starts to relay another backend's answer to the same request, or that backend's rest of the first
+    /// answer.
     pub(super) fn resume(&mut self, relayed: RelayedAnswer, voice: Option<EventTranslator>) {
         let RelayedAnswer { response, backend, message: kept, .. } = relayed;
         let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, first_event_deadline: begins_by } =
@@ -109,7 +111,8 @@ impl AnswerRelay {
         self.meter = self.tail_bytes.map(AnswerMeter::new);
         self.voice = voice.map(Box::new);
         (self.waiting_since, self.timer, self.begins_by) = (None, None, begins_by);
-        // If this backend dies, too, the request may be moved again: the first one was only a canary.
+        // If this backend dies, too, the request may be moved again, because the first backend was only a
+        // canary.
         if let Some((search, message)) = self.spare_search.take().zip(kept) {
             self.again = Some(Box::new(RepeatableRequest { search: *search, message }));
             self.transcript = self
@@ -121,7 +124,7 @@ impl AnswerRelay {
     }
 }
 
-/// Checks that the answer of a second backend can take the place of the first one's stream.
+/// Checks that the answer of a second backend is an event stream that can replace the first.
 pub(super) fn check_stream(
     relayed: RelayedAnswer,
     model: &ModelName,

@@ -7,28 +7,28 @@ use crate::answer::continuation::AnswerTranscript;
 use crate::refusal::ErrorDialect;
 
 pub(crate) struct RelayTerms {
-    /// Bytes held to read the counters of an answer; `None` if they are not read.
+    /// Bytes that may be held to read an answer's counters; `None` if the counters are not read.
     pub(crate) tail_bytes: Option<usize>,
     /// The answer is generated text.
     pub(crate) generates: bool,
-    /// Set for an event stream.
+    /// Limits of the stream, if the answer is an event stream.
     pub(crate) events: Option<EventTerms>,
-    /// Format of errors.
+    /// Format of error events.
     pub(crate) dialect: ErrorDialect,
-    /// The connection may carry another request afterwards.
+    /// The connection may carry another request after this answer.
     pub(crate) reusable: bool,
 }
 
 /// Limits of an event stream.
 #[derive(Clone, Copy)]
 pub(crate) struct EventTerms {
-    /// Bytes held of an incomplete event.
+    /// Most bytes held of an incomplete event.
     pub(crate) limit: usize,
     /// Longest time without data from the backend.
     pub(crate) max_silence: Duration,
-    /// Interval of keep-alives while another backend is looked for.
+    /// Interval of keep-alives while another backend is searched for.
     pub(crate) comment_interval: Duration,
-    /// Terms of a continuation by another backend; `None` if there is none.
+    /// Terms for a continuation by another backend; `None` if the stream cannot be continued.
     pub(crate) continuation: Option<ContinuationTerms>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct EventTerms {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContinuationTerms {
     pub(crate) kind: AnswerFormat,
-    /// Bytes of the stream that are kept, at most.
+    /// Most bytes of the stream that are kept.
     pub(crate) max_bytes: usize,
     /// The generated text is inserted into the middle of another text.
     pub(crate) fills_in: bool,

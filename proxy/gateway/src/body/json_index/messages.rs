@@ -1,9 +1,9 @@
-//! Reads a wanted list: counts its elements, and records system messages.
+//! Reads a wanted list of the body, such as `messages`: counts its elements and records system messages.
 //!
 //! ```text
 //!   depth 2   elements of the list      counted
-//!   depth 3   fields of a message       key -> colon -> value -> after; last role and content count
-//!   depth 4   parts of a content        is there one?
+//!   depth 3   fields of a message       key -> colon -> value -> after; the last role and content are used
+//!   depth 4   parts of a content        only checked for existence
 //! ```
 
 use super::{ContentKind, JsonList, JsonPlace, JsonSlot, MAX_OCCURRENCES, SystemMessage};
@@ -27,7 +27,7 @@ struct ListElement {
     content: Option<(u64, ContentKind)>,
 }
 
-/// State of a list that is being read. A depth is that of the token itself: 2 for the elements.
+/// State of a list that is being read. Methods take the depth of the token itself: 2 for an element.
 #[derive(Debug, Default)]
 pub(super) struct MessageListReader {
     list: JsonList,
@@ -104,7 +104,7 @@ impl MessageListReader {
         }
     }
 
-    /// Handles a string, in its raw spelling.
+    /// Handles a string in its raw, still escaped spelling.
     pub(super) fn text(&mut self, depth: u32, start: u64, raw: &StringSpelling) {
         match depth {
             2 => self.list.count += 1,
@@ -135,7 +135,7 @@ impl MessageListReader {
         }
     }
 
-    /// Handles the beginning of a field's value in a message.
+    /// Handles the beginning of the value of a message's field.
     fn field(&mut self, here: u64, content: ContentKind, is_system: bool) {
         if let Some(element) = &mut self.element
             && element.slot == JsonSlot::Value
@@ -149,7 +149,7 @@ impl MessageListReader {
         }
     }
 
-    /// Notes an element in a list that may hold the parts of a message.
+    /// Records an element of a list that may be the content of a message.
     fn part(&mut self, depth: u32) {
         if depth == 4
             && let Some(element) = &mut self.element

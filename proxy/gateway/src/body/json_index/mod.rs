@@ -1,11 +1,11 @@
-//! Offsets of the wanted members in the outermost object of a JSON body, for each occurrence, and of the
+//! Index of a JSON body: offsets of each occurrence of the wanted members in the outermost object, and of the
 //! system messages in lists of messages. Reads pieces of any size and copies no more than short words.
 //!
-//! llama-server's parser keeps the last of several members with the same name, in every object. The index
-//! therefore has every occurrence, and describes a message by its last occurrences.
+//! If an object has several members with the same name, llama-server's parser keeps the last. The index
+//! therefore has every occurrence, and describes a message by the last occurrence of each field.
 //!
-//! Syntax is checked only as far as needed. A body that llama-server's parser accepts is read as that
-//! parser reads it. Any other is refused there, or here as [`UnreadableBody`].
+//! Syntax is checked only as far as needed. A body that llama-server's parser accepts is read in the same
+//! way here. Any other body is refused by llama-server, or here as [`UnreadableBody`].
 
 mod messages;
 mod walk;
@@ -17,7 +17,7 @@ use bytes::Bytes;
 use self::walk::JsonWalk;
 use crate::refusal::UnreadableBody;
 
-/// Maximum number of occurrences of wanted members, and of system messages. Real requests have far fewer.
+/// Most occurrences of wanted members, and most system messages. Real requests have far fewer.
 const MAX_OCCURRENCES: usize = 64;
 
 /// Offsets of a member or an element, and of the commas around it.
@@ -25,7 +25,7 @@ const MAX_OCCURRENCES: usize = 64;
 pub(crate) struct JsonPlace {
     /// Position in its object or list, from 0.
     pub(crate) index: u32,
-    /// From its first byte (of a member: of its key) to the offset after its last.
+    /// Offsets from the first byte (of a member: of its key) to the byte after the last.
     pub(crate) range: Range<u64>,
     pub(crate) comma_before: Option<u64>,
     pub(crate) comma_after: Option<u64>,
@@ -76,9 +76,9 @@ pub(crate) enum ContentKind {
 /// Index of a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonIndex {
-    /// Number of all members.
+    /// Number of members of the outermost object, wanted or not.
     pub(crate) count: u32,
-    /// The wanted members, in order.
+    /// The wanted members, in the order of the body.
     pub(crate) members: Vec<JsonMember>,
     /// Offset of the opening brace.
     pub(crate) open: u64,

@@ -1,8 +1,8 @@
-//! Walks through the pieces of a body and builds its index: one pass, no copy of more than a short word.
+//! Reads the pieces of a body once and builds its index. Copies no more than a short word at a time.
 //!
 //! ```text
-//!   depth 1   members of the object: key -> colon -> value -> after; wanted ones recorded at their comma
-//!   deeper    only in a wanted list, by `messages`
+//!   depth 1   members of the object: key -> colon -> value -> after; a wanted member is recorded at its
+//!   comma deeper    only in a wanted list, read by `messages`
 //! ```
 
 use super::messages::MessageListReader;
@@ -10,7 +10,7 @@ use super::{JsonIndex, JsonKind, JsonMember, JsonPlace, JsonSlot, MAX_OCCURRENCE
 use crate::body::spelling::StringSpelling;
 use crate::refusal::UnreadableBody;
 
-/// Longest raw spelling of a compared word: `developer` with every letter escaped takes 54 bytes.
+/// Longest raw spelling of a word that is compared: `developer` with every letter escaped takes 54 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ enum WalkState {
     Between,
     Text,
     Word,
-    /// After the end.
+    /// After the end of the outermost object.
     Ended,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct JsonWalk<'w> {
     slot: JsonSlot,
     comma: Option<u64>,
     key: Option<(usize, u64)>,
-    /// Member whose value has ended, until its comma is known.
+    /// Member whose value has ended, kept until the comma after it is found.
     pending: Option<JsonMember>,
     value: u64,
     /// State of the wanted list that is being read.
@@ -139,7 +139,7 @@ impl<'w> JsonWalk<'w> {
         }
         if self.closed {
             if byte == 0 {
-                // llama-server's parser takes it for the end of the input.
+                // A zero byte ends the input for llama-server's parser.
                 self.lex = WalkState::Ended;
             } else {
                 self.fault = Some(UnreadableBody::NotObject);

@@ -1,4 +1,4 @@
-//! The requests' side of the queue: asking for a lease, waiting for it, leaving.
+//! Functions of the queue for requests: asking for a lease, waiting for it, leaving.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -26,40 +26,41 @@ enum QueueAnswer {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LeaseTurn {
     First,
-    /// The generation of its first lease died with its work.
+    /// The request had a lease before, and its generation died.
     Repeated,
 }
 
-/// Time limit for waiting.
+/// Time limit of a waiting request.
 #[derive(Clone, Copy)]
 struct WaitLimit {
     since: Instant,
     wait: Duration,
-    /// Total paused time of the clock when the request came.
+    /// Total time for which wait limits had been paused when the request came.
     paused: Duration,
 }
 
 impl WaitLimit {
-    /// End of the time limit, if the clock is not paused any longer; `None` if it has passed.
+    /// End of the time limit, if there is no further pause; `None` if it is over. `stood`: total paused
+    /// time now.
     fn ends_at(self, stood: Duration, now: Instant) -> Option<Instant> {
         let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.paused)));
         (end > now).then_some(end)
     }
 }
 
-/// Interval for checking the time limit while the clock is paused.
+/// Interval for checking the time limit while wait limits are paused.
 const PAUSED_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// State of a place when it was given up.
+/// State of a request when it left the queue.
 enum PlaceState {
     InQueue,
-    /// Waited for room in memory, with the shortage.
+    /// The request waited for memory; with the shortage.
     WithoutRoom(NoRoom),
-    /// Already answered, or its answer is on the way.
+    /// The request was answered already, or its answer is on the way.
     Gone,
 }
 
-/// A place in the queue. Dropping it gives it up.
+/// Place of a request in the queue. Dropping it removes the request from the queue.
 struct QueuePlace<'a> {
     leases: &'a Arc<LeaseQueue>,
     ticket: QueueTicket,
@@ -75,7 +76,7 @@ impl QueuePlace<'_> {
             return PlaceState::InQueue;
         }
         let Some(short) = state.admit.remove_waiting(self.ticket) else { return PlaceState::Gone };
-        // Release slots that were held for it.
+        // Slots that were held for this request are free now.
         let mut outbox = QueueOutbox::default();
         self.leases.settle(&mut state, Vec::new(), &mut outbox);
         drop(state);
@@ -101,7 +102,8 @@ impl LeaseQueue {
         self.wait_for_lease(kind, tokens, LeaseTurn::First).await
     }
 
-    /// Waits for another lease after a generation has died. A full queue does not refuse it.
+    /// Waits for another lease after the generation of the first one died. The request is accepted even if
+    /// the queue is full.
     pub(crate) async fn lease_again(
         self: &Arc<Self>,
         kind: LeaseKind,
@@ -110,7 +112,8 @@ impl LeaseQueue {
         self.wait_for_lease(kind, tokens, LeaseTurn::Repeated).await
     }
 
-    /// Lease that is available at once, or `None`. A failure is not counted as a request.
+    /// Returns a lease if one is available at once, else `None`. A failed attempt does not count as a
+    /// request.
     pub(crate) fn lease_now(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         let mut state = lock(&self.state);
         if state.refusal.is_some() || !state.dispatch.any_open() {
@@ -145,7 +148,7 @@ impl LeaseQueue {
         Some(self.make_lease(cell, kind, Duration::ZERO))
     }
 
-    /// Takes a slot for a request that runs in another instance, even beyond the limit.
+    /// Takes a slot for a request that runs in another instance, even if all slots are taken.
     pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
         let mut state = lock(&self.state);
         let kind = state.dispatch.count_in(generation)?;
@@ -154,7 +157,7 @@ impl LeaseQueue {
         Some(self.make_lease(cell, kind, Duration::ZERO))
     }
 
-    /// Adds work that another instance requested of a process.
+    /// Adds work that a process did for requests of another instance.
     pub(crate) fn add_work(&self, generation: GenerationId, work: WorkDone) {
         if let Some(entry) = lock(&self.state).generations.get(&generation) {
             entry.cell.add_work(work);
@@ -188,7 +191,7 @@ impl LeaseQueue {
         match place.leave() {
             PlaceState::InQueue => Err(LeaseDenied::Deadline { waited: asked.elapsed() }),
             PlaceState::WithoutRoom(short) => Err(short.into()),
-            // Granted at this very moment: the answer is on its way.
+            // The lease was granted just now, and the answer is on its way.
             PlaceState::Gone => answer.await.unwrap_or(Err(LeaseDenied::ShuttingDown)),
         }
     }
@@ -219,7 +222,7 @@ impl LeaseQueue {
             LeaseTurn::Repeated => state.dispatch.request_again(kind),
         };
         let answer = match answer {
-            // Requests that wait for room keep their places: a new request does not push them out.
+            // Requests that wait for memory count, too, and keep their places.
             LeaseAnswer::Queued(ticket) if turn == LeaseTurn::First && state.waiting() > state.depth => {
                 state.dispatch.cancel(ticket);
                 LeaseAnswer::Full { waiting: state.waiting() }
@@ -235,7 +238,7 @@ impl LeaseQueue {
                 drop(state);
                 match cell {
                     Some(cell) => Ok(QueueAnswer::Granted(self.make_lease(cell, kind, Duration::ZERO))),
-                    // Unreachable: an open generation has its entry.
+                    // Unreachable: an open generation is always in the table.
                     None => Err(LeaseDenied::ShuttingDown),
                 }
             }
@@ -262,7 +265,8 @@ impl LeaseQueue {
         }
     }
 
-    /// Checks the room for a prompt that was granted a lease at once. Without room it waits like others.
+    /// Checks whether the prompt of a request that got a lease at once fits into memory. If not, the
+    /// request waits.
     fn admit_granted(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, QueueState>,
@@ -286,7 +290,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Checks if a prompt of this size would fit now. Costs one load if admission is off.
+    /// Checks whether a prompt of this size would fit now. Costs one atomic load if admission is off.
     pub(crate) fn weigh_prompt(&self, size: PromptSize) -> PromptFit {
         if !self.checks_prompts.load(Ordering::Relaxed) {
             return PromptFit::NotChecked;

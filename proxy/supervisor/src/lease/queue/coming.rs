@@ -1,5 +1,5 @@
-//! Expected time of a model's next process, to inform waiting requests and to refuse those that would wait
-//! too long.
+//! Expected time until a model's next process serves: shown to waiting requests, and used to refuse
+//! requests that would wait too long.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use crate::clock;
 use crate::error::LeaseDenied;
 use crate::sync::lock;
 
-/// Expectation for the next process of a model without a serving one.
+/// Estimates for the next process of a model that has no serving process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextProcess {
-    /// Begin of the start; `None` before it.
+    /// Moment when the start began; `None` if it has not begun.
     pub since: Option<Instant>,
-    /// Duration of the last start; `None` if there was none in this run.
+    /// Duration of the model's last start; `None` if there was none in this run.
     pub took: Option<Duration>,
     /// Duration of the fastest start with the same command.
     pub fastest: Option<Duration>,
-    /// The model waits for room in memory.
+    /// True if the model waits for room in memory.
     pub waits_for_room: bool,
 }
 
@@ -41,8 +41,8 @@ impl NextProcess {
 }
 
 impl QueueState {
-    /// Refuses a request that would wait in vain, because not even the fastest start would end in time. The
-    /// client gets a time to retry at, and the model is loaded as if the request waited.
+    /// Refuses a request that would wait in vain, because even the fastest start would take too long. The
+    /// client is told when to retry, and the model is loaded as if the request were waiting.
     pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
         let least = self.next_process.least_time_left(now);
         if least <= self.wait {
@@ -53,19 +53,19 @@ impl QueueState {
         Some(LeaseDenied::TooSlow { left, wait: self.wait })
     }
 
-    /// True if a refused request got a time to retry at, and has not come back.
+    /// True if a refused client was told when to retry, and its retry is still expected.
     pub(super) fn expects(&self) -> bool {
         self.retry_expected.is_some_and(|until| until > Instant::now())
     }
 }
 
 impl LeaseQueue {
-    /// Sets the expectation.
+    /// Sets the estimates for the next process.
     pub(crate) fn set_next_process(&self, coming: NextProcess) {
         lock(&self.state).next_process = coming;
     }
 
-    /// Expects no retries any more, because an operator has drained the model.
+    /// Expects no more retries, because an operator has drained the model.
     pub(crate) fn expect_no_retries(&self) {
         lock(&self.state).retry_expected = None;
     }
@@ -78,7 +78,7 @@ impl LeaseQueue {
         !state.dispatch.any_open() && is_shut
     }
 
-    /// The expectation; `None` while a process serves.
+    /// Estimates for the next process; `None` while a process serves.
     pub(crate) fn next_process(self: &Arc<Self>) -> Option<NextProcess> {
         let state = lock(&self.state);
         (!state.dispatch.any_open()).then_some(state.next_process)

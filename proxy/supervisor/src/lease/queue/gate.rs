@@ -1,4 +1,4 @@
-//! The task's side of the queue: opens and closes gates, refuses requests.
+//! Functions of the queue for the model's task: opening and closing generations, and refusing requests.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::lease::cell::GenerationCell;
 use crate::sync::lock;
 
 impl LeaseQueue {
-    /// Opens a generation for leases.
+    /// Opens a generation: leases on it may be granted, at most `limit` at a time.
     pub(crate) fn open_gate(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
         let mut state = lock(&self.state);
         let opened = OpenedGate { waiting: state.waiting(), gap: state.gap.take() };
@@ -34,7 +34,8 @@ impl LeaseQueue {
         opened
     }
 
-    /// Closes a generation. Returns the number of leases that it holds.
+    /// Closes a generation: no more leases on it are granted. Returns the number of leases that it still
+    /// has.
     pub(crate) fn close_gate(self: &Arc<Self>, generation: GenerationId) -> u32 {
         let mut state = lock(&self.state);
         state.close(generation);
@@ -43,7 +44,7 @@ impl LeaseQueue {
         in_flight
     }
 
-    /// Judges the prompts that wait for room again. Releases the lock.
+    /// Judges prompts that wait for memory again, and then releases the lock.
     fn judge_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>) {
         if state.admit.waiting() == 0 {
             return;
@@ -54,7 +55,7 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Closes a generation that refused a connection, and lets the task probe it.
+    /// Closes a generation that refused a connection, and wakes the model's task to probe it.
     pub(crate) fn doubt_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         if state.generations.contains_key(&generation) {
@@ -65,7 +66,7 @@ impl LeaseQueue {
         self.wake.notify_one();
     }
 
-    /// Takes the generations doubted since the last call.
+    /// Returns the generations that refused a connection since the last call.
     pub(crate) fn take_doubts(&self) -> Vec<GenerationId> {
         std::mem::take(&mut lock(&self.state).doubted)
     }
@@ -83,8 +84,8 @@ impl LeaseQueue {
         drop(entry);
     }
 
-    /// Starts or stops refusing requests. Waiting requests that cannot be served are refused too; after a
-    /// final refusal those with an open generation keep waiting.
+    /// Starts or stops refusing new requests. Waiting requests that no process can serve are refused, too.
+    /// After a final refusal (shutdown, removal), waiting requests stay if a generation is open.
     pub(crate) fn set_refusal(&self, refusal: Option<QueueRefusal>) {
         let mut state = lock(&self.state);
         if state.refusal.as_ref().is_some_and(QueueRefusal::is_final)
@@ -108,7 +109,7 @@ impl LeaseQueue {
         send_answers(dismissed);
     }
 
-    /// Refuses requests that have waited since `moment` or longer, unless a generation is open.
+    /// Refuses requests that have been waiting since `moment` or longer, unless a generation is open.
     pub(crate) fn refuse_waiting_since(&self, denied: &LeaseDenied, moment: Instant) {
         let mut state = lock(&self.state);
         if state.dispatch.any_open() {
@@ -127,14 +128,15 @@ impl LeaseQueue {
         send_answers(dismissed);
     }
 
-    /// Pauses or resumes the time limits of waiting requests, which exclude the drain and stop of a process.
+    /// Pauses or resumes the time limits of waiting requests. They are paused while a process drains and
+    /// stops.
     pub(crate) fn pause_clock(&self, stands: bool) {
         let mut state = lock(&self.state);
         state.paused = state.paused_total();
         state.paused_since = stands.then(Instant::now);
     }
 
-    /// Sets new limits of the queue.
+    /// Sets the maximum number of waiting requests and their time limit.
     pub(crate) fn set_queue_limits(&self, depth: usize, wait: Duration) {
         let mut state = lock(&self.state);
         state.depth = depth;

@@ -1,8 +1,8 @@
 //! Queue, leases and open generations of one model, behind one lock that its requests and its task share.
 //!
-//! Requests come here directly and not through the model's task, which is woken only when it has work.
-//! Under the lock nothing is awaited, sent or dropped that could take the lock again: grants are collected
-//! under it and handed over afterwards.
+//! Requests use the queue directly; the model's task is woken only when it has work. While the lock is
+//! held, nothing is awaited, sent or dropped that could take the lock again: granted leases are collected
+//! under the lock and handed to their requests afterwards.
 //!
 //! ```text
 //!     lease() -> granted at once -------------------------------> Lease
@@ -13,7 +13,7 @@
 //!             place freed, or the lease on its way is given back
 //! ```
 //!
-//! A grant for a prompt without room in memory is taken back, and the request waits in
+//! If a prompt does not fit into memory, its granted lease is taken back, and the request waits in
 //! [`crate::lease::admit`].
 
 use std::collections::{BTreeSet, VecDeque};
@@ -53,33 +53,35 @@ pub(crate) use refusal::QueueRefusal;
 pub(crate) struct LeaseQueue {
     name: ModelName,
     journal: Arc<EventJournal>,
-    /// Wakes the model's task: a request waits without an open generation, or a generation has become idle.
+    /// Wakes the model's task: a request waits and no generation is open, or a generation has become idle.
     pub(crate) wake: Notify,
-    /// Prompts are checked; avoids the lock where admission is off.
+    /// True if admission checks prompts; read without the lock, so that requests skip the check if
+    /// admission is off.
     checks_prompts: AtomicBool,
-    /// Settings that clients made in its processes.
+    /// Settings that clients made in the model's processes.
     pub(crate) settings: ClientSettings,
     pub(crate) turns: ConversationStore,
-    /// The model is a canary, a build that is tried next to a model's own.
+    /// True if the model is a canary: another build that is tried next to a model's own.
     is_canary: AtomicBool,
-    /// The quarantine knows some request; avoids the lock while it knows none.
+    /// True if the quarantine knows any request; read without the lock, so that requests skip the check
+    /// otherwise.
     has_suspects: AtomicBool,
-    /// Wakes requests that wait to be alone, or for the state of a generation.
+    /// Wakes requests that wait until no other request runs, or until the state of a generation is known.
     changes: Notify,
     born: Instant,
     state: Mutex<QueueState>,
 }
 
-/// Queue of the previous instance.
+/// Queue of the previous instance, as last reported.
 #[derive(Debug, Default)]
 pub(crate) struct PredecessorQueue {
-    /// Requests waiting there, which get their leases there and have no place in our queue.
+    /// Requests that wait in the previous instance. They get their leases there and are not in our queue.
     waiting: usize,
-    /// Total requests that had to wait there so far.
+    /// Total number of requests so far that had to wait there.
     queued: u64,
-    /// Generations that can still grant leases there.
+    /// Generations on which the previous instance can still grant leases.
     open: BTreeSet<GenerationId>,
-    /// Waiting requests there that no process can help.
+    /// Number of requests waiting there for which starting a process is pointless.
     hopeless: usize,
 }
 
@@ -88,20 +90,20 @@ impl PredecessorQueue {
         Self { waiting, queued, open, hopeless: 0 }
     }
 
-    /// Requests that need a process.
+    /// Number of requests waiting there that need a process.
     fn needing_process(&self) -> usize {
         self.waiting.saturating_sub(self.hopeless)
     }
 }
 
-/// Requests and work of a generation.
+/// Number of requests, and work, of a generation.
 #[derive(Debug)]
 pub(crate) struct GenerationCounts {
     pub(crate) generation: GenerationId,
     pub(crate) in_flight: u32,
-    /// Total work so far.
+    /// Total work that the generation has done.
     pub(crate) work: WorkDone,
-    /// Accepts new leases, here or in the previous instance.
+    /// True if new leases may be granted, here or in the previous instance.
     pub(crate) open: bool,
 }
 
@@ -116,23 +118,23 @@ struct QueueState {
     predecessor: PredecessorQueue,
     generations: QuickMap<GenerationId, GenerationEntry>,
     refusal: Option<QueueRefusal>,
-    /// Requests so far.
+    /// Number of requests so far.
     asked: u64,
-    /// Requests that had to wait.
+    /// Number of requests so far that had to wait.
     queued: u64,
-    /// When the last lease of a removed generation ended.
+    /// Moment when the last lease on a generation that has been removed since ended.
     last_idle: Option<Instant>,
-    /// Since when no generation has been open, after one was.
+    /// Moment since which no generation has been open; `None` while one is, or if none ever was.
     gap: Option<Instant>,
     full_told: bool,
-    /// Total paused time of the waiting requests' clock, and since when it is paused.
+    /// Total time for which the wait limits of requests were paused, and the start of a present pause.
     paused: Duration,
     paused_since: Option<Instant>,
-    /// Expectation for the next process, while none serves.
+    /// Estimates for the next process, valid while none serves.
     next_process: NextProcess,
-    /// Time until which the retry of a refused request is expected.
+    /// Time until which a refused client is expected to retry.
     retry_expected: Option<Instant>,
-    /// Generations that refused a connection, closed until the task has probed them.
+    /// Generations that refused a connection; closed until the task has probed them.
     doubted: Vec<GenerationId>,
 }
 
@@ -140,7 +142,7 @@ struct QueueState {
 struct QueueWaiter {
     answer: oneshot::Sender<Result<Lease, LeaseDenied>>,
     since: Instant,
-    /// Tokens of its prompt, if admission checks them.
+    /// Tokens of the request's prompt, if admission checks prompts.
     tokens: Option<u64>,
 }
 
@@ -148,16 +150,17 @@ struct QueueWaiter {
 struct GenerationEntry {
     cell: Arc<GenerationCell>,
     idle_since: Option<Instant>,
-    /// The task knows of an idle edge and will look again, so further edges need not wake it.
+    /// True if the task knows that the generation is idle and will check again by itself: do not wake it
+    /// again.
     task_will_look: bool,
 }
 
-/// State found when a generation was opened.
+/// State of the queue when a generation was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedGate {
-    /// Waiting requests.
+    /// Number of waiting requests.
     pub(crate) waiting: usize,
-    /// Since when no generation had been open; `None` if one was, or never was.
+    /// Moment since which no generation had been open; `None` if one was open, or none ever was before.
     pub(crate) gap: Option<Instant>,
 }
 
@@ -168,7 +171,7 @@ type LeaseAnswers = Vec<(oneshot::Sender<Result<Lease, LeaseDenied>>, Result<Lea
 struct QueueOutbox {
     answers: LeaseAnswers,
     events: Vec<(GenerationId, EventKind)>,
-    /// The task has work.
+    /// True if the model's task has to be woken.
     wake: bool,
 }
 
@@ -226,7 +229,7 @@ impl LeaseQueue {
         self.is_canary.load(Ordering::Relaxed)
     }
 
-    /// Sets mode and policy of admission.
+    /// Sets mode and policy of the admission check.
     pub(crate) fn set_admission(self: &Arc<Self>, mode: AdmissionMode, policy: AdmissionPolicy) {
         self.change_admission(|admit| admit.set_policy(mode, policy));
     }
@@ -246,8 +249,8 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Records a setting that a process has accepted from a client, to apply it to the model's other and
-    /// later processes.
+    /// Records a setting that a process has accepted from a client, so that the model's other and later
+    /// processes get it, too.
     pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
         if self.settings.set(generation, path, body) {
             self.wake.notify_one();
@@ -256,7 +259,8 @@ impl LeaseQueue {
         }
     }
 
-    /// Records a setting made in another instance that was too large to be kept there.
+    /// Records and logs that a setting, made in another instance, is lost because it was too large to be
+    /// kept.
     pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
         self.settings.note_too_large(generation, path);
         self.log_lost_setting(generation, path);
@@ -270,7 +274,7 @@ impl LeaseQueue {
         self.journal.record(Some(&self.name), Some(generation), EventKind::SettingLost { message });
     }
 
-    /// Memory for which a waiting prompt needs a fresh process in place of this one.
+    /// Memory because of which a waiting prompt needs a new process in place of this one.
     pub(crate) fn admission_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
         lock(&self.state).admit.recycle_wish(generation)
     }
@@ -300,7 +304,7 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Marks an auxiliary lease as an endless event stream, for which nothing waits.
+    /// Marks a lease without a slot as an endless event stream, so that drains do not wait for it.
     pub(crate) fn mark_endless(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.dispatch.convert_to_watch(generation);
@@ -309,8 +313,9 @@ impl LeaseQueue {
         self.deliver(QueueOutbox { wake, ..QueueOutbox::default() });
     }
 
-    /// Watches a generation's idle edges. With `returns` the task will look again by itself. Returns false
-    /// if the generation has become idle or busy since `seen`, so that the task has to look once more.
+    /// Asks for a wake-up of the task when a generation becomes idle; with `returns`, the task will check
+    /// by itself. Returns false if the generation has become idle or busy since `seen`, so that the task
+    /// has to check again now.
     pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
         let mut state = lock(&self.state);
         let Some(entry) = state.generations.get_mut(&generation) else { return seen.is_none() };
@@ -318,8 +323,8 @@ impl LeaseQueue {
         entry.idle_since == seen
     }
 
-    /// Hands out grants and judges waiting prompts again, until neither leads to more. Each round serves a
-    /// request or is the last.
+    /// Hands out granted leases and judges prompts that wait for memory, until neither leads to more
+    /// grants. Each round serves a request, or is the last.
     fn settle(self: &Arc<Self>, state: &mut QueueState, grants: Vec<LeaseGrant>, outbox: &mut QueueOutbox) {
         let mut grants = VecDeque::from(grants);
         loop {
@@ -338,7 +343,7 @@ impl LeaseQueue {
                         let lease = self.make_lease(cell, kind, waiter.since.elapsed());
                         outbox.answers.push((waiter.answer, Ok(lease)));
                     }
-                    // Unreachable: a waiting request and an open generation have their entries.
+                    // Unreachable: a waiting request and an open generation are always in the tables.
                     _ => grants.extend(state.dispatch.release(generation, kind)),
                 }
             }
@@ -356,7 +361,8 @@ impl LeaseQueue {
         }
     }
 
-    /// Hands out one grant. Without room for its prompt the lease goes back, which may grant it to others.
+    /// Hands out one granted lease. If its prompt does not fit into memory, the lease is returned and may
+    /// be granted to other requests.
     fn hand_out(
         self: &Arc<Self>,
         state: &mut QueueState,
@@ -374,7 +380,7 @@ impl LeaseQueue {
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
-                // A prompt with room elsewhere, or nowhere, is answered by the next look.
+                // Otherwise the prompt fits elsewhere or nowhere; the next judgement answers it.
                 let stays = matches!(judged, AdmissionDecision::Wait(..) | AdmissionDecision::Recycle(..));
                 if stays && state.waiting() >= state.depth {
                     let full = LeaseDenied::QueueFull { waiting: state.depth, depth: state.depth };
@@ -405,24 +411,25 @@ impl LeaseQueue {
         send_answers(outbox.answers);
     }
 
-    /// All waiting requests: for a slot, for room, or in the previous instance.
+    /// Number of all waiting requests: for a slot, for memory, or in the previous instance.
     pub(crate) fn waiting(&self) -> usize {
         let state = lock(&self.state);
         state.waiting() + state.predecessor.waiting
     }
 
-    /// All requests that had to wait so far, here or in the previous instance.
+    /// Number of all requests so far that had to wait, here or in the previous instance.
     pub(crate) fn queued_total(&self) -> u64 {
         let state = lock(&self.state);
         state.queued + state.predecessor.queued
     }
 
-    /// Records the queue of the previous instance. That instance starts no process, and reports with a
-    /// delay of some milliseconds.
+    /// Records the queue of the previous instance, so that we start processes for its requests: it starts
+    /// none. Its reports are some milliseconds old.
     pub(crate) fn set_predecessor(&self, elsewhere: PredecessorQueue) {
         let mut state = lock(&self.state);
         let known = &state.predecessor;
-        // A request that comes at the moment when another one leaves is new, too.
+        // Also detect a new request that replaced one that left: the number of waiting requests is then
+        // unchanged.
         let instead = elsewhere.waiting > 0 && elsewhere.queued > known.queued;
         let comes = elsewhere.waiting > known.waiting || instead;
         let closed = !known.open.is_subset(&elsewhere.open);
@@ -436,19 +443,21 @@ impl LeaseQueue {
         }
     }
 
-    /// Marks the requests waiting there now as hopeless, so that they cause no start.
+    /// Marks the requests that now wait in the previous instance as hopeless, so that no process is started
+    /// for them.
     pub(crate) fn give_up_predecessor(&self) {
         let mut state = lock(&self.state);
         state.predecessor.hopeless = state.predecessor.waiting;
     }
 
-    /// True if a generation holds no lease, and the previous instance can grant none.
+    /// True if a generation has no lease, and the previous instance can grant none on it.
     pub(crate) fn is_unused(&self, generation: GenerationId) -> bool {
         let state = lock(&self.state);
         state.dispatch.in_flight(generation) == 0 && !state.predecessor.open.contains(&generation)
     }
 
-    /// Reason to refuse requests that wait in the previous instance: the same as for our own.
+    /// Reason to refuse requests that wait in the previous instance: the one that applies to our own
+    /// requests.
     pub(crate) fn predecessor_refusal(&self) -> Option<LeaseDenied> {
         let state = lock(&self.state);
         let refused = state.predecessor.waiting > 0 && !state.dispatch.any_open();
@@ -460,12 +469,12 @@ impl LeaseQueue {
         lock(&self.state).dispatch.any_open()
     }
 
-    /// True if a generation takes leases.
+    /// True if leases on a generation may be granted.
     pub(crate) fn is_open(&self, generation: GenerationId) -> bool {
         lock(&self.state).dispatch.is_open(generation)
     }
 
-    /// True if a request waits, or is expected back, and no generation is open.
+    /// True if no generation is open, but a request waits or a refused client is expected to retry.
     pub(crate) fn needs_process(&self) -> bool {
         let state = lock(&self.state);
         (state.waiting() + state.predecessor.needing_process() > 0 || state.expects())
@@ -482,7 +491,7 @@ impl LeaseQueue {
         lock(&self.state).dispatch.in_flight(generation)
     }
 
-    /// State of the model for the loader.
+    /// Requests and idle time of the model, for the loader.
     pub(crate) fn loader_view(&self) -> ModelActivity {
         let state = lock(&self.state);
         let waiting = state.waiting() + state.predecessor.needing_process();
@@ -497,12 +506,13 @@ impl LeaseQueue {
         ModelActivity { requests: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
-    /// Since when the generation holds no lease; `None` while it holds one, or if it was never opened.
+    /// Moment since which the generation has had no lease; `None` while it has one, or if it was never
+    /// opened.
     pub(crate) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {
         lock(&self.state).generations.get(&generation).and_then(|entry| entry.idle_since)
     }
 
-    /// Requests and work of each living generation that was opened.
+    /// Requests and work of each generation that was opened and whose process is not gone.
     pub(crate) fn generation_counts(&self) -> Vec<GenerationCounts> {
         let state = lock(&self.state);
         let count = |(id, entry): (&GenerationId, &GenerationEntry)| GenerationCounts {
@@ -519,21 +529,21 @@ impl LeaseQueue {
         lock(&self.state).dispatch.limit(generation)
     }
 
-    /// Generations that take leases.
+    /// Generations on which leases may be granted.
     pub(crate) fn open_cells(&self) -> Vec<Arc<GenerationCell>> {
         let state = lock(&self.state);
         let open = state.generations.iter().filter(|(id, _)| state.dispatch.is_open(**id));
         open.map(|(_, entry)| Arc::clone(&entry.cell)).collect()
     }
 
-    /// Work of a living generation that was opened.
+    /// Work of a generation that was opened and whose process is not gone.
     pub(crate) fn work(&self, generation: GenerationId) -> Option<WorkDone> {
         lock(&self.state).generations.get(&generation).map(|entry| entry.cell.work())
     }
 }
 
 impl QueueState {
-    /// Requests waiting here, for a slot or for room.
+    /// Number of requests that wait in this instance, for a slot or for memory.
     fn waiting(&self) -> usize {
         self.dispatch.waiting() + self.admit.waiting()
     }
@@ -541,7 +551,7 @@ impl QueueState {
     fn occupy_slot(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<GenerationCell>> {
         let entry = self.generations.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
-            // The expected request has come back, or another one was served.
+            // A request is served: the expected retry, or another request in its place.
             self.retry_expected = None;
         }
         if !matches!(kind, LeaseKind::Read | LeaseKind::Watch) {
@@ -550,13 +560,13 @@ impl QueueState {
         Some(Arc::clone(&entry.cell))
     }
 
-    /// Total paused time of the waiting requests' clock.
+    /// Total time for which the wait limits of requests were paused.
     fn paused_total(&self) -> Duration {
         self.paused + self.paused_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
-    /// Handles a generation that has become idle with the end of this lease. Returns true if the task has
-    /// to be woken, because it waits for this or would not look by itself.
+    /// Handles a generation that became idle when this lease ended. Returns true if the task has to be
+    /// woken: it waits for this, or would not check by itself.
     fn note_idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
         let Some(entry) = self.generations.get_mut(&generation) else { return true };
@@ -585,7 +595,7 @@ impl QueueState {
     }
 }
 
-/// Sends the answers. A request that has left gives its lease back by the drop.
+/// Sends the answers. If a request has left, its granted lease is dropped and thereby returned.
 fn send_answers(answers: LeaseAnswers) {
     for (sender, answer) in answers {
         drop(sender.send(answer));

@@ -1,4 +1,4 @@
-//! Reasons for refusing a model's requests, and their answers.
+//! Reasons for refusing all requests of a model, and the resulting answers.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::error::{BackendFailure, LeaseDenied};
 pub(crate) enum QueueRefusal {
     /// Starts fail; the next attempt is at this time.
     StartFailed(BackendFailure, Instant),
-    /// The start needs a change; without one the next attempt is at this time.
+    /// The next start needs a change of a flag or file; without one, the next attempt is at this time.
     Failed(BackendFailure, Instant),
     /// The remote endpoint does not answer; the next probe is at this time.
     EndpointSilent(BackendFailure, Instant),
-    /// No new requests, even if a generation is open.
+    /// The fleet is shutting down; new requests are refused even if a process serves.
     ShuttingDown,
-    /// No new requests, even if a generation is open.
+    /// The model was removed; new requests are refused even if a process serves.
     Removed,
 }
 
@@ -27,7 +27,7 @@ impl QueueRefusal {
     }
 
     pub(super) fn denied(&self) -> LeaseDenied {
-        // Whole seconds, rounded up, so that a retry does not come too early.
+        // Round up to whole seconds, so that clients do not retry too early.
         let left = |at: &Instant| {
             let left = at.saturating_duration_since(Instant::now());
             Duration::from_secs((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))

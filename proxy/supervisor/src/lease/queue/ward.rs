@@ -1,6 +1,6 @@
-//! Requests that may have killed their server: suspected, tried alone, or refused.
-//! [`warden_policies::quarantine`] decides; this module applies the decisions to leases and processes,
-//! under their lock.
+//! Requests that may have killed their server: they are suspected, tried without other requests, or
+//! refused. [`warden_policies::quarantine`] decides; this module applies the decisions to leases and
+//! processes, under the lock of the queue.
 //!
 //! ```text
 //!     a connection broke (gateway) --> broke --+
@@ -25,33 +25,34 @@ use crate::sync::lock;
 use crate::view::QuarantineView;
 use crate::view::event::EventKind;
 
-/// Result of waiting to be alone.
+/// Result of waiting until no other request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SolitudeResult {
-    /// No other request runs in a slot of the generation, until the solitude ends.
+    /// No other request runs in a slot of the generation, and none gets one until the solitude ends.
     Granted,
-    /// Other requests still ran when the time was over, so the request may run next to them.
+    /// Other requests still ran at the end of the time limit, so the request may run at the same time as
+    /// they do.
     Shared,
-    /// The generation has ended or is being ended. Nothing was sent.
+    /// The generation has ended or is being ended. The request was not sent.
     Gone,
-    /// The request is refused by now, for this long.
+    /// The request has been put under refusal meanwhile; the duration is the remaining time.
     Refused(Duration),
 }
 
 enum SolitudeStep {
-    /// Wait for a change, or for this long.
+    /// Wait for a change of the state, or for this time at most.
     Wait(Option<Duration>),
     Decided(SolitudeResult),
 }
 
-/// End of a process, as far as it concerns requests.
+/// Manner in which a process ended, as far as its requests are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
-    /// By itself, or by us after it had hung.
+    /// The process ended by itself, or we ended it because it hung.
     ByItself,
-    /// Killed by the kernel for lack of memory.
+    /// The kernel killed the process for lack of memory.
     OutOfMemory,
-    /// Stopped by us or another program.
+    /// We or another program stopped the process.
     Stopped,
 }
 
@@ -60,7 +61,7 @@ impl LeaseQueue {
         self.born.elapsed()
     }
 
-    /// Updates the flag for known requests, and wakes those that wait for a result.
+    /// Updates the flag `has_suspects`, and wakes requests that wait for a change.
     fn note_change(&self, state: &QueueState) {
         self.has_suspects.store(!state.quarantine.is_empty(), Ordering::Relaxed);
         self.changes.notify_waiters();
@@ -72,7 +73,7 @@ impl LeaseQueue {
         self.note_change(&state);
     }
 
-    /// Standing of a request. Costs one load while no request is known.
+    /// Status of a request in the quarantine. Costs one atomic load while the quarantine knows no request.
     pub(crate) fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
         if !self.has_suspects.load(Ordering::Relaxed) {
             return RequestStanding::Clear;
@@ -88,12 +89,13 @@ impl LeaseQueue {
         lock(&self.state).quarantine.count_refusal(request);
     }
 
-    /// Records that a connection broke after the request was sent whole and before its answer was complete.
+    /// Records that a connection broke after the whole request was sent and before its answer was complete.
     pub(crate) fn note_broken(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.record_break(generation, request, self.now());
         if state.generations.contains_key(&generation) {
-            // In the same step, so that an earlier answer to a probe is no sign of life after it.
+            // Close the generation in the same step: an earlier answer to a probe is no sign that it still
+            // lives.
             state.close(generation);
             state.doubted.push(generation);
         }
@@ -105,7 +107,8 @@ impl LeaseQueue {
         }
     }
 
-    /// Same as [`Self::note_broken`] after the end of a generation, which may have been stopped.
+    /// Records a broken connection like [`Self::note_broken`], for a generation that has ended and may have
+    /// been stopped.
     pub(crate) fn note_lost(&self, generation: GenerationId, request: RequestFingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {
@@ -113,7 +116,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Records that a client left after its request was sent whole and before the answer was complete.
+    /// Records that a client left after its whole request was sent and before the answer was complete.
     pub(crate) fn note_left(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.record_abandoned(generation, request, self.now());
@@ -144,7 +147,7 @@ impl LeaseQueue {
         }
         let mut state = lock(&self.state);
         if state.doubted.contains(&generation) {
-            // The probe may have been answered before the connection broke.
+            // Ignore this answer: it may be from before the connection broke.
             return;
         }
         state.quarantine.record_alive(generation);
@@ -157,7 +160,7 @@ impl LeaseQueue {
         if !state.generations.contains_key(&cell.id) {
             return;
         }
-        // Close first, so that no request comes in after this count.
+        // Close the generation first, so that the requests counted here are all it had.
         state.close(cell.id);
         let state = &mut *state;
         if ending == ProcessEnd::Stopped {
@@ -182,12 +185,12 @@ impl LeaseQueue {
         }
     }
 
-    /// True if the generation died of a request that is refused from now on.
+    /// True if the generation was killed by a request that is refused since.
     pub(crate) fn was_killed_by_request(&self, generation: GenerationId) -> bool {
         lock(&self.state).quarantine.was_killed_by_request(generation)
     }
 
-    /// Resolves when the state of a generation with a broken connection is known.
+    /// Resolves when a generation whose connection broke is known to live or to have ended.
     pub(crate) async fn until_settled(&self, generation: GenerationId) {
         loop {
             let mut moved = std::pin::pin!(self.changes.notified());
@@ -199,12 +202,12 @@ impl LeaseQueue {
         }
     }
 
-    /// Starts to seek solitude for a lease.
+    /// Records that a lease waits until no other request runs in its generation.
     pub(crate) fn seek_solitude(&self, generation: GenerationId, kind: LeaseKind) {
         lock(&self.state).dispatch.seek_alone(generation, kind);
     }
 
-    /// Stops seeking solitude.
+    /// Records that a lease no longer waits until no other request runs.
     pub(crate) fn stop_seeking(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.stop_seeking(generation, kind);
@@ -215,7 +218,7 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Ends the solitude of a lease.
+    /// Ends the state in which only the request of this lease runs.
     pub(crate) fn end_solitude(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.quarantine.end_trial(generation);
@@ -227,14 +230,14 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Clears a suspected request that was answered.
+    /// Clears a suspected request, because it was answered.
     pub(crate) fn note_survival(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         state.quarantine.record_survival(generation, request);
         self.note_change(&state);
     }
 
-    /// Waits until a lease that seeks solitude is alone.
+    /// Waits until no other request runs in the generation of a lease, or the time limit is reached.
     pub(crate) async fn until_alone(
         &self,
         generation: GenerationId,
@@ -272,16 +275,17 @@ impl LeaseQueue {
         if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
             return SolitudeStep::Decided(SolitudeResult::Gone);
         }
-        // A generation with broken connections is probably dead, and a request sent there would be blamed
-        // wrongly.
+        // A generation with a broken connection is probably dead: do not send it this request, which would
+        // be blamed.
         if !state.quarantine.is_settled(generation) {
             return SolitudeStep::Wait(None);
         }
-        // A request whose client left a moment ago may still run, and could kill the process too.
+        // Wait for a request whose client left a moment ago: it may still run, and could kill the process,
+        // too.
         let lingers = state.quarantine.lingering_time(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
             RequestStanding::Refused { left } => SolitudeStep::Decided(SolitudeResult::Refused(left)),
-            // Released meanwhile, so it may run like other requests.
+            // The request was cleared meanwhile, so it may run like any other.
             RequestStanding::Clear => SolitudeStep::Decided(SolitudeResult::Shared),
             RequestStanding::Suspect if lingers.is_some() => SolitudeStep::Wait(lingers),
             RequestStanding::Suspect if state.dispatch.try_alone(generation, kind) => {
@@ -292,7 +296,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Time for which the request may be alone.
+    /// Maximum time for which no other request may run next to this one.
     pub(crate) fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
         lock(&self.state).quarantine.alone_time(request)
     }
@@ -304,7 +308,8 @@ impl LeaseQueue {
         QuarantineView { requests: state.quarantine.list(self.now()), quarantined, refusals }
     }
 
-    /// Releases all requests, or those whose fingerprint begins with `which`. Returns their number.
+    /// Clears all suspected and refused requests, or those whose fingerprint begins with `which`. Returns
+    /// their number.
     pub(crate) fn release_requests(&self, which: Option<&str>) -> usize {
         let mut state = lock(&self.state);
         let released = state.quarantine.release(which);

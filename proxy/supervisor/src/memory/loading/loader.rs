@@ -1,5 +1,5 @@
-//! Task that decides which models are loaded. [`LoadingState`] makes the decisions; the task reads the machine's
-//! memory, and sends orders to the models' tasks.
+//! Task that loads and unloads models. [`LoadingState`] decides which models are loaded; the task reads the
+//! machine's memory for it, and sends the resulting orders to the models' tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -22,14 +22,14 @@ use crate::spec::CommonConfig;
 use crate::sync::lock;
 use crate::view::event::{EventJournal, EventKind};
 
-/// Interval for looking for room while the models that need it have no waiting request.
+/// Interval for checking free memory while models wait for room but have no waiting request.
 const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A model known to the loader.
 struct LoaderMember {
     leases: Arc<LeaseQueue>,
     listener: LoadingListener,
-    /// Number of its last wish for room, and of its last question whether it may stay.
+    /// Number of the model's last request for room, or of its last question whether it may stay.
     wish_number: u64,
     question_number: u64,
 }
@@ -43,20 +43,21 @@ pub(crate) struct ModelLoader {
     inbox: LoaderInbox,
     members: BTreeMap<ModelId, LoaderMember>,
     loading: LoadingState,
-    /// Models whose waiting is logged already.
+    /// Models for which it was logged that they wait for room.
     logged_waiting: BTreeSet<ModelId>,
-    /// Models that know that they can never be loaded as configured.
+    /// Models that were told that they can never be loaded as configured.
     informed_never: BTreeSet<ModelId>,
-    /// Models for which that is logged.
+    /// Models for which it was logged that they can never be loaded.
     logged_never: BTreeSet<ModelId>,
-    /// Free memory at the last reading.
+    /// Free memory at the last reading; `None` before the first.
     free: Option<MemoryAmounts>,
-    /// The published room is out of date since the last event, and when it was published.
+    /// True if the published list of models with room is out of date because of an event since its
+    /// publication.
     stale: bool,
     shown: Instant,
     /// Total memory of the machine.
     total: MachineMemory,
-    /// Time limit for drivers and the kernel.
+    /// Time limit for reading memory from GPU drivers and the kernel.
     limit: Duration,
     epoch: Instant,
 }
@@ -92,8 +93,8 @@ impl ModelLoader {
         }
     }
 
-    /// Runs until shutdown. After a panic the loop continues with all its state, because no model could be
-    /// loaded without it.
+    /// Runs until shutdown. If the loop panics, it is started again with the same state, because otherwise
+    /// no model could be loaded any more.
     pub(crate) async fn run(mut self, end: CancellationToken) {
         while AssertUnwindSafe(self.run_loop(&end)).catch_unwind().await.is_err() {
             tracing::error!(
@@ -119,13 +120,14 @@ impl ModelLoader {
                 tokio::select! {
                     () = end.cancelled() => return,
                     Some(question) = self.inbox.beats.recv() => {
-                        // The caller may have stopped waiting. Nothing has changed, and the pause continues.
+                        // Answer the watchdog, which may have stopped waiting. Nothing has changed, so the
+                        // pause continues.
                         let _left = question.send(());
                         continue;
                     }
                     told = self.inbox.reports.recv() => match told {
                         Some((who, told)) => self.take_report(who, told),
-                        // Unreachable: we hold the desk, too.
+                        // Unreachable: we hold a sender of this channel, too.
                         None => return,
                     },
                     () = tokio::time::sleep_until(due) => {}
@@ -143,8 +145,8 @@ impl ModelLoader {
         }
     }
 
-    /// Publishes which models have room, for names that mean several models: after each event, and once in
-    /// a while.
+    /// Publishes which models have room in memory, after each event and from time to time. A client's name
+    /// that means several models is resolved by this.
     async fn publish_room(&mut self) {
         if !self.stale && self.shown.elapsed() < IDLE_LOOK_INTERVAL {
             return;
@@ -153,7 +155,7 @@ impl ModelLoader {
             let capacity = capacity(&self.total, &lock(&self.common));
             self.free = Some(free_amounts(&self.world.free_memory(self.limit).await, &capacity));
         }
-        // Before the first load the machine's memory is unknown, and all models count as having room.
+        // Before the first load, the machine's memory is not read, and all models count as having room.
         let free = self.free.as_ref().filter(|_| self.total != MachineMemory::default());
         *lock(&self.desk.roomy) = self.loading.models_with_room(free);
         *lock(&self.desk.refused) = self.loading.refused_models();
@@ -161,7 +163,7 @@ impl ModelLoader {
     }
 
     fn take_report(&mut self, who: ModelId, told: LoadingReport) {
-        // Readings are frequent; their effect is published within a second.
+        // Readings are frequent and therefore no event; their effect is published within a second.
         self.stale |= !matches!(told, LoadingReport::Measured(_));
         let (loading, now) = (&mut self.loading, self.epoch.elapsed());
         tracing::trace!(model = %who.name, ?told, "loading");
@@ -219,7 +221,7 @@ impl ModelLoader {
             return;
         }
         let now_there = self.world.total_memory(self.limit).await;
-        // A driver that does not answer for a moment has lost no GPU.
+        // Ignore a reading with fewer GPUs: the driver may not answer for a moment, and no GPU is lost.
         if now_there.gpus.len() >= self.total.gpus.len() {
             self.total = now_there;
         }
@@ -265,7 +267,7 @@ impl ModelLoader {
                 let message = never_words(never);
                 self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
             }
-            // Send it once, and again whenever requests wait.
+            // Send the order once, and again whenever requests wait.
             if self.informed_never.insert(who.clone()) || seen(who).waiting > 0 {
                 let by_room = matches!(never, LoadRefusal::Room { .. });
                 (member.listener)(LoadingOrder::NeverLoad { why: never_words(never), by_room });
@@ -288,12 +290,12 @@ impl ModelLoader {
     }
 }
 
-/// State of each model now.
+/// Returns a function that gives the present requests and idle time of a model.
 fn model_states(members: &BTreeMap<ModelId, LoaderMember>) -> impl Fn(&ModelId) -> ModelActivity + Copy + '_ {
     move |who| members.get(who).map_or_else(ModelActivity::default, |member| member.leases.loader_view())
 }
 
-/// Memory that models may use. A GPU without memory of its own has none.
+/// Memory that models may use. A GPU without its own memory has none.
 fn capacity(total: &MachineMemory, common: &CommonConfig) -> MemoryAmounts {
     let CommonConfig { loading, shared, .. } = common;
     let host = total.host.map_or(u64::MAX, |total| loading.left_of_host(total));
@@ -307,7 +309,7 @@ fn capacity(total: &MachineMemory, common: &CommonConfig) -> MemoryAmounts {
     capacity
 }
 
-/// Free memory; unknown values count as all.
+/// Free memory. If a value is unknown, all memory of that kind counts as free.
 fn free_amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
     let mut all = MemoryAmounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
     for (index, most) in (0..).zip(&capacity.gpus) {
@@ -317,7 +319,7 @@ fn free_amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts
     all
 }
 
-/// Needs of a waiting model, and what is left, for people.
+/// Sentence for people: memory that a waiting model needs, and memory that is left.
 fn shortage_words(lacks: &MissingRoom) -> String {
     let MissingRoom { needed, left, excluded: company } = lacks;
     let is_short = |needed: &&MemoryAmounts| needed.exceeds(left) != (false, false);
@@ -344,7 +346,7 @@ fn amounts_words(amounts: &MemoryAmounts) -> String {
     }
 }
 
-/// Why a model can never be loaded, and what to change, for people.
+/// Sentence for people: why a model can never be loaded, and how to change that.
 fn never_words(never: &LoadRefusal) -> String {
     let list = |models: &[ModelName]| {
         let models: Vec<String> = models.iter().map(|model| format!("`{model}`")).collect();

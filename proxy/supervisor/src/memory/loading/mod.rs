@@ -22,28 +22,30 @@ use crate::sync::lock;
 
 /// Report of a model's task to the loader.
 pub(crate) enum LoadingReport {
-    /// The model exists from now on. The loader answers through the listener.
+    /// The model exists from now on. The loader sends its orders to `listener`.
     Joined { leases: Arc<LeaseQueue>, listener: LoadingListener },
-    /// The model wants to be loaded. `urgent`: evict others even if no request waits. `number`: of the wish.
+    /// The model wants to be loaded. `urgent`: unload others even if no request waits. `number`: of this
+    /// request.
     Wanted { spec: Box<LoadSpec>, urgent: bool, number: u64 },
-    /// New settings.
+    /// The model has new settings.
     SettingsChanged(Box<LoadSpec>),
-    /// The model's processes will be replaced for the settings, and it waits for permission to stay. The
-    /// number is that of the question.
+    /// The model is going to replace its processes because of new settings, and asks whether it may stay
+    /// loaded. The number identifies the question.
     ReplacementPlanned(u64),
-    /// No process with the settings comes; the previous ones stay.
+    /// The planned replacement is given up: the processes with the previous settings stay.
     ReplacementDropped,
-    /// The previous instance has loaded it, with these GPUs per process.
+    /// The model was loaded by the previous instance, with these GPUs for each process.
     Inherited(Vec<Vec<usize>>),
-    /// All its processes serve.
+    /// All processes of the model serve.
     Loaded,
-    /// Memory of its processes.
+    /// Memory that the model's processes hold.
     Measured(ModelReading),
-    /// The model unloads by itself.
+    /// The model is being unloaded for a reason of its own.
     Leaving,
-    /// The model has finished a reclaim, whose effect is in its last reading.
+    /// The model's processes were asked to give memory back and have answered. Its last reading shows the
+    /// effect.
     Reclaimed,
-    /// A start lacked memory.
+    /// A start of the model failed for lack of memory.
     StartShort,
     /// The model has no process and wants none.
     Unloaded,
@@ -54,35 +56,36 @@ pub(crate) enum LoadingReport {
 /// Order of the loader to a model's task.
 #[derive(Debug)]
 pub(crate) enum LoadingOrder {
-    /// Room granted: GPUs per process, and the number of the wish.
+    /// Load the model: GPUs of each process, and the number of the request that this answers.
     Load(Vec<Vec<usize>>, u64),
-    /// Unload for this model.
+    /// Unload the model to make room for the named one.
     Unload(ModelId),
-    /// Another model needs memory that the model hoards.
+    /// Ask the model's processes to give memory back, because another model needs it.
     ReclaimMemory,
-    /// The model may stay with its new settings: GPUs per process, and room next to its old processes.
-    /// Answers this question.
+    /// The model may stay loaded with its new settings. `places`: GPUs of each process. `beside`: new
+    /// processes fit next to the old ones. `question`: number of the question that this answers.
     Stay { places: Vec<Vec<usize>>, beside: bool, question: u64 },
-    /// The model may not stay, for this reason: it has to unload, and may ask again.
+    /// The model may not stay loaded, for this reason: it has to unload, and may ask for room again.
     Reload { why: String, question: u64 },
-    /// Load together with another model.
+    /// Load the model because another one, with which it is loaded together, is loaded.
     LoadAlong,
-    /// Host memory is short: remove the state kept since the model was unloaded.
+    /// Host memory is short: remove conversations and slots kept since the model was unloaded.
     DropKeptState,
-    /// The model can never be loaded, for this reason. `by_room`: less memory would suffice.
+    /// The model can never be loaded, for this reason. `by_room`: a configuration that needs less memory
+    /// could be.
     NeverLoad { why: String, by_room: bool },
 }
 
-/// Delivers orders to a model.
+/// Function that delivers the loader's orders to a model.
 pub(crate) type LoadingListener = Box<dyn Fn(LoadingOrder) + Send + Sync>;
 
-/// Receives the models' reports and the watchdog's checks.
+/// Receivers for the models' reports and the watchdog's questions.
 pub(crate) struct LoaderInbox {
     reports: mpsc::UnboundedReceiver<(ModelId, LoadingReport)>,
     beats: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
 
-/// Channel from the models to the loader, and its published state.
+/// Channel from the models to the loader, and the results that the loader publishes.
 #[derive(Debug)]
 pub(crate) struct LoadingDesk {
     sender: mpsc::UnboundedSender<(ModelId, LoadingReport)>,
@@ -112,40 +115,40 @@ impl LoadingDesk {
         )
     }
 
-    /// Checks that the loader is responsive. Fails if its task has ended.
+    /// Asks the loader whether it is alive. The receiver fails if the loader's task has ended.
     pub(crate) fn check_loader(&self) -> oneshot::Receiver<()> {
         let (question, answer) = oneshot::channel();
-        // A task that has ended drops the question, which is the answer.
+        // If the task has ended, the question is dropped, and so the receiver fails.
         drop(self.beats.send(question));
         answer
     }
 
-    /// Number that no other model of this run has.
+    /// Number for a new model that no other model of this run has.
     pub(crate) fn next_life(&self) -> u64 {
         self.lives.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn send_report(&self, who: &ModelId, told: LoadingReport) {
-        // Fails only at shutdown, when no model is loaded any more.
+        // Sending fails only at shutdown, when no model is loaded any more.
         drop(self.sender.send((who.clone(), told)));
     }
 
-    /// True if a model is loaded, or could be without unloading another one.
+    /// True if a model is loaded, or could be loaded without unloading another one.
     pub(crate) fn has_room(&self, name: &ModelName) -> bool {
         lock(&self.roomy).iter().any(|who| who.name == *name)
     }
 
-    /// True if requests for a model are refused, because it can never be loaded next to the present ones.
+    /// True if requests for a model are refused, because it can never be loaded next to the pinned models.
     pub(crate) fn refuses(&self, name: &ModelName) -> bool {
         lock(&self.refused).iter().any(|who| who.name == *name)
     }
 
-    /// True if a model stays because another one is loaded with which it belongs.
+    /// True if a model has to stay loaded because another one, with which it is loaded together, is loaded.
     pub(crate) fn keeps_company(&self, who: &ModelId) -> bool {
         lock(&self.company).contains(who)
     }
 
-    /// Free bytes of a memory that are promised to other models.
+    /// Bytes of a memory that are free but reserved for other models.
     pub(crate) fn promised_to_others(&self, besides: &ModelId, memory: MemoryKind) -> u64 {
         let promised = lock(&self.promised);
         let others = promised.iter().filter(|(who, _)| *who != besides);

@@ -1,4 +1,4 @@
-//! Compares growth with the kernel's exact figure.
+//! Compares the measured growth with the kernel's exact figure, read page by page.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{MemoryTracker, ReadingContext};
 use crate::process;
 
 impl MemoryTracker {
-    /// Records if the exact figure shows the growth, if it was read.
+    /// Records whether the exact figure shows the growth, if that figure was read.
     pub(super) fn note_confirmation(
         &mut self,
         taken: &ReadingContext,
@@ -24,25 +24,25 @@ impl MemoryTracker {
             (Some(exact), Some(charged), Some(baseline)) => {
                 shows_growth(exact, baseline, charged.saturating_sub(baseline), share)
             }
-            // Nothing contradicts the kernel's own counters.
+            // There is nothing to compare, so the kernel's own counters are believed.
             _ => true,
         };
         self.confirmed = Some((taken.at, shown));
     }
 
-    /// Result of the last exact reading, if not older than `interval`.
+    /// Result of the last exact reading, if the reading is not older than `interval`.
     pub(crate) fn confirmation(&self, now: Instant, interval: Duration) -> Option<bool> {
         let (at, shown) = self.confirmed?;
         (now.saturating_duration_since(at) < interval).then_some(shown)
     }
 
-    /// Requests an exact reading next time.
+    /// Requests an exact figure with the next reading.
     pub(crate) fn confirm_next(&mut self) {
         self.confirm_next = true;
     }
 }
 
-/// True if the exact figure shows this share of the growth, too.
+/// True if the exact figure has grown by at least this share of `growth`, too.
 fn shows_growth(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
     exact.saturating_sub(baseline) >= scale_bytes(growth, share.min(1.0))
 }

@@ -9,7 +9,7 @@ use warden_policies::sample::{HostMemory, VramReading};
 
 use super::MemoryTracker;
 
-/// Everything that cannot be read from the process again.
+/// Data that the next instance could not read from the process.
 #[derive(Serialize)]
 struct WrittenMemory<'a> {
     begun: u64,
@@ -66,7 +66,7 @@ impl MemoryTracker {
     }
 
     /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
-    /// judges differently; the history then starts here.
+    /// judges memory differently; then the history begins anew.
     pub(crate) fn restore(&mut self, written: &serde_json::Value) -> bool {
         let Ok(read) = ReadMemory::deserialize(written) else { return false };
         let resumed = self.monitor.resume(&read.monitor);

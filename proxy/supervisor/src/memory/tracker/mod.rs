@@ -1,4 +1,4 @@
-//! Memory history of one generation: readings, statistics, declared memory. Makes no decisions.
+//! Memory history of one generation: readings, statistics, declared memory. Decisions are made elsewhere.
 //!
 //! ```text
 //!   reading ──┬─> policies' sample ──┬─> monitor: verdicts, forecasts
@@ -37,78 +37,78 @@ use crate::spec::{CommonConfig, ServerCommand};
 /// Time and circumstances of a reading.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadingContext {
-    /// Number of the reading, counted from 1 per process in the order of their begins.
+    /// Number of the reading: counted from 1 for each process, in the order in which readings begin.
     pub(crate) number: u64,
-    /// Time of completion.
+    /// Time at which the reading was complete.
     pub(crate) at: Instant,
     pub(crate) edge: SampleEdge,
     pub(crate) in_flight: u32,
     pub(crate) work: WorkDone,
-    /// Host memory was also read page by page, and has to show this share of its growth.
+    /// If set, host memory was also read page by page, and that figure has to show this share of the growth.
     pub(crate) confirm: Option<f64>,
-    /// Completed reclaims when the reading began.
+    /// Number of completed reclaims when the reading began.
     pub(crate) reclaims: u64,
 }
 
-/// Changes caused by a reading.
+/// Effects of a reading.
 #[derive(Debug)]
 pub(crate) struct ReadingResult {
-    /// This is the first reading.
+    /// True if this is the first reading of the process.
     pub(crate) first: bool,
-    /// Changed verdicts; `None` if the reading is ignored for growth and health, because a later one was
-    /// complete before it.
+    /// Growth verdicts that changed; `None` if the reading is ignored for growth and health, because a
+    /// reading that began later was complete earlier.
     pub(crate) changes: Option<Vec<VerdictChange>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct MemoryTracker {
-    /// Readings begun.
+    /// Number of readings that were begun.
     readings_begun: u64,
     /// Number of the last reading recorded; 0 before the first.
     last_reading: u64,
-    /// Last known figure.
+    /// Host memory at the last reading where it was known.
     pub(crate) host: Option<HostMemory>,
     pub(crate) host_at_ready: Option<HostMemory>,
-    /// Last report that it wrote.
+    /// Last memory report that the process wrote.
     pub(crate) report: Option<CudaReport>,
     pub(crate) monitor: GrowthMonitor,
     pub(crate) cost: PromptCost,
     /// Tokens of the largest prompt at the last reading.
     pub(crate) largest_prompt: u64,
-    /// Requests were in flight at the last reading.
+    /// True if requests were running at the last reading.
     pub(crate) busy: bool,
     pub(crate) recorder: Option<SampleRecorder>,
-    /// Key in the leak history.
+    /// Key of the process in the leak history.
     pub(crate) key: String,
     pub(crate) vram: Vec<VramReading>,
     pub(crate) vram_at_ready: Vec<VramReading>,
-    /// GPU offload when it was ready.
+    /// Layers and VRAM on GPUs when the process was ready.
     pub(crate) offload: GpuOffload,
     pub(crate) no_vram: Option<NoVram>,
-    /// Last reason that was logged.
+    /// Reason for unknown VRAM that was logged last.
     no_vram_logged: Option<NoVram>,
-    /// Highest token counts from any source: prompt and output.
+    /// Highest token counts from any source: prompt tokens, and generated tokens.
     tokens: (u64, u64),
-    /// Why its server is not measured, if it is not.
+    /// Why the memory of the server is not measured; `None` if it is.
     unmeasured: Option<String>,
     pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
     pub(crate) group: Option<CgroupMemory>,
-    /// Measurements of an experiment with such a process.
+    /// Results of an experiment with a process of the same kind.
     measured: ExperimentNeeds,
-    /// Memory that it held.
+    /// Memory that the process has held.
     held: Vec<HeldMemory>,
-    /// Facts at the last judgement.
+    /// Inputs of the recycle policy at the last judgement.
     pub(crate) facts: Option<RecycleFacts>,
-    /// Time of the last page-by-page reading, and whether it showed the growth.
+    /// Time of the last page-by-page reading; the flag tells if it showed the growth.
     confirmed: Option<(Instant, bool)>,
     confirm_next: bool,
     declared: DeclaredMemory,
-    /// Parts that can be asked to give memory back; `None` before the first reading.
+    /// Parts of the process that can give memory back; `None` before the first reading.
     pub(crate) parts: Option<ReclaimParts>,
-    /// Reclaim requests that it has answered.
+    /// Number of reclaim requests that the process has answered.
     pub(crate) reclaims: u64,
-    /// Previous readings.
+    /// Bytes of each memory at the previous reading.
     previous: Vec<(MemoryKind, u64)>,
     last: Option<Instant>,
 }
@@ -157,8 +157,8 @@ impl MemoryTracker {
         memory
     }
 
-    /// Sets the measurements of an experiment with such a process: prompt prices, and memory of the largest
-    /// prompts.
+    /// Sets the results of an experiment with a process of the same kind: prompt prices, and memory with
+    /// the largest prompts.
     pub(crate) fn set_measurements(&mut self, measured: ExperimentNeeds) {
         for price in &measured.prices {
             self.cost.set_price(*price);
@@ -166,7 +166,8 @@ impl MemoryTracker {
         self.measured = measured;
     }
 
-    /// Updates the allowance: measured memory is subtracted from the readings, the rest is allowed.
+    /// Updates the memory that the process keeps on purpose: pools whose size is measured are subtracted
+    /// from readings, for others growth up to their limit is allowed.
     fn update_allowance(&mut self) {
         self.monitor.set_allowance(MemoryKind::Host, self.allowed_bytes());
     }
@@ -175,7 +176,7 @@ impl MemoryTracker {
         declared_memory::allowed_bytes(&self.declared)
     }
 
-    /// Records that it is ready, with slots and build from `/props`. `lines` is its output so far.
+    /// Records that the process is ready, with slots and build from `/props`. `lines`: its output so far.
     pub(crate) fn note_ready(
         &mut self,
         command: &ServerCommand,
@@ -185,7 +186,7 @@ impl MemoryTracker {
     ) {
         let (slots, build) = (props.slots, props.build);
         if build.is_some() {
-            // Defaults depend on the build.
+            // Compute the declared memory again: default sizes depend on the build.
             self.declared = declared_memory::from_command(command, build);
             for line in lines {
                 self.declared.apply_log_line(line);
@@ -200,20 +201,20 @@ impl MemoryTracker {
         self.update_allowance();
     }
 
-    /// Parses a line of its output.
+    /// Reads memory sizes from a line of the process's output.
     pub(crate) fn parse_line(&mut self, line: &str) {
         if !self.offload.apply_log_line(line) && self.declared.apply_log_line(line).is_some() {
             self.update_allowance();
         }
     }
 
-    /// Numbers the next reading. Returns true if host memory has to be read page by page, too.
+    /// Returns the number of the next reading, and true if host memory has to be read page by page, too.
     pub(crate) fn begin_reading(&mut self) -> (u64, bool) {
         self.readings_begun += 1;
         (self.readings_begun, std::mem::take(&mut self.confirm_next))
     }
 
-    /// Records a reclaim. Returns the number of the last reading begun before.
+    /// Records a completed reclaim. Returns the number of the last reading that was begun before.
     pub(crate) fn note_reclaim(&mut self) -> u64 {
         self.reclaims += 1;
         self.readings_begun
@@ -224,7 +225,7 @@ impl MemoryTracker {
         self.last_reading > 0
     }
 
-    /// Records a reading; returns `None` if a later one came before it.
+    /// Records a reading. Returns `None` if a reading that began later was recorded before.
     pub(crate) fn note_reading(
         &mut self,
         taken: &ReadingContext,
@@ -232,7 +233,7 @@ impl MemoryTracker {
         spawned: Instant,
         cell: &GenerationCell,
     ) -> Option<ReadingResult> {
-        // Readings may overtake each other: one that began earlier is older, however late it comes.
+        // Readings may overtake each other: a reading that began earlier is older, even if it arrives later.
         if taken.number < self.last_reading {
             return None;
         }
@@ -245,7 +246,7 @@ impl MemoryTracker {
             self.vram_at_ready.clone_from(&reading.vram);
             self.offload.vram = reading.vram_held();
         }
-        // Without a reclaim file no part can be asked.
+        // If the process has no reclaim file, no part of it can be asked to give memory back.
         self.parts = Some(reading.parts.unwrap_or_default());
         if let Some(report) = &reading.report {
             self.report = Some(report.clone());
@@ -253,7 +254,8 @@ impl MemoryTracker {
         Some(ReadingResult { first, changes })
     }
 
-    /// Changed verdicts; `None` if this reading began after the last one and was complete before it.
+    /// Updates growth statistics. Returns changed verdicts; `None` if a reading that began later was
+    /// complete earlier.
     fn follow_growth(
         &mut self,
         taken: &ReadingContext,
@@ -285,7 +287,7 @@ impl MemoryTracker {
             recorder.write(&sample);
         }
         let changes = self.monitor.observe(&sample);
-        // An estimate may include memory of others.
+        // Leave out estimated VRAM: an estimate may include memory of other processes.
         let read = |series| match series {
             MemoryKind::Host => true,
             MemoryKind::Vram(gpu) => {
@@ -313,7 +315,8 @@ impl MemoryTracker {
         Some(changes)
     }
 
-    /// Work, with token counts of the server where it reports them, which include clients that left.
+    /// Work of the process. Uses token counts of the server where they are reported, because they include
+    /// requests whose clients left.
     fn work(&mut self, work: WorkDone, reading: &process::ProcessSample) -> WorkDone {
         let told = |tokens: Option<u64>| tokens.unwrap_or(0);
         let metrics = reading.metrics.unwrap_or_default();
@@ -332,7 +335,7 @@ impl MemoryTracker {
         Some(news.why)
     }
 
-    /// True if the figures include all its VRAM.
+    /// True if the figures include all VRAM of the process.
     pub(crate) fn knows_vram(&self) -> bool {
         self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
@@ -341,7 +344,7 @@ impl MemoryTracker {
         self.monitor.growth().iter().find(|growth| growth.series == series)
     }
 
-    /// Facts about all memories.
+    /// Inputs of the recycle policy about each kind of memory.
     pub(crate) fn series_facts(&self, policy: &RecyclePolicy) -> Vec<SeriesFacts> {
         let of_host = SeriesReading {
             series: MemoryKind::Host,
@@ -373,7 +376,7 @@ impl MemoryTracker {
         all.map(|reading| SeriesFacts::gather(policy, &self.monitor, &reading)).collect()
     }
 
-    /// Bytes of one memory that it holds.
+    /// Bytes of one kind of memory that are charged to the process.
     pub(crate) fn charged_bytes(&self, kind: MemoryKind) -> Option<u64> {
         match kind {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -381,23 +384,24 @@ impl MemoryTracker {
         }
     }
 
-    /// Facts about one memory at the last judgement.
+    /// Inputs of the recycle policy about one kind of memory, at the last judgement.
     pub(crate) fn facts_of(&self, kind: Option<MemoryKind>) -> Option<&SeriesFacts> {
         self.facts.as_ref()?.series.iter().find(|facts| Some(facts.series) == kind)
     }
 
-    /// True if one memory is not known or suspected to leak.
+    /// True if this kind of memory is neither known nor suspected to leak.
     fn is_sound(&self, series: MemoryKind) -> bool {
         self.growth(series)
             .is_none_or(|growth| !matches!(growth.verdict, GrowthVerdict::Suspected | GrowthVerdict::Leaking))
     }
 
-    /// True if any memory leaks.
+    /// True if any kind of memory leaks.
     pub(crate) fn leaks(&self) -> bool {
         self.monitor.growth().iter().any(|growth| growth.verdict == GrowthVerdict::Leaking)
     }
 
-    /// Memory that it held. A leaking one counts as it was when ready, because its real need is unknown.
+    /// Memory that the process has held. For memory that leaks, the amount at readiness counts, because the
+    /// real need is unknown.
     pub(crate) fn held_memory(&self) -> Vec<HeldMemory> {
         let mut all = self.held.clone();
         for held in &mut all {
@@ -412,12 +416,12 @@ impl MemoryTracker {
         self.previous.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
     }
 
-    /// True if it has memory on a GPU. A lost GPU reports no figures, so figures at ready count too.
+    /// True if the process has memory on a GPU, or had when it was ready: a lost GPU reports no figures.
     pub(crate) fn uses_gpu(&self, gpu: GpuIndex) -> bool {
         self.vram.iter().chain(&self.vram_at_ready).any(|vram| vram.gpu == gpu)
     }
 
-    /// GPUs that it uses; all of them if unknown.
+    /// GPUs that the process uses; all GPUs if unknown.
     pub(crate) fn used_gpus(&self) -> Vec<GpuIndex> {
         match (&self.no_vram, &self.devices) {
             (Some(no_vram), Some(devices)) if !no_vram.is_normal => devices.with_vram().collect(),

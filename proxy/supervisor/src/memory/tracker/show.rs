@@ -7,7 +7,7 @@ use super::MemoryTracker;
 use crate::view::{BudgetView, ForecastView, MemoryView};
 
 impl MemoryTracker {
-    /// View for status and metrics.
+    /// Memory of the process for status and metrics.
     pub(crate) fn show(&self) -> MemoryView {
         let facts = self.facts.iter().flat_map(|facts| &facts.series);
         let forecasts = facts.flat_map(|facts| {

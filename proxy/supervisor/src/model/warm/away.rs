@@ -1,11 +1,11 @@
-//! Keeps the state of an unloaded model, so that its next process starts warm.
+//! Keeps the conversations and slots of an unloaded model, so that its next process starts warm.
 //!
 //! ```text
 //!     unloaded: drained -- pack -- TERM    ...    loaded again: ready -- unpack -- gate opens -- behind
 //! ```
 //!
-//! The state is kept for a limited time, and slot files take at most a share of the available memory: they
-//! contain texts, and their room may be needed.
+//! They are kept for a limited time, because they contain texts of clients, and slot files may take only a
+//! share of the available memory, because others may need it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,11 +18,11 @@ use super::unpack::{SharedWarmState, WarmState};
 use crate::clock;
 use crate::sync::lock;
 
-/// State left by the replicas of an unloaded model.
+/// Conversations and slots left by the replicas of an unloaded model.
 #[derive(Debug, Default)]
 pub(in crate::model) struct UnloadedState(Vec<KeptState>);
 
-/// State left by one replica.
+/// Conversations and slots left by one replica.
 #[derive(Debug)]
 pub(in crate::model) struct KeptState {
     replica: u32,
@@ -35,7 +35,7 @@ pub(in crate::model) struct KeptState {
 }
 
 impl UnloadedState {
-    /// Stores the state of a process that ends without a successor.
+    /// Stores the conversations of a process that ends without a successor.
     pub(super) fn store(
         &mut self,
         replica: u32,
@@ -48,25 +48,25 @@ impl UnloadedState {
         self.0.push(KeptState { replica, from, warm_state: Arc::new(Mutex::new(Some(bag))), no_file, until });
     }
 
-    /// Adds the saved slots. Returns false if the generation left nothing.
+    /// Adds the saved slots of a generation. Returns false if nothing is stored for that generation.
     pub(super) fn add_slots(&self, from: GenerationId, bag: WarmState) -> bool {
         let left = self.0.iter().find(|left| left.from == from);
         left.map(|left| *lock(&left.warm_state) = Some(bag)).is_some()
     }
 
-    /// State for the next process of a replica.
+    /// Stored conversations and slots for the next process of a replica.
     pub(super) fn state_for(&self, replica: u32) -> Option<&KeptState> {
         self.0.iter().find(|left| left.replica == replica)
     }
 
-    /// Removes the state of a generation, because it was used or is useless.
+    /// Removes what is stored for a generation, because it was used or is useless.
     pub(super) fn take(&mut self, from: GenerationId) -> bool {
         let before = self.0.len();
         self.0.retain(|left| left.from != from);
         self.0.len() < before
     }
 
-    /// Removes slot files that are in memory.
+    /// Removes slot files that are in memory (tmpfs).
     pub(super) fn clear_files(&self) {
         for left in &self.0 {
             let mut bag = lock(&left.warm_state);
@@ -76,30 +76,30 @@ impl UnloadedState {
         }
     }
 
-    /// Removes unused state of a replica whose process is ready.
+    /// Removes what is stored for a replica whose new process is ready.
     pub(super) fn drop_replica(&mut self, replica: u32) {
         self.0.retain(|left| left.replica != replica);
     }
 
-    /// Drops the state of surplus replicas and returns their generations.
+    /// Drops what is stored for replicas that are no longer configured, and returns their generations.
     pub(super) fn retain_replicas(&mut self, replicas: u32) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.replica >= replicas).map(|left| left.from).collect()
     }
 
-    /// Drops expired state and returns its generations.
+    /// Drops what has been stored for too long, and returns the generations concerned.
     pub(super) fn drop_expired(&mut self, now: Instant) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.until <= now).map(|left| left.from).collect()
     }
 
-    /// Next expiry.
+    /// Time of the next expiry.
     pub(in crate::model) fn next_expiry(&self) -> Option<Instant> {
         self.0.iter().map(|left| left.until).min()
     }
 }
 
-/// Slot files of unloaded models may take one part in this many of the available memory.
+/// Divisor of the available memory: slot files of unloaded models may take at most a fourth of it.
 pub(super) const MEMORY_SHARE_DIVISOR: u64 = 4;
 
-/// Time limit for saving the slots of a process that ends without a successor, because another model may
-/// wait for its room.
+/// Time limit for saving the slots of a process that ends without a successor; short, because another model
+/// may be waiting for the memory.
 pub(super) const SLOT_SAVE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
-//! Evaluates missing prompts after the gate has opened, whenever nothing else runs in the process. The
-//! latest conversation comes first, in small pieces, so that a request waits for one piece at most. Only
-//! empty slots are used.
+//! Evaluates the remaining prompts after the gate has opened, whenever no request runs in the process:
+//! latest conversation first, only in empty slots, and in small pieces, so that a request waits for at most
+//! one piece.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::lease::turns::KeptConversation;
 use crate::process::slot_talk::{self, TouchResult};
 use crate::process::{BackendProcess, touch};
 
-/// Interval for checking that nothing runs.
+/// Interval for checking that no request runs.
 const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Inputs for warming after the gate has opened.
@@ -28,37 +28,37 @@ pub(in crate::model) struct GateWarmer {
     pub(in crate::model) from: GenerationId,
     /// Generation to warm.
     pub(in crate::model) to: GenerationId,
-    /// Slots with restored contents.
+    /// Slots with restored contents, which must not be overwritten.
     pub(in crate::model) used_slots: Vec<u32>,
     /// Restored conversations whose reuse is not proven yet.
     pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
-    /// Slots with an unfinished prompt; free until a request uses them.
+    /// Slots in which the evaluation of a prompt was begun; available until a request uses them.
     pub(in crate::model) begun_slots: Vec<u32>,
     pub(in crate::model) timeout: Duration,
 }
 
-/// Result for one conversation.
+/// Result of warming one conversation.
 enum WarmResult {
     Evaluated,
     Cold(ColdReason),
-    /// A request of the conversation came by itself, or the process is gone.
+    /// The client has continued the conversation itself, or the process is gone.
     Gone,
 }
 
 impl GateWarmer {
-    /// Evaluates conversations until none is left or the time is over.
+    /// Evaluates conversations until none is left or the time limit is reached.
     pub(in crate::model) async fn run(mut self) -> WarmthReport {
         let begun = Instant::now();
         let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
         let mut warmth = WarmthReport::default();
         let mut tried: Vec<Arc<KeptConversation>> = Vec::new();
-        // The task may run before the gate has opened, which must not look like a closed gate.
+        // Wait until the gate has opened: a gate that is not open yet must not be taken for a closed one.
         while !self.leases.is_open(self.to) && self.process.is_running() && Instant::now() < until {
             tokio::time::sleep(QUIET_POLL_INTERVAL).await;
         }
         loop {
             let Some(kept) = self.next_conversation(&tried) else {
-                // Requests still running in the old process will leave conversations to warm.
+                // Wait for requests that still run in the old process: each leaves a conversation to warm.
                 if self.leases.in_flight(self.from) > 0
                     && self.leases.is_open(self.to)
                     && Instant::now() < until
@@ -87,7 +87,7 @@ impl GateWarmer {
         warmth
     }
 
-    /// Latest conversation of the old process that this one lacks and can evaluate.
+    /// Latest conversation of the old process that this process lacks and can evaluate.
     fn next_conversation(&self, tried: &[Arc<KeptConversation>]) -> Option<Arc<KeptConversation>> {
         let all = self.leases.turns.conversations_of(self.from);
         all.into_iter()
@@ -95,7 +95,7 @@ impl GateWarmer {
             .find(|kept| !tried.iter().chain(&self.restored).any(|known| Arc::ptr_eq(known, kept)))
     }
 
-    /// True if the conversation has not come back by itself.
+    /// True if the client has not continued the conversation meanwhile.
     fn is_waiting(&self, kept: &Arc<KeptConversation>) -> bool {
         self.leases.turns.conversations_of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
     }
@@ -117,7 +117,7 @@ impl GateWarmer {
             if requests != self.answered_requests() {
                 requests = self.answered_requests();
                 if !self.slot_holds(slot, done).await {
-                    // A request uses the slot now.
+                    // A client's request uses the slot now.
                     return WarmResult::Cold(ColdReason::Slots);
                 }
             }
@@ -138,7 +138,8 @@ impl GateWarmer {
         WarmResult::Evaluated
     }
 
-    /// Waits until nothing has run for a while. Returns false if the conversation needs no warming any more.
+    /// Waits until no request has run for a while. Returns false if the conversation needs no warming any
+    /// more.
     async fn wait_quiet(&self, kept: &Arc<KeptConversation>) -> bool {
         let least = warden_policies::defaults().warmth.quiet_for;
         loop {
@@ -153,7 +154,7 @@ impl GateWarmer {
         }
     }
 
-    /// Tokens of the prompt with its answer, from the process's tokenizer.
+    /// Tokens of the prompt and its answer, as computed by the process's tokenizer.
     async fn tokenize(&self, kept: &KeptConversation) -> Option<Vec<Value>> {
         let request = kept.turn.body.as_ref()?;
         let mut said = &kept.turn.said;
@@ -203,7 +204,7 @@ impl GateWarmer {
         found.is_some_and(|told| !told.facts.busy && told.facts.tokens == Some(tokens as u64))
     }
 
-    /// A slot without any contents.
+    /// Finds a slot that is empty.
     async fn empty_slot(&self) -> Option<u32> {
         let told = slot_talk::list_slots(self.process.as_ref(), self.timeout).await?;
         let nobody_came = self.answered_requests() == 0;

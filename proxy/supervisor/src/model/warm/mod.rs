@@ -1,4 +1,4 @@
-//! Carries conversations over to the next process of a planned replacement.
+//! Carries conversations over from the old process of a planned replacement to the new one.
 //!
 //! ```text
 //!     sequential   old: drained -- pack -- TERM
@@ -44,7 +44,7 @@ use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-/// Progress of saving the slots of a process that ends.
+/// Progress of saving the slots of a process that is being ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PackProgress {
     #[default]
@@ -53,7 +53,7 @@ pub(super) enum PackProgress {
     Done,
 }
 
-/// True if the reason leaves the process healthy and its end planned.
+/// True if a replacement for this reason is planned and its old process is healthy.
 fn is_planned(reason: Reason) -> bool {
     !matches!(
         reason,
@@ -68,7 +68,7 @@ fn is_planned(reason: Reason) -> bool {
 }
 
 impl LiveGeneration {
-    /// True if no symptom suggests that its contents may be wrong.
+    /// True if no symptom suggests that the contents of the process's slots are wrong.
     fn is_well(&self) -> bool {
         let symptoms = self.health.symptoms();
         self.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
@@ -76,20 +76,21 @@ impl LiveGeneration {
 }
 
 impl ModelTask {
-    /// Starts or stops keeping conversations, by the configuration.
+    /// Starts or stops keeping conversations, as configured.
     pub(super) fn enable_conversations(&self) {
         let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
         self.leases.turns.set_enabled(keeps);
     }
 
-    /// Slot directory of a new process; `None` if it saves no slots.
+    /// Slot directory for a new process; `None` if the process will not save slots.
     pub(super) fn slot_files(&self, socket: &std::path::Path) -> Option<Arc<SlotFiles>> {
         let command = &self.spec.command;
         self.command_no_file(command).is_none().then(|| Arc::new(SlotFiles::from_command(command, socket)))
     }
 
-    /// True if a process did not start because of the slot directory, as a wrapper may start its server
-    /// where the directory does not exist. From then on no process gets one.
+    /// True if these output lines show that a process did not start because of the slot directory: a
+    /// wrapper may run the server where the directory does not exist. From then on no process of the model
+    /// gets one.
     pub(super) fn refuses_slot_files(&mut self, lines: &[String]) -> bool {
         let news = !self.experience.refuses_slot_files
             && self.command_no_file(&self.spec.command).is_none()
@@ -115,7 +116,7 @@ impl ModelTask {
     fn process_no_file(&self, live: &LiveGeneration) -> Option<NoFileReason> {
         let Some(kin) = live.cell.kin.get() else { return Some(NoFileReason::Other) };
         if process_recipe(&self.spec).command() != live.recipe.command() {
-            // The next process has another command.
+            // The next process will have another command and cannot use the slots.
             return Some(NoFileReason::Other);
         }
         self.command_no_file(live.recipe.command())
@@ -124,7 +125,7 @@ impl ModelTask {
             .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFileReason::NotReused))
     }
 
-    /// True if processes with this `made_of` hash are known not to use restored slots.
+    /// True if processes with this hash (`made_of`) are known not to use restored slots.
     fn reuses_no_slots(&self, made_of: u64) -> bool {
         self.experience.reuses_no_slots == Some(made_of) || self.leases.turns.are_slots_unused_by(made_of)
     }
@@ -153,7 +154,7 @@ impl ModelTask {
         })
     }
 
-    /// True if a drained process may end; false while its slots are being saved.
+    /// True if a drained process may be ended; false while its slots are being saved.
     pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return true };
         let Some(live) = &unit.live else { return true };
@@ -176,7 +177,7 @@ impl ModelTask {
         }
         let (generation, replica) = (live.id, unit.replica);
         if let Some(from) = live.warmed_from.filter(|_| goes) {
-            // Conversations of an earlier process that were not evaluated here are passed on too.
+            // Also pass on conversations of an earlier process that were never evaluated in this one.
             self.leases.turns.move_all(from, generation);
         }
         if self.leases.turns.conversations_of(generation).is_empty() {
@@ -205,7 +206,7 @@ impl ModelTask {
             }
         };
         live.packed = PackProgress::UnderWay;
-        // The drain is over, so its timer now limits the saving of slots.
+        // The requests are done, so the drain timer now limits the saving of slots.
         let until = clock::after(packing.until, self.spec.lifecycle.probe_timeout);
         if let Some(unit) = self.unit_mut(id)
             && let Some((LifecycleTimer::Drain, at)) = &mut unit.timer
@@ -216,12 +217,12 @@ impl ModelTask {
         false
     }
 
-    /// Handles the saved slots of a drained process.
+    /// Handles the report that a drained process has saved its slots.
     pub(super) fn note_packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
         let Some(unit) = self.unit_mut(id) else { return };
         let drains = unit.phase() == BackendPhase::Draining;
         let Some(live) = &mut unit.live else { return };
-        // A process that serves again is packed again at its next drain.
+        // If the drain was cancelled, slots are saved again at the next drain.
         live.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
         if drains {
             let bag = WarmState::Saved(Some(Box::new(parcel)));
@@ -234,7 +235,7 @@ impl ModelTask {
         self.note_action();
     }
 
-    /// Inputs for warming a process that replaces another one.
+    /// Inputs for warming a new process with the conversations of the process that it replaces.
     pub(super) fn replacement_unpacking(&mut self, id: UnitId) -> Option<ProcessWarming> {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
@@ -271,7 +272,7 @@ impl ModelTask {
         self.make_unpacking(id, from, (luggage, no_file), urgent)
     }
 
-    /// Inputs for warming a process after its model was unloaded.
+    /// Inputs for warming a new process with the conversations kept since the model was unloaded.
     fn unloaded_unpacking(&self, id: UnitId) -> Option<ProcessWarming> {
         let left = self.kept_state.state_for(self.unit(id)?.replica)?;
         if self.spec.run.warm == WarmMode::Off || self.leases.turns.conversations_of(left.from).is_empty() {
@@ -299,12 +300,12 @@ impl ModelTask {
             no_file,
             shows_within: self.spec.lifecycle.slot_shows_within,
             urgent,
-            // Warming is part of the start, and so of its time limit.
+            // Warming is part of the start, so the time limit of the start applies.
             start: unit.timer.filter(|(timer, _)| *timer == LifecycleTimer::Start).map(|(_, at)| at),
         })
     }
 
-    /// Drops the state kept for a replica whose process is ready.
+    /// Drops the kept conversations of a replica whose new process is ready.
     pub(super) fn drop_used_state(&mut self, id: UnitId) {
         if let Some(replica) =
             self.unit(id).filter(|unit| unit.role == UnitRole::Current).map(|unit| unit.replica)
@@ -313,7 +314,7 @@ impl ModelTask {
         }
     }
 
-    /// Drops kept state that new settings do not allow.
+    /// Drops kept conversations that new settings do not allow to be kept.
     pub(super) fn drop_disallowed_state(&mut self) {
         let run = &self.spec.run;
         let allowed = run.warm != WarmMode::Off && !run.warm_away.is_zero();
@@ -322,21 +323,21 @@ impl ModelTask {
         }
     }
 
-    /// Removes slot files that are in memory, because memory is needed. The prompts stay and are evaluated
-    /// again.
+    /// Removes kept slot files that are in memory (tmpfs), because memory is needed. The prompts are kept,
+    /// and will be evaluated again.
     pub(super) fn clear_kept_files(&self) {
         self.kept_state.clear_files();
     }
 
-    /// Drops expired state.
+    /// Drops kept conversations whose time is over.
     pub(super) fn drop_expired_state(&mut self, now: Instant) {
         for from in self.kept_state.drop_expired(now) {
             self.leases.turns.forget_generation(from);
         }
     }
 
-    /// Handles a process that ended before it was ready. If it was being warmed, a conversation may be the
-    /// cause, so the next process gets none of them.
+    /// Handles the end of a process before it was ready. If the process was being warmed, a conversation
+    /// may be the cause, so the next process gets none of the conversations.
     pub(super) fn note_warming_death(&mut self, replica: u32) {
         let returns = self.kept_state.state_for(replica).filter(|left| lock(&left.warm_state).is_none());
         if let Some(from) = returns.map(|left| left.from) {
@@ -350,7 +351,7 @@ impl ModelTask {
         }
     }
 
-    /// Records the result of warming a process that is ready.
+    /// Records the result of the warming that took place before the process served.
     pub(super) fn note_warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
         let Some(live) = self.live(id) else { return };
         let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
@@ -381,7 +382,7 @@ impl ModelTask {
         self.spawn_helper(to, async move { HelperReport::Warmed(Box::new(behind.run().await)) });
     }
 
-    /// Records the result of warming after the gate had opened.
+    /// Records the result of the warming that took place after the gate had opened.
     pub(super) fn note_gate_warmed(&mut self, generation: GenerationId, warmth: WarmthReport) {
         if warmth.conversations > 0 {
             if let Some(last) = &mut self.replacements.warm {

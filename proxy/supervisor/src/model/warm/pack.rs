@@ -1,7 +1,8 @@
 //! Saves the slots of the old process's latest conversations to files.
 //!
-//! With a unified KV cache idle slots are empty, because their contents are in the process's prompt cache.
-//! A conversation is then touched first, which brings it back into a slot for the price of one token.
+//! With a unified KV cache, idle slots are empty, because the server moves their contents to its prompt
+//! cache. A small request for the conversation then brings the contents back into a slot, at the cost of
+//! one token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,29 +21,29 @@ use crate::process::{BackendProcess, touch};
 pub(in crate::model) struct SlotPacking {
     pub(in crate::model) process: Arc<dyn BackendProcess>,
     pub(in crate::model) files: Arc<SlotFiles>,
-    /// Identity of the process's answers.
+    /// Identity of the process's answers: same build, model files and command.
     pub(in crate::model) kin: AnswerIdentity,
     /// Conversations, latest first.
     pub(in crate::model) conversations: Vec<Arc<KeptConversation>>,
     pub(in crate::model) slots: u32,
-    /// Maximum size of all files, in bytes, and available memory.
+    /// Maximum total size of the files in bytes, and available memory in bytes.
     pub(in crate::model) bytes: u64,
     pub(in crate::model) available: Option<u64>,
-    /// Best time per prompt token, in milliseconds.
+    /// Shortest measured time per prompt token, in milliseconds.
     pub(in crate::model) pace: Option<f64>,
     /// Minimum time to wait for evidence that a prompt is cached.
     pub(in crate::model) shows_within: Duration,
-    /// No request uses the process.
+    /// True if no request uses the process.
     pub(in crate::model) alone: bool,
     pub(in crate::model) until: Instant,
 }
 
-/// Saved slots. Dropping it removes the files.
+/// Slots saved to files. Dropping this value removes the files.
 #[derive(Debug)]
 pub(crate) struct SavedSlots {
     pub(in crate::model) files: Arc<SlotFiles>,
     pub(in crate::model) kin: AnswerIdentity,
-    /// Slots, latest conversation first.
+    /// Saved slots, the latest conversation first.
     pub(in crate::model) slots: Vec<SavedSlot>,
     pub(in crate::model) no_file: Option<NoFileReason>,
     pub(in crate::model) bytes: u64,
@@ -53,14 +54,14 @@ pub(crate) struct SavedSlots {
 #[derive(Debug)]
 pub(in crate::model) struct SavedSlot {
     pub(in crate::model) name: String,
-    /// Slot in which it is to be restored.
+    /// Number of the slot in the new process into which the file is to be restored.
     pub(in crate::model) slot: u32,
     pub(in crate::model) tokens: u64,
     /// Conversation in the slot, if known.
     pub(in crate::model) conversation: Option<Arc<KeptConversation>>,
 }
 
-/// Result for one slot.
+/// Result of saving one slot.
 enum SaveResult {
     Packed,
     /// The slot holds too few tokens.
@@ -85,7 +86,7 @@ impl SlotPacking {
         let told = slot_talk::list_slots(self.process.as_ref(), self.time_left()).await;
         let facts: Vec<SlotFacts> = match told {
             Some(told) => told.iter().map(|slot| slot.facts).collect(),
-            // The server does not report slots; without requests none is busy.
+            // The server does not report its slots; none is busy, because no request uses the process.
             None if self.alone => {
                 (0..self.slots).map(|id| SlotFacts { id, busy: false, tokens: None, task: None }).collect()
             }
@@ -94,7 +95,8 @@ impl SlotPacking {
         let mut empty = Vec::new();
         let tokens_of = |id: u32| facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
         let mut order = warmth::slots_to_save(&facts, &sizes, 0);
-        // If the latest slot might be too large, a small one shows the size of a token.
+        // The bytes per token are unknown at first. If the latest slot might be too large, save a small one
+        // to learn them.
         let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= numbers.least_tokens);
         if let Some(first) = order.first()
             && !room.has(self.expected_tokens(tokens_of(*first)))
@@ -142,12 +144,12 @@ impl SlotPacking {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Tokens of a slot, or those of the largest conversation if the server does not report them.
+    /// Tokens of a slot, or of the largest conversation if the server does not report slot sizes.
     fn expected_tokens(&self, tokens: Option<u64>) -> Option<u64> {
         tokens.or_else(|| self.conversations.iter().map(|kept| kept.tokens()).max())
     }
 
-    /// Saves a slot, to be restored in slot `place`. `of`: its conversation, if known.
+    /// Saves a slot that is to be restored in slot `place`. `of`: conversation in the slot, if known.
     async fn save_slot(
         &self,
         slot: u32,
@@ -173,13 +175,14 @@ impl SlotPacking {
         let took = begun.elapsed();
         let sealed = self.files.seal_file(&name);
         let outcome = match (saved, sealed) {
-            // A slot that is busy by now is saved when it becomes free, and then the file is useless.
+            // The server saves a slot that has become busy only when it is free again; the file is then
+            // useless.
             (Err(SlotFailure::Silent), _) => SaveResult::Failed(NoFileReason::Time),
             (Err(SlotFailure::Rejected), _) | (_, Err(_)) => SaveResult::Failed(NoFileReason::Failed),
             (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => {
                 SaveResult::TooSmall
             }
-            // A full disk shows only here, because the server reports success.
+            // Compare the file size: the server reports success even if the disk is full.
             (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => {
                 SaveResult::Failed(NoFileReason::Room)
             }
@@ -205,7 +208,7 @@ impl SlotPacking {
         outcome
     }
 
-    /// Conversation held by a slot with this many tokens.
+    /// Finds the conversation that a slot holds, by its number of tokens.
     fn find_conversation(&self, tokens: u64, parcel: &SavedSlots) -> Option<Arc<KeptConversation>> {
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
         let of = parcel.slots.iter().filter_map(|slot| slot.conversation.as_ref());
@@ -215,20 +218,20 @@ impl SlotPacking {
         self.conversations.get(index).cloned()
     }
 
-    /// Brings conversations back from the prompt cache into empty slots and saves them. Stops at the first
-    /// one that is not cached.
+    /// Brings conversations back from the prompt cache into empty slots and saves those. Stops at the first
+    /// conversation that is not in the cache.
     async fn recall_cached(&self, empty: &[u32], room: &mut FileRoom, parcel: &mut SavedSlots) {
         let packed: Vec<Arc<KeptConversation>> =
             parcel.slots.iter().filter_map(|slot| slot.conversation.clone()).collect();
         let is_packed = |kept: &&Arc<KeptConversation>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
         let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
         for (kept, place) in missing.zip(empty) {
-            // Name no slot: the server does not search the prompt cache for a named one.
+            // Name no slot in the request: for a named slot the server does not search the prompt cache.
             let request = kept.turn.body.as_ref();
             let Some(body) = request.and_then(|body| touch::touch_body(body, &kept.turn.said, None)) else {
                 continue;
             };
-            // A cached prompt answers within a fraction of its evaluation time.
+            // Wait briefly only: a cached prompt is answered within a fraction of its evaluation time.
             let patience = warmth::proof_timeout(kept.turn.tokens, self.pace, false, self.shows_within)
                 .min(self.time_left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
@@ -247,7 +250,7 @@ impl SlotPacking {
         }
     }
 
-    /// Idle slot with this many tokens.
+    /// Finds an idle slot that holds this many tokens.
     async fn find_slot(&self, tokens: u64) -> Option<u32> {
         let told = slot_talk::list_slots(self.process.as_ref(), self.time_left()).await?;
         let found = told.iter().find(|slot| slot.facts.tokens == Some(tokens) && !slot.facts.busy);

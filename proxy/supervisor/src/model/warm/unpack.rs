@@ -1,5 +1,5 @@
-//! Warms the new process before it serves: restores slots from files and proves their use. While the old
-//! process still serves, the other prompts are evaluated too.
+//! Warms the new process before it serves: restores slots from files and proves that they are used. If the
+//! old process still serves, the remaining prompts are evaluated too.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::process::slot_talk::{self, TouchResult};
 use crate::process::{BackendProcess, touch};
 use crate::sync::lock;
 
-/// Warm state of a replacement. The first process that is ready takes it; if that process dies of it, later
-/// ones start cold.
+/// Conversations and slots that a replacement carries over. The first process that is ready takes them; if
+/// they kill that process, later ones start without them.
 pub(in crate::model) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
 
-/// Warm state for the next process.
+/// Source of the slots for the next process.
 #[derive(Debug)]
 pub(in crate::model) enum WarmState {
-    /// Saved slots of a process that has ended, or none.
+    /// The old process has ended; its saved slots, or `None`.
     Saved(Option<Box<SavedSlots>>),
-    /// Inputs for saving the slots of the old process, which still serves.
+    /// The old process still serves; inputs for saving its slots, or `None`.
     Serving(Option<Box<SlotPacking>>),
 }
 
@@ -38,20 +38,20 @@ pub(in crate::model) struct ProcessWarming {
     pub(in crate::model) leases: Arc<LeaseQueue>,
     /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    /// Cell of the new generation.
+    /// Shared state of the new generation.
     pub(in crate::model) cell: Arc<GenerationCell>,
     pub(in crate::model) files: Option<Arc<SlotFiles>>,
     /// Why there are no slot files, if known in advance.
     pub(in crate::model) no_file: Option<NoFileReason>,
     /// Minimum time to wait for evidence that a restored slot is used.
     pub(in crate::model) shows_within: Duration,
-    /// Memory runs out meanwhile.
+    /// True if memory may run out meanwhile, so that there is little time.
     pub(in crate::model) urgent: bool,
-    /// Deadline of the start.
+    /// Time at which the start has to be complete.
     pub(in crate::model) start: Option<Instant>,
 }
 
-/// Part of the start's time limit that is left for steps after warming.
+/// Part of the time limit for the start that is reserved for the steps after warming.
 const START_RESERVE: Duration = Duration::from_secs(5);
 
 /// Result of warming.
@@ -59,19 +59,19 @@ const START_RESERVE: Duration = Duration::from_secs(5);
 pub(crate) struct WarmingResult {
     pub(in crate::model) from: GenerationId,
     pub(in crate::model) warmth: WarmthReport,
-    /// Conversations that the new process has.
+    /// Conversations that the new process is proven to have.
     pub(in crate::model) warm: Vec<Arc<KeptConversation>>,
     /// Restored conversations whose use is not proven.
     pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
-    /// Slots with contents.
+    /// Slots that are not empty.
     pub(in crate::model) used: Vec<u32>,
-    /// Slots with an unfinished prompt.
+    /// Slots in which the evaluation of a prompt was begun and not finished.
     pub(in crate::model) begun: Vec<u32>,
     pub(in crate::model) took: Duration,
 }
 
 impl ProcessWarming {
-    /// Warms the process. `None` if there is nothing to do.
+    /// Warms the process. Returns `None` if there is nothing to do.
     pub(in crate::model) async fn run(
         self,
         process: &dyn BackendProcess,
@@ -90,14 +90,14 @@ impl ProcessWarming {
         let parcel = match bag {
             WarmState::Saved(parcel) => parcel,
             WarmState::Serving(Some(mut packing)) => {
-                // The deadline was set when the new process began to load.
+                // Set the deadline anew: the old one is from the time when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
                 packing.conversations = self.leases.turns.conversations_of(self.from);
                 Some(Box::new(packing.run().await))
             }
             WarmState::Serving(None) => None,
         };
-        // Use the present conversations, because some have continued meanwhile.
+        // Read the conversations again, because some have continued since.
         let conversations = self.leases.turns.conversations_of(self.from);
         if conversations.is_empty() {
             return None;
@@ -162,7 +162,8 @@ impl ProcessWarming {
         Some(done)
     }
 
-    /// Time left. Zero when the old process serves no more, because requests then wait for this process.
+    /// Time left until `until`. Zero if the old process no longer serves, because requests then wait for
+    /// this process.
     fn time_left(&self, until: Instant, beside: bool) -> Duration {
         if beside && !self.leases.is_open(self.from) {
             return Duration::ZERO;
@@ -170,7 +171,7 @@ impl ProcessWarming {
         until.saturating_duration_since(Instant::now())
     }
 
-    /// Restores slots from files, the latest conversation last, and checks that they are used.
+    /// Restores slots from files, the latest conversation last, and checks that the process uses them.
     async fn restore_slots(
         &self,
         process: &dyn BackendProcess,
@@ -205,7 +206,7 @@ impl ProcessWarming {
                     None
                 }
             };
-            // The file is not needed any more.
+            // The file has been read and is not needed any more.
             files.remove_file(&packed.name);
             if tokens == Some(packed.tokens) {
                 done.used.push(packed.slot);
@@ -214,7 +215,7 @@ impl ProcessWarming {
                 done.warmth.record_no_file(NoFileReason::Failed);
             }
         }
-        // After all restores: only sizes tell which slot holds which conversation.
+        // Check only after all restores, because slots are matched with conversations by their sizes.
         let mut unseen = restored.into_iter();
         let mut use_of = RestoreUse::Shown;
         while use_of == RestoreUse::Shown
@@ -229,12 +230,12 @@ impl ProcessWarming {
             };
         }
         if use_of == RestoreUse::Unknown {
-            // The slots are restored, and their first request will show if they are used.
+            // Not all slots were checked; the first request to each will show whether it is used.
             unseen.for_each(|packed| done.note_unchecked(packed, conversations));
         }
     }
 
-    /// Proves that a restored slot is used.
+    /// Checks with a small request that the process uses a restored slot.
     async fn prove_use(
         &self,
         process: &dyn BackendProcess,
@@ -266,7 +267,7 @@ impl ProcessWarming {
                 RestoreUse::Shown
             }
             TouchResult::Counted(cached, evaluated) => {
-                // The proof itself has evaluated the prompt.
+                // The check itself has evaluated the prompt.
                 done.warmth.evaluated += 1;
                 done.warm.push(kept);
                 let told = slot_talk::list_slots(process, left).await.unwrap_or_default();
@@ -276,7 +277,7 @@ impl ProcessWarming {
                 done.note_unused(none_before, holder.as_slice());
                 if none_before { RestoreUse::None } else { RestoreUse::Shown }
             }
-            // No time for a proof; the contents may still be useful.
+            // There was not enough time for a proof; the slot may still be useful.
             TouchResult::Silent => {
                 done.note_unproven(Some(kept));
                 RestoreUse::Unknown
@@ -289,14 +290,14 @@ impl ProcessWarming {
     }
 }
 
-/// Evidence about the use of restored slots.
+/// Result of checking that the process uses a restored slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RestoreUse {
-    /// Used; the next slot is checked too.
+    /// The slot is used; check the next one, too.
     Shown,
-    /// Not used, and later slots will not be either.
+    /// The slot is not used, and the remaining ones will not be either.
     None,
-    /// Not enough time for a proof.
+    /// There was not enough time for a proof.
     Unknown,
 }
 
@@ -305,8 +306,8 @@ fn is_known(conversations: &[Arc<KeptConversation>], kept: &Arc<KeptConversation
 }
 
 impl WarmingResult {
-    /// Records a restored slot without a proof. An unknown one counts as a conversation; one that has
-    /// continued meanwhile is counted as that conversation.
+    /// Records a restored slot whose use was not checked. A slot whose conversation is unknown counts as one
+    /// conversation; a conversation that has continued meanwhile is counted already.
     fn note_unchecked(&mut self, packed: SavedSlot, conversations: &[Arc<KeptConversation>]) {
         match packed.conversation {
             None => {
@@ -324,21 +325,21 @@ impl WarmingResult {
         self.restored.extend(kept);
     }
 
-    /// Records that restored slots are not used. `is_way`: the model never uses them. `holds`: slots that
-    /// hold something anyway.
+    /// Records that restored slots are not used. `is_way`: the process never uses restored slots. `holds`:
+    /// slots that are not empty.
     fn note_unused(&mut self, is_way: bool, holds: &[u32]) {
         if is_way {
             self.warmth.record_no_file(NoFileReason::NotReused);
             self.used = holds.to_vec();
         } else {
             self.warmth.record_no_file(NoFileReason::Failed);
-            // The slots may hold a conversation that was evaluated just now.
+            // Do not treat these slots as empty: they may hold a conversation that was just evaluated.
             self.used.extend_from_slice(holds);
         }
     }
 }
 
-/// Evaluates a prompt with its answer, or without the answer if that is refused.
+/// Evaluates a prompt together with its answer, or without the answer if the server rejects that.
 async fn evaluate_prompt(
     process: &dyn BackendProcess,
     kept: &KeptConversation,

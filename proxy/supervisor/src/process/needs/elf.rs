@@ -1,5 +1,5 @@
-//! Reads the loader and libraries named by an ELF program. Reads are bounded, because a binary may have a
-//! gigabyte, or be any other file.
+//! Reads the names of loader and libraries from an ELF program. Reads are bounded, because a binary may
+//! have a gigabyte, or may be any other file.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -9,12 +9,12 @@ use object::elf::{DT_NEEDED, DT_NULL, DT_RPATH, DT_RUNPATH, DT_STRSZ, DT_STRTAB,
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache, ReadRef};
 
-/// Maximum size of a table that is read; a loader has no larger ones.
+/// Maximum size of a table that is read, in bytes; the loader supports no larger tables.
 const MAX_TABLE_BYTES: u64 = 1 << 20;
 /// Maximum number of entries read from a program or library table.
 const MAX_ENTRIES: usize = 4096;
 
-/// Contents of an ELF file.
+/// Facts from an ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ElfFile {
     /// Path of the loader.
@@ -25,7 +25,7 @@ pub(crate) struct ElfFile {
     pub(crate) search_paths: Vec<String>,
 }
 
-/// A file that is read in small pieces only.
+/// A file of which only small pieces are read.
 #[derive(Clone, Copy)]
 struct ElfPieces<'a>(&'a ReadCache<File>);
 
@@ -43,9 +43,9 @@ impl<'a> ReadRef<'a> for ElfPieces<'a> {
     }
 }
 
-/// Reads a file. `None` if it is no understandable 64-bit ELF file.
+/// Reads the facts from a file. `None` if it is not a valid 64-bit ELF file.
 pub(crate) fn read_elf(path: &Path) -> Option<ElfFile> {
-    // Opening a pipe could block.
+    // Open only regular files: opening a pipe could block.
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let cache = ReadCache::new(File::open(path).ok()?);
     let data = ElfPieces(&cache);

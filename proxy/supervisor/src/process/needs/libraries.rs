@@ -1,5 +1,5 @@
-//! Checks that a program's libraries are where its loader looks for them, before the start. Works for a C
-//! library with `ld.so.cache`; for others it draws no conclusion.
+//! Checks before a start that a program's libraries are where its loader looks for them. Supports C
+//! libraries whose loader uses `ld.so.cache`; for other C libraries nothing is reported.
 //!
 //! A library is reported missing only if no loader could find it.
 
@@ -12,17 +12,17 @@ use crate::process::needs::elf;
 use crate::process::needs::missing::MissingNeed;
 use crate::spec::ServerCommand;
 
-/// Default directories of the loader.
+/// Directories that the loader searches by default.
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// Index of libraries in all other directories.
+/// The loader's cache: an index of libraries in all other directories.
 pub(crate) const LD_CACHE: &str = "/etc/ld.so.cache";
 /// Maximum size of the cache that is read; usual ones have some hundred kilobytes.
 const MAX_CACHE_BYTES: u64 = 64 << 20;
 /// Maximum number of library names that are checked.
 const MAX_LIBRARIES: usize = 256;
 
-/// First library that the binary of a command, or one of its libraries, names and that does not exist.
-/// Existing ones are added to `used`.
+/// First library that a command's binary, or one of its libraries, needs and that does not exist. Existing
+/// libraries are added to `used`.
 pub(crate) fn missing_library(command: &ServerCommand, used: &mut Vec<PathBuf>) -> Option<MissingNeed> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
     let cache = fs::metadata(LD_CACHE).ok().filter(|data| data.len() <= MAX_CACHE_BYTES);
@@ -47,7 +47,7 @@ fn find_missing(
         return Some(MissingNeed { kind: FailureKind::NotExecutable, message });
     }
     let loader = interpreter.file_name()?.to_str()?;
-    // The search paths of another C library, or of a system without a cache, are unknown.
+    // Report nothing for another C library, or without a cache: then the search paths are unknown.
     let cache = cache.filter(|_| loader.starts_with("ld-linux") || loader.starts_with("ld64"))?;
     let mut places: Vec<PathBuf> = listed.to_vec();
     let mut seen = BTreeSet::new();
@@ -69,21 +69,21 @@ fn find_missing(
                 return Some(MissingNeed { kind: FailureKind::MissingLibrary, message });
             };
             used.push(found.clone());
-            // Unreadable files are skipped.
+            // Skip the needs of a library that cannot be read.
             next.extend(elf::read_elf(&found).map(|elf| (found, elf)));
         }
     }
     None
 }
 
-/// Path of a library.
+/// Finds a library in these directories or in the loader's cache.
 fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|path| path.exists());
     }
     let cached = cache.split(|byte| *byte == 0).filter_map(|text| {
         let path = std::str::from_utf8(text).ok()?;
-        // The first path may follow the binary part of the cache.
+        // Begin at the first slash: binary data of the cache may precede the first path.
         let path = path.get(path.find('/')?..)?;
         (path.rsplit('/').next() == Some(name)).then(|| PathBuf::from(path))
     });
@@ -92,7 +92,7 @@ fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf>
     beside.chain(cached).find(|path| path.exists())
 }
 
-/// Directories in the `LD_LIBRARY_PATH` of the process.
+/// Directories in `LD_LIBRARY_PATH` of a process with this command.
 fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
     let own =
@@ -105,7 +105,7 @@ fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// Search path with `$ORIGIN` expanded; `None` for other variables of the loader.
+/// Expands `$ORIGIN` in a search path; `None` if the path has another variable of the loader.
 fn expand_origin(place: &str, of: &Path) -> Option<PathBuf> {
     let real = fs::canonicalize(of).ok()?;
     let folder = real.parent()?.to_str()?;

@@ -1,11 +1,11 @@
-//! A missing requirement of a start, as far as it can be detected in advance.
+//! A missing requirement of a start (a file, a library), detected before the start.
 
 use crate::error::FailureKind;
 
-/// A missing requirement of a start.
+/// Something that a start needs and that is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MissingNeed {
     pub(crate) kind: FailureKind,
-    /// Message with object, reason and advice.
+    /// Sentence for people: what is missing, why it is needed, and advice.
     pub(crate) message: String,
 }

@@ -1,9 +1,9 @@
 //! Checks the files that a process needs to start: its binary with loader and libraries, its model files,
-//! and the libraries of its predecessor. Done before a healthy process is stopped for a new one, and
-//! repeatedly while a start waits for a change.
+//! and the libraries that the running process uses. Done before a healthy process is stopped for a new one,
+//! and repeatedly while a failed start waits for a change.
 //!
-//! Only certain cases are reported as missing, because a false alarm would keep a leaking process in place.
-//! The start itself reports everything else.
+//! A file is reported as missing only if that is certain, because a false alarm would keep a leaking
+//! process in place. All other problems are reported by the start itself.
 
 pub(crate) mod elf;
 pub(crate) mod libraries;
@@ -25,7 +25,7 @@ use crate::process::hints;
 use crate::process::needs::missing::MissingNeed;
 use crate::spec::ServerCommand;
 
-/// Flags of llama-server whose value is a GGUF file that has to exist.
+/// Flags of llama-server whose value names a GGUF file that has to exist.
 const MODEL_FLAGS: &[&str] = &[
     "-m",
     "--model",
@@ -37,7 +37,7 @@ const MODEL_FLAGS: &[&str] = &[
     "-mv",
     "--model-vocoder",
 ];
-/// Flags whose value is another file that has to exist.
+/// Flags of llama-server whose value names another kind of file that has to exist.
 const OTHER_FILE_FLAGS: &[&str] = &[
     "--lora",
     "--control-vector",
@@ -49,7 +49,7 @@ const OTHER_FILE_FLAGS: &[&str] = &[
     "--ssl-key-file",
     "--ssl-cert-file",
 ];
-/// With one of these flags, `--model` names the target of a download.
+/// Flags with which `--model` names the file that a download creates.
 const DOWNLOAD_FLAGS: &[&str] =
     &["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"];
 /// Variables of llama-server that name model files.
@@ -58,27 +58,29 @@ const MODEL_VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NeedsCheck {
-    /// State of each file and directory. A difference means that a start may behave differently.
+    /// State of each file and directory. If any state differs between two checks, a start may behave
+    /// differently.
     pub(crate) stamps: Vec<(PathBuf, Option<FileStamp>)>,
-    /// First missing requirement, without which no start can succeed.
+    /// First missing requirement found; without it no start can succeed.
     pub(crate) missing: Option<MissingNeed>,
-    /// Identity of the answers of a process started now.
+    /// Identity of the answers that a process started now would give.
     pub(crate) kin: Option<AnswerIdentity>,
 }
 
-/// Everything that the answers of a process depend on. A process can continue an answer begun by another
-/// one with the same identity.
+/// Identity of a process's answers: everything that they depend on. A process can continue an answer that
+/// another process with the same identity began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerIdentity {
     /// Hash of the command, the binary and the model files.
     pub made_of: u64,
-    /// Same hash without the binary and its libraries.
+    /// Hash of the command and the model files, without the binary and its libraries.
     pub but_for_binary: u64,
-    /// Maximum tokens of an answer whose request sets no limit; `None`: limited by the context only.
+    /// Maximum number of tokens of an answer whose request sets no limit; `None`: only the context limits
+    /// it.
     pub answer_tokens: Option<u64>,
 }
 
-/// Identifies a state of a file.
+/// Size and times of a file, which change when the file is replaced or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileStamp {
     inode: u64,
@@ -87,15 +89,15 @@ pub(crate) struct FileStamp {
     modified: (i64, i64),
 }
 
-/// Checks the files. File system calls may hang with a network disk: not for a runtime thread. `running` is
-/// a process with the same binary, whose libraries the next one needs, too.
+/// Checks the files. Calls may hang with a network disk, so use a worker thread. `running`: PID of a
+/// process with the same binary, whose libraries the next process needs, too.
 pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> NeedsCheck {
     let files = needed_files(command);
     let directories = library_directories(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(absolute_binary(command));
     paths.extend(directories);
-    // Installing a library updates the cache.
+    // Watch the loader's cache, too: installing a library updates it.
     paths.push(libraries::LD_CACHE.into());
     let stamps =
         paths.into_iter().map(|path| (file_stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
@@ -104,13 +106,14 @@ pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> Need
         .or_else(|| libraries::missing_library(command, &mut libraries))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
-    // A download may be another file the next time.
+    // Without a model file in the command there is no identity: a download may bring another file the next
+    // time.
     let kin =
         files.iter().any(|need| need.model).then(|| answer_identity(command, &files, libraries)).flatten();
     NeedsCheck { stamps, missing, kin }
 }
 
-/// Computes the [`AnswerIdentity`]. `None` if some of the files it depends on cannot be found.
+/// Computes the [`AnswerIdentity`]; `None` if a file that it depends on cannot be found.
 fn answer_identity(
     command: &ServerCommand,
     files: &[NeededFile],
@@ -148,10 +151,10 @@ fn answer_identity(
     })
 }
 
-/// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each without a
-/// scale (`a.gguf:0.5`). This covers unknown flags and variables of llama.cpp; words that name no file do
-/// no harm. Logs are excluded because they change all the time. Of other variables only models and
-/// libraries count.
+/// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each of these
+/// without a scale (`a.gguf:0.5`). This covers unknown flags and variables of llama.cpp; words that name no
+/// file do no harm. Log files are excluded, because they change all the time. Variables of other programs
+/// count only if they name models or libraries.
 fn named_files(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
     let mut values = Vec::new();
@@ -186,26 +189,26 @@ fn named_files(command: &ServerCommand) -> BTreeSet<PathBuf> {
     named
 }
 
-/// True for variables that tell llama.cpp what to read. Others may name files that a process writes
-/// (`MALLOC_TRACE`, a heap profile), which change at each look and affect no answer.
+/// True for variables that tell llama.cpp what to read. Other variables may name files that a process writes
+/// (`MALLOC_TRACE`, a heap profile); such files change at each check and affect no answer.
 fn is_of_llama_cpp(name: &str) -> bool {
-    // `LLAMA_WARDEN` variables belong to our configuration.
+    // Exclude `LLAMA_WARDEN` variables, which belong to our own configuration.
     ["LLAMA_", "GGML_"].iter().any(|of| name.starts_with(of)) && !name.starts_with("LLAMA_WARDEN")
 }
 
-/// True if the file begins like a model or a library.
+/// True if the file begins like a model file or a library.
 fn is_model_or_library(path: &Path) -> bool {
     let mut magic = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && (magic == *b"GGUF" || magic == *b"\x7fELF")
 }
 
-/// Maximum number of files in a folder that is searched for libraries, which a build may open without
-/// naming them.
+/// Maximum number of files in a folder that is searched for libraries. A build may open libraries there
+/// that its binary does not name.
 const MAX_LIBRARY_FILES: usize = 4096;
 
-/// Libraries in a folder; `None` if it has too many files. An unreadable folder counts as empty, because
-/// nothing in it can be opened.
+/// Libraries in a folder; `None` if it has too many files. An unreadable folder counts as empty, because no
+/// process can open anything in it.
 fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     let Ok(entries) = fs::read_dir(folder) else { return Some(Vec::new()) };
     let mut found = Vec::new();
@@ -226,7 +229,7 @@ fn file_stamp(path: &Path) -> Option<FileStamp> {
     let data = fs::metadata(path).ok()?;
     Some(FileStamp {
         inode: data.ino(),
-        // Directories show changes of their contents by their times.
+        // Ignore the size of a directory: its times show changes of its contents.
         bytes: if data.is_dir() { 0 } else { data.len() },
         changed: (data.ctime(), data.ctime_nsec()),
         modified: (data.mtime(), data.mtime_nsec()),
@@ -235,7 +238,7 @@ fn file_stamp(path: &Path) -> Option<FileStamp> {
 
 struct NeededFile {
     path: PathBuf,
-    /// The file has to begin like a model.
+    /// True if the file has to begin like a model file.
     model: bool,
 }
 
@@ -244,7 +247,7 @@ fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
         Some(directory) => directory.join(value),
         None => PathBuf::from(value),
     };
-    // llama-server accepts `_` for `-` in its long flags.
+    // Treat `_` as `-` in long flags, as llama-server does.
     let flag = |arg: &String| if arg.starts_with("--") { arg.replace('_', "-") } else { arg.clone() };
     let args: Vec<String> = command.args.iter().map(flag).collect();
     let downloads = args.iter().any(|arg| DOWNLOAD_FLAGS.contains(&arg.as_str()));
@@ -259,7 +262,7 @@ fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
         if downloads && is_model {
             continue;
         }
-        // `--lora` accepts lists, and newer versions a scale after a colon: check plain values only.
+        // Check plain values only: `--lora` accepts lists, and in newer versions a scale after a colon.
         if matches!(arg.as_str(), "--lora" | "--control-vector") && value.contains([',', ':']) {
             continue;
         }
@@ -277,7 +280,7 @@ fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
     needs
 }
 
-/// All files of a split model (`x-00001-of-00003.gguf`), else the single one.
+/// All files of a split model (`x-00001-of-00003.gguf`), or the one file of another model.
 fn model_parts(value: &str) -> Vec<String> {
     let split = || {
         let stem = value.strip_suffix(".gguf")?;
@@ -291,12 +294,12 @@ fn model_parts(value: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![value.to_owned()])
 }
 
-/// Path of the binary, if it is absolute.
+/// Path of the binary, if the command gives an absolute path.
 fn absolute_binary(command: &ServerCommand) -> Option<PathBuf> {
     command.binary.is_absolute().then(|| command.binary.clone())
 }
 
-/// Directories of libraries: a new file there may be the missing one.
+/// Directories in which libraries are searched: a new file there may be the missing library.
 fn library_directories(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let of_binary = absolute_binary(command).and_then(|path| path.parent().map(Path::to_owned));
     let listed =
@@ -329,7 +332,7 @@ fn missing_file(need: &NeededFile) -> Option<MissingNeed> {
         Ok(data) if data.is_dir() && need.model => {
             return told("it is a directory: correct the path of the file".to_owned());
         }
-        // Opening a pipe could block, so it is not checked.
+        // Check only regular files: opening a pipe could block.
         Ok(data) if !data.is_file() => return None,
         Ok(_) => {}
     }
@@ -347,7 +350,7 @@ fn missing_file(need: &NeededFile) -> Option<MissingNeed> {
     }
 }
 
-/// Library that the running process has mapped and that was deleted without another version in its place.
+/// Library that the running process has mapped, and that was deleted without a new version in its place.
 fn missing_library(running: u32) -> Option<MissingNeed> {
     let maps = fs::read_to_string(format!("/proc/{running}/maps")).ok()?;
     let gone: BTreeSet<&str> = maps.lines().filter_map(deleted_library).collect();
@@ -359,7 +362,7 @@ fn missing_library(running: u32) -> Option<MissingNeed> {
     Some(MissingNeed { kind: FailureKind::MissingLibrary, message })
 }
 
-/// `address perms offset dev inode path (deleted)`
+/// Path of a deleted library in a line of `/proc/PID/maps`: `address perms offset dev inode path (deleted)`.
 fn deleted_library(line: &str) -> Option<&str> {
     let path = line.strip_suffix(" (deleted)")?;
     let path = &path[path.find('/')?..];
@@ -367,7 +370,7 @@ fn deleted_library(line: &str) -> Option<&str> {
     (Path::new(name).extension().is_some_and(|end| end == "so") || name.contains(".so.")).then_some(path)
 }
 
-/// True if the directory has a file of this name or of another version, as after an upgrade.
+/// True if the directory has a file with this name or with that of another version, as after an upgrade.
 fn has_successor(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(stem) = name.find(".so").map(|at| &name[..at + ".so".len()]) else { return true };

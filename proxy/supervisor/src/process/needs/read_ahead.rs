@@ -1,5 +1,6 @@
 //! Reads a model's files into the page cache while the old process still serves, so that requests do not
-//! wait for the disk at the next start. A model loaded days ago, or into a GPU, may have left the cache.
+//! wait for the disk at the next start. Files of a model loaded days ago, or into a GPU, may no longer be
+//! in the cache.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -12,20 +13,21 @@ use tokio::time::Instant;
 
 use crate::spec::ServerCommand;
 
-/// Bytes checked and read at once: the size of the kernel's own read-ahead.
+/// Number of bytes checked and read at once: the size of the kernel's own read-ahead.
 const PIECE_BYTES: usize = 128 * 1024;
 
 /// Result of reading ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadAheadResult {
-    /// Bytes that had to be read.
+    /// Number of bytes that were not in the page cache and were read.
     pub(crate) read: u64,
-    /// The whole model is in the page cache.
+    /// True if the whole model is in the page cache now.
     pub(crate) whole: bool,
 }
 
-/// Reads missing parts for at most `limit`. Reads nothing if the model is larger than the `available` bytes
-/// of memory, because its last parts would evict the first. Blocks with the disk.
+/// Reads parts that are not in the page cache, for at most `limit`. Reads nothing if the model is larger
+/// than the `available` bytes of memory, because its last parts would evict its first ones. Blocks as long
+/// as the disk does.
 pub(crate) fn read_ahead(
     command: &ServerCommand,
     available: Option<u64>,
@@ -50,7 +52,7 @@ pub(crate) fn read_ahead(
             }
             match file.read_at(&mut room, at) {
                 Ok(read) => ahead.read += read as u64,
-                // The start itself reports the error.
+                // Ignore the error: the start itself reports it.
                 Err(_) => return ahead,
             }
         }
@@ -59,13 +61,14 @@ pub(crate) fn read_ahead(
     ahead
 }
 
-/// Opens a regular file and returns its length. Reading other kinds has side effects.
+/// Opens a regular file and returns its length. Other types are not opened, because reading them has side
+/// effects.
 fn open_regular(path: &Path) -> Option<(File, u64)> {
     let data = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((File::open(path).ok()?, data.len()))
 }
 
-/// True if the byte is in the page cache. A file system that cannot tell counts as cached.
+/// True if the byte at this offset is in the page cache, or the file system cannot tell.
 fn is_cached(file: &File, at: u64) -> bool {
     let mut byte = [0];
     let read = preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT);

@@ -1,22 +1,22 @@
-//! Layout of the file named by `LLAMA_WARDEN_RECLAIM`. The header
-//! `patches/cuda-memory/llama-warden-reclaim.h` has the same.
+//! Layout of the file named by `LLAMA_WARDEN_RECLAIM`. The C header
+//! `patches/cuda-memory/llama-warden-reclaim.h` describes the same layout.
 //!
 //! ```text
 //!     header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts    (blocks of 64 bytes)
 //! ```
 //!
-//! Requests and answers end with a checksum of the preceding bytes, so torn or foreign blocks are skipped.
-//! Byte order is the machine's own.
+//! Requests and answers end with a checksum of the bytes before it, so that incomplete or foreign blocks
+//! are detected and skipped. The byte order is that of the machine.
 
 use warden_policies::reclaim::{ReclaimOutcome, ReclaimedBytes};
 
 pub(super) const BLOCK_BYTES: usize = 64;
-/// Blocks per part, which limits the processes that share a file.
+/// Number of blocks per part, which limits the number of processes that share a file.
 pub(super) const BLOCKS_PER_PART: usize = 16;
 pub(super) const FILE_BYTES: usize = BLOCK_BYTES * (2 + 2 * BLOCKS_PER_PART);
 const MAGIC: [u8; 8] = *b"LWRECL1\0";
 const VERSION: u32 = 1;
-/// Bytes of a block before its checksum.
+/// Number of bytes of a block that its checksum covers.
 const CHECKED_BYTES: usize = BLOCK_BYTES - 8;
 
 pub(super) const GRAPHS: u32 = 1;
@@ -24,7 +24,7 @@ pub(super) const POOLS: u32 = 2;
 pub(super) const CUBLAS: u32 = 4;
 pub(super) const HEAP: u32 = 8;
 
-/// Part of the process that owns the blocks.
+/// Part of a process that answers in its own blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReclaimPart {
     Heap,
@@ -39,7 +39,7 @@ impl ReclaimPart {
         }
     }
 
-    /// Offset of the part's blocks.
+    /// Offset of the part's blocks in the file.
     pub(super) const fn block_offset(self) -> usize {
         match self {
             Self::Heap => BLOCK_BYTES * 2,
@@ -48,18 +48,18 @@ impl ReclaimPart {
     }
 }
 
-/// Last answer of one part of one process.
+/// Last answer by one part of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReclaimAnswer {
-    /// Number of the answered request, or of the request present when the process started.
+    /// Number of the answered request, or of the request in the file when the process started.
     pub(super) seq: u64,
-    /// `None`: the request was for another part.
+    /// Outcome; `None` if the request was for another part.
     pub(super) outcome: Option<ReclaimOutcome>,
     pub(super) given: ReclaimedBytes,
     pub(super) ms: u32,
 }
 
-/// A file without a request.
+/// Contents of a file without a request.
 pub(super) fn empty_file() -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_ne_bytes());
@@ -77,12 +77,12 @@ pub(super) fn request_block(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
     block
 }
 
-/// Number of the request in a block; `None` without one.
+/// Number of the request in a block; `None` if the block has no request.
 pub(super) fn request_number(block: &[u8]) -> Option<u64> {
     is_whole(block).then(|| u64_at(block, 0)).flatten()
 }
 
-/// Answer in a block; `None` if it is empty or torn.
+/// Answer in a block; `None` if the block is empty or incomplete.
 pub(super) fn read_answer(block: &[u8], part: ReclaimPart) -> Option<ReclaimAnswer> {
     if !is_whole(block) {
         return None;
@@ -119,7 +119,7 @@ fn is_whole(block: &[u8]) -> bool {
     block.get(..CHECKED_BYTES).is_some_and(|bytes| told == Some(block_checksum(bytes)))
 }
 
-/// FNV-1a.
+/// FNV-1a hash of the bytes.
 fn block_checksum(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)

@@ -1,12 +1,14 @@
-//! The file through which a generation is asked to give memory back: created, announced, written, read and
-//! removed.
+//! The file through which processes of a generation are asked to give memory back: creation, requests,
+//! answers and removal.
 //!
-//! The file is next to the socket in the private directory. The supervisor creates it before the process,
-//! removes it after the process, and never truncates or replaces it in between. No process maps it. A build
-//! without the fixes `reclaim-heap` and `reclaim-cuda` ignores the variable. A build with them locks a
-//! block of the file, so the locks show which parts would answer.
+//! The file is next to the socket in the private directory. The supervisor creates it before the process
+//! starts, removes it after the process has ended, and never truncates or replaces it in between. No
+//! process maps it. Builds without the patches `reclaim-heap` and `reclaim-cuda` ignore the variable that
+//! names the file. A build with them locks a block of the file, so the locks show which parts of a process
+//! would answer.
 //!
-//! A `LLAMA_WARDEN_RECLAIM` in the model's own environment belongs to its owner, and is not used.
+//! If the model's own environment sets `LLAMA_WARDEN_RECLAIM`, that file belongs to an operator and is not
+//! used.
 //!
 //! | file | job |
 //! |---|---|
@@ -34,27 +36,27 @@ use crate::spec::ServerCommand;
 /// Variable with the path of the file.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";
 
-/// Interval for reading answers. The process itself looks four times a second.
+/// Interval for checking for answers. The process checks for requests four times a second.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Extra time for the process to see the request and to report that its time is up.
+/// Extra time for the process to notice the request, and to report that its time is over.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// Result of a request.
+/// Result of asking a process to give memory back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReclaimResult {
     pub(crate) outcome: ReclaimOutcome,
-    /// Result of the heap, if asked.
+    /// Outcome for the heap; `None` if it was not asked.
     pub(crate) heap: Option<ReclaimOutcome>,
-    /// Result of graphs, pools and cuBLAS, if asked.
+    /// Outcome for CUDA graphs, memory pools and cuBLAS; `None` if they were not asked.
     pub(crate) cuda: Option<ReclaimOutcome>,
     pub(crate) given: ReclaimedBytes,
-    /// Working time in milliseconds, as reported by the process.
+    /// Milliseconds that giving memory back took, as reported by the process.
     pub(crate) ms: u64,
 }
 
 impl ReclaimResult {
-    /// No part could be asked.
+    /// Result if no part of the process could be asked.
     pub(crate) const NONE_ASKED: Self = Self {
         outcome: ReclaimOutcome::Nobody,
         heap: None,
@@ -64,12 +66,13 @@ impl ReclaimResult {
     };
 }
 
-/// File of the generation with this socket; as unique as the socket.
+/// Reclaim file of the generation with this socket. Its name is as unique as that of the socket.
 pub(crate) fn reclaim_path(socket: &Path) -> PathBuf {
     socket.with_extension("reclaim")
 }
 
-/// Sets the variable, or removes it if not `wanted`, unless the model's environment sets it.
+/// Sets the variable to our file, or removes the variable if not `wanted`; a value in the model's
+/// environment stays.
 pub(crate) fn announce_reclaim(command: &mut ServerCommand, socket: &Path, wanted: bool) {
     if command.env.iter().any(|(name, _)| name == VARIABLE) {
         return;
@@ -77,7 +80,7 @@ pub(crate) fn announce_reclaim(command: &mut ServerCommand, socket: &Path, wante
     if wanted {
         command.env.push((VARIABLE.to_owned(), reclaim_path(socket).to_string_lossy().into_owned()));
     } else {
-        // An inherited value would belong to another program.
+        // Remove an inherited value, which would name the file of another program.
         command.env_remove.push(VARIABLE.to_owned());
     }
 }
@@ -93,15 +96,15 @@ pub(crate) struct ReclaimChannel {
 }
 
 impl ReclaimChannel {
-    /// Creates the announced file before the process starts. `None` if our file was not announced. Blocks
-    /// for a small write.
+    /// Creates the file that the command names, before the process starts. `None` if the command does not
+    /// name our file, or it cannot be created. Blocks for a small write.
     pub(crate) fn make(command: &ServerCommand, socket: &Path) -> Option<Self> {
         let path = reclaim_path(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
         if told.is_none_or(|(_, told)| Path::new(told) != path) {
             return None;
         }
-        // A supervisor with the same PID may have left it.
+        // Remove a file left by an earlier supervisor with the same PID.
         drop(std::fs::remove_file(&path));
         let made = || -> io::Result<Self> {
             let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
@@ -111,7 +114,7 @@ impl ReclaimChannel {
         match made() {
             Ok(desk) => Some(desk),
             Err(error) => {
-                // The process runs without it.
+                // The process is started without this file.
                 let path = path.display();
                 tracing::warn!(%path, %error, "the process cannot be asked to give memory back");
                 drop(std::fs::remove_file(reclaim_path(socket)));
@@ -120,7 +123,7 @@ impl ReclaimChannel {
         }
     }
 
-    /// Opens the announced file of a running process. Blocks for a small call.
+    /// Opens the file of a running process. Blocks for a small call.
     pub(crate) fn reopen(command: &ServerCommand, socket: &Path) -> Option<Self> {
         let path = reclaim_path(socket);
         let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
@@ -129,7 +132,7 @@ impl ReclaimChannel {
         file.map(|file| Self { file })
     }
 
-    /// Parts that can be asked now. Blocks for some small calls.
+    /// Parts of the process that can be asked now. Blocks for some small calls.
     pub(crate) fn parts(&self) -> ReclaimParts {
         ReclaimParts {
             heap: !self.present_answers(ReclaimPart::Heap).is_empty(),
@@ -137,8 +140,9 @@ impl ReclaimChannel {
         }
     }
 
-    /// Asks all parts and waits for the answers. The CUDA part comes first, because memory that it frees
-    /// stays in the heap. `wait`: how long a process may look for a good moment, each time.
+    /// Asks all parts and waits for their answers. The CUDA part is asked first, because host memory that
+    /// it frees goes to the heap. `wait`: time for which the process may look for a good moment, for each
+    /// part.
     pub(crate) async fn reclaim(&self, wait: Duration) -> ReclaimResult {
         let asked = self.parts();
         let cuda = if asked.cuda { Some(self.ask_part(ReclaimPart::Cuda, wait).await) } else { None };
@@ -154,7 +158,7 @@ impl ReclaimChannel {
         }
     }
 
-    /// Sends one request to one part of each process present.
+    /// Sends one request to one part of each process that has the file open.
     async fn ask_part(&self, part: ReclaimPart, wait: Duration) -> (ReclaimOutcome, ReclaimedBytes, u64) {
         let nothing = (ReclaimOutcome::NoAnswer, ReclaimedBytes::default(), 0);
         let Some(seq) = self.write_request(part, wait) else { return nothing };
@@ -162,7 +166,8 @@ impl ReclaimChannel {
         loop {
             tokio::time::sleep(ANSWER_POLL_INTERVAL).await;
             let there = self.present_answers(part);
-            // A process that came after the request does not answer, and one that has ended cannot.
+            // Ignore processes that started after the request, which do not answer, and processes that have
+            // ended.
             let mut open = there.iter().filter(|answer| answer.seq < seq);
             let last = Instant::now() >= until;
             if open.next().is_some() && !last {
@@ -180,7 +185,7 @@ impl ReclaimChannel {
         }
     }
 
-    /// Writes the request in one call. `None` if it fails.
+    /// Writes the request in one call and returns its number. `None` if the write fails.
     fn write_request(&self, part: ReclaimPart, wait: Duration) -> Option<u64> {
         let mut block = [0; BLOCK_BYTES];
         self.file.read_exact_at(&mut block, BLOCK_BYTES as u64).ok()?;
@@ -195,7 +200,7 @@ impl ReclaimChannel {
         Some(seq)
     }
 
-    /// Last answers of the present processes: those that hold a lock on their block.
+    /// Last answers of the processes that hold a lock on their block, and so still run.
     fn present_answers(&self, part: ReclaimPart) -> Vec<ReclaimAnswer> {
         let mut blocks = vec![0; BLOCK_BYTES * BLOCKS_PER_PART];
         let start = part.block_offset();

@@ -1,5 +1,5 @@
-//! Messages from the serving process to the root, and the root's answers. Both may have different versions:
-//! new fields have to be optional, and an unreadable message ends the connection.
+//! Messages from the serving process to the root, and the root's answers. The two may have different
+//! versions, so new fields have to be optional. An unreadable message ends the connection.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use crate::spec::SpawnRequest;
 /// Number of a child of the root, never reused.
 pub(crate) type ChildId = u64;
 
-/// Program of the next instance, with our own arguments.
+/// Program that becomes the next instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuccessorProgram {
     /// Path of the program file.
     pub binary: PathBuf,
     /// Program name (`argv[0]`).
     pub called: OsString,
-    /// Arguments.
+    /// Arguments, without the program name.
     pub args: Vec<OsString>,
 }
 
-/// A request. Those with a number are answered.
+/// A request to the root. A request with a number is answered.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RootRequest {
@@ -31,13 +31,13 @@ pub(super) enum RootRequest {
     Spawn { number: u64, request: Box<SpawnRequest> },
     /// Create the next instance; its end of the handover connection is attached.
     Succeed { number: u64, program: SuccessorProgram },
-    /// Return the exit of a child that has ended.
+    /// Reap a child that has ended, and return its exit status.
     Reap { number: u64, child: ChildId },
-    /// Send a signal to a child's group.
+    /// Send SIGTERM, or SIGKILL if `kill`, to a child's group.
     Signal { child: ChildId, kill: bool },
     /// Release a child. If it runs, it is killed.
     Forget { child: ChildId },
-    /// This child serves from now on.
+    /// Record that this child, an instance, serves from now on.
     Serves { child: ChildId },
 }
 
@@ -45,9 +45,9 @@ pub(super) enum RootRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RootAnswer {
-    /// The process was created. Its pidfd is attached, and its output, if it has any.
+    /// The process was created. Attached: its pidfd, and the read ends of its output, if it has any.
     Created { number: u64, child: ChildId, pid: i32 },
-    /// The process was not created: error number, if any, and message.
+    /// The process was not created; with the error number, if any, and a message.
     Failed { number: u64, errno: Option<i32>, message: String },
     /// Exit of the child.
     Reaped { number: u64, exit: ProcessExit },

@@ -33,7 +33,7 @@ pub(crate) struct RootClient {
 }
 
 impl RootClient {
-    /// Starts the connection over the socket that the root gave us.
+    /// Starts the connection over the socket that the root gave to this process.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl RootClient {
     fn listen(&self) {
         while let Ok((answer, files)) = wire::receive_message::<RootAnswer>(&self.stream) {
             let waiting = lock(&self.waiting).remove(&answer.number());
-            // The requester has left: its child is dropped, and so killed by `Forget`.
+            // If the requester has left, the created child is dropped, and `Forget` lets the root kill it.
             let lost = match waiting {
                 Some(waiting) => waiting.send((answer, files)).err(),
                 None => Some((answer, files)),
@@ -62,7 +62,7 @@ impl RootClient {
                 self.send_order(&RootRequest::Forget { child });
             }
         }
-        // The root is gone, and the kernel ends us with it.
+        // The root is gone. The kernel is about to end this process, too.
         lock(&self.waiting).clear();
     }
 
@@ -95,7 +95,7 @@ impl RootClient {
     /// Lets the root create a process.
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
         let (binary, mark) = (request.command.binary.clone(), kinship::command_mark(&request.command));
-        // The root may be an older version that knows no wrapper field.
+        // Use a command without a wrapper field: the root may be an older version that does not know it.
         let request = SpawnRequest { command: request.command.without_wrapper(), ..request };
         let answer =
             self.send_request(|number| RootRequest::Spawn { number, request: Box::new(request) }, &[]).await;
@@ -153,7 +153,7 @@ impl RootClient {
         self.send_order(&RootRequest::Forget { child });
     }
 
-    /// Reports that the child serves from now on in our place.
+    /// Reports to the root that the child, the next instance, serves from now on in our place.
     pub(crate) fn note_serving(&self, child: ChildId) {
         self.send_order(&RootRequest::Serves { child });
     }

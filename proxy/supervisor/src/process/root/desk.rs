@@ -1,5 +1,5 @@
-//! Answers one successor on threads of its own, so that a slow request (a program on a hanging disk) delays
-//! no other.
+//! Answers the requests of one successor on separate threads, so that a slow request (a program on a
+//! hanging disk) does not delay others.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::process::group::ProcessExit;
 use crate::process::nursery::NurseryHandle;
 use crate::sync::lock;
 
-/// Starts to answer, until the other side is gone.
+/// Starts to answer a successor's requests, until the successor closes the connection.
 pub(crate) fn serve_successor(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
     let desk = Arc::new(RootServer {
         stream,
@@ -63,7 +63,7 @@ impl RootServer {
             }
             RootRequest::Forget { child } => family.forget(child),
             RootRequest::Serves { child } => {
-                // The previous instance serves its last requests, and is reaped then.
+                // The previous instance still serves its last requests; reap it when it ends.
                 if let Some(before) = family.note_serving(child) {
                     let family = Arc::clone(family);
                     self.spawn_task(async move { family.await_retired(before).await });
@@ -98,7 +98,7 @@ impl RootServer {
         drop(self.tasks.spawn_on(task, &self.runtime));
     }
 
-    /// Creates a process and reports it, without delaying the next request.
+    /// Creates a process and reports that, without delaying the next request.
     fn create_process(
         self: &Arc<Self>,
         number: u64,
@@ -134,7 +134,7 @@ impl RootServer {
     fn answer(&self, answer: &RootAnswer, files: &[BorrowedFd<'_>]) {
         let _one = lock(&self.writing);
         if let Err(error) = wire::send_message(&self.stream, answer, files) {
-            // The end of the instance is handled elsewhere.
+            // Nothing else to do: the end of the instance is handled elsewhere.
             tracing::debug!(%error, "cannot send an answer to the serving instance");
         }
     }

@@ -12,7 +12,7 @@ use crate::process::root::ask::ChildId;
 use crate::process::root::orders::{InstanceOrder, InstanceOrders};
 use crate::sync::lock;
 
-/// Children that live as long as another instance needs them. Owned by the nursery.
+/// Children of the root that live as long as another instance needs them. Owned by the nursery.
 #[derive(Debug)]
 pub(crate) struct RootFamily {
     next: AtomicU64,
@@ -32,19 +32,19 @@ impl RootFamily {
         id
     }
 
-    /// Releases a child. Without another owner it is killed.
+    /// Releases a child. If nothing else owns it, it is killed.
     pub(crate) fn forget(&self, id: ChildId) {
         let gone = lock(&self.children).remove(&id);
         drop(gone);
     }
 
-    /// Another instance is about to be created.
+    /// Records that another instance is about to be created.
     pub(super) fn note_next_instance(&self) {
         self.instances.send_modify(InstanceOrders::note_next_instance);
     }
 
-    /// Records that this child serves, and passes it orders that its predecessor missed. Returns the
-    /// predecessor.
+    /// Records that this child, an instance, serves now. Sends it the orders that its predecessor missed,
+    /// and returns the predecessor.
     pub(crate) fn note_serving(&self, id: ChildId) -> Option<ChildId> {
         let (mut before, mut heard) = (None, Vec::new());
         self.instances.send_modify(|instances| (before, heard) = instances.note_serving(id));
@@ -63,7 +63,7 @@ impl RootFamily {
         self.instances.send_modify(|instances| instances.note_ended(id));
     }
 
-    /// Passes an order on to the instances.
+    /// Sends an order to the instances that should get it.
     pub(crate) fn pass_on(&self, order: InstanceOrder) {
         let mut to = Vec::new();
         self.instances.send_modify(|instances| to = instances.note_order(order));
@@ -83,7 +83,7 @@ impl RootFamily {
     /// Waits until all instances that have handed over have ended.
     pub(crate) async fn retired_ended(&self) {
         let mut instances = self.instances.subscribe();
-        // Fails only without a sender, and we hold one.
+        // Waiting fails only if there is no sender, and we hold one.
         drop(instances.wait_for(InstanceOrders::has_no_retired).await);
     }
 
@@ -100,7 +100,7 @@ impl RootFamily {
                         None => std::future::pending().await,
                     }
                 } => {
-                    // The instance may have handed over at this moment.
+                    // If the instance handed over just now, wait for its successor instead.
                     if self.serving() == now {
                         return exit;
                     }

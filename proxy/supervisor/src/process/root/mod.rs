@@ -1,7 +1,7 @@
-//! The root: the first instance, which forks for all of its successors.
+//! The root: the first instance of the program, which forks all processes for its successors.
 //!
-//! The kernel ties a child's death to the thread that forked it. So the first instance stays: it forks,
-//! reaps and signals for the serving one, and its end is the end of all.
+//! The kernel ends a child when the thread that forked it ends. So the first instance stays after a
+//! handover: it forks, reaps and signals for the serving instance, and all processes end when it ends.
 //!
 //! ```text
 //!     first instance: serves ── handover ──> only the root: forks, reaps, signals

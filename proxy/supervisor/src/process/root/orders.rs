@@ -1,5 +1,6 @@
-//! Decides which instances get an order that the root receives. The decision and the serving instance share
-//! a lock, so an order during a handover reaches the next serving instance, and only once.
+//! Decides which instances get an order that the root receives. One lock protects that decision and the
+//! number of the serving instance, so an order during a handover reaches the next serving instance exactly
+//! once.
 //!
 //! | order | receivers |
 //! |---|---|
@@ -11,7 +12,7 @@ use rustix::process::Signal;
 
 use super::ask::ChildId;
 
-/// Order to instances.
+/// Order of an operator or the system to instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InstanceOrder {
     End,
@@ -29,15 +30,15 @@ impl InstanceOrder {
     }
 }
 
-/// Later instances, and the orders that they got.
+/// Instances after the root, and the orders that they have to get.
 #[derive(Debug, Default)]
 pub(super) struct InstanceOrders {
     serving: Option<ChildId>,
-    /// Have handed over, and still have requests.
+    /// Instances that have handed over and still have requests.
     retired: Vec<ChildId>,
     ending: bool,
-    /// Orders since the next instance was requested. A new instance does not handle signals yet, and its
-    /// predecessor handles none during the handover.
+    /// Orders since the creation of the next instance was requested. They are repeated to that instance: it
+    /// does not handle signals yet, and its predecessor handles none during the handover.
     missed: [Option<InstanceOrder>; 2],
 }
 
@@ -50,7 +51,7 @@ impl InstanceOrders {
         self.retired.is_empty()
     }
 
-    /// Records an order. Returns its present receivers.
+    /// Records an order. Returns the instances that have to get it now.
     pub(super) fn note_order(&mut self, order: InstanceOrder) -> Vec<ChildId> {
         let serving = self.serving.into_iter();
         match order {
@@ -64,12 +65,12 @@ impl InstanceOrders {
         serving.chain(self.retired.iter().copied()).collect()
     }
 
-    /// The next instance is about to be created, and will read the present state.
+    /// Records that the next instance is about to be created. Earlier orders need not be repeated to it.
     pub(super) fn note_next_instance(&mut self) {
         self.missed = [None, None];
     }
 
-    /// Records the serving instance. Returns its predecessor and the orders to repeat.
+    /// Records which instance serves now. Returns its predecessor, and the orders to repeat to it.
     pub(super) fn note_serving(&mut self, id: ChildId) -> (Option<ChildId>, Vec<InstanceOrder>) {
         let before = self.serving.replace(id);
         self.retired.extend(before);

@@ -1,5 +1,6 @@
-//! Messages with files between our processes, over a private socket: four bytes of length, then JSON. The
-//! files are attached to the first of these bytes. All calls block, so async callers use a thread.
+//! Messages between our processes over a private socket: four bytes with the length, then JSON. File
+//! descriptors may be attached to the first of these bytes. All functions block, so async callers use a
+//! thread.
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -15,14 +16,14 @@ use serde::de::DeserializeOwned;
 
 /// Maximum number of files per message. The kernel allows 253.
 pub const MAX_FILES: usize = 64;
-/// Maximum size of a message in bytes: a detector's state of one process takes some 100 KB.
+/// Maximum size of a message in bytes. The growth detector's state for one process takes some 100 KB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// Sends a message with these files, which the receiver gets as duplicates.
+/// Sends a message with file descriptors, of which the receiver gets duplicates.
 ///
 /// # Errors
 ///
-/// The other side is gone, takes nothing within the socket's timeout, or the message is too large.
+/// The other side is gone or accepts nothing within the socket's timeout, or the message is too large.
 pub fn send_message(
     mut to: &UnixStream,
     message: &impl Serialize,
@@ -38,7 +39,7 @@ pub fn send_message(
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::other("too many files"));
     }
-    // The rest of the four bytes follows without files, which were attached to the first byte.
+    // Send the rest of the four bytes without files, which went with the first byte.
     let sent = rustix::net::sendmsg(to, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
     to.write_all(&length[sent..])?;
     to.write_all(&text)
@@ -48,7 +49,8 @@ pub fn send_message(
 ///
 /// # Errors
 ///
-/// The other side is gone, says nothing within the socket's timeout, or something that is no such message.
+/// The other side is gone, sends nothing within the socket's timeout, or sends something else than such a
+/// message.
 pub fn receive_message<T: DeserializeOwned>(mut from: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let mut length = [0; 4];
     let mut files = Vec::new();

@@ -1,6 +1,6 @@
-//! Limits wrong keys by address. Guessing is hopeless anyway; the limit keeps it cheap for us. Beyond the
-//! limit no key of the address is checked, so a right key has to wait there, too; other addresses are not
-//! affected.
+//! Limits attempts with wrong keys by client address. Guessing a key is hopeless anyway; the limit keeps
+//! attempts cheap for the server. Beyond the limit no key from the address is checked, so that a right key
+//! has to wait, too. Other addresses are not affected.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::sync::lock;
 /// Wrong keys allowed in [`ATTEMPT_PERIOD`] from one address: enough for a person who pastes a wrong key a few times.
 const MAX_WRONG_KEYS: u64 = 10;
 const ATTEMPT_PERIOD: Duration = Duration::from_secs(60);
-/// Addresses with their own count; all others share one.
+/// Most addresses with a separate count; all others share one count.
 const MAX_ADDRESSES: usize = 1024;
 
 #[derive(Debug)]
@@ -35,11 +35,11 @@ impl SignInAttempts {
     /// Checks whether a key from `from` may be tried.
     ///
     /// # Errors
-    /// The remaining wait.
+    /// The time to wait, if too many wrong keys came from the address.
     pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
         let (used, now) = (lock(&self.used), self.since(now));
         let known = used.get(&Some(client_network(from)));
-        // An address without its own count uses the shared one.
+        // An address without a separate count uses the shared one.
         let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= MAX_ADDRESSES));
         let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) else { return Ok(()) };
         rate.check(known.copied().unwrap_or_default(), now)
@@ -57,7 +57,7 @@ impl SignInAttempts {
         }
         let until = used.entry(place).or_default();
         if let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) {
-            // Beyond the limit the count stays as it is.
+            // Beyond the limit the count does not change.
             *until = rate.take_unit(*until, now).unwrap_or(*until);
         }
     }

@@ -1,10 +1,10 @@
-//! Markup for visitors who are not signed in: a form for a key. Values in, markup out.
+//! Markup for visitors who are not signed in: a form for a key. Turns values into markup.
 
 use warden_pages::Html;
 
 use super::super::frame::write_head;
 
-/// The sign-in page. `why`: the error of the last attempt.
+/// Returns the sign-in page. `why`: the error of the last attempt.
 pub(super) fn sign_in_page(back: &str, why: Option<&str>) -> String {
     bare_document("Sign in", None, |main| {
         main.element("h1", &[], "llama-warden");
@@ -39,8 +39,8 @@ pub(super) fn sign_in_page(back: &str, why: Option<&str>) -> String {
     })
 }
 
-/// A page that redirects by itself. A navigation from another site carries no cookie of ours; a navigation
-/// from this page does.
+/// Returns a page that redirects by itself. A navigation from another site does not send the session
+/// cookie, but a navigation from this page does.
 pub(super) fn redirect_page(to: &str) -> String {
     bare_document("llama-warden", Some(to), |main| {
         main.within("p", &[], |p| {

@@ -1,12 +1,12 @@
 //! The page on the public listener, for holders of an operator's key. A browser sends no key when it opens
-//! an address, so a form takes the key once and a cookie replaces it. A program may send the key itself, as
-//! on other routes.
+//! an address, so a form asks for the key once, and a session cookie replaces the key. A program may send
+//! the key with each request, as on other routes.
 //!
 //! ```text
-//!   request ─ guard ─┬─ style, script ──────────────────────────────> as everywhere
-//!                    ├─ sign-in ─ tries left? ─ a key with the right? ─> session, cookie
-//!                    └─ else ─ cookie or key, and the right still there? ─┬─ no ──> the form, or 401, 403, 429
-//!                                                                         └─ yes ─> the page, in the key's name
+//!   request ─ guard ─┬─ style, script ──────────────────────────────> as on the admin socket
+//!                    ├─ sign-in ─ attempts left? ─ a key with the right? ─> session, cookie
+//!                    └─ other ─ cookie or key, with the right now? ─┬─ no ──> the form, or 401, 403, 429
+//!                                                                   └─ yes ─> the page, in the name of the key
 //! ```
 //!
 //! | module | job |
@@ -38,21 +38,21 @@ use crate::admin::query::{QueryPairs, address_with_query};
 
 /// Serves the page on the public listener.
 pub(crate) struct SignInGuard {
-    /// Runtime in which pages are made: not the threads that pass answers on.
+    /// Runtime in which pages are made, separate from the threads that pass answers on.
     runtime: Handle,
-    /// Its `stop` ends streams when the listener ends, before the fleet does.
+    /// State of the admin interface. Its `stop` ends streams when the listener ends, before the fleet ends.
     admin: AdminState,
     sessions: PageSessions,
     attempts: SignInAttempts,
 }
 
-/// A visitor with access, and the session if there is one.
+/// A visitor with access, and the visitor's session, if there is one.
 struct SignedInVisitor {
     name: Arc<str>,
     session: Option<String>,
 }
 
-/// Why a visitor is refused.
+/// Reasons to refuse a visitor.
 #[derive(Debug, thiserror::Error)]
 enum SignInError {
     #[error("sign in at /page/sign-in, or send a key with `operator = true`")]
@@ -77,7 +77,7 @@ impl OperatorPage for SignInGuard {
 }
 
 impl SignInGuard {
-    /// Call it in the runtime in which pages are made.
+    /// Creates the guard. Must be called in the runtime in which pages are to be made.
     pub(crate) fn new(admin: AdminState) -> Self {
         Self {
             runtime: Handle::current(),
@@ -129,7 +129,7 @@ impl SignInGuard {
             who: Some(format!("page, key {}, {}", known.name, asker.peer)),
             key: known.session.is_some().then(|| known.name.clone()),
             still_allowed: Some(Arc::new(move || {
-                // A stream opened by a key in its own header ends with its connection.
+                // A stream without a session was opened with a key in a header, and ends with its connection.
                 let Some(secret) = &session else { return true };
                 let key = sessions.upgrade().and_then(|door| door.sessions.key(secret, Instant::now()));
                 key.is_some_and(|key| key_name_with_right(&control, &key).is_ok())
@@ -156,7 +156,7 @@ impl SignInGuard {
         }
     }
 
-    /// The first of these keys that has the right.
+    /// Returns the first of `keys` that has the right to open the page.
     fn match_key(&self, keys: &[KeyHash], asker: &PageClient) -> Result<(Arc<str>, KeyHash), SignInError> {
         let mut why = SignInError::WrongKey;
         for key in keys {
@@ -166,7 +166,7 @@ impl SignInGuard {
                 Err(other) => why = other,
             }
         }
-        // The limit applies only after a right key was looked for: behind a proxy all visitors share one
+        // Apply the limit only after looking for a right key: behind a proxy all visitors have the same
         // address.
         if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
             return Err(SignInError::TooMany(wait.as_secs() + 1));
@@ -245,7 +245,7 @@ impl SignInGuard {
     }
 }
 
-/// The answer to a refused visitor: the form for a person, a sentence for a script.
+/// Returns the answer to a refused visitor: the sign-in form for a person, a sentence for a script.
 fn refusal(why: &SignInError, request: &Request<Incoming>, way: PageRoute<'_>) -> Response<AdminBody> {
     let headers = request.headers();
     let opens = request.method() == Method::GET && way.is_document();
@@ -261,7 +261,7 @@ fn refusal(why: &SignInError, request: &Request<Incoming>, way: PageRoute<'_>) -
     redirect(&address_with_query("/page/sign-in", &[("back", here)]))
 }
 
-/// The name of a key, if it opens the page now.
+/// Returns the name of a key, if the key has the right to open the page now.
 fn key_name_with_right(control: &GatewayControl, key: &KeyHash) -> Result<Arc<str>, SignInError> {
     match control.known_key(key) {
         Some((name, true)) => Ok(name),
@@ -297,14 +297,16 @@ fn return_path(asked: &QueryPairs) -> &str {
         .unwrap_or("/page/")
 }
 
-/// Browsers share cookies between ports of one host, so the name contains the port of the instance.
+/// Returns the name of the session cookie, which contains the instance's port, because browsers share
+/// cookies between all ports of a host.
 fn cookie_name(host: &str) -> String {
     let port = host.rsplit_once(':').map_or("", |(_, port)| port);
     let port: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
     format!("llama-warden-{port}")
 }
 
-/// All cookies of this name: a page of a neighbouring host may have set one of its own next to ours.
+/// Returns all cookies of this name. There may be several, because a page of a neighbouring host may have
+/// set another.
 fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));

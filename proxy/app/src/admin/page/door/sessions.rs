@@ -1,6 +1,6 @@
-//! Sessions of signed-in browsers: bounded, lost when the instance ends, each valid for some hours. The
-//! cookie is random and only its hash is kept, so that a comparison takes the same time however close a
-//! guess is.
+//! Sessions of signed-in browsers. Their number is bounded, each is valid for some hours, and all are lost
+//! when the instance ends. The cookie is random and only its hash is kept, so that a comparison takes the
+//! same time however close a guess is.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -11,18 +11,19 @@ use warden_gateway::KeyHash;
 
 use crate::sync::lock;
 
-/// Limit of sessions. A further sign-in ends the oldest: only holders of a key get so far.
+/// Most sessions. A further sign-in, which needs a key, ends the oldest session.
 const MAX_SESSIONS: usize = 64;
-/// Life of a session, even of an active one: somewhat more than a working day.
+/// Lifetime of a session, even if it is in use: somewhat more than a working day.
 pub(super) const SESSION_LIFETIME: Duration = Duration::from_secs(12 * 3600);
-/// Length of the cookie: 256 bits cannot be guessed.
+/// Length of the cookie in bytes: 256 bits cannot be guessed.
 const COOKIE_BYTES: usize = 32;
 
 #[derive(Debug)]
 struct PageSession {
     /// Hash of the cookie.
     hash: KeyHash,
-    /// The key that opened the session. Each request checks that it still has the right.
+    /// The key that opened the session. Each request checks that the key still has the right to open the
+    /// page.
     key: KeyHash,
     until: Instant,
 }
@@ -32,7 +33,7 @@ struct PageSession {
 pub(super) struct PageSessions(Mutex<VecDeque<PageSession>>);
 
 impl PageSessions {
-    /// Opens a session for a key that has the right. Returns the cookie.
+    /// Opens a session for a key that has the right to open the page. Returns the cookie.
     pub(super) fn open(&self, key: KeyHash, now: Instant) -> String {
         let secret = hex::encode(rand::random::<[u8; COOKIE_BYTES]>());
         let mut all = lock(&self.0);
@@ -48,7 +49,7 @@ impl PageSessions {
         secret
     }
 
-    /// The key of the session with this cookie.
+    /// Returns the key of the session with this cookie, if the session is still valid.
     pub(super) fn key(&self, secret: &str, now: Instant) -> Option<KeyHash> {
         let hash = KeyHash::from_key(secret.as_bytes());
         let all = lock(&self.0);

@@ -1,5 +1,5 @@
-//! The results of a search so far, in a file of the state folder. The same command continues from them
-//! after Ctrl-C or a reboot. Each line has the result of one process.
+//! The results of a search so far, in a file of the state folder. After Ctrl-C or a reboot, the command that
+//! began the search continues from them. Each line has the result of one process.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use warden_diagnose::between::ProcessRecord;
 
 use crate::exit::CommandError;
 
-/// The file of results, locked for this process alone.
+/// The file of results, with an exclusive lock.
 #[derive(Debug)]
 pub(super) struct SearchFile {
     path: PathBuf,
@@ -21,8 +21,8 @@ pub(super) struct SearchFile {
 }
 
 impl SearchFile {
-    /// Opens and reads the file of a search. Truncates it before the first torn line, or line of another
-    /// version.
+    /// Opens and reads the file of a search. Truncates the file before the first line that is torn or of
+    /// another version.
     pub(super) fn open(state: &Path, name: &str) -> Result<Self, CommandError> {
         let folder = state.join("between");
         let path = folder.join(name);

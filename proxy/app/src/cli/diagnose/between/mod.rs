@@ -2,9 +2,9 @@
 //! other answers.
 //!
 //! ```text
-//!   A..B ── repository ──> commits ──> Line (warden_diagnose) ── which revision? ──> build ──> its server
-//!                                        │ result of each process           (a store of its own, which
-//!                                        └──> file of the search             `serve` never uses)
+//!   A..B ── repository ──> commits ──> RevisionLine ── which revision? ──> build (separate store) ──> server
+//!                                        │ result of each process
+//!                                        └──> file of the search
 //! ```
 
 mod args;
@@ -106,7 +106,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let source = BuildSource::Commit { repository: repository.clone(), shown: shown.clone(), commit };
         let plain = BuildRequest {
             backend: args.between.backend,
-            // The server alone is needed; the web page takes longer to build.
+            // Build only the server, because the web page takes longer to build.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
             ..build::build_request(source, selection, numbers)
         };
@@ -156,7 +156,8 @@ impl CommitSearch<'_> {
                 kept.path().display()
             ));
         }
-        // Keep builds that another search made. Builds found when a search continues are its own.
+        // Keep builds that another search made. If this search continues an earlier run, the builds are its
+        // own.
         let others = if used == 0 { self.builds() } else { Vec::new() };
         let spec = SoloSpec {
             command: model.command.clone(),
@@ -187,7 +188,7 @@ impl CommitSearch<'_> {
             }
             SearchEvent::Record(record) => {
                 display.close();
-                // Continue: without the record, the search only cannot be resumed.
+                // Continue: without the record, a later run only has to repeat this process.
                 if let Err(failure) = kept.add(record) {
                     failure.lines().iter().for_each(|line| out::error_line(line));
                 }
@@ -205,7 +206,7 @@ impl CommitSearch<'_> {
                 let writing = Box::pin(self.write_report(path, ill, &report, asked, &lab, &stop));
                 wait_or_interrupt(signals, &stop, writing).await?
             }
-            // The same command continues and may still find it.
+            // The user can continue the search with this command, and may still find the revision.
             (Some(_), Ended::Interrupted) | (None, _) => Ok(()),
             (Some(path), _) => {
                 out::error_line(&format!("--report {}: nothing was found to write about", path.display()));

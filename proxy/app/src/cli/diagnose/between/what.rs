@@ -39,7 +39,7 @@ impl CommitSearch<'_> {
         let (oldest, newest) = (&self.line[0], &self.line[self.line.len() - 1]);
         let plan = self.builder.plan(&self.request(newest)).await?;
         let aim = self.args.aim();
-        // The numbers of a proof do not judge a search for growth.
+        // The `[proof]` settings do not affect a search for growth.
         let proof = (!aim.is_growth()).then_some(&self.configured.proof);
         let all = [
             format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.shown, oldest.commit, newest.commit),

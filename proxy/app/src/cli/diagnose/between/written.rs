@@ -25,7 +25,7 @@ pub(super) struct SearchRequests<'a> {
 
 impl CommitSearch<'_> {
     /// Writes the folder, with an experiment of the workload that shows the symptom, or with the requests
-    /// that show it.
+    /// that show the symptom.
     pub(super) async fn write_report(
         &self,
         path: &Path,
