@@ -200,7 +200,7 @@ pub enum NoFileReason {
     Off,
     /// The build is not known to support saving slots.
     Build,
-    /// A slot does not report the adapters (LoRA) used for its content.
+    /// A slot does not report the adapters (`LoRA`) used for its content.
     Adapters,
     /// The file does not contain the draft model's state.
     Draft,
