@@ -1,5 +1,5 @@
-//! `record_requests = "FILE"`: records requests of a model, without their texts, for `llama-warden diagnose
-//! --replay FILE`.
+//! Implements `record_requests = "FILE"`: records requests of a model, without their texts, for
+//! `llama-warden diagnose --replay FILE`.
 //!
 //! ```text
 //!   gateway thread ── body ──> [bounded queue] ──> thread: redacts ── line ─┬─> FILE, until it is full
@@ -28,14 +28,15 @@ use crate::captures::CaptureStore;
 use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 
-/// Lengths and times are private, too, so the file is not readable by everybody.
+/// Mode of the file, which only its owner can read, because lengths and times are private, too.
 const FILE_MODE: u32 = 0o600;
-/// Limit of requests that wait for the thread; only a disk that hangs causes more.
+/// Most requests that wait for the thread; only with a hanging disk do so many wait.
 const MAX_WAITING: usize = 64;
-/// Limit in bytes of waiting bodies, in addition to the gateway's own budget. A larger one waits alone.
+/// Most bytes of waiting bodies, in addition to the gateway's own budget. A single larger body may wait, too.
 const MAX_WAITING_BYTES: usize = 32 << 20;
 
-/// All files that requests are recorded to, by path. An open file stays open: another model may use it later.
+/// All files to which requests are recorded, by path. An open file stays open, because another model may
+/// use it later.
 #[derive(Debug, Default)]
 pub(crate) struct RecorderSet {
     files: BTreeMap<PathBuf, Arc<RequestRecorder>>,
@@ -43,14 +44,15 @@ pub(crate) struct RecorderSet {
 }
 
 impl RecorderSet {
-    /// Opens the files of a configuration that are not open yet. Blocks.
+    /// Opens the files of a configuration, unless they are already open. Blocks.
     pub(crate) fn open(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         let opened = open_all(self.missing_paths(resolved), &self.captures)?;
         self.files.extend(opened);
         Ok(())
     }
 
-    /// [`Self::open`] while we serve: on another thread and with a limit, because a disk may hang.
+    /// Like [`Self::open`], for use while serving: works on another thread and within a time limit, because
+    /// a disk may hang.
     pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let (missing, captures) = (self.missing_paths(resolved), self.captures.clone());
@@ -73,7 +75,7 @@ impl RecorderSet {
         named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
 
-    /// The latest requests of all files.
+    /// Returns the latest requests of all files.
     pub(crate) fn captures(&self) -> CaptureStore {
         self.captures.clone()
     }
@@ -120,7 +122,8 @@ pub(crate) struct RequestRecorder {
 }
 
 impl RequestRecorder {
-    /// Appends to `path`, up to `most` bytes in all. `body`: limit in bytes of a request.
+    /// Opens `path` for appending, up to `most` bytes of file size. `body`: largest body that is recorded,
+    /// in bytes.
     pub(crate) fn start(
         path: &Path,
         body: usize,
@@ -128,7 +131,7 @@ impl RequestRecorder {
         captures: CaptureStore,
     ) -> io::Result<Arc<Self>> {
         let file = append::open_lines(path, FILE_MODE)?;
-        // An existing file may be readable by everybody.
+        // The mode of an existing file may let everybody read it.
         file.set_permissions(Permissions::from_mode(FILE_MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
         let (queue, requests) = sync_channel::<QueuedRequest>(MAX_WAITING);
@@ -176,7 +179,7 @@ struct RecordWriter {
     file: File,
     bytes_left: u64,
     path: PathBuf,
-    /// True if nothing more can be written.
+    /// Nothing more can be written.
     is_over: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Locks a mutex even if it is poisoned. Each step on our counters, queues and displayed data leaves them
-//! consistent, and refusing the lock would end tasks that have nothing to do with the panic.
+//! Locks a mutex even if it is poisoned. Counters, queues and displayed data are consistent after each
+//! step, and refusing the lock would end tasks that have nothing to do with the panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

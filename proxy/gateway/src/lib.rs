@@ -5,7 +5,7 @@
 //!   client --TCP--> client ──> exchange ──> answer ··> to the client; holds the lease until the answer ends
 //!                                 │
 //!       access ──> route ──> body ──> rules ──> backend --socket--> llama-server
-//!      permitted?  which?   read     changed   lease, connection, attempts
+//!      permitted?  which?     read     changed   lease, connection, attempts
 //! ```
 //!
 //! Guarantees, each with its test:

@@ -21,7 +21,7 @@ pub enum BadgeTone {
 }
 
 impl BadgeTone {
-    /// The CSS class with its colour.
+    /// Returns the CSS class that sets the tone's colour.
     pub const fn class(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -32,7 +32,7 @@ impl BadgeTone {
         }
     }
 
-    /// The shape's path in a square of 12.
+    /// Returns the SVG path of the tone's shape, in a square of 12 units.
     const fn path(self) -> &'static str {
         match self {
             Self::Good => "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
@@ -43,7 +43,7 @@ impl BadgeTone {
         }
     }
 
-    /// The shape alone, for use next to a word.
+    /// Returns the shape without a word, for use next to a word.
     pub fn shape(self) -> String {
         let mut html = Html::new();
         html.within(
@@ -60,7 +60,7 @@ impl BadgeTone {
     }
 }
 
-/// A badge: `badge(Tone::Bad, "failed")`.
+/// Returns a badge with shape and word: `badge(BadgeTone::Bad, "failed")`.
 pub fn badge(tone: BadgeTone, word: impl Display) -> String {
     let mut html = Html::new();
     html.within("span", &[("class", &format_args!("badge {}", tone.class()))], |span| {

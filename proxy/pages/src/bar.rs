@@ -13,16 +13,16 @@ use crate::number::Px;
 pub enum BarPart {
     /// The model's weights.
     Weights,
-    /// The KV cache, and declared caches.
+    /// KV cache and declared caches.
     Cache,
-    /// Growth beyond these.
+    /// Growth beyond weights and caches.
     Growth,
-    /// The rest.
+    /// All other memory.
     Other,
 }
 
 impl BarPart {
-    /// The word next to the bar.
+    /// Returns the word for the part, shown next to the bar.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -59,17 +59,17 @@ const WIDTH: f64 = 200.0;
 const HEIGHT: f64 = 12.0;
 
 impl UsageBar {
-    /// Bytes held.
+    /// Returns the bytes held, of all parts together.
     pub fn held_bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// The limit in words: the soft budget, where there is one, as in `status`.
+    /// Returns the limit to mention in words: the soft budget if there is one, as in `status`.
     fn soft_or_limit(&self) -> Option<u64> {
         self.soft.or(self.limit)
     }
 
-    /// `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
+    /// Returns `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
     pub fn held_text(&self) -> String {
         let held = ByteSize(self.held_bytes());
         let whole =
@@ -79,7 +79,7 @@ impl UsageBar {
         format!("{held}{whole}{hard}")
     }
 
-    /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for readers who do not see the bar.
+    /// Returns `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for readers who do not see the bar.
     pub fn describe(&self) -> String {
         let whole = self.held_text();
         let parts: Vec<String> = self
@@ -104,7 +104,8 @@ impl UsageBar {
         self.parts.iter().copied().filter(|(_, bytes)| *bytes > 0)
     }
 
-    /// The bar alone. Bytes beyond the limit make the bar longer than the limit, which is then a line in it.
+    /// Returns the bar without words. If more than the limit is held, the bar is longer, and a line in it
+    /// marks the limit.
     pub fn svg(&self) -> String {
         let all = self.held_bytes().max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
         let place = |bytes: u64| as_f64(bytes) / as_f64(all) * WIDTH;
@@ -142,7 +143,7 @@ impl UsageBar {
         html.into_string()
     }
 
-    /// The bar, and the words below it.
+    /// Returns the bar with the words below it.
     pub fn html(&self) -> String {
         let mut html = Html::new();
         html.raw(&self.svg());

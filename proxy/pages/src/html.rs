@@ -6,7 +6,7 @@
 
 use std::fmt::{Display, Write};
 
-/// Attributes: names of ours, and values of any origin.
+/// Attributes of an element: fixed names, with values of any origin.
 pub type HtmlAttributes<'a> = &'a [(&'static str, &'a dyn Display)];
 
 /// Escapes text for an element or a quoted attribute.
@@ -31,7 +31,8 @@ fn push_escaped(safe: &mut String, text: &str) {
     }
 }
 
-/// Embeddings, overrides and isolates of direction: with them a name can look like another one.
+/// Returns whether a character changes the text direction (embeddings, overrides, isolates), with which a
+/// name can look like another.
 const fn changes_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -46,8 +47,8 @@ impl Write for EscapingWriter<'_> {
     }
 }
 
-/// The ARIA role of a table's element. Without it a browser may not recognize a table that is laid out as
-/// blocks or as a grid, as on a narrow screen.
+/// Returns the ARIA role of a table's element. Without the role a browser may not recognize a table that is
+/// laid out as blocks or as a grid, as on a narrow screen.
 fn aria_role(name: &str, attributes: HtmlAttributes<'_>) -> Option<&'static str> {
     let scope =
         |word: &str| attributes.iter().any(|(name, value)| *name == "scope" && value.to_string() == word);
@@ -67,7 +68,7 @@ fn aria_role(name: &str, attributes: HtmlAttributes<'_>) -> Option<&'static str>
 pub struct Html(String);
 
 impl Html {
-    /// An empty fragment.
+    /// Creates an empty fragment.
     pub const fn new() -> Self {
         Self(String::new())
     }
@@ -79,7 +80,7 @@ impl Html {
         self
     }
 
-    /// Writes markup of ours unchanged: another fragment, or an entity. Never foreign text.
+    /// Writes trusted markup unchanged, such as another fragment or an entity. Never pass foreign text.
     pub fn raw(&mut self, markup: &str) -> &mut Self {
         self.0.push_str(markup);
         self
@@ -141,7 +142,7 @@ impl Html {
         }
     }
 
-    /// Writes a list; nothing without lines.
+    /// Writes a list; writes nothing if there are no lines.
     pub fn list<T: Display>(&mut self, lines: impl IntoIterator<Item = T>) -> &mut Self {
         let mut lines = lines.into_iter().peekable();
         if lines.peek().is_some() {
@@ -154,14 +155,15 @@ impl Html {
         self
     }
 
-    /// Writes names and their descriptions: one description for each name, however many lines it has. Pairs
-    /// without a description are left out.
+    /// Writes names with a description each, however many lines the description has. Pairs without a
+    /// description are left out.
     pub fn terms<N: Display, V: AsRef<str>>(&mut self, pairs: impl IntoIterator<Item = (N, V)>) -> &mut Self {
         self.within("dl", &[("class", &"terms")], |list| {
             for (name, value) in pairs {
                 let value = value.as_ref().trim_end();
                 if !value.is_empty() {
-                    // Both in one box, so that a long description never pushes the next name next to it.
+                    // Put name and description into one box, so that a long description cannot shift the
+                    // next name.
                     list.within("div", &[], |pair| {
                         pair.element("dt", &[], name).element("dd", &[], value);
                     });
@@ -170,12 +172,12 @@ impl Html {
         })
     }
 
-    /// The fragment as text.
+    /// Returns the fragment as text.
     pub fn into_string(self) -> String {
         self.0
     }
 
-    /// The text written so far.
+    /// Returns the text written so far.
     pub fn as_str(&self) -> &str {
         &self.0
     }

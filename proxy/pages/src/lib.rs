@@ -1,5 +1,5 @@
-//! Building blocks for all our pages, so that they have one look: the page of a running instance, and the
-//! report of an experiment, which is a self-contained file.
+//! Building blocks for all pages of llama-warden, so that they look alike: the page of a running instance,
+//! and the report of an experiment, which is a self-contained file.
 //!
 //! ```text
 //!  values ──> plot, bar, badge ──> Html ──> a fragment of a page
@@ -14,7 +14,7 @@
 //! | [`bar`] | the use of a budget |
 //! | [`plot`] | readings over requests or time with the fitted law, budgets, declared caches, events and forecasts |
 //! | [`spark`] | a line without axes, for a row of a table |
-//! | [`mod@time`] | moments, for people and for a script that knows their zone |
+//! | [`mod@time`] | moments, for people and for a script that knows their time zone |
 //! | [`words`] | meaning of each verdict, in a sentence |
 //!
 //! The crate decides nothing, reads no clock and no file, and opens no socket. Its output needs no script,

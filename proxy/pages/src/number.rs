@@ -8,16 +8,16 @@ pub(crate) struct Px(pub(crate) f64);
 
 impl Display for Px {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // Clamped far outside of any drawing, because an infinity is no number in SVG.
+        // Limit the value to far outside of any drawing, because SVG has no infinity.
         let tenths = (self.0.clamp(-1e5, 1e5) * 10.0).round();
         let tenths = if tenths.is_nan() { 0.0 } else { tenths };
-        // No negative zero.
+        // Adding 0.0 turns a negative zero into zero.
         let value = tenths / 10.0 + 0.0;
         if value.fract().abs() < 1e-9 { write!(f, "{value:.0}") } else { write!(f, "{value:.1}") }
     }
 }
 
-/// A value of an axis for programs: no exponent, at most six decimals, no trailing zeros.
+/// A value on an axis, for programs: no exponent, at most six decimals, no trailing zeros.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AxisValue(pub(crate) f64);
 
@@ -29,7 +29,7 @@ impl Display for AxisValue {
     }
 }
 
-/// A number with commas between thousands.
+/// Formats a number with commas between thousands.
 pub(crate) fn group_digits(number: f64, digits: usize) -> String {
     let plain = format!("{:.digits$}", number.abs());
     let (whole, rest) = plain.split_at(plain.find('.').unwrap_or(plain.len()));

@@ -6,7 +6,7 @@ use crate::html::Html;
 use crate::number::Px;
 use crate::plot::{PlotLevel, reduce_points};
 
-/// Number of drawn places.
+/// Most positions drawn.
 const MAX_PLACES: usize = 100;
 const WIDTH: f64 = 100.0;
 const HEIGHT: f64 = 20.0;

@@ -1,6 +1,6 @@
-//! The one stylesheet, and the document around a self-contained file.
+//! The stylesheet of all pages, and the document around a self-contained file.
 //!
-//! The stylesheet is one text: served as a file next to pages, and inlined into files that are sent. All
+//! The stylesheet is a single text, inlined into pages and into self-contained files. All
 //! colours are custom properties at its top, once for light and once for dark; a test reads them and checks
 //! their contrast with the background.
 
@@ -8,17 +8,18 @@ use std::fmt::Display;
 
 use crate::html::Html;
 
-/// The stylesheet.
+/// Text of the stylesheet.
 pub const CSS: &str = include_str!("style.css");
 
-/// A self-contained page: no script, no font, no network. `title` is text, `body` is the markup of `<main>`.
+/// Returns a self-contained page: no script, no font, no network. `title` is text, `body` is the markup of
+/// `<main>`.
 pub fn document(title: impl Display, body: &Html) -> String {
     let mut html = Html::new();
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |head| {
             head.void("meta", &[("charset", &"utf-8")]);
             head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
-            // Even if hostile markup slips in, nothing of it runs or loads anything.
+            // With this policy, hostile markup could neither run nor load anything.
             let policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
             head.void("meta", &[("http-equiv", &"Content-Security-Policy"), ("content", &policy)]);
             head.element("title", &[], title);

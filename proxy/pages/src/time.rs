@@ -24,7 +24,7 @@ pub struct UtcMoment {
 }
 
 impl UtcMoment {
-    /// From seconds since 1970. Clamped to the years 0 to 9999.
+    /// Creates a moment from seconds since 1970. Limited to the years 0 to 9999.
     pub fn from_unix(unix: i64) -> Self {
         let unix = unix.clamp(-62_167_219_200, 253_402_300_799);
         let (days, rest) = (unix.div_euclid(DAY), unix.rem_euclid(DAY));
@@ -50,34 +50,34 @@ impl UtcMoment {
         }
     }
 
-    /// `26 Nov`.
+    /// Formats the date as `26 Nov`.
     pub fn date(self) -> String {
         let month = usize::try_from(self.month.saturating_sub(1)).unwrap_or(0);
         format!("{} {}", self.day, MONTHS[month.min(11)])
     }
 
-    /// `14:03`.
+    /// Formats the time as `14:03`.
     pub fn clock(self) -> String {
         format!("{:02}:{:02}", self.hour, self.minute)
     }
 
-    /// For programs: `2026-11-26T14:03:20Z`.
+    /// Formats the moment for programs: `2026-11-26T14:03:20Z`.
     pub fn rfc3339(self) -> String {
         let Self { year, month, day, hour, minute, second } = self;
         format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
     }
 
-    /// For people: `26 Nov 2026 14:03:20 UTC`.
+    /// Formats the moment for people: `26 Nov 2026 14:03:20 UTC`.
     pub fn long_text(self) -> String {
         format!("{} {} {}:{:02} UTC", self.date(), self.year, self.clock(), self.second)
     }
 }
 
-/// Days from the beginning of 1970 to the beginning of a year.
+/// Returns the days from the beginning of 1970 to the beginning of a year.
 const fn days_before(year: i64) -> i64 {
     let past = year - 1;
     let leaps = past.div_euclid(4) - past.div_euclid(100) + past.div_euclid(400);
-    // 477 leap days before 1970.
+    // Subtract the 477 leap days before 1970.
     (year - 1970) * 365 + leaps - 477
 }
 
@@ -90,7 +90,7 @@ const fn days_of_month(year: i64, month: i64) -> i64 {
     }
 }
 
-/// The element `time` for a moment in seconds since 1970, whose `datetime` a script may show in another zone.
+/// Returns a `time` element for seconds since 1970, whose `datetime` a script may show in another time zone.
 pub fn time_element(unix: i64) -> String {
     let moment = UtcMoment::from_unix(unix);
     let mut html = Html::new();

@@ -1,11 +1,11 @@
-//! Explains the terms on our pages, a sentence each, so that all pages explain them alike.
+//! Explains the terms on the pages, in a sentence each, so that all pages explain them alike.
 
 use warden_policies::MemoryKind;
 use warden_policies::growth::GrowthVerdict;
 
 use crate::badge::BadgeTone;
 
-/// All verdicts, from the mildest on.
+/// All verdicts, the mildest first.
 pub const ALL_VERDICTS: [GrowthVerdict; 5] = [
     GrowthVerdict::Warming,
     GrowthVerdict::Steady,
@@ -14,7 +14,7 @@ pub const ALL_VERDICTS: [GrowthVerdict; 5] = [
     GrowthVerdict::Leaking,
 ];
 
-/// Meaning of a verdict, in a sentence.
+/// Explains a verdict in a sentence.
 pub const fn explain_verdict(verdict: GrowthVerdict) -> &'static str {
     match verdict {
         GrowthVerdict::Warming => {
@@ -29,7 +29,7 @@ pub const fn explain_verdict(verdict: GrowthVerdict) -> &'static str {
     }
 }
 
-/// The colour and shape of a verdict.
+/// Returns the tone of a verdict, which determines its colour and shape.
 pub const fn verdict_tone(verdict: GrowthVerdict) -> BadgeTone {
     match verdict {
         GrowthVerdict::Warming => BadgeTone::Busy,
@@ -39,7 +39,7 @@ pub const fn verdict_tone(verdict: GrowthVerdict) -> BadgeTone {
     }
 }
 
-/// A memory in words: `host memory`, `VRAM of GPU 0`.
+/// Names a kind of memory: `host memory`, `VRAM of GPU 0`.
 pub fn memory_name(series: MemoryKind) -> String {
     match series {
         MemoryKind::Host => "host memory".to_owned(),
@@ -47,7 +47,7 @@ pub fn memory_name(series: MemoryKind) -> String {
     }
 }
 
-/// Explanations of the elements of plots, by their names in the legends.
+/// Terms of plots, by their names in the legends, with explanations.
 pub const PLOT_TERMS: [(&str, &str); 5] = [
     ("law", "Growth with the work, as the detector finds it in the readings, with its range."),
     (

@@ -1,13 +1,13 @@
-//! Replays a recording through the detector and a policy, as for a live backend: reading by reading, the
-//! same functions in the same order. Readings in, verdicts and decisions out; nothing is carried out.
+//! Replays a recording through the leak detector and a policy, as for a live backend: reading by reading,
+//! with the same functions in the same order. Returns verdicts and decisions; nothing is carried out.
 //!
 //! ```text
-//!  Sample ──> Monitor ── changes ────────────────────────┐
-//!    └──────> SeriesFacts ──> decide ──> Cooldown ─── acts ┴──> Replayed
+//!  BackendSample ──> GrowthMonitor ── changes ────────────────┐
+//!    └──────> SeriesFacts ──> decide ──> cooldown ─── actions ┴──> ReplayResult
 //! ```
 //!
-//! A recording is of one process, so a decided replacement does not restart the detector: later readings
-//! are still those of the same process.
+//! A recording covers one process, so a decided replacement does not restart the detector: later readings
+//! are still readings of the same process.
 
 mod json;
 mod text;
@@ -37,12 +37,12 @@ pub(crate) struct ReplaySettings {
     pub(crate) growth: GrowthPolicy,
     /// Bytes of host memory of declared caches; 0: none are declared.
     pub(crate) allowance: u64,
-    /// Host memory of the machine in bytes, used by this process alone; `None` switches off budgets that
-    /// are a share of it, and forecasts of its end.
+    /// Host memory of the machine in bytes, as if no other process used any. `None` switches off budgets that
+    /// are a share of it, and forecasts of its exhaustion.
     pub(crate) host_total: Option<u64>,
-    /// The same of each GPU.
+    /// VRAM of each GPU in bytes, as if no other process used any; `None` has the same effect.
     pub(crate) gpu_total: Option<u64>,
-    /// Minute of the day of the first reading; `None` opens all windows.
+    /// Minute of the day of the first reading; with `None` all replacement windows count as open.
     pub(crate) starts_at: Option<u16>,
 }
 
@@ -50,10 +50,10 @@ pub(crate) struct ReplaySettings {
 #[derive(Clone, Debug)]
 pub(crate) struct ReplayDecision {
     pub(crate) request: u64,
-    /// Time since the spawn.
+    /// Time since the spawn of the process.
     pub(crate) at: Duration,
     pub(crate) decision: RecycleDecision,
-    /// Why the cooldown held it back.
+    /// Reason why the cooldown held the decision back.
     pub(crate) held: Option<HoldReason>,
     /// Bytes of the series that was the reason.
     pub(crate) bytes: Option<u64>,
@@ -64,22 +64,22 @@ pub(crate) struct ReplayDecision {
 pub(crate) struct ReplayResult {
     /// Number of readings.
     pub(crate) readings: usize,
-    /// Work at the end.
+    /// Work done by the process up to the last reading.
     pub(crate) work: WorkDone,
-    /// From the first reading to the last.
+    /// Time from the first reading to the last.
     pub(crate) lasted: Duration,
     /// Changes of verdict.
     pub(crate) changes: Vec<VerdictChange>,
     /// Replacements that were decided.
     pub(crate) actions: Vec<ReplayDecision>,
-    /// Replacements that would be decided if the mode were not to observe.
+    /// Replacements that the policy would decide in another mode than `observe`.
     pub(crate) observed: Vec<ReplayDecision>,
     /// Facts of each series at the end.
     pub(crate) series: Vec<SeriesFacts>,
 }
 
 impl ReplayResult {
-    /// The detector's growth of each series at the end.
+    /// Returns the detector's result for each series at the end.
     pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &SeriesGrowth)> {
         self.series.iter().filter_map(|facts| Some((facts, facts.growth.as_ref()?)))
     }
@@ -95,7 +95,7 @@ struct ReplayRun<'a> {
     idle_since: Option<Duration>,
     wanted_since: Option<Duration>,
     urgent_since: Option<Duration>,
-    /// Decisions that were reported: each only once.
+    /// Decisions already reported, because each is reported only once.
     reported: Vec<(RecycleAction, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
@@ -147,7 +147,8 @@ pub(crate) fn replay_samples(told: &ReplaySettings, samples: &[BackendSample]) -
 }
 
 impl<'a> ReplayRun<'a> {
-    /// Idle: nothing in flight, and no request has ended since the last reading.
+    /// Records since when the process is idle: nothing is in flight, and no request ended since the last
+    /// reading.
     fn watch_idle(&mut self, sample: &BackendSample) {
         let still = self.previous.is_some_and(|before| before.work.requests == sample.work.requests);
         self.idle_since = match (sample.in_flight, self.idle_since) {
@@ -201,7 +202,7 @@ impl<'a> ReplayRun<'a> {
                 at_ready: of(self.first),
                 estimated,
                 total,
-                // A recording does not contain other programs' memory: the process counts as the only one.
+                // A recording lacks other programs' memory, so assume that there is no other program.
                 free: total.zip(sample.charged(series)).map(|(total, held)| total.saturating_sub(held)),
                 allowance,
                 worst: None,
@@ -211,8 +212,8 @@ impl<'a> ReplayRun<'a> {
         all.collect()
     }
 
-    /// Asks the policy, and the cooldown where a replacement is due. Returns a decision that was not
-    /// reported yet.
+    /// Asks the policy, and the cooldown if a replacement is due. Returns a decision that was not
+    /// reported before.
     fn decide(&mut self, sample: &BackendSample, facts: &RecycleFacts) -> Option<ReplayDecision> {
         let held = |series: Option<MemoryKind>| series.and_then(|series| sample.charged(series));
         let barred = |reason, series| {
@@ -226,7 +227,7 @@ impl<'a> ReplayRun<'a> {
         let asked = decision.due && decision.action > RecycleAction::Observe;
         let ask = CooldownQuery { now: sample.at, held: held(decision.series), ..CooldownQuery::default() };
         let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.settings.policy).err()).flatten();
-        // A decision that was held back is reported again once it is not, but not the other way round.
+        // A decision that was held back is reported again when it is no longer held back, but not vice versa.
         let key = |due| (decision.action, decision.reason, decision.series, due);
         let due = decision.due && held.is_none();
         if self.reported.contains(&key(due)) || (held.is_some() && self.reported.contains(&key(true))) {
@@ -234,7 +235,7 @@ impl<'a> ReplayRun<'a> {
         }
         self.reported.push(key(due));
         if asked && held.is_none() {
-            // A switched-off reason shows at the next decision.
+            // If this switches the reason off, the next decision shows it.
             let _switched_off = self.cooldown.record_start(sample.at, reason, &self.settings.policy);
         }
         Some(ReplayDecision {

@@ -52,7 +52,7 @@ pub(crate) fn replay_text(
     lines.join("\n") + "\n"
 }
 
-/// Budgets that are off because the total of which they are a share is unknown.
+/// Lists budgets that are off because they are a share of an unknown total.
 fn unknown_shares(told: &ReplaySettings) -> Vec<String> {
     let policy = &told.policy;
     let all = [
@@ -76,8 +76,8 @@ fn change_line(change: &VerdictChange, said: &mut Vec<String>) -> String {
     )
 }
 
-/// Slope, blame and fill, where they are meaningful at this verdict. The reason why nothing is blamed is
-/// given once.
+/// Describes slope, cause and fill level, as far as they are meaningful for this verdict. The reason why no
+/// cause is named is given only once.
 fn evidence_text(growth: &SeriesGrowth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= GrowthVerdict::Bounded {

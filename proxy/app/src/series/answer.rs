@@ -1,4 +1,4 @@
-//! The answer to `GET /series`, which the page draws, too: the same values for programs and for people.
+//! The answer to `GET /series`. The page draws the same values, so programs and people see the same.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{AllowanceFill, GrowthLine, GrowthVerdict};
@@ -12,17 +12,17 @@ use super::marks::SeriesMark;
 use super::store::{FoundSeries, SeriesSpan, SeriesStore, SeriesStoreError, unix_seconds};
 use crate::cli::growth;
 
-/// The memories with recorded series.
+/// List of the recorded series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesList {
-    /// Now, in seconds since 1970.
+    /// Current time, in seconds since 1970.
     pub(crate) now: u64,
-    /// Where the series are kept, for people.
+    /// Text that says where the series are stored.
     pub(crate) place: String,
     pub(crate) series: Vec<SeriesEntry>,
 }
 
-/// A recorded memory.
+/// A recorded series: one kind of memory of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesEntry {
     pub(crate) model: ModelName,
@@ -30,7 +30,7 @@ pub(crate) struct SeriesEntry {
     pub(crate) memory: MemoryKind,
     /// Start of the record, in seconds since 1970.
     pub(crate) from: u64,
-    /// Time of the last reading or write.
+    /// Time of the last reading or write, in seconds since 1970.
     pub(crate) to: u64,
 }
 
@@ -38,22 +38,22 @@ pub(crate) struct SeriesEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MemoryData {
     pub(crate) model: String,
-    /// In seconds since 1970, as are all times here except those of marks.
+    /// Current time in seconds since 1970, the unit of all times here except those of marks.
     pub(crate) now: u64,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// Name of the range (`6h`), if the range moves with the time.
+    /// Name of the range (`6h`), if the range always ends at the current time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) range: Option<String>,
-    /// Where the series are kept, for people.
+    /// Text that says where the series are stored.
     pub(crate) place: String,
-    /// The model's memories, replica by replica.
+    /// The model's series, replica by replica.
     pub(crate) series: Vec<SeriesData>,
-    /// Actions and events in that time.
+    /// Actions and events within the range.
     pub(crate) marks: Vec<SeriesMark>,
 }
 
-/// Recorded memory of one replica.
+/// Recorded series: one kind of memory of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesData {
     pub(crate) replica: u32,
@@ -66,10 +66,10 @@ pub(crate) struct SeriesData {
     pub(crate) present: Option<SeriesStatus>,
 }
 
-/// Readings of a span of time.
+/// The readings within a span of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesPoint {
-    /// Start.
+    /// Start of the span.
     pub(crate) at: u64,
     /// Number of readings.
     pub(crate) count: u64,
@@ -77,14 +77,14 @@ pub(crate) struct SeriesPoint {
     pub(crate) mean: u64,
     pub(crate) max: u64,
     pub(crate) last: u64,
-    /// True if readings cover the whole span.
+    /// The readings cover the whole span.
     pub(crate) whole: bool,
-    /// Verdict and lines at that time.
+    /// Verdict, budgets and other lines at that time.
     #[serde(flatten)]
     pub(crate) lines: RollupContext,
 }
 
-/// Current values of a memory.
+/// Current values of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesStatus {
     pub(crate) generation: u64,
@@ -98,12 +98,12 @@ pub(crate) struct SeriesStatus {
     /// Growth, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slope: Option<String>,
-    /// Unit of work that the growth is put down to, in words.
+    /// Unit of work that the growth follows, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) blame: Option<String>,
     /// Declared caches, and how full they are.
     pub(crate) fill: AllowanceFill,
-    /// The same in words.
+    /// Fill level of declared caches, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<String>,
     /// Declared caches, pool by pool, in words.
@@ -125,7 +125,7 @@ pub(crate) struct SeriesStatus {
 /// Forecast of reaching a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LimitForecast {
-    /// Reason of the replacement that would follow.
+    /// Reason that the replacement at this limit would have.
     pub(crate) reason: Reason,
     /// The limit in bytes.
     pub(crate) limit: u64,
@@ -141,7 +141,7 @@ pub(crate) struct LimitForecast {
     pub(crate) words: String,
 }
 
-/// Why there is no answer for a model.
+/// Reasons why there is no answer for a model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSeriesError {
     /// The model is unknown, and nothing is recorded of it.
@@ -151,7 +151,7 @@ pub(crate) enum NoSeriesError {
     Store(#[from] SeriesStoreError),
 }
 
-/// Lists the memories with recorded series.
+/// Lists the recorded series.
 ///
 /// # Errors
 /// The disk does not answer.
@@ -168,7 +168,7 @@ pub(crate) async fn list_series(store: &SeriesStore) -> Result<SeriesList, Serie
     })
 }
 
-/// Recorded memory of a model, with its current values in this view of the fleet.
+/// Returns the recorded memory of a model, with its current values from `view`.
 ///
 /// # Errors
 /// Nothing is recorded of the model, or the disk does not answer.
@@ -213,7 +213,7 @@ pub(crate) async fn memory_of_model(
 fn series_data(found: FoundSeries, own: &[&BackendView], now: u64) -> SeriesData {
     let FoundSeries { key, width, buckets } = found;
     let last = buckets.last().map_or(0, |bucket| bucket.lines.generation);
-    // The process that is drawn last, else the newest.
+    // Use the process whose readings are the last in the plot, or else the newest process.
     let of_replica = || own.iter().filter(|backend| backend.replica == key.replica);
     let backend = of_replica()
         .find(|backend| backend.generation.is_some_and(|own| own.0 == last))
@@ -247,7 +247,7 @@ fn current_status(backend: &BackendView, memory: MemoryKind, now: u64) -> Option
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
     let forecasts = backend.memory.forecasts.iter().filter(|one| one.series == memory).map(|one| {
-        // Beyond a thousand years.
+        // A moment beyond a thousand years is left out.
         let at = |seconds: f64| {
             (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::truncate_to_u64(seconds)))
         };

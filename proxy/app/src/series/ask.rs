@@ -4,37 +4,37 @@ use warden_policies::rollup::{PointRange, SeriesPolicy};
 
 use crate::admin::query::QueryPairs;
 
-/// Offered ranges: names and seconds.
+/// Ranges that are offered by name, with their length in seconds.
 pub(crate) const RANGES: [(&str, u64); 5] =
     [("1h", 3600), ("6h", 6 * 3600), ("1d", 86_400), ("7d", 7 * 86_400), ("30d", 30 * 86_400)];
 
-/// Seconds of the shortest range.
+/// Length of the shortest range, in seconds.
 const MIN_RANGE: u64 = 60;
 
 /// Span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeriesRange {
-    /// The last seconds, under one of the names of [`RANGES`]: moves with the time.
+    /// The last so many seconds, under a name from [`RANGES`]. Always ends at the current time.
     Last(&'static str, u64),
-    /// From one second since 1970 to another: fixed.
+    /// A fixed range between two times in seconds since 1970.
     Between(u64, u64),
 }
 
 /// A parsed query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeriesQuery {
-    /// `None`: list the models.
+    /// Name of the model; `None` asks for the list of models.
     pub(crate) model: Option<String>,
     pub(crate) when: SeriesRange,
-    /// Limit of points.
+    /// Most points to return.
     pub(crate) points: usize,
 }
 
 impl SeriesQuery {
-    /// Parses a query. Unknown names are ignored: other programs may have added them.
+    /// Parses a query. Unknown parameters are ignored, because other programs may have added them.
     ///
     /// # Errors
-    /// A sentence with the valid form.
+    /// The error is a sentence with the valid form.
     pub(crate) fn from_query(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
         let asked = QueryPairs::strict(query)?;
         let get = |name: &str| asked.get(name);
@@ -61,10 +61,10 @@ impl SeriesQuery {
         Ok(Self { model: get("model").map(str::to_owned), when, points })
     }
 
-    /// The range at this moment.
+    /// Returns the range in absolute times, given the current time.
     pub(crate) const fn range(&self, now: u64) -> PointRange {
         let (from, to) = match self.when {
-            // Includes readings of the current second.
+            // Include readings of the current second.
             SeriesRange::Last(_, seconds) => (now.saturating_sub(seconds), now.saturating_add(1)),
             SeriesRange::Between(from, to) => (from, to),
         };

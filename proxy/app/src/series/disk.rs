@@ -1,5 +1,5 @@
-//! The folder of series: one file each, within a limit, written by one instance at a time. Everything here
-//! blocks on the disk, so callers use threads that may wait.
+//! The folder of series: one file per series, within a limit, written by one instance at a time. All calls
+//! block on the disk, so callers use threads that may wait.
 //!
 //! ```text
 //!  STATE/series/lock              held by the instance that writes
@@ -7,9 +7,9 @@
 //!  STATE/series/marks.jsonl       actions and their times: `marks_file`
 //! ```
 //!
-//! **Foreign files stay.** A file is ours if its head says so. A file of a later version, or another
-//! program's file under one of our names, is logged once and left alone. Its series is then kept in memory
-//! only.
+//! **Foreign files stay.** A file belongs to llama-warden if its head says so. A file of a later version,
+//! or another program's file under such a name, is logged once and left alone. The series with that file
+//! name is then kept in memory only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -39,16 +39,16 @@ pub(super) struct FileRecord {
 pub(super) struct SeriesFolder {
     pub(super) folder: PathBuf,
     tiers: Vec<RollupTier>,
-    /// Limit of files.
+    /// Most files in the folder.
     max_files: usize,
-    /// Locked while this lives.
+    /// Lock file, locked while this value exists.
     _lock: File,
     known: BTreeMap<SeriesKey, FileRecord>,
-    /// Series whose wide buckets were completed since the folder was opened.
+    /// Series whose incomplete wider buckets were completed since the folder was opened.
     complete: BTreeSet<SeriesKey>,
-    /// Series whose file is not used, which was logged.
+    /// Series whose file is foreign or unusable, which was logged.
     refused: BTreeSet<SeriesKey>,
-    /// True if the limit of files was logged.
+    /// Reaching the limit of files was logged.
     limit_logged: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct SeriesFolder {
 #[derive(Debug)]
 pub(super) enum WriteOutcome {
     Done,
-    /// Not written: kept in memory only. The sentence is for the log; `None` if it was logged before.
+    /// The series is kept in memory only. Holds a sentence for the log; `None` if it was logged before.
     Never(Option<String>),
 }
 
@@ -97,8 +97,8 @@ impl SeriesFolder {
         Ok(Some(disk))
     }
 
-    /// Reads the heads of all files. Removes files beyond the limit, but none for its age, because a clock
-    /// may be wrong.
+    /// Reads the heads of all files. Removes files beyond the limit, but no file because of its age alone:
+    /// the clock may be wrong.
     fn scan(&mut self, now: u64) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
@@ -106,7 +106,7 @@ impl SeriesFolder {
                 continue;
             }
             let Ok(head) = ring::read_head(&entry.path()) else { continue };
-            // A renamed file is an operator's copy.
+            // A file under another name is a copy made by an operator.
             if entry.file_name().to_string_lossy() != head.key.file_name() {
                 continue;
             }
@@ -117,16 +117,16 @@ impl SeriesFolder {
         Ok(())
     }
 
-    /// All series with a file.
+    /// Returns all series with a file.
     pub(super) fn known(&self) -> &BTreeMap<SeriesKey, FileRecord> {
         &self.known
     }
 
-    /// Removes the file that was not written for longest, if that is at least `rest` seconds. `false`:
-    /// there is none.
+    /// Removes the file that was not written for the longest time, if that time is at least `rest` seconds.
+    /// Returns false if there is no such file.
     fn remove_oldest(&mut self, now: u64, rest: u64) -> bool {
-        // After a clock was set back, files written now look older than files given up before, so `rest` is
-        // checked by distance first.
+        // After the clock was set back, files written now look older than files no longer in use. So first
+        // filter by the distance to the current time.
         let resting = self.known.iter().filter(|(_, known)| known.written.abs_diff(now) >= rest);
         let oldest = resting.min_by_key(|(_, known)| known.written);
         let Some(key) = oldest.map(|(key, _)| key.clone()) else { return false };
@@ -138,7 +138,7 @@ impl SeriesFolder {
         self.known.remove(key);
         self.complete.remove(key);
         let path = self.path(key);
-        // The name may refer to a foreign file by now.
+        // By now, the name may belong to a foreign file.
         if ring::read_head(&path).is_ok_and(|head| head.key == *key) {
             drop(fs::remove_file(path));
         }
@@ -152,7 +152,7 @@ impl SeriesFolder {
     /// written stay in `added`.
     ///
     /// # Errors
-    /// The disk fails or is full: a retry may succeed.
+    /// The disk fails or is full; a retry may succeed.
     pub(super) fn write(
         &mut self,
         key: &SeriesKey,
@@ -168,11 +168,12 @@ impl SeriesFolder {
                 let told = std::mem::replace(&mut self.limit_logged, true);
                 return Ok(WriteOutcome::Never((!told).then(|| self.too_many(key))));
             }
-            // A folder or a link is at that name: it stays.
+            // If a folder or a link has that name, leave it alone.
             Err(RingError::Io(error)) if !is_wrong_file_kind(&error) => return Err(error),
             Err(problem) => return Ok(self.refuse_series(key, &problem)),
         };
-        // The finest tier first: if we are killed in between, the others are completed from it.
+        // Write the finest tier first: if the process is killed in between, the wider tiers are completed
+        // from it.
         added.sort_by_key(|(tier, bucket)| (*tier, bucket.start));
         while let Some((tier, bucket)) = added.first() {
             ring.merge(*tier, bucket)?;
@@ -182,7 +183,7 @@ impl SeriesFolder {
         Ok(WriteOutcome::Done)
     }
 
-    /// The series' file, with complete buckets; `None` beyond the limit of files.
+    /// Opens the file of a series and completes its buckets; `None` if the limit of files is reached.
     fn open_ring(&mut self, key: &SeriesKey, now: u64) -> Result<Option<RingFile>, RingError> {
         let path = self.path(key);
         let ring = match RingFile::open(&path, key, &self.tiers, true) {
@@ -190,7 +191,7 @@ impl SeriesFolder {
             Err(RingError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 self.known.remove(key);
                 self.complete.insert(key.clone());
-                // A file that is still being written is not removed for another.
+                // Do not remove a file that is still being written.
                 while self.known.len() >= self.max_files {
                     if !self.remove_oldest(now, 3600) {
                         return Ok(None);
@@ -204,7 +205,7 @@ impl SeriesFolder {
         Ok(Some(ring))
     }
 
-    /// Completes the wide buckets that a killed writer has left behind.
+    /// Completes the wider buckets that a killed process has left incomplete.
     fn complete_tiers(&mut self, key: &SeriesKey, ring: &RingFile) -> io::Result<()> {
         if self.complete.contains(key) {
             return Ok(());
@@ -240,7 +241,7 @@ impl SeriesFolder {
         )
     }
 
-    /// Buckets of one tier of a series; none if it has no file.
+    /// Returns the buckets of one tier of a series; none if the series has no file.
     ///
     /// # Errors
     /// The disk fails.
@@ -257,7 +258,7 @@ impl SeriesFolder {
     }
 }
 
-/// Returns true if opening fails because of the kind of file at that name, not because of the disk.
+/// Returns whether opening failed because of the kind of file with that name, and not because of the disk.
 fn is_wrong_file_kind(error: &io::Error) -> bool {
     let link = rustix::io::Errno::LOOP.raw_os_error();
     matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)

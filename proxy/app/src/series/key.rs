@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::{MemoryKind, ModelName};
 
-/// Identifies a memory of a replica of a model.
+/// Identifies a series: one kind of memory of one replica of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct SeriesKey {
     pub(crate) model: ModelName,
@@ -14,21 +14,21 @@ pub(crate) struct SeriesKey {
     pub(crate) memory: MemoryKind,
 }
 
-/// Suffix of the files.
+/// Suffix of the files of series.
 pub(super) const FILE_SUFFIX: &str = ".series";
 
-/// Letters of a model's name that its file name shows to people.
+/// Most letters of a model's name that appear in its file name.
 const SHOWN_LETTERS: usize = 40;
 
 impl SeriesKey {
-    /// The file name: the readable part of the model's name, and a hash of the whole name. So any name is
-    /// valid, and no two models share a file.
+    /// Returns the file name: the readable part of the model's name, and a hash of the whole name. So any
+    /// model name is valid, and no two models share a file.
     pub(super) fn file_name(&self) -> String {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
         let shown: String = self.model.as_str().chars().map(plain).take(SHOWN_LETTERS).collect();
         let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
         let hash = Sha256::digest(whole.as_bytes());
-        // Starts with `m-`, so that the file of a name with a leading dot is not hidden.
+        // Begin with `m-`, so that the file is not hidden if the model's name begins with a dot.
         let mut name = format!("m-{shown}-{}-{}-", self.replica, self.memory);
         for byte in hash.iter().take(8) {
             let _infallible = write!(name, "{byte:02x}");

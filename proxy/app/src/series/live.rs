@@ -1,5 +1,6 @@
-//! The part of each series that is not in its file: incomplete buckets, and complete ones that wait for the
-//! disk. Bounded: if the disk is unavailable for long, the oldest buckets are dropped. Nothing here blocks.
+//! The buckets of each series that are not in its file: incomplete buckets, and complete buckets that wait
+//! for the disk. Bounded: if the disk is unavailable for long, the oldest buckets are dropped. Nothing here
+//! blocks.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +8,15 @@ use warden_policies::rollup::{ReadingBucket, RollupReading, RollupTier, SeriesPo
 
 use super::key::SeriesKey;
 
-/// Least number of waiting buckets that each series may have, however many series there are.
+/// Number of waiting buckets that each series may have in any case, however many series there are.
 const MIN_WAITING: usize = 16;
-/// Limit of waiting buckets of one series, however few series there are: four hours of the finest tier.
+/// Most waiting buckets of one series, however few series there are: four hours of the finest tier.
 const MAX_WAITING: usize = 1440;
 
 #[derive(Debug)]
 struct LiveSeries {
     rollup: SeriesRollup,
-    /// By tier and start.
+    /// Complete buckets that wait for the disk, by tier and start.
     waiting: BTreeMap<(usize, u64), ReadingBucket>,
     /// Time of the last reading, in milliseconds since 1970.
     read_at: u64,
@@ -48,7 +49,7 @@ impl LiveBuckets {
         one.add_waiting(done, most);
     }
 
-    /// Limit of waiting buckets of one series.
+    /// Returns the most waiting buckets that a series may have.
     fn waiting_limit(&self) -> usize {
         (self.policy.waiting / self.series.len().max(1)).clamp(MIN_WAITING, MAX_WAITING)
     }
@@ -58,7 +59,7 @@ impl LiveBuckets {
         oldest.is_some_and(|key| self.series.remove(&key).is_some())
     }
 
-    /// Completes the open buckets, because we end, so that they are written, too.
+    /// Completes the open buckets when the program ends, so that they are written, too.
     pub(super) fn close(&mut self) {
         let most = self.waiting_limit();
         for one in self.series.values_mut() {
@@ -67,20 +68,20 @@ impl LiveBuckets {
         }
     }
 
-    /// Series with waiting buckets.
+    /// Returns the series with waiting buckets.
     pub(super) fn waiting_keys(&self) -> Vec<SeriesKey> {
         let waits = self.series.iter().filter(|(_, one)| !one.waiting.is_empty());
         waits.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Takes the waiting buckets of a series, to be written.
+    /// Takes the waiting buckets of a series out, so that the caller can write them.
     pub(super) fn take_waiting(&mut self, key: &SeriesKey) -> Vec<(usize, ReadingBucket)> {
         let Some(one) = self.series.get_mut(key) else { return Vec::new() };
         let waiting = std::mem::take(&mut one.waiting);
         waiting.into_iter().map(|((tier, _), bucket)| (tier, bucket)).collect()
     }
 
-    /// Returns buckets that could not be written.
+    /// Puts buckets back that could not be written.
     pub(super) fn give_back(&mut self, key: &SeriesKey, buckets: Vec<(usize, ReadingBucket)>) {
         let most = self.waiting_limit();
         if let Some(one) = self.series.get_mut(key) {
@@ -88,31 +89,31 @@ impl LiveBuckets {
         }
     }
 
-    /// Drops series whose process is gone, once all their buckets are written.
+    /// Drops series that get no readings any more, once all their buckets are written.
     pub(super) fn forget_quiet(&mut self, now_ms: u64) {
         let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
         let most = self.waiting_limit();
         let quiet = |one: &LiveSeries| one.read_at.saturating_add(fresh) < now_ms;
         for one in self.series.values_mut().filter(|one| quiet(one)) {
-            // Its open buckets will not be completed by further readings.
+            // No further readings will complete the open buckets, so complete them now.
             let open = one.rollup.close();
             one.add_waiting(open, most);
         }
         self.series.retain(|_, one| !one.waiting.is_empty() || !quiet(one));
     }
 
-    /// All series of a model, or of all models.
+    /// Returns all series of a model, or of all models.
     pub(super) fn keys(&self, model: Option<&str>) -> Vec<SeriesKey> {
         let own = self.series.keys().filter(|key| model.is_none_or(|model| key.model.as_str() == model));
         own.cloned().collect()
     }
 
-    /// Time of a series' last reading, in milliseconds since 1970.
+    /// Returns the time of a series' last reading, in milliseconds since 1970.
     pub(super) fn read_at(&self, key: &SeriesKey) -> Option<u64> {
         self.series.get(key).map(|one| one.read_at)
     }
 
-    /// Buckets of one tier of a series that are in memory, in no order.
+    /// Returns the buckets of one tier of a series that are in memory, in no particular order.
     pub(super) fn buckets(&self, key: &SeriesKey, tier: usize) -> Vec<ReadingBucket> {
         let Some(one) = self.series.get(key) else { return Vec::new() };
         let waiting = one.waiting.range((tier, 0)..=(tier, u64::MAX)).map(|(_, bucket)| bucket);
@@ -129,7 +130,7 @@ impl LiveSeries {
             }
         }
         while self.waiting.len() > most {
-            // Drops the oldest bucket of the tier that has most.
+            // Drop the oldest bucket of the tier with the most buckets.
             let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
             self.waiting.keys().for_each(|(tier, _)| *counts.entry(*tier).or_default() += 1);
             let Some((tier, _)) = counts.into_iter().max_by_key(|(tier, count)| (*count, usize::MAX - tier))

@@ -1,4 +1,4 @@
-//! Marks: actions and events of a model with their times, drawn with its memory. Values in, values out.
+//! Marks: actions and events of a model with their times, drawn together with its memory. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ pub(crate) enum SeriesMarkKind {
     Failed,
     /// The process was asked to give memory back.
     Reclaimed,
-    /// The model was unloaded: no requests came, or another model needed its memory.
+    /// The model was unloaded, because no requests came or another model needed its memory.
     Unloaded,
     /// The process crashed.
     Crashed,
@@ -45,7 +45,7 @@ impl SeriesMarkKind {
         Self::Warned,
     ];
 
-    /// The name in JSON, and for people.
+    /// Returns the name in JSON, which is also shown to people.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Replaced => "replaced",
@@ -61,33 +61,33 @@ impl SeriesMarkKind {
 }
 
 impl From<String> for SeriesMarkKind {
-    /// An unknown name is one of a later version; it counts as a warning.
+    /// Reads a name. An unknown name comes from a later version and counts as a warning.
     fn from(name: String) -> Self {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Warned)
     }
 }
 
-/// An action or event.
+/// A mark: an action or event with its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SeriesMark {
-    /// In milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub(crate) at: u64,
     pub(crate) model: ModelName,
-    /// Absent if it concerns all replicas, or none in particular.
+    /// Replica; absent if the mark concerns all replicas or no particular replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) replica: Option<u32>,
-    /// Absent if it concerns all memories, or none.
+    /// Kind of memory; absent if the mark concerns all kinds or no kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<MemoryKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<GenerationId>,
     pub(crate) kind: SeriesMarkKind,
-    /// Reason and outcome.
+    /// Reason and outcome, in words.
     pub(crate) words: String,
 }
 
-/// The marks of an event: one, or one for each model that a configuration changed. `at` is used if the
-/// event has no time.
+/// Returns the marks of an event: usually a single mark, but a mark per model for a changed configuration.
+/// `at` is used if the event has no valid time.
 pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
     let at = event
         .at
@@ -121,7 +121,7 @@ pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<
     let Some(model) = &event.model else { return Vec::new() };
     let told = || describe_event(&event.kind);
     let one = match &event.kind {
-        // Nothing replaced the process: the event that ended it has its own mark.
+        // The process was not replaced; the event that ended the process has its own mark.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
         EventKind::RecycleDone { entry } => SeriesMark {
             replica: Some(entry.replica),
@@ -206,10 +206,10 @@ pub(super) struct MarkHistory {
 
 impl MarkHistory {
     /// Adds a mark; a duplicate is ignored. Beyond the limits the oldest mark is dropped: of the same model
-    /// if it has many, else of the model that has most.
+    /// if that has many marks, else of the model with the most marks.
     pub(super) fn add(&mut self, mark: SeriesMark, policy: &SeriesPolicy) -> bool {
         let own = self.of_model.entry(mark.model.clone()).or_default();
-        // Marks arrive in order, except after a clock was set back.
+        // Marks arrive in the order of time, except after the clock was set back.
         let place = own.iter().rposition(|known| known.at <= mark.at).map_or(0, |place| place + 1);
         if place.checked_sub(1).and_then(|before| own.get(before)).is_some_and(|known| *known == mark) {
             return false;
@@ -230,7 +230,7 @@ impl MarkHistory {
         true
     }
 
-    /// Marks of a model between two moments, both in milliseconds since 1970, in order.
+    /// Returns the marks of a model between two times in milliseconds since 1970, in order.
     pub(super) fn of_model(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();
         own.filter(|mark| (from..=to).contains(&mark.at)).cloned().collect()

@@ -1,8 +1,8 @@
-//! Marks on disk: appended lines of JSON. When the file has twice as many lines as there are marks, it is
-//! rewritten.
+//! The file of marks: JSON lines, to which new marks are appended. When the file has twice as many lines as
+//! there are marks, it is rewritten.
 //!
-//! A line that was torn by a kill is skipped. A file of that name that does not contain a mark is foreign
-//! and left alone.
+//! A line that was only partly written, because the process was killed, is skipped. A file of that name
+//! without any mark is foreign and left alone.
 
 use std::fs;
 use std::io::{self, BufWriter, Write as _};
@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use super::marks::SeriesMark;
 use crate::append;
 
-/// The file has names of models and output of llama-server, so it is not readable by everybody.
+/// Mode of the file, which has names of models and output of llama-server, and is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
-/// Below this number of lines the file is not rewritten.
+/// Number of lines below which the file is not rewritten.
 const MIN_REWRITE_LINES: usize = 1000;
-/// Limit in bytes: a larger file is none of ours and not read.
+/// Size limit in bytes; a larger file cannot be a file of marks and is not read.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
@@ -37,13 +37,13 @@ impl MarksFile {
         let Some(text) = text else { return (Self { path, lines: 0, ours: false }, Vec::new()) };
         let text = String::from_utf8_lossy(&text);
         let read: Vec<SeriesMark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        // Any line may be torn, even the first.
+        // Any line may be incomplete, even the first.
         let ours = text.is_empty() || !read.is_empty();
         let lines = text.lines().count();
         (Self { path, lines, ours }, if ours { read } else { Vec::new() })
     }
 
-    /// Why the file is not used; `None` if it is.
+    /// Returns the reason why the file is not used; `None` if it is used.
     pub(super) fn refusal(&self) -> Option<String> {
         (!self.ours).then(|| {
             format!("actions on models are recorded in this process only, because {} is no file of llama-warden's", self.path.display())

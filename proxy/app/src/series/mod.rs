@@ -1,24 +1,24 @@
-//! Recorded memory: readings and marks of an hour to a month, in memory and in bounded files, for the page
-//! and for programs.
+//! Recorded memory: readings and marks of the last hour to the last month, in memory and in bounded files,
+//! for the page and for programs.
 //!
 //! ```text
 //!   fleet ─ views, events ─> recorder ─> live, marks ─┬─ every ten seconds ─> disk, marks_file
-//!                            (a task)   (no blocking)  └─ query ─> answer <─ disk, where it has older ones
+//!                            (a task)   (no blocking)  └─ query ─> answer <─ disk, for older buckets
 //! ```
 //!
 //! | module | job |
 //! |---|---|
 //! | [`recorder`] | the task: takes readings from the fleet, and starts writes |
-//! | [`store`] | the only owner of the data |
+//! | [`store`] | owns the data and its locks |
 //! | [`live`] | buckets that are not in files yet |
 //! | [`marks`] | actions and events |
-//! | [`key`], [`mod@record`], [`ring`], [`disk`], [`marks_file`] | files, from their names to their folder |
+//! | [`key`], [`mod@record`], [`ring`], [`disk`], [`marks_file`] | files: names, records, file format, folder, marks |
 //! | [`ask`] | queries; pure |
 //! | [`answer`] | answers |
 //!
-//! The fleet never waits for the recorder, which reads the published views; files are written on a thread
-//! of their own. If they cannot be written, the log says so, and only older data is missing.
-//! `warden_policies::rollup` turns readings into buckets.
+//! The fleet never waits for the recorder, which reads the published views. Files are written on a separate
+//! thread. If they cannot be written, the log says so, and only older data is missing.
+//! `warden_policies::rollup` combines readings into buckets.
 
 pub(crate) mod answer;
 pub(crate) mod ask;

@@ -1,4 +1,4 @@
-//! A bucket as bytes in a file: of fixed length, little-endian, with a checksum at the end. Pure.
+//! The format of a bucket in a file: fixed length, little-endian, with a checksum at the end. Pure.
 //!
 //! ```text
 //!  0 start u64 · 8 first u32 · 12 last u32 · 16 covered u32 · 20 count u32 · 24 generation u64     times in ms after the start
@@ -7,21 +7,22 @@
 //!  92 verdict u8 · 93 tier u8 · 94 nothing · 100 check u32
 //! ```
 //!
-//! A record with a wrong checksum was torn, or is foreign, and is no bucket; the same holds for a hole in
-//! the file.
+//! A record with a wrong checksum was only partly written, or is foreign, and is ignored. A hole in the
+//! file is ignored as well.
 
 use warden_policies::growth::{GrowthLine, GrowthVerdict};
 use warden_policies::rollup::{ReadingBucket, RollupContext, RollupTier};
 
-/// Bytes of a bucket.
+/// Length of a record in bytes.
 pub(super) const RECORD_BYTES: usize = 104;
 
 const CHECKSUM_OFFSET: usize = RECORD_BYTES - 4;
 
-/// Lines are only drawn, and operators set budgets in round numbers, so KiB are exact enough.
+/// Unit of the lines. KiB are exact enough, because lines are only drawn, and operators set budgets in
+/// round numbers.
 const KIB: u64 = 1024;
 
-/// Codes of the verdicts in a file: an index never changes its meaning.
+/// Codes of the verdicts in a file: the index of a verdict must never change.
 const VERDICTS: [GrowthVerdict; 5] = [
     GrowthVerdict::Warming,
     GrowthVerdict::Steady,
@@ -56,7 +57,7 @@ pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
         hard,
     ];
     for (number, line) in lines.into_iter().enumerate() {
-        // At least 1, because 0 means no line.
+        // A line is at least 1 KiB, because 0 means that there is no line.
         let kib = line.map_or(0, |line| to_u32(line / KIB).max(1));
         put_bytes(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
     }
@@ -68,7 +69,7 @@ pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
     bytes
 }
 
-/// Decodes a bucket of a tier; `None` if the bytes are none.
+/// Decodes a bucket of a tier; `None` if the bytes are not a valid record.
 pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<ReadingBucket> {
     if u32::from_le_bytes(bytes_at(bytes, CHECKSUM_OFFSET)?) != crc32(bytes.get(..CHECKSUM_OFFSET)?)
         || bytes[93] != number

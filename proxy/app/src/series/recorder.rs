@@ -1,4 +1,5 @@
-//! The task that records the fleet: a reading each time a process was read, a mark for each action or event.
+//! The task that records the fleet: a reading whenever a process's memory was read, a mark for each action
+//! or event.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use super::key::SeriesKey;
 use super::marks;
 use super::store::{SeriesStore, unix_millis};
 
-/// Records until `stop`, then writes the rest. Only the end waits for it, and not for long.
+/// Records until `stop` is cancelled, then writes the rest. Only the end of the program waits for that,
+/// within a limit.
 pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: CancellationToken) {
     let policy = *store.policy();
     let mut views = fleet.subscribe();
@@ -35,15 +37,15 @@ pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: Cancell
     let mut flush = tokio::time::interval(policy.flush);
     flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let state = fleet.state_writer().clone();
-    // Limits writes to one at a time, so that no second one queues up while the disk hangs.
+    // Limit writes to one at a time, so that writes do not queue up while the disk hangs.
     let flushing = Arc::new(AtomicBool::new(false));
-    // `look`: when a changed view is read next.
+    // `look`: time at which a changed view is read next.
     let (mut changed, mut look) = (true, Instant::now());
     loop {
         tokio::select! {
             next = tail.receiver.recv() => match next {
                 Ok(event) => mark(&[event]),
-                // The fleet's kept events include the missed ones, as far as they are still kept.
+                // Get the missed events from the events that the fleet keeps.
                 Err(RecvError::Lagged(_)) => {
                     tail = fleet.events();
                     mark(&tail.events);
@@ -76,14 +78,14 @@ pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: Cancell
     }
 }
 
-/// Starts a write of everything, unless one is running.
+/// Starts to write all waiting data, unless such a write is running.
 fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBool>) {
     if flushing.swap(true, Ordering::Relaxed) {
         return;
     }
     let (store, done) = (store.clone(), Arc::clone(flushing));
     let given = state.write(StateKind::Series, 0, move || {
-        // Logs its failures itself, and keeps unwritten data.
+        // `flush` logs its failures itself, and keeps unwritten data.
         store.flush();
         done.store(false, Ordering::Relaxed);
         Ok(())
@@ -98,7 +100,7 @@ fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBo
 struct RecordedReadings(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>);
 
 impl RecordedReadings {
-    /// Readings that are new in this view.
+    /// Returns the readings in this view that were not recorded before.
     fn take_new(&mut self, view: &FleetView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
         let mut readings = Vec::new();
         let mut next = BTreeMap::new();
@@ -117,8 +119,9 @@ impl RecordedReadings {
     }
 }
 
-/// The process of each replica whose memory is recorded: the one that serves. During a replacement that is
-/// the old one until the new one is ready, so that a replacement is one step in the plot.
+/// Returns the process of each replica whose memory is recorded: the serving process. During a replacement
+/// this is the old process until the new process is ready, so that a replacement is a single step in the
+/// plot.
 fn recorded_backends(model: &ModelView) -> Vec<&BackendView> {
     let mut shown: BTreeMap<u32, &BackendView> = BTreeMap::new();
     for backend in model.backends.iter().filter(|backend| backend.memory.reading > 0) {
@@ -131,7 +134,7 @@ fn recorded_backends(model: &ModelView) -> Vec<&BackendView> {
     shown.into_values().collect()
 }
 
-/// Readings of all known memories.
+/// Returns the readings of all kinds of memory that are known.
 fn backend_readings(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
     let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
@@ -143,12 +146,12 @@ fn backend_readings(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(
     .collect()
 }
 
-/// Verdict, budgets and other lines drawn with a reading.
+/// Returns the verdict, budgets and other lines that are drawn with a reading.
 fn reading_lines(backend: &BackendView, memory: MemoryKind) -> RollupContext {
     let growth = backend.memory.growth.iter().find(|growth| growth.series == memory);
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
-    // Measured pools are neither part of the settled size nor of the allowance.
+    // Measured pools belong neither to the settled size nor to the allowance.
     let measured = backend.memory.declared.iter().filter(|_| memory == MemoryKind::Host);
     let measured = measured.filter_map(|declared| declared.now).fold(0, u64::saturating_add);
     let kept = growth.and_then(|growth| {

@@ -1,13 +1,14 @@
 //! The file of one series: a head, then a ring of buckets for each tier. The file has its full length from
-//! the start, with holes where nothing was written yet, and never grows.
+//! the start, with holes where no bucket was written yet, and never grows.
 //!
 //! ```text
 //!  head, 4 KiB: "LWSERIES" · version u32 · length of the text u32 · checksum u32 · text: key and tiers
-//!  tier 0: slot 0, slot 1, …    the time of a bucket chooses its slot, and replaces the bucket there
+//!  tier 0: slot 0, slot 1, …    a bucket's time determines its slot; an older bucket there is replaced
 //!  tier 1: …
 //! ```
 //!
-//! Each bucket is one write with a checksum: a kill in the middle of a write costs only that bucket.
+//! Each bucket is a single write with a checksum: if the process is killed during a write, only that bucket
+//! is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,7 +26,7 @@ const FILE_MAGIC: &[u8; 8] = b"LWSERIES";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 4096;
 const TEXT_OFFSET: usize = 20;
-/// The file has names of models, so it is not readable by everybody.
+/// Mode of the file, which has names of models, and is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
 
 /// Content of a head.
@@ -39,7 +40,8 @@ pub(super) struct RingHead {
     pub(super) since: u64,
 }
 
-/// Why a file is not used. Only [`RingError::Io`] may pass; a retry does not help against the others.
+/// Reasons why a file is not used. Only [`RingError::Io`] may be temporary; a retry does not help against
+/// the others.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RingError {
     #[error("it is of a later version of llama-warden ({0})")]
@@ -54,7 +56,7 @@ pub(super) enum RingError {
     Io(#[from] io::Error),
 }
 
-/// Bytes of a file with these tiers.
+/// Returns the length in bytes of a file with these tiers.
 pub(super) fn file_length(tiers: &[RollupTier]) -> u64 {
     tier_offset(tiers, tiers.len())
 }
@@ -75,7 +77,7 @@ impl RingFile {
     /// Opens the file of a series, for reading or also for writing.
     ///
     /// # Errors
-    /// The file is missing, or not used.
+    /// The file is missing, cannot be read, or is not the file of this series.
     pub(super) fn open(
         path: &Path,
         key: &SeriesKey,
@@ -117,14 +119,14 @@ impl RingFile {
         new.as_file().set_len(file_length(tiers))?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(FILE_MODE);
         new.as_file().set_permissions(mode)?;
-        // Without it the name may survive a power failure and the content may not; then the file's owner is
-        // unknown.
+        // Sync before the rename. Otherwise the name may survive a power failure without the content, and
+        // nothing would show that the file belongs to llama-warden.
         new.as_file().sync_all()?;
         let file = new.persist_noclobber(path).map_err(|failed| failed.error)?;
         Ok(Self { file, tiers: tiers.to_vec(), since: now })
     }
 
-    /// All buckets of a tier, in the order of time.
+    /// Returns all buckets of a tier, in the order of time.
     ///
     /// # Errors
     /// The disk fails.
@@ -134,7 +136,7 @@ impl RingFile {
         let mut bytes = vec![0; slots * RECORD_BYTES];
         let read = read_up_to(&self.file, &mut bytes, tier_offset(&self.tiers, number))?;
         let records = bytes[..read].as_chunks::<RECORD_BYTES>().0.iter().zip(0_u64..);
-        // The slot has to match the bucket's time.
+        // Ignore a record whose time belongs to another slot.
         let bucket = |(record, slot): (&[u8; RECORD_BYTES], u64)| {
             decode(record, to_u8(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
         };
@@ -167,14 +169,14 @@ impl RingFile {
 /// Reads the head of a file.
 ///
 /// # Errors
-/// The file cannot be read, or is none of ours.
+/// The file cannot be read, or is not a file of a series.
 pub(super) fn read_head(path: &Path) -> Result<RingHead, RingError> {
     parse_head(&open_options().open(path)?)
 }
 
 fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
-    // A link would lead to a foreign file, and a pipe would block the open.
+    // Do not follow a link, which would lead to a foreign file, and do not block on a pipe.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     options.read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or(0));
     options

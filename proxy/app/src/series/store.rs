@@ -1,6 +1,6 @@
-//! The only owner of recorded series. Two locks: one for the data in memory, under which no thread blocks,
-//! and one for the files, under which a thread may. A thread that holds the second may take the first,
-//! never the other way round.
+//! The owner of recorded series. Has two locks: one for the data in memory, under which no thread blocks,
+//! and one for the files, under which a thread may block. A thread that holds the lock of the files may
+//! take the lock of the memory, but not vice versa.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use super::marks_file::MarksFile;
 use crate::clock;
 use crate::sync::lock;
 
-/// Limit of queries that wait for the disk: a disk that hangs must not collect threads.
+/// Most queries that wait for the disk, so that a hanging disk does not block more and more threads.
 const MAX_READERS: usize = 4;
 
 /// Recorded series and marks. Cheap to clone.
@@ -44,29 +44,29 @@ struct StoreMemory {
     marks: MarkHistory,
     /// Marks that are not in the file yet.
     unwritten: Vec<SeriesMark>,
-    /// Where the series are kept, for people.
+    /// Text that says where the series are stored.
     place: String,
 }
 
 struct StoreFiles {
     open: Option<(SeriesFolder, MarksFile)>,
-    /// Time of the next attempt to open.
+    /// Time of the next attempt to open the files.
     retry_at: Option<Instant>,
     failing: bool,
-    /// True if the successor owns them.
+    /// The successor owns the files.
     handed_over: bool,
 }
 
-/// Recorded buckets of one memory.
+/// Recorded buckets of one series.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct FoundSeries {
     pub(super) key: SeriesKey,
-    /// Seconds of a bucket before merging.
+    /// Length of a bucket in seconds, before buckets are merged for a plot.
     pub(super) width: u64,
     pub(super) buckets: Vec<ReadingBucket>,
 }
 
-/// A recorded memory, and the span of its record in seconds since 1970.
+/// A recorded series, and the span of its record in seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SeriesSpan {
     pub(super) key: SeriesKey,
@@ -74,10 +74,10 @@ pub(super) struct SeriesSpan {
     pub(super) to: u64,
 }
 
-/// Why a query has no answer.
+/// Reasons why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeriesStoreError {
-    /// The disk does not answer, or too many queries wait.
+    /// The disk does not answer, or too many queries are waiting.
     #[error("the files of series in {0} are slow: ask again in a moment")]
     Slow(PathBuf),
     #[error("cannot read the files of series in {0}: {1}")]
@@ -85,7 +85,7 @@ pub(crate) enum SeriesStoreError {
 }
 
 impl SeriesStore {
-    /// Opens nothing before the first [`SeriesStore::flush`].
+    /// Creates the store. No file is opened before the first [`SeriesStore::flush`].
     pub(crate) fn new(policy: &SeriesPolicy, state: &Path) -> Self {
         Self(Arc::new(StoreInner {
             policy: *policy,
@@ -114,7 +114,7 @@ impl SeriesStore {
         lock(&self.0.files)
     }
 
-    /// Stops writing, because the successor writes from now on. Blocks shortly.
+    /// Stops writing, because the successor writes from now on. Blocks briefly.
     pub(crate) fn hand_over_files(&self) {
         let files = &mut *self.files();
         files.open = None;
@@ -139,17 +139,17 @@ impl SeriesStore {
         self.memory().live.close();
     }
 
-    /// Where the series are kept, for people.
+    /// Returns a text that says where the series are stored.
     pub(super) fn storage_place(&self) -> String {
         self.memory().place.clone()
     }
 
-    /// Marks of a model between two moments in milliseconds since 1970.
+    /// Returns the marks of a model between two times in milliseconds since 1970.
     pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         self.memory().marks.of_model(model, from, to)
     }
 
-    /// Writes everything that waits. Blocks: call it on a thread that may wait.
+    /// Writes all waiting data. Blocks, so it must be called on a thread that may wait.
     pub(super) fn flush(&self) {
         let files = &mut *self.files();
         let now = unix_seconds();
@@ -173,7 +173,7 @@ impl SeriesStore {
     }
 
     fn write(&self, disk: &mut SeriesFolder, marks: &mut MarksFile, now: u64) -> io::Result<()> {
-        // Marks first: they are few, and most wanted.
+        // Write marks first: they are few, and the most useful data.
         let unwritten = std::mem::take(&mut self.memory().unwritten);
         if !unwritten.is_empty() {
             let kept = self.memory().marks.len();
@@ -186,7 +186,7 @@ impl SeriesStore {
             }
         }
         let waiting = self.memory().live.waiting_keys();
-        // A file that fails does not keep the others from being written.
+        // If a file fails, still write the others.
         let mut failed = None;
         for key in waiting {
             let mut added = self.memory().live.take_waiting(&key);
@@ -207,7 +207,7 @@ impl SeriesStore {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Opens the folder, if a retry is due. `true` on success.
+    /// Opens the folder, if an attempt is due. Returns true on success.
     fn open(&self, files: &mut StoreFiles, now: u64) -> bool {
         if files.retry_at.is_some_and(|again| Instant::now() < again) {
             return false;
@@ -241,14 +241,14 @@ impl SeriesStore {
         false
     }
 
-    /// All recorded series with their spans.
+    /// Returns all recorded series with their spans.
     ///
     /// # Errors
     /// The disk does not answer.
     pub(super) async fn spans(&self) -> Result<Vec<SeriesSpan>, SeriesStoreError> {
         self.read(|store| {
             let files = store.files();
-            // By key: there may be a thousand on either side.
+            // Merge by key, because files and memory may each have a thousand series.
             let mut spans: BTreeMap<SeriesKey, (u64, u64)> = files
                 .open
                 .iter()
@@ -266,7 +266,7 @@ impl SeriesStore {
                 let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
                 spans.insert(key, (from, now));
             }
-            // Older records are never shown.
+            // Records older than the longest tier are never shown.
             let oldest = unix_seconds()
                 .saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
             let shown = spans.into_iter().filter(|(_, (_, to))| *to >= oldest);
@@ -275,7 +275,7 @@ impl SeriesStore {
         .await
     }
 
-    /// Recorded buckets of all memories of a model in a range.
+    /// Returns the recorded buckets in a range, for all series of a model.
     ///
     /// # Errors
     /// The disk does not answer, or fails.
@@ -291,7 +291,7 @@ impl SeriesStore {
 
     fn find_now(&self, model: &str, range: PointRange, now: u64) -> io::Result<Vec<FoundSeries>> {
         let number = tier_for(&self.0.tiers, range, now);
-        // While the lock of the files is held, no bucket is on its way from memory to a file.
+        // While this lock is held, no bucket is being moved from memory to a file.
         let mut files = self.files();
         let mut keys = self.memory().live.keys(Some(model));
         if let Some((disk, _)) = &files.open {
@@ -319,7 +319,7 @@ impl SeriesStore {
         Ok(all)
     }
 
-    /// Runs a query that reads files on another thread, within a limit.
+    /// Runs a query that reads files, on another thread and within a time limit.
     async fn read<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
@@ -341,12 +341,12 @@ impl SeriesStore {
     }
 }
 
-/// Now, in seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(super) fn unix_seconds() -> u64 {
     unix_millis() / 1000
 }
 
-/// Now, in milliseconds since 1970.
+/// Returns the current time in milliseconds since 1970.
 pub(super) fn unix_millis() -> u64 {
     u64::try_from(clock::now().as_millisecond()).unwrap_or(0)
 }

@@ -1,5 +1,5 @@
-//! Reloads a renewed certificate while we serve: checks its files every few seconds, and reads them at
-//! SIGHUP. A bad one is logged and ignored. Never ends anything.
+//! Reloads a renewed certificate while the program serves: checks its files every few seconds, and reads
+//! them at SIGHUP. An invalid certificate is logged and ignored, and never ends the program.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use warden_gateway::{CertificateInfo, GatewayGauges, TlsError, TlsState};
 use warden_supervisor::{WorkKind, run_job};
 
-/// Checks the files until the end.
+/// Checks the files until the program ends.
 pub(crate) async fn watch_certificate(
     tls: Arc<TlsState>,
     gauges: Arc<GatewayGauges>,
@@ -21,7 +21,7 @@ pub(crate) async fn watch_certificate(
     loop {
         let left = tls.certificate().left();
         gauges.tls_not_after.store(tls.certificate().not_after, Ordering::Relaxed);
-        // Once for each certificate.
+        // Warn once for each certificate.
         if let Some(left) = left.filter(|left| *left < warn) {
             if !told {
                 let days = left.as_secs() / 86_400;
@@ -48,7 +48,7 @@ pub(crate) async fn reload_certificate(tls: &Arc<TlsState>) {
     let reading = tls.clone();
     match run_job(WorkKind::Configuration, move || reading.reload()).await {
         Ok(result) => log_reload(tls, result),
-        // The files are checked again every few seconds.
+        // A retry is not needed here, because the files are checked again every few seconds.
         Err(error) => {
             tracing::error!(target: "tls", %error, "the certificate was not read; the one in use stays");
         }

@@ -1,4 +1,4 @@
-//! Events of the fleet in one line each, for the log and for `llama-warden events`.
+//! Describes events of the fleet in one line each, for the log and for `llama-warden events`.
 
 use warden_policies::ByteSize;
 use warden_policies::sample::{HostMemory, MemoryKind, VramReading};
@@ -162,7 +162,7 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
     }
 }
 
-/// Lists the first of these texts and the number of the others; `None` if there are none.
+/// Lists the first of these texts and the number of those left out; `None` if there are no texts.
 fn list_texts(what: &str, texts: &[String]) -> Option<String> {
     const SHOWN: usize = 12;
     let (first, more) = texts.split_at(texts.len().min(SHOWN));

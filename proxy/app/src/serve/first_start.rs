@@ -1,6 +1,6 @@
-//! In llama-server's place, a failed first start ends llama-warden, as it ends llama-server. The caller
+//! In drop-in mode, a failed first start ends llama-warden, as it would end llama-server. The caller
 //! waits for that, and retrying cannot help against a wrong flag or file. Once a process was ready, its
-//! model is restarted again and again. Starts and stops nothing itself.
+//! model is restarted after each failure. This module only observes; it starts and stops nothing.
 
 use tokio::sync::watch;
 use warden_supervisor::{BackendFailure as StartFailure, FailureKind};
@@ -9,7 +9,7 @@ use warden_supervisor::{FleetView, ModelState};
 use crate::exit::CommandError;
 use crate::logging;
 
-/// Resolves when the first process has ended before it was ready; never once a process was ready.
+/// Resolves when the first process has ended before it was ready. Never resolves once a process was ready.
 pub(crate) async fn first_start_failure(
     mut views: watch::Receiver<std::sync::Arc<FleetView>>,
 ) -> CommandError {
@@ -33,13 +33,13 @@ enum FirstStart {
 }
 
 fn start_outcome(view: &FleetView) -> FirstStart {
-    // A view keeps the last failure of a model that was ready.
+    // `was_ready` also covers a model whose process was ready and then failed.
     let up = |state: ModelState| matches!(state, ModelState::Loaded | ModelState::Draining);
     if view.models.iter().any(|model| up(model.state) || model.was_ready) {
         return FirstStart::Ready;
     }
     let failure = view.models.iter().find_map(|model| model.last_failure.as_ref());
-    // Another program took its port in the meantime: a retry may help.
+    // An address failure means that another program took the port meanwhile, so a retry may help.
     match failure.filter(|failure| failure.kind != FailureKind::Address) {
         Some(failure) => FirstStart::Failed(failure.clone()),
         None => FirstStart::Pending,
@@ -47,7 +47,7 @@ fn start_outcome(view: &FleetView) -> FirstStart {
 }
 
 fn to_failure(failure: &StartFailure) -> CommandError {
-    // Lines that are in the log are not repeated.
+    // Do not repeat lines that are in the log.
     let lines = if logging::shows_children() { &[][..] } else { &failure.lines };
     let lines = lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
     CommandError::hinted(

@@ -1,4 +1,5 @@
-//! Watches folders of models: they are read now and then, and changes are applied like a new configuration.
+//! Watches folders of models: reads them at intervals, and reports changes, which are applied like a changed
+//! configuration.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use crate::config::source::folder;
 /// All files of all folders.
 type FolderFiles = BTreeMap<PathBuf, ModelFileStamp>;
 
-/// Reads folders. `None`: they cannot be read.
+/// Function that reads folders; returns `None` if they cannot be read.
 type FolderReader = Arc<dyn Fn(&[PathBuf]) -> Option<FolderFiles> + Send + Sync>;
 
 /// Watches folders.
@@ -24,7 +25,7 @@ pub(super) struct FolderWatch {
     every: Duration,
     /// Time of the next read.
     next: Instant,
-    /// A read in progress: if it hangs, no second one is started.
+    /// A read in progress. While it hangs, no second read is started.
     looking: Option<PendingWork<Option<FolderFiles>>>,
     /// Files when they were last applied.
     applied: FolderFiles,
@@ -33,7 +34,7 @@ pub(super) struct FolderWatch {
 }
 
 impl FolderWatch {
-    /// Treats the current content as applied.
+    /// Creates the watch. The current content counts as applied.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
         Self::with_reader(dirs, every, Arc::new(|dirs| folder::list_files(dirs).ok())).await
     }
@@ -46,15 +47,15 @@ impl FolderWatch {
         Self { next: Instant::now() + every, last_read: new.applied.clone(), ..new }
     }
 
-    /// Resolves when files have changed and the change is complete: a file that is being written is not
-    /// whole yet. Cancel-safe.
+    /// Resolves when files have changed and no longer change, so that files still being written are not used.
+    /// Cancel-safe.
     pub(super) async fn wait_changed(&mut self) {
         if self.dirs.is_empty() {
             return std::future::pending().await;
         }
         loop {
             tokio::time::sleep_until(self.next).await;
-            // A failed read says nothing about the files.
+            // A failed read tells nothing about the files.
             let looking = self.looking.take().unwrap_or_else(|| self.start_read());
             let now = self.looking.insert(looking).await.ok().flatten();
             self.looking = None;
@@ -80,7 +81,7 @@ impl FolderWatch {
         if self.dirs != dirs {
             self.dirs = dirs.to_vec();
             self.looking = None;
-            // Read from scratch: at worst this causes one reload without changes.
+            // Forget the files: at worst this causes one reload without changes.
             (self.applied, self.last_read) = (FolderFiles::new(), FolderFiles::new());
         }
     }

@@ -1,8 +1,8 @@
-//! Leaving a group of instances: probes and balancers see it at once, while requests are still accepted.
-//! The only owner of that state.
+//! Leaving a group of instances: probes and load balancers learn of it at once, while requests are still
+//! accepted. This module owns that state.
 //!
 //! ```text
-//!   here <── undo ── leaving (an operator's order) ── SIGTERM ──> ending: final
+//!   serving <── undo ── leaving (an operator's order) ── SIGTERM ──> ending: final
 //! ```
 
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ struct LeaveState {
     ending: bool,
 }
 
-/// The program is ending, so it cannot stay.
+/// Error: the program is ending, so leaving cannot be undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("llama-warden is ending, so it cannot come back: start it again")]
 pub(crate) struct LeaveIsFinal;
@@ -37,7 +37,7 @@ impl LeaveControl {
         Self { gauges, state: Mutex::default() }
     }
 
-    /// Begins to leave. `false`: it was leaving already.
+    /// Starts leaving. Returns false if the instance was already leaving.
     pub(crate) fn begin(&self) -> bool {
         let mut state = lock(&self.state);
         let is_new = state.since.is_none();
@@ -46,12 +46,12 @@ impl LeaveControl {
         is_new
     }
 
-    /// Returns true if the instance is leaving.
+    /// Returns whether the instance is leaving.
     pub(crate) fn is_begun(&self) -> bool {
         lock(&self.state).since.is_some()
     }
 
-    /// Cancels leaving. `false`: it was not leaving.
+    /// Cancels leaving. Returns false if the instance was not leaving.
     ///
     /// # Errors
     ///
@@ -65,7 +65,8 @@ impl LeaveControl {
         Ok(state.since.take().is_some())
     }
 
-    /// Marks the end of the program. Returns the rest of `delay`, the time in which balancers notice.
+    /// Marks the end of the program. Returns the part of `delay` still to wait, so that load balancers
+    /// notice.
     pub(crate) fn end(&self, delay: Duration) -> Duration {
         self.begin();
         let mut state = lock(&self.state);

@@ -5,9 +5,9 @@ use warden_gateway::{ApiKeys, CorsConfig, LiveConfig};
 use crate::config::resolve::ResolvedConfig;
 use crate::request_recorder::RecorderSet;
 
-/// The gateway's configuration after a reload.
+/// Returns the gateway's configuration after a reload.
 pub(crate) fn gateway_config(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {
-    // Models without rules are left out: every request searches this list, so it should be short.
+    // Leave out models without rules: every request searches this list, so it should be short.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
     let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone()));
     let remotes = resolved.fleet.remotes.iter().zip(&resolved.remote_rules);

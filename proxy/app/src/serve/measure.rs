@@ -1,7 +1,7 @@
-//! Measures llama-servers that we did not build, and builds that lack a fact, once each, while their models
-//! start. The measurement is a second process with a tiny model, on the CPU, for some seconds. The process
-//! is a child like any other, so it dies with us. Results are cached, and running models learn them.
-//! Failures are no errors: a fact stays unknown.
+//! Measures llama-servers that llama-warden did not build, and builds for which a fact is unknown, once
+//! each, while their models start. A measurement runs a second process with a tiny model, on the CPU, for
+//! some seconds. This process is a child like any other, so it ends with the program. Results are cached
+//! and passed to running models. A failure is no error: the fact stays unknown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::server_facts::{self, UnmeasuredBinary};
 use crate::private_temp;
 
-/// Variables that hide GPUs: the tiny model needs none, and the GPUs may be full.
+/// Variables that hide GPUs: the tiny model needs no GPU, and the GPUs' memory may be full.
 const GPU_VISIBILITY_VARS: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
 /// Prefixes of variables that set flags of a llama-server.
@@ -37,7 +37,7 @@ pub(super) struct MeasureJob {
 }
 
 impl MeasureJob {
-    /// `None` if all facts are known, or measuring is switched off.
+    /// Creates the job; `None` if all facts are known, or measuring is switched off.
     pub(super) fn new(resolved: &ResolvedConfig, nursery: NurseryHandle) -> Option<Self> {
         let wanted = resolved.child.measure && !resolved.unmeasured.is_empty();
         wanted.then(|| Self {
@@ -50,7 +50,7 @@ impl MeasureJob {
         })
     }
 
-    /// Measures one program after the other until `stop`.
+    /// Measures one program after the other until `stop` is cancelled.
     pub(super) async fn run(self, fleet: Fleet, stop: CancellationToken) {
         for one in &self.unmeasured {
             tokio::select! {
@@ -122,8 +122,8 @@ fn connection_to(solo: &SoloProcess) -> ServerAddress {
     }
 }
 
-/// The command for the same binary and environment (it may need `LD_LIBRARY_PATH`), without the model's
-/// flags and GPUs.
+/// Returns the command with the same binary and environment (the binary may need `LD_LIBRARY_PATH`), but
+/// without the model's flags and GPUs.
 fn measuring_command(own: &ServerCommand, model: &Path) -> ServerCommand {
     let is_flag = |name: &str| FLAG_VAR_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     let mut env: BTreeMap<String, String> =

@@ -64,10 +64,10 @@ use upgrade::talk::InstancePlace as Where;
 /// Sources of the configuration, read at the start and at every reload.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSource {
-    /// File and `--set`.
+    /// Configuration file and `--set` options.
     pub(crate) config: ConfigArgs,
     pub(crate) flags: Vec<FlagSetting>,
-    /// Drop-in: the one model answers to every name.
+    /// Drop-in mode: every model name resolves to the only model.
     pub(crate) any_name: bool,
 }
 
@@ -77,7 +77,7 @@ impl ConfigSource {
         self.resolve_with(machine, |_| Ok(())).await
     }
 
-    /// [`Self::resolve`], with a `change` applied before the binaries are checked.
+    /// Like [`Self::resolve`], with a `change` applied before the binaries are checked.
     pub(crate) async fn resolve_with(
         &self,
         machine: &HostMachine,
@@ -90,7 +90,7 @@ impl ConfigSource {
         Ok(resolved)
     }
 
-    /// The configuration without looking for or running any binary.
+    /// Returns the configuration without looking for or running any binary.
     pub(crate) fn as_configured(&self, machine: &HostMachine) -> Result<ResolvedConfig, CommandError> {
         let loaded = self.config.load(machine, self.flags.clone())?;
         if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
@@ -109,7 +109,7 @@ impl ConfigSource {
     }
 }
 
-/// Serves until a signal to end. Call it on the main thread, before there is another thread.
+/// Serves until a signal ends the program. Must be called on the main thread, before there is another thread.
 pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
     upgrade::program::note_own_name();
     let (sockets, both, root, predecessor) = match Succession::from_environment() {
@@ -124,7 +124,7 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
     };
     with_this_nursery(both, move |nursery| async move {
         let machine = HostMachine::read();
-        // The manager knows the PID of the first program of a succession.
+        // After upgrades, the service manager still knows the PID of the first program.
         let manager = Arc::new(ServiceManager::from_environment(&machine, root.unwrap_or(machine.pid)));
         let done = serve(plan, &machine, manager.clone(), sockets, nursery, predecessor.as_ref());
         let done = Box::pin(done).await;
@@ -139,8 +139,8 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
     })
 }
 
-/// Threads for everything but clients, which the gateway's own threads serve. With two, a thread that is
-/// busy for a moment does not delay everything else.
+/// Number of threads for all work except serving clients, for which the gateway has its own threads. With
+/// two, a thread that is busy for a moment does not delay all other work.
 const CONTROL_THREADS: usize = 2;
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
@@ -160,7 +160,7 @@ where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
     W: Future<Output = Result<(), CommandError>> + Send + 'static,
 {
-    // First, so that a failure to create threads is reported here.
+    // Create the threads first, so that a failure is reported here.
     let threads = start_worker_threads();
     threads.map_err(|error| CommandError::failed(format!("cannot start: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -177,7 +177,7 @@ where
     });
     nursery.run();
     let done = runtime.block_on(work);
-    // Tasks that still run have ignored their cancellation: they must not delay the exit.
+    // Do not wait for tasks that ignored their cancellation and still run: they must not delay the exit.
     runtime.shutdown_background();
     done.unwrap_or_else(|_| {
         Err(CommandError::failed("llama-warden ended because of the internal error above"))
@@ -201,7 +201,7 @@ async fn serve(
     nursery: NurseryHandle,
     predecessor: Option<&PredecessorLink>,
 ) -> Result<(), CommandError> {
-    // Before anything is started, so that no signal meets its default action half-way.
+    // Handle signals before anything is started, so that no signal ends the program half-way.
     let mut signals = SignalHandlers::new()?;
     let resolved = tokio::select! {
         resolved = plan.resolve(machine) => resolved?,
@@ -326,7 +326,7 @@ async fn next_order(orders: Option<&mut mpsc::Receiver<UpgradeOrder>>) -> Option
 
 /// Prints the addresses for clients and operators.
 fn print_addresses(server: &RunningInstance) {
-    // Our standard output may be closed: that is no reason not to serve.
+    // Ignore errors: standard output may be closed, which is no reason not to serve.
     for address in std::iter::once(server.address()).chain(server.other_addresses().iter().copied()) {
         drop(out::print_line(&format!("listening on {}://{address}", server.scheme())));
     }
@@ -343,7 +343,8 @@ fn print_addresses(server: &RunningInstance) {
     }
 }
 
-/// Upgrades to another program. On success returns what is left to do here; otherwise nothing has changed.
+/// Upgrades to another program. On success returns the work left for this program; otherwise nothing has
+/// changed.
 async fn run_upgrade(
     server: &RunningInstance,
     order: UpgradeOrder,
@@ -401,7 +402,7 @@ async fn stop_server(
 /// Answers pulse checks while the loop waits for something else.
 async fn answer_pulses(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> Infallible {
     while let Some(question) = asked.recv().await {
-        // The asker may have gone.
+        // Sending fails if the asker has gone, which does not matter.
         let _left = question.send(());
     }
     std::future::pending().await
@@ -437,8 +438,8 @@ async fn apply_configuration(
     }
 }
 
-/// Raises the soft limit of open files. Every client takes one, and often a second one to its backend. The
-/// usual soft limit of 1024 is meant for programs that use select(2), and we do not.
+/// Raises the soft limit of open files. Each client needs a file, and often a second one for its backend. The
+/// usual soft limit of 1024 is meant for programs that use select(2), which llama-warden does not.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

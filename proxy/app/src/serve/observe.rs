@@ -43,7 +43,7 @@ impl GatewayObserver for RequestObserver {
     }
 }
 
-/// Logs and counts events until the end, and counts the reports of processes.
+/// Logs and counts events until `stop` is cancelled, and counts the reports of processes.
 pub(crate) async fn log_events(
     fleet: Fleet,
     metrics: Arc<MetricsRegistry>,
@@ -87,13 +87,13 @@ pub(crate) async fn log_events(
     }
 }
 
-/// The last advice by model, so that it is not repeated for every series and every generation. `status`
-/// always has it.
+/// The last advice by model, so that advice is not logged again for every series and every generation.
+/// `status` always shows the advice.
 #[derive(Default)]
 struct LoggedAdvice(BTreeMap<ModelName, Vec<String>>);
 
 impl LoggedAdvice {
-    /// The advice that is new.
+    /// Returns the advice that was not logged before.
     fn take_new(&mut self, event: &FleetEvent, advice: Vec<LeakAdvice>) -> Vec<LeakAdvice> {
         let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
         let said = self.0.entry(model.clone()).or_default();
@@ -106,7 +106,7 @@ impl LoggedAdvice {
     }
 }
 
-/// Advice on a leak reported by an event. A suspicion gives none in the log.
+/// Returns advice on a leak that an event reports. A mere suspicion leads to no advice in the log.
 fn advice_for(event: &FleetEvent, fleet: &Fleet, servers: &AdvisedServers) -> Vec<LeakAdvice> {
     let (EventKind::Verdict { growth, .. }, Some(model)) = (&event.kind, &event.model) else {
         return Vec::new();

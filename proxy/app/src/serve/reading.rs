@@ -1,4 +1,4 @@
-//! Reads the configuration again on its own thread. If a disk hangs, only that thread waits; signals and
+//! Reads the configuration again on a separate thread. If a disk hangs, only that thread waits; signals and
 //! orders are still handled.
 
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::exit::CommandError;
 /// Time after which a slow read is logged. Files take milliseconds, asking a llama-server for its version
 /// some seconds.
 const SLOW_READ_LIMIT: Duration = Duration::from_secs(30);
-/// Time in which log files are reopened, unless a disk hangs.
+/// Longest wait for log files to be reopened; only a hanging disk takes longer.
 const REOPEN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Reads the configuration, once at a time.
+/// Reads the configuration, one read at a time.
 pub(super) struct ConfigReader {
     plan: ConfigSource,
     machine: HostMachine,
     under_way: Option<ReadInProgress>,
-    /// True to read again: the read in progress may have begun before the last change.
+    /// Read again afterwards: the read in progress may have begun before the last change.
     read_again: bool,
     /// Cancelled when the result is not needed any more.
     cancel: CancellationToken,
@@ -41,7 +41,7 @@ struct ReadInProgress {
 /// Result of a read.
 pub(super) enum ReadResult {
     Done(Box<Result<ResolvedConfig, CommandError>>),
-    /// Still reading after this time.
+    /// The read is still in progress after this time.
     Late(Duration),
 }
 
@@ -78,7 +78,7 @@ impl ConfigReader {
         self.under_way = Some(ReadInProgress { task, since: Instant::now(), late_reported: false });
     }
 
-    /// Returns true if a read is in progress.
+    /// Returns whether a read is in progress.
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }

@@ -3,7 +3,7 @@
 use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::dirs::WardenDirs;
 
-/// The changed sections that take effect only after a restart.
+/// Returns the changed sections that take effect only after a restart.
 pub(crate) fn needs_restart(old: &ResolvedConfig, new: &ResolvedConfig) -> Vec<&'static str> {
     // These types come from the defaults and have no `PartialEq`; their debug text contains all values.
     let differs = |a: &dyn std::fmt::Debug, b: &dyn std::fmt::Debug| format!("{a:?}") != format!("{b:?}");

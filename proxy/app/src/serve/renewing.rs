@@ -1,5 +1,5 @@
 //! Runs `llama-warden update` at intervals if `update.every` is set, as a separate process: a build takes
-//! an hour, and its failures must not affect us. The process finds us as it finds every instance.
+//! an hour, and its failures must not affect this program. The process finds this instance like any other.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -14,7 +14,7 @@ use crate::cli::update::{last_run, scheduled_command};
 
 /// Schedules and runs updates.
 pub(super) struct UpdateSchedule {
-    /// Zero: never.
+    /// Interval of updates; zero: never.
     every: Duration,
     state: PathBuf,
     words: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) struct UpdateSchedule {
 /// A running update.
 struct RunningUpdate {
     child: Child,
-    /// While it is open, the process continues; closing it asks the process to end.
+    /// The update process continues while this is open; closing it asks the process to end.
     keep_alive: Option<ChildStdin>,
     stdout: Option<Lines<BufReader<ChildStdout>>>,
     stderr: Option<Lines<BufReader<ChildStderr>>>,
@@ -56,7 +56,7 @@ impl UpdateSchedule {
         }
     }
 
-    /// The moment after `time`, unless updates are switched off.
+    /// Returns the time after `time` has passed; `None` if updates are switched off.
     fn due_after(&self, time: Duration) -> Option<Instant> {
         (!self.every.is_zero()).then(|| Instant::now() + time)
     }
@@ -117,13 +117,13 @@ impl UpdateSchedule {
     }
 }
 
-/// Limit for an update that was asked to end.
+/// Longest wait for an update that was asked to end.
 const UPDATE_END_LIMIT: Duration = Duration::from_secs(10);
 /// Least delay of the first update: the first seconds belong to the models.
 const MIN_FIRST_DELAY: Duration = Duration::from_secs(60);
 
 impl RunningUpdate {
-    /// Logs its output until it has ended.
+    /// Logs the output of the update until it has ended.
     async fn wait_logging(&mut self) {
         loop {
             tokio::select! {

@@ -58,7 +58,7 @@ use succession::{RecordingTasks, SocketCopies};
 pub(crate) struct RunningInstance {
     resolved: ResolvedConfig,
     address: SocketAddr,
-    /// Addresses of the second and further hosts.
+    /// Addresses of all hosts but the first.
     other_addresses: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
     /// Addresses of the probe listener and of the `HAProxy` agent.
@@ -71,22 +71,23 @@ pub(crate) struct RunningInstance {
     recorders: RecorderSet,
     tls: Option<Arc<TlsState>>,
     told: watch::Sender<AdminConfig>,
-    /// Ends the gateway: no new connections, running requests continue.
+    /// Tokens that end the gateway: no new connections, running requests continue.
     ends: StopTokens,
-    /// Cancelled when we end, and when a successor takes over.
+    /// Cancelled when the program ends, and when a successor takes over.
     retiring: CancellationToken,
     gateway_done: CancellationToken,
-    /// Ends admin and watchers.
+    /// Ends the admin interface and watchers.
     stop: CancellationToken,
     tasks: TaskTracker,
-    /// Tasks that record the fleet, and their end.
+    /// Tasks that record the fleet, and the token that ends them.
     books: RecordingTasks,
     exporting: ExporterTask,
     claim: InstanceDirs,
-    /// Copies of the sockets for a successor; empty once there can be none, or it has them.
+    /// Duplicates of the sockets for a successor; empty if no upgrade is possible any more, or it has taken
+    /// place.
     copies: Mutex<SocketCopies>,
     admin_given: bool,
-    /// The admin socket, if it had to be made again.
+    /// Duplicate of the admin socket, if the socket had to be created again.
     restored_admin_socket: RestoredSocket,
     /// Cancelled when the successor has the admin sockets.
     admin_handed_over: CancellationToken,
@@ -114,8 +115,8 @@ impl RunningInstance {
         Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
     }
 
-    /// [`Self::start`] with a predecessor's inheritance. The inheritance is not changed before the
-    /// predecessor has let go.
+    /// Like [`Self::start`], after a predecessor. What the predecessor hands over is not changed before the
+    /// predecessor has given it up.
     pub(super) async fn start_after(
         resolved: ResolvedConfig,
         machine: &HostMachine,
@@ -198,7 +199,7 @@ impl RunningInstance {
         if let Some(again) = claim.announce(&resolved.dirs.state, places.first(), &instance)? {
             tasks.spawn(stop.clone().run_until_cancelled_owned(again));
         }
-        // Tasks that only one program may run begin when we have taken over.
+        // Tasks that only one program at a time may run begin after the takeover.
         let once = |task: BoxFuture<'static, ()>| {
             let (begun, stop) = (begun.clone(), stop.clone());
             async move {
@@ -355,7 +356,7 @@ impl RunningInstance {
         self.probes
     }
 
-    /// Announces our end to balancers. Returns how long requests are still accepted.
+    /// Announces the end of the program to load balancers. Returns how long requests are still accepted.
     pub(crate) fn announce_stop(&self) -> Duration {
         self.leaving.end(self.resolved.probe.drain_delay)
     }
@@ -386,12 +387,12 @@ impl RunningInstance {
         self.fleet.ledger_path().to_owned()
     }
 
-    /// Requests between their head and the end of their answer.
+    /// Returns the number of requests between their head and the end of their answer.
     pub(crate) fn in_flight(&self) -> usize {
         self.gauges.in_flight.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Resolves if the gateway ends unexpectedly: then nothing can be served.
+    /// Resolves if the gateway ends unexpectedly, so that nothing can be served.
     pub(crate) async fn wait_gateway_failure(&self) -> CommandError {
         self.gateway_done.cancelled().await;
         CommandError::failed("the listener ended unexpectedly")
@@ -418,7 +419,7 @@ impl RunningInstance {
         new: ResolvedConfig,
         machine: &HostMachine,
     ) -> Result<(), CommandError> {
-        // First, because it may fail: then nothing of the new configuration is applied.
+        // Open recorders first, because this may fail; then nothing of the new configuration is applied.
         self.recorders.open_while_serving(&new).await?;
         let kept_back = needs_restart(&self.resolved, &new);
         for section in &kept_back {
@@ -478,7 +479,7 @@ impl RunningInstance {
         &self.resolved.dirs.models
     }
 
-    /// Stops accepting, lets running requests end up to the deadline, stops the children.
+    /// Stops accepting, lets running requests finish up to the deadline, and stops the children.
     pub(crate) async fn stop(self, deadline: Duration) {
         self.forget_sockets();
         self.ends.stop.cancel();

@@ -3,10 +3,10 @@
 //! | signal | meaning |
 //! |---|---|
 //! | TERM, INT | end |
-//! | another one within a second | the same one: `timeout` and shells signal the process and its group |
-//! | another one later | end at once |
-//! | HUP | reload; but if our terminal has just closed, end, as llama-server does |
-//! | USR2 | upgrade to the program now at our path, as by `llama-warden upgrade` |
+//! | a second signal within a second | ignored as a duplicate: `timeout` and shells signal both process and group |
+//! | a second signal later | end at once |
+//! | HUP | reload; but if the program's terminal has just closed, end, as llama-server does |
+//! | USR2 | upgrade to the program file now at this program's path, like `llama-warden upgrade` |
 //!
 //! A service has no terminal, so for it HUP is always a reload. The same holds under `nohup`, and for a HUP
 //! sent by hand while the terminal is open.
@@ -33,7 +33,7 @@ const TERMINAL_END_WINDOW: Duration = Duration::from_secs(5);
 pub(crate) enum SignalRequest {
     End,
     Reload,
-    /// Upgrade to the program now at our path.
+    /// Upgrade to the program file now at this program's path.
     Upgrade,
 }
 
@@ -54,7 +54,7 @@ impl SignalHandlers {
         let listen = |kind| {
             signal(kind).map_err(|error| CommandError::failed(format!("cannot listen for signals: {error}")))
         };
-        // Checked before HUP gets a handler of ours.
+        // Check this before a handler for HUP is installed.
         let ignored = is_hangup_ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         Ok(Self {
             terminal: if ignored { None } else { ControllingTerminal::open() },
@@ -138,10 +138,10 @@ impl LastSignal {
     }
 }
 
-/// The terminal that we were started on.
+/// The terminal on which the program was started.
 struct ControllingTerminal {
     file: AsyncFd<OwnedFd>,
-    /// When its end was noticed.
+    /// Time at which the end of the terminal was noticed.
     noticed: Option<Instant>,
 }
 
@@ -186,7 +186,7 @@ async fn wait_terminal_end(terminal: Option<&ControllingTerminal>) {
     }
 }
 
-/// Returns true if a process was started with SIGHUP ignored, as by `nohup`.
+/// Returns whether the process was started with SIGHUP ignored, as by `nohup`.
 fn is_hangup_ignored(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)

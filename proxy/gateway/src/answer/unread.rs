@@ -2,9 +2,9 @@
 //! after the last byte.
 //!
 //! ```text
-//!   client reads ──────── pieces are passed on as they arrive, nothing is held client does not ───── its
-//!   connection cannot write: the backend's answer is still read, and held in memory
-//!        │ last byte of the backend ──> lease released, the held bytes wait for the client
+//!   client reads ──────── pieces pass as they come, nothing is held
+//!   client does not ───── its connection cannot write: the backend's answer is read on, and held
+//!        │ last byte of the backend ──> lease returned, the rest waits for the client
 //!        │ no room: a stream holds `upstream.unread_bytes`, or `server.buffered_bytes` are used up
 //!        └──> the backend waits, and keeps its slot
 //! ```

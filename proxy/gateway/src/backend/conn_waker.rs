@@ -4,9 +4,9 @@
 //! error for a head that broke off and for a missing head.
 //!
 //! ```text
-//!   idle in a pool   wake --> due                         (no task is woken: the next user of the
-//!   connection checks) awaited          wake --> due, and the task is woken being polled     wake --> due
-//!   (the polling task checks again before it returns)
+//!   idle in a pool   wake --> due                         (no task is woken: the next user looks)
+//!   awaited          wake --> due, and the task is woken
+//!   being driven     wake --> due                         (the task looks again before it returns)
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,8 +7,7 @@
 //!      |                                               +-no-------> connection
 //!      +-------------------------------------------------------> connection
 //!
-//!   too many connections --> a short answer with the reason; none if too many are being refused at the
-//!   moment
+//!   too many connections --> one short answer that says so, unless too many are being refused like that
 //! ```
 
 use std::net::IpAddr;

@@ -1,9 +1,9 @@
 //! Identifies a conversation across its turns, and reports its identifier to clients and load balancers.
 //!
 //! ```text
-//!   X-Warden-Ask: conversation    --> X-Warden-Conversation: 16 digits   keyed hash of the conversation's
-//!   beginning X-Warden-Conversation: WORD   --> X-Warden-Conversation: WORD        for a load balancer
-//!   that routes by it no such header                --> no header, and nothing is computed
+//!   X-Warden-Ask: conversation    --> X-Warden-Conversation: 16 digits   keyed hash of its beginning
+//!   X-Warden-Conversation: WORD   --> the same word                      for a balancer that routes by it
+//!   neither                       --> nothing, and nothing is computed
 //! ```
 //!
 //! A load balancer cannot read bodies; with the identifier it sends the next turn to the instance whose

@@ -5,7 +5,7 @@ use super::{HorizontalQuantity, VerticalQuantity};
 use crate::number::group_digits;
 use crate::time::UtcMoment;
 
-/// Limit of parts of an axis.
+/// Most parts into which an axis is divided.
 const MAX_PARTS: f64 = 6.0;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +18,7 @@ pub(super) struct AxisTick {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AxisTicks {
     pub(super) all: Vec<AxisTick>,
-    /// Difference of neighbours.
+    /// Difference between neighbouring numbers.
     pub(super) step: f64,
 }
 
@@ -30,7 +30,7 @@ const CLOCK_STEPS: [f64; 18] = [
 const DAY: f64 = 86_400.0;
 
 impl AxisTicks {
-    /// Ticks of the vertical axis: its first and last number are its ends.
+    /// Returns the ticks of the vertical axis, whose first and last number are its ends.
     pub(super) fn vertical(low: f64, high: f64, up: VerticalQuantity) -> Self {
         let (unit, name) = match up {
             VerticalQuantity::Bytes => byte_unit(low, high),
@@ -50,7 +50,7 @@ impl AxisTicks {
         Self { all: all.collect(), step: step * unit }
     }
 
-    /// Ticks of the horizontal axis: those between its ends.
+    /// Returns the ticks of the horizontal axis, all between its ends.
     pub(super) fn horizontal(from: f64, to: f64, across: HorizontalQuantity) -> Self {
         match across {
             HorizontalQuantity::Requests => {
@@ -81,12 +81,12 @@ impl AxisTicks {
     }
 }
 
-/// Whole numbers from one to another, but no more than an axis has room for.
+/// Returns the whole numbers from `first` to `last`, but no more than an axis has room for.
 fn whole_numbers(first: f64, last: f64) -> impl Iterator<Item = f64> {
     (0_u8..16).map(move |at| first + f64::from(at)).take_while(move |place| *place <= last)
 }
 
-/// Unit of byte labels: that of the largest value, if steps are at least a hundredth of it.
+/// Returns the unit of byte labels: the unit of the largest value, if steps are at least a hundredth of it.
 fn byte_unit(low: f64, high: f64) -> (f64, &'static str) {
     let units = [(40, " TiB"), (30, " GiB"), (20, " MiB"), (10, " KiB")];
     let step = (high - low) / (MAX_PARTS - 1.0);
@@ -111,12 +111,12 @@ fn round_up(number: f64) -> f64 {
     factor * power
 }
 
-/// Decimals that labels need.
+/// Returns the number of decimals that labels need.
 fn decimals(step: f64) -> usize {
     [1.0, 0.1, 0.01, 0.001, 1e-4].iter().position(|least| step >= least * (1.0 - 1e-9)).unwrap_or(5)
 }
 
-/// Label of a moment: the date at midnight, otherwise the time.
+/// Returns the label of a moment: the date at midnight, otherwise the time.
 fn clock_label(unix: f64, step: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
     let moment = UtcMoment::from_unix(unix.round() as i64);

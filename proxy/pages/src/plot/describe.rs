@@ -12,7 +12,8 @@ use crate::html::Html;
 use crate::number::group_digits;
 use crate::time::{UtcMoment, time_element};
 
-/// The description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
+/// Returns the description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at
+/// most. …`
 pub(super) fn plot_sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
     let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
     let mut text = match (shown_levels().next(), shown_levels().last()) {
@@ -93,7 +94,7 @@ fn place_text(across: HorizontalQuantity, x: f64) -> String {
     }
 }
 
-/// Name of a limit: `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
+/// Returns the name of a limit, such as `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
 fn limit_name(plot: &LinePlot, frame: &PlotFrame, limit: &PlotLimit) -> String {
     let above = if frame.shows(limit) { "" } else { ", beyond the plot" };
     format!("{}: {}{above}", limit.kind.word(), amount_text(plot.vertical, limit.at))
@@ -102,7 +103,7 @@ fn limit_name(plot: &LinePlot, frame: &PlotFrame, limit: &PlotLimit) -> String {
 fn forecast_text(plot: &LinePlot) -> Option<String> {
     let coming = plot.forecast.filter(|coming| is_drawable(coming.limit) && is_drawable(coming.from.0))?;
     let when = |at: f64| {
-        // Beyond a hundred years, or a thousand million requests.
+        // Treat more than a hundred years, or a thousand million requests, as never.
         let far = if plot.horizontal == HorizontalQuantity::Time { coming.from.0 + 3.2e9 } else { 1e9 };
         if !is_drawable(at) || at >= far { "never".to_owned() } else { place_text(plot.horizontal, at) }
     };
@@ -114,7 +115,7 @@ fn forecast_text(plot: &LinePlot) -> Option<String> {
     Some(format!("forecast: {limit} at {at}{likely} ({early} to {late})"))
 }
 
-/// Text of a mark for a pointer.
+/// Returns the text shown when the mouse pointer is on a mark.
 pub(super) fn mark_text(across: HorizontalQuantity, mark: &PlotMark) -> String {
     let at = match across {
         HorizontalQuantity::Requests => format!("request {}", place_text(across, mark.x)),
@@ -164,7 +165,7 @@ fn write_legend(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
         limits.map(|limit| (line(format!("limit {}", limit.kind.class())), limit_name(plot, frame, limit))),
     );
     rows.extend(forecast_text(plot).map(|words| (line("coming".to_owned()), words)));
-    // Each pair of kind and name once.
+    // List each pair of kind and name only once.
     let mut seen = std::collections::BTreeSet::new();
     rows.retain(|((_, class), name)| seen.insert((class.clone(), name.clone())));
     html.within("ul", &[("class", &"legend")], |list| {
@@ -187,7 +188,7 @@ fn event_count(count: usize) -> String {
     if count == 1 { "1 event".to_owned() } else { format!("{count} events") }
 }
 
-/// Lists the events in words: a reader need not point at each mark.
+/// Lists the events in words, so that readers need not point at each mark.
 fn write_events(plot: &LinePlot, frame: &PlotFrame, html: &mut Html) {
     let (marks, left_out) = visible_marks(&plot.marks, frame.from, frame.to);
     if marks.is_empty() {

@@ -49,7 +49,7 @@ impl PlotLimitKind {
     }
 }
 
-/// Least visible height of a range.
+/// Least height at which a range is visible, in units of the drawing.
 const MIN_VISIBLE: f64 = 0.7;
 
 pub(super) fn draw_svg(plot: &LinePlot, frame: &PlotFrame) -> String {
@@ -76,7 +76,7 @@ pub(super) fn draw_svg(plot: &LinePlot, frame: &PlotFrame) -> String {
             svg.element("title", &[], &plot.title);
             svg.element("desc", &[], describe::plot_sentence(plot, frame));
             draw_axes(plot, frame, svg);
-            // Cuts everything beyond the axes.
+            // Clip everything outside of the axes.
             let (width, height) = (right - LEFT, bottom - TOP);
             let view = format!("{LEFT} {TOP} {width} {height}");
             svg.within(
@@ -137,7 +137,7 @@ fn draw_layers(plot: &LinePlot, frame: &PlotFrame, svg: &mut Html) {
         let (from, to) = (Px(frame.x(from)), Px(frame.x(to)));
         svg.shape("line", &[("class", &class), ("x1", &from), ("x2", &to), ("y1", &y), ("y2", &y)]);
     }
-    // Wide and under the readings, which cover the law where it fits.
+    // Draw the law wide and below the readings, which cover it where it fits.
     for law in &plot.laws {
         draw_band(frame, &law.levels, "band", svg);
         draw_path("law", &line_path(frame, &law.levels), &law.name, svg);
@@ -170,14 +170,14 @@ fn line_path(frame: &PlotFrame, levels: &[PlotLevel]) -> String {
         let letter = if index == 0 { 'M' } else { 'L' };
         let _ = write!(d, "{letter}{} {}", Px(frame.x(level.x)), Px(frame.y(level.value)));
     }
-    // A single reading is a dot: a line of no length with round ends.
+    // Draw a single reading as a dot: a line of no length with round ends.
     if levels.len() == 1 && !d.is_empty() {
         d.push_str("h0");
     }
     d
 }
 
-/// Fills the area between low and high ends, if it has a visible height.
+/// Fills the area between the low and high ends, if it is high enough to be visible.
 fn draw_band(frame: &PlotFrame, levels: &[PlotLevel], class: &str, svg: &mut Html) {
     let levels: Vec<&PlotLevel> = levels.iter().filter(|level| level.is_known()).collect();
     if levels.len() < 2 || !levels.iter().any(|level| frame.y(level.low) - frame.y(level.high) >= MIN_VISIBLE)
@@ -194,15 +194,15 @@ fn draw_band(frame: &PlotFrame, levels: &[PlotLevel], class: &str, svg: &mut Htm
     svg.shape("path", &[("class", &class), ("d", &d)]);
 }
 
-/// A dashed line to the limit, between the earliest and the latest time of reaching it, as far as the plot
-/// goes.
+/// Draws a dashed line to the limit, between the earliest and the latest time at which it may be reached,
+/// up to the end of the plot.
 fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast, svg: &mut Html) {
     let (x, y) = coming.from;
     let known = [x, y, coming.limit].into_iter().all(is_drawable);
     if !known || x >= frame.to {
         return;
     }
-    // End of a straight line to the limit: where it leaves the plot, or reaches the limit.
+    // The straight line ends where it leaves the plot or reaches the limit.
     let end = |at: f64| {
         if at.is_nan() || at <= x {
             return (x, coming.limit);
@@ -220,8 +220,8 @@ fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast, svg: &mut Html) {
     draw_path("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
 }
 
-/// Labels a limit at its left end, where a growing line is lower. The label stands above the line, but
-/// below that of a soft budget, because the hard one may be right above.
+/// Labels a limit at its left end, where a growing curve is lower. The label is above the line, but for a
+/// soft budget below it, because the hard budget may be right above.
 fn draw_limit_name(frame: &PlotFrame, limit: &PlotLimit, svg: &mut Html) {
     let from = limit.range.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
     let (shift, hang) = if limit.kind == PlotLimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
@@ -239,7 +239,7 @@ fn draw_mark(plot: &LinePlot, frame: &PlotFrame, mark: &PlotMark, svg: &mut Html
         group.element("title", &[], describe::mark_text(plot.horizontal, mark));
         let x = Px(x);
         group.shape("line", &[("x1", &x), ("x2", &x), ("y1", &top), ("y2", &bottom)]);
-        // In a group of its own, so that the stylesheet can scale the shape in place.
+        // Put the shape into a group, so that the stylesheet can scale it in place.
         group.within("g", &[("transform", &place)], |shape| {
             shape.shape("path", &[("d", &mark.kind.path())]);
         });

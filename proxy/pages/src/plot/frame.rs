@@ -3,27 +3,28 @@
 use super::axis::AxisTicks;
 use super::{LinePlot, PlotLevel, PlotLimit, VerticalQuantity, is_drawable, reduce_points};
 
-/// Size in units of the drawing.
+/// Width of the drawing, in its own units.
 pub(super) const WIDTH: f64 = 760.0;
 pub(super) const HEIGHT: f64 = 266.0;
-/// Margins for the numbers at the axes, also for the larger ones of a small screen, and for marks above.
+/// Left margin. The margins leave room for the numbers at the axes (larger on a small screen) and for marks
+/// above.
 pub(super) const LEFT: f64 = 96.0;
 pub(super) const RIGHT: f64 = 12.0;
 pub(super) const TOP: f64 = 24.0;
 pub(super) const BOTTOM: f64 = 36.0;
 
-/// Range in bytes below which readings count as constant: drawn as a line in the middle, not as noise over
-/// the whole height.
+/// Range in bytes below which readings count as constant. They are then drawn as a line in the middle, not
+/// as noise over the whole height.
 const CONSTANT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
-/// The same for other numbers, as a share of them.
+/// Range below which other quantities count as constant, as a share of their value.
 const CONSTANT_SHARE: f64 = 0.1;
-/// A limit above this multiple of the highest reading would flatten the readings: it is only described, not
-/// drawn.
+/// Multiple of the highest reading above which a limit would flatten the readings; such a limit is only
+/// described, not drawn.
 const FAR_LIMIT_FACTOR: f64 = 2.0;
-/// Areas and bands enlarge a plot to at most this multiple of the readings' height: declared caches may be
+/// Multiple of the readings' height up to which areas and bands may enlarge a plot: declared caches may be
 /// far larger than any change.
 const MAX_AREA_FACTOR: f64 = 4.0;
-/// A forecast extends a plot by at most this share of its readings' range.
+/// Share of its readings' range by which a forecast may extend a plot at most.
 const MAX_FORECAST_SHARE: f64 = 0.5;
 
 /// Axes and visible readings of a plot.
@@ -40,7 +41,7 @@ pub(super) struct PlotFrame {
 }
 
 impl PlotFrame {
-    /// `None` without a visible reading.
+    /// Computes the frame; `None` if the plot has no visible reading.
     pub(super) fn from_plot(plot: &LinePlot) -> Option<Self> {
         let read = || plot.curves.iter().flat_map(|curve| curve.stretches.iter().flatten());
         let finite = || read().filter(|level| level.is_known());
@@ -71,7 +72,7 @@ impl PlotFrame {
             .filter(|limit| is_drawable(limit.at) && limit.at <= most.max(0.0) * FAR_LIMIT_FACTOR);
         let high = near.map(|limit| limit.at).fold(most, f64::max);
         let room = (still - (high - low)).max(0.0) / 2.0;
-        // No drawn quantity is negative.
+        // No quantity in a plot is negative.
         let bottom = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
         Some(Self {
             from,
@@ -90,13 +91,14 @@ impl PlotFrame {
         HEIGHT - BOTTOM - relative_position(value, self.up.first(), self.up.last()) * (HEIGHT - BOTTOM - TOP)
     }
 
-    /// Returns true if a limit lies within the drawing.
+    /// Returns whether a limit lies within the drawing.
     pub(super) fn shows(&self, limit: &PlotLimit) -> bool {
         is_drawable(limit.at) && limit.at >= self.up.first() && limit.at <= self.up.last()
     }
 }
 
-/// The readings within a span, and the next one on each side, so that lines reach its ends.
+/// Returns the readings within a span, and the next reading on each side, so that lines reach the span's
+/// ends.
 fn cut_to_span(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<PlotLevel>> {
     let within = |stretch: &Vec<PlotLevel>| {
         let begin = stretch.partition_point(|level| level.x < from).saturating_sub(1);
@@ -107,14 +109,14 @@ fn cut_to_span(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<Plot
     reduce_points(&cut, super::MAX_POINTS)
 }
 
-/// The right end of a plot of these readings: somewhat farther with a forecast.
+/// Returns the right end of a plot of these readings, which is somewhat farther if there is a forecast.
 fn forecast_end(plot: &LinePlot, first: f64, last: f64) -> f64 {
     let reach = plot.forecast.map_or(last, |coming| coming.reached[2].max(last));
     let end = reach.min(last + (last - first) * MAX_FORECAST_SHARE);
     if end > first { end } else { first + 1.0 }
 }
 
-/// Minimum and maximum; `None` without values.
+/// Returns minimum and maximum; `None` without values.
 fn min_max(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |ends: Option<(f64, f64)>, value| {
         Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))

@@ -24,7 +24,7 @@ pub enum PlotMarkKind {
 }
 
 impl PlotMarkKind {
-    /// The word in legends and lists, and the class in the drawing.
+    /// Returns the word in legends and lists, which is also the CSS class in the drawing.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -39,7 +39,7 @@ impl PlotMarkKind {
         }
     }
 
-    /// The path of its shape around the origin, within 6 to each side.
+    /// Returns the SVG path of the shape around the origin, within 6 units to each side.
     pub(super) const fn path(self) -> &'static str {
         match self {
             Self::Start => "M-3 -6L6 0L-3 6z",
@@ -55,21 +55,21 @@ impl PlotMarkKind {
     }
 }
 
-/// An event at a place of the horizontal axis.
+/// An event at a position of the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotMark {
-    /// Requests, or seconds since 1970.
+    /// Position: number of requests, or seconds since 1970.
     pub x: f64,
     /// Kind of the event.
     pub kind: PlotMarkKind,
-    /// The reason in words: foreign text.
+    /// Reason in words, which is foreign text and must be escaped.
     pub why: String,
 }
 
-/// Limit of shown marks of a plot: the last ones. More would overlap.
+/// Most marks shown in a plot, because more would overlap. The last ones are shown.
 pub(super) const MAX_MARKS: usize = 200;
 
-/// Marks within a span, in the order of the axis, and the number of earlier ones left out.
+/// Returns the marks within a span, in the order of the axis, and the number of earlier marks left out.
 pub(super) fn visible_marks(marks: &[PlotMark], from: f64, to: f64) -> (Vec<&PlotMark>, usize) {
     let mut inside: Vec<&PlotMark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
     inside.sort_by(|a, b| a.x.total_cmp(&b.x));

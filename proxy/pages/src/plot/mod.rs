@@ -36,10 +36,10 @@ mod thin;
 pub use mark::{PlotMark, PlotMarkKind};
 pub use thin::{MAX_POINTS, reduce_points};
 
-/// A value at a place of the horizontal axis, with its range.
+/// A value at a position of the horizontal axis, with its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlotLevel {
-    /// Requests, or seconds since 1970.
+    /// Position: number of requests, or seconds since 1970.
     pub x: f64,
     /// Lower end of the range.
     pub low: f64,
@@ -50,12 +50,12 @@ pub struct PlotLevel {
 }
 
 impl PlotLevel {
-    /// A value without a range.
+    /// Creates a value without a range.
     pub const fn exact(x: f64, value: f64) -> Self {
         Self { x, low: value, value, high: value }
     }
 
-    /// Only a range: for areas, whose `value` is not used.
+    /// Creates a range without a value, for areas.
     pub const fn between(x: f64, low: f64, high: f64) -> Self {
         Self { x, low, value: high, high }
     }
@@ -65,7 +65,7 @@ impl PlotLevel {
     }
 }
 
-/// Returns true if a number can be drawn: larger ones than an exabyte are no measurements.
+/// Returns whether a number can be drawn. Numbers larger than an exabyte are not measurements.
 fn is_drawable(number: f64) -> bool {
     number.abs() <= 1e18
 }
@@ -90,7 +90,7 @@ pub enum VerticalQuantity {
     Count,
     /// Seconds.
     Seconds,
-    /// A rate of these: `tokens`, `requests`.
+    /// A rate per second of the named unit: `tokens`, `requests`.
     PerSecond(&'static str),
 }
 
@@ -108,20 +108,20 @@ pub enum CurveKind {
 /// Readings as a curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotCurve {
-    /// Its style.
+    /// Style of the curve.
     pub kind: CurveKind,
-    /// Its name in the legend.
+    /// Name of the curve in the legend.
     pub name: String,
-    /// Readings in stretches, each in the order of the axis: a gap between two stretches was not read, and
-    /// is not drawn.
+    /// Readings in stretches, each in the order of the axis. Between two stretches nothing was read, and
+    /// nothing is drawn.
     pub stretches: Vec<Vec<PlotLevel>>,
 }
 
 /// The line that a detector fits to readings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotLaw {
-    /// Its name in the legend: `the law: +4.42 MiB a request (4.40 to 4.45)`. A law without a name is
-    /// drawn, but not described: one of several.
+    /// Name in the legend, such as `the law: +4.42 MiB a request (4.40 to 4.45)`. Without a name the law is
+    /// drawn, but not described, because it is one of several.
     pub name: String,
     /// The line with its band; two levels make a straight line.
     pub levels: Vec<PlotLevel>,
@@ -141,7 +141,7 @@ pub enum PlotLimitKind {
 /// A limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotLimit {
-    /// Its kind.
+    /// Kind of the limit.
     pub kind: PlotLimitKind,
     /// The limit in the unit of the vertical axis.
     pub at: f64,
@@ -150,7 +150,7 @@ pub struct PlotLimit {
 }
 
 impl PlotLimit {
-    /// A limit that applies to the whole plot.
+    /// Creates a limit that applies to the whole plot.
     pub const fn new(kind: PlotLimitKind, at: f64) -> Self {
         Self { kind, at, range: None }
     }
@@ -170,9 +170,9 @@ pub enum AreaKind {
 /// Memory with a known purpose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotArea {
-    /// Its kind.
+    /// Kind of the area.
     pub kind: AreaKind,
-    /// Its name in the legend.
+    /// Name of the area in the legend.
     pub name: String,
     /// Areas from `low` to `high`, in stretches like those of a curve.
     pub stretches: Vec<Vec<PlotLevel>>,
@@ -181,11 +181,11 @@ pub struct PlotArea {
 /// Forecast of reaching a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlotForecast {
-    /// Start of the forecast: a place of the horizontal axis, and the value there.
+    /// Start of the forecast: a position of the horizontal axis, and the value there.
     pub from: (f64, f64),
     /// The limit.
     pub limit: f64,
-    /// Earliest, likely and latest place of reaching the limit; infinite if never.
+    /// Earliest, likely and latest position at which the limit is reached; infinite if never.
     pub reached: [f64; 3],
 }
 
@@ -198,7 +198,7 @@ pub struct LinePlot {
     pub horizontal: HorizontalQuantity,
     /// Quantity of the vertical axis.
     pub vertical: VerticalQuantity,
-    /// Range of the horizontal axis; `None` for that of the readings, and somewhat farther for a forecast.
+    /// Range of the horizontal axis; `None`: the range of the readings, extended for a forecast.
     pub span: Option<(f64, f64)>,
     /// The readings.
     pub curves: Vec<PlotCurve>,
@@ -215,13 +215,13 @@ pub struct LinePlot {
 }
 
 impl LinePlot {
-    /// The drawing; empty if there is no reading in its span.
+    /// Returns the drawing; empty if there is no reading in its range.
     pub fn svg(&self) -> String {
         frame::PlotFrame::from_plot(self).map(|frame| draw::draw_svg(self, &frame)).unwrap_or_default()
     }
 
-    /// The drawing with a caption (markup), a legend and a list of events. Without a reading in its range
-    /// it says so.
+    /// Returns the drawing with a caption (markup), a legend and a list of events. If there is no reading
+    /// in the range, the text says so.
     pub fn figure(&self, caption: &crate::Html) -> String {
         describe::plot_figure(self, caption)
     }

@@ -1,10 +1,10 @@
-//! Reduces points to those that can be seen: readings at one place become one of them, whose range includes
-//! all of theirs.
+//! Reduces points to those that can be distinguished: readings at one position are merged into one point,
+//! whose range includes all of theirs.
 
 use super::PlotLevel;
 use warden_policies::units::{as_f64, truncate_to_u64};
 
-/// Limit of drawn points of one curve: more than a screen can show.
+/// Most points drawn of one curve, more than a screen can show.
 pub const MAX_POINTS: usize = 1000;
 
 /// Reduces stretches of readings to at most `most` points together. Each point is the last reading of its

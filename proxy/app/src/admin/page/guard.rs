@@ -3,11 +3,10 @@
 //! Pure.
 //!
 //! ```text
-//!   every request   Host is a loopback name or address (a site could let its own DNS name point to this
-//!   machine)
+//!   every request   Host is a name of this machine's loopback (against DNS names that point to us)
 //!                   Origin, if there is one, is the page's own
 //!   GET             Sec-Fetch-Site: none, same-origin; from other sites only navigations to a page in a tab:
-//!                   a GET changes nothing, no frame may hold the page, and the opener cannot read the page
+//!                   a GET changes nothing, no frame may hold the page, and the opener cannot look into it
 //!   POST            Origin is present and the page's own, and the form has the token of this instance
 //! ```
 //!

@@ -1,15 +1,15 @@
-//! Talks to the service manager that started us (systemd or a compatible one): reports our state, and takes
-//! over its sockets. Without a manager nothing of this happens.
+//! Talks to the service manager that started the program (systemd or a compatible one): reports the
+//! program's state, and takes over sockets. Does nothing without a service manager.
 //!
 //! ```text
-//!   listening              READY=1      models load afterwards, and requests wait for them
-//!   HUP                    RELOADING=1 … READY=1
-//!   each second            STATUS=…     if it has changed
-//!   all loops responsive   WATCHDOG=1   (`watchdog`)
-//!   TERM                   STOPPING=1, then EXTEND_TIMEOUT_USEC= as long as requests may still end
+//!   sockets listen         READY=1      models load afterwards, and requests wait for them
+//!   SIGHUP                 RELOADING=1 … READY=1
+//!   each second            STATUS=…     if the status has changed
+//!   all loops respond      WATCHDOG=1   (`watchdog`)
+//!   SIGTERM                STOPPING=1, then EXTEND_TIMEOUT_USEC= while requests may still finish
 //! ```
 //!
-//! Ready does not mean that preloaded models are ready: large ones take minutes, longer than a manager
+//! Readiness does not include preloaded models: large models take minutes to load, longer than a manager
 //! waits. Also, one broken model would keep the others from being served.
 
 mod notify;
@@ -34,25 +34,25 @@ pub(crate) use self::watchdog::{LoopAnswers, run_watchdog};
 use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 
-/// Interval of status updates: faster ones are not read, and would burden the manager.
+/// Interval of status updates. Nobody reads faster updates, which would only burden the manager.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Extension requested during a drain, every [`EXTENSION_INTERVAL`]. Two such messages may be lost.
 const TIMEOUT_EXTENSION: Duration = Duration::from_secs(15);
 const EXTENSION_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The manager that started us, if it wants notifications.
+/// The service manager that started the program, if it wants notifications.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceManager {
     socket: Option<NotifySocket>,
-    /// Why its socket cannot be used.
+    /// Error if the manager's socket cannot be used.
     socket_error: Option<String>,
-    /// The manager ends us if the watchdog is not fed for this long.
+    /// Time after which the manager ends the program if the watchdog is not fed.
     watchdog: Option<Duration>,
-    /// The last status sent. Locked while one is sent.
+    /// The last status sent. Locked while a status is being sent.
     last_status: Mutex<String>,
-    /// True if the last message failed, which was logged.
+    /// The last message could not be sent, and this was logged.
     send_failed: AtomicBool,
-    /// True if the instance is stopping.
+    /// The instance is stopping.
     ending: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl ServiceManager {
         Self { socket: socket.ok(), socket_error: trouble, watchdog, ..Self::default() }
     }
 
-    /// Reports that we serve, at the start and after a reload.
+    /// Reports that the program serves, at the start and after a reload.
     pub(crate) async fn report_ready(&self) {
         if let Some(trouble) = &self.socket_error {
             tracing::warn!("{trouble}; the service manager gets no status from llama-warden");
@@ -77,7 +77,8 @@ impl ServiceManager {
         self.send("READY=1").await;
     }
 
-    /// Reports that the configuration is read again; [`Self::report_ready`] reports the end of it.
+    /// Reports that the configuration is being reloaded; [`Self::report_ready`] reports the end of the
+    /// reload.
     pub(crate) async fn report_reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
@@ -85,8 +86,8 @@ impl ServiceManager {
             .await;
     }
 
-    /// Reports that we are stopping. Never resolves, and requests more time until it is dropped. `longest`:
-    /// limit of the drain.
+    /// Reports that the program is stopping, then requests more time until the future is dropped; never
+    /// resolves. `longest`: time limit of the drain.
     pub(crate) async fn report_stopping(&self, in_flight: usize, longest: Duration) {
         self.ending.store(true, Ordering::Relaxed);
         let text = format!("stopping: {in_flight} requests in flight may end");
@@ -95,7 +96,7 @@ impl ServiceManager {
             &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", TIMEOUT_EXTENSION.as_micros()),
         )
         .await;
-        // Loops end one after the other now, each within its deadline, so the watchdog is fed
+        // Event loops now end one after the other, each within its deadline, so the watchdog is fed
         // unconditionally.
         let fed = if self.watchdog.is_some() { "\nWATCHDOG=1" } else { "" };
         let pause = self.watchdog.map_or(EXTENSION_INTERVAL, |limit| EXTENSION_INTERVAL.min(limit / 4));
@@ -105,11 +106,11 @@ impl ServiceManager {
             tokio::time::sleep(pause).await;
             left = left.saturating_sub(pause);
         }
-        // The drain is overdue: no more time is requested, so that the manager kills us.
+        // The drain is overdue: request no more time, so that the manager kills the program.
         std::future::pending::<()>().await;
     }
 
-    /// Reports the error that ends us.
+    /// Reports the error that ends the program.
     pub(crate) async fn report_failure(&self, failure: &CommandError) {
         let lines = failure.lines();
         if let Some(first) = lines.first() {
@@ -117,7 +118,7 @@ impl ServiceManager {
         }
     }
 
-    /// Reports our status until `stop`.
+    /// Reports the program's status until `stop` is cancelled.
     pub(crate) async fn report_status(
         self: Arc<Self>,
         fleet: Fleet,
@@ -142,8 +143,8 @@ impl ServiceManager {
         stop.run_until_cancelled(tell).await;
     }
 
-    /// Feeds the watchdog, if there is one, as long as all loops that `ask` asks are responsive, until
-    /// `stop`.
+    /// Feeds the watchdog, if there is one, while all event loops that `ask` asks respond, until `stop` is
+    /// cancelled.
     pub(crate) async fn feed_watchdog(
         self: Arc<Self>,
         ask: impl Fn() -> LoopAnswers,
@@ -155,7 +156,7 @@ impl ServiceManager {
             .await;
     }
 
-    /// Sends `before` and a status.
+    /// Sends the lines `before`, followed by a status.
     async fn send_status(&self, text: &str, before: &str) {
         let mut said = self.last_status.lock().await;
         text.clone_into(&mut said);

@@ -9,7 +9,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::time::Duration;
 
-/// Attempts to send. A busy manager has a full queue; a manager that does not read at all must not delay us.
+/// Most attempts to send. A busy manager has a full queue; a manager that does not read must not delay the
+/// program.
 const SEND_ATTEMPTS: u32 = 50;
 const SEND_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -24,12 +25,12 @@ impl NotifySocket {
     /// Opens the socket for a value of `NOTIFY_SOCKET`: a path, or an abstract name that begins with `@`.
     ///
     /// # Errors
-    /// The value is neither, or no socket can be created.
+    /// The value has neither form, or no socket can be created.
     pub(super) fn open(name: &OsStr) -> io::Result<Self> {
         let to = match name.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
             [b'/', ..] => SocketAddr::from_pathname(Path::new(name))?,
-            // Managers of virtual machines use other addresses; none of them starts us.
+            // Other addresses are used only for virtual machines, and no such manager starts this program.
             _ => return Err(io::Error::other("this is neither an absolute path nor a name after `@`")),
         };
         let from = UnixDatagram::unbound()?;

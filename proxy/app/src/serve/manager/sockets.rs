@@ -1,5 +1,5 @@
-//! Sockets that the service manager opened for us (socket activation, `sd_listen_fds(3)`): clients that
-//! connect wait there while we start or restart.
+//! Sockets that the service manager opened for the program (socket activation, `sd_listen_fds(3)`): clients
+//! that connect wait there while the program starts or restarts.
 //!
 //! | name (`FileDescriptorName=`) | socket |
 //! |---|---|
@@ -17,14 +17,14 @@ use rustix::net::sockopt::socket_acceptconn;
 
 use crate::exit::CommandError;
 
-/// The sockets handed over; usually none.
+/// The sockets handed over by the service manager; usually none.
 #[derive(Debug, Default)]
 pub(crate) struct ActivatedSockets {
-    /// For clients.
+    /// Sockets for clients.
     pub(crate) public: Vec<TcpListener>,
-    /// For the admin routes, with the path that programs connect to.
+    /// Unix socket for the admin routes, with the path at which programs connect.
     pub(crate) admin: Option<(UnixListener, PathBuf)>,
-    /// For the admin routes, on loopback.
+    /// Loopback socket for the admin routes.
     pub(crate) admin_tcp: Option<TcpListener>,
 }
 
@@ -36,7 +36,7 @@ enum SocketPurpose {
 }
 
 impl ActivatedSockets {
-    /// Takes the sockets, and removes their variables from the environment: call it before there is a
+    /// Takes the sockets, and removes their variables from the environment. Must be called before there is a
     /// second thread.
     ///
     /// # Errors
@@ -119,24 +119,24 @@ fn check_listening(socket: &impl AsFd, shown: &str) -> Result<(), CommandError> 
             format!("{shown} does not listen"),
             "`Accept=no` in the unit of the socket",
         )),
-        // An old kernel does not report it; then an accept will show it.
+        // An old kernel does not report whether the socket listens; a later accept will show it.
         Ok(true) | Err(_) => Ok(()),
     }
 }
 
-/// Number of sockets handed over to this process; those of another process are not ours.
+/// Returns the number of sockets handed over to this process; 0 if they are meant for another process.
 fn socket_count(count: &OsString, process: &OsString, own: u32) -> usize {
     let is_ours = process.to_str().and_then(|text| text.parse().ok()) == Some(own);
     count.to_str().and_then(|text| text.parse().ok()).filter(|_| is_ours).unwrap_or(0)
 }
 
-/// Names and purposes of the sockets.
+/// Returns names and purposes of the sockets.
 fn socket_names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, CommandError> {
     let written = written.to_string_lossy();
     let mut all = written.split(':');
     let told = (0..count).map(|_| {
         let name = all.next().filter(|name| !name.is_empty()).unwrap_or("unknown");
-        // A socket without a configured name has that of its unit, or this word.
+        // A socket without a configured name has the name of its unit, or `unknown`.
         let whose = match name {
             "admin" => SocketPurpose::Admin,
             "public" | "unknown" => SocketPurpose::Public,

@@ -6,10 +6,10 @@ use warden_policies::recycle::RecycleAction;
 use warden_policies::{ByteSize, secrets};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
-/// Limit in bytes, a line or two of a terminal: `llama-warden status` shows more.
+/// Length limit in bytes: a line or two of a terminal. `llama-warden status` shows more.
 const MAX_STATUS_BYTES: usize = 240;
 
-/// The line for a view of the fleet and the number of requests in flight.
+/// Returns the line for a view of the fleet and the number of requests in flight.
 pub(super) fn status_line(view: &FleetView, in_flight: usize) -> String {
     let count = |state| view.models.iter().filter(|model| model.state == state).count();
     let mut text = match view.models.len() {
@@ -35,7 +35,7 @@ pub(super) fn status_line(view: &FleetView, in_flight: usize) -> String {
     to_single_line(&text)
 }
 
-/// The policy's next action for a model, if there is one.
+/// Returns the policy's next action for a model, if there is one.
 fn next_action(model: &ModelView) -> Option<String> {
     let policy = model.policy.as_ref().filter(|policy| policy.decision.action != RecycleAction::Observe)?;
     let reason = policy.decision.reason.map_or("", |reason| reason.phrase());
@@ -43,7 +43,7 @@ fn next_action(model: &ModelView) -> Option<String> {
     Some(format!("{}: {} ({reason}){held}", model.name, policy.decision.action.phrase()))
 }
 
-/// Joins a text into one line, because a message has a line for each field and names may contain anything.
+/// Joins a text into one line: each line of a message is a field, and names may contain anything.
 pub(super) fn to_single_line(text: &str) -> String {
     let plain = secrets::redact_text(text);
     let mut line: String =

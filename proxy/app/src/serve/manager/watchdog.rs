@@ -1,10 +1,10 @@
-//! The watchdog: fed only if every loop has been responsive since the last time.
+//! The watchdog, which is fed only if every event loop has responded since the last time.
 //!
 //! ```text
-//!   round: acceptor, threads of the gateway, tasks of the models and admin listener are asked for an answer
-//!            all have answered     -> fed, and the next round after a pause
-//!            one has not answered  -> not fed; logged before the manager ends us
-//!            one has ended         -> not fed: asked again, because a model may just have been removed
+//!   round: acceptor, gateway threads, model tasks and admin listener are asked for an answer
+//!            all have answered       -> fed, and the next round after a pause
+//!            a loop has not answered -> not fed; logged before the manager ends the program
+//!            a loop has ended        -> not fed; asked again, because a model may just have been removed
 //! ```
 //!
 //! Only one round runs at a time, so a stuck loop has no more than one question in its queue.
@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 /// Names of the loops, each with a receiver that resolves when the loop answers.
 pub(crate) type LoopAnswers = Vec<(String, oneshot::Receiver<()>)>;
 
-/// Runs rounds until `stop`. `limit`: the manager ends us if the watchdog is not fed for this long;
-/// `meanwhile`: the consequence of a missing answer, for the log.
+/// Runs rounds until `stop` is cancelled. `limit`: time after which the manager ends the program if the
+/// watchdog is not fed; `meanwhile`: the consequence of a missing answer, for the log.
 pub(crate) async fn run_watchdog<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
@@ -39,13 +39,13 @@ async fn run_rounds<Fed: Future<Output = ()>>(
         if all_responsive(ask(), limit / 2, meanwhile).await {
             feed().await;
         }
-        // Even after two late rounds the watchdog is fed in time.
+        // With this pause the watchdog is fed in time even after two late rounds.
         tokio::time::sleep(limit / 4).await;
     }
 }
 
-/// Waits for the answers of all loops; false if one of them has ended. After `patience` the first missing
-/// one is logged.
+/// Waits for the answers of all loops; returns false if a loop has ended. After `patience` the first loop
+/// without an answer is logged.
 async fn all_responsive(asked: LoopAnswers, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);

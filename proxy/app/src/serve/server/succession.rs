@@ -1,4 +1,4 @@
-//! Methods of a running instance for an upgrade: takes over from its predecessor, and hands over to its
+//! Methods of a running instance for an upgrade: taking over from the predecessor, and handing over to the
 //! successor.
 
 use std::io;
@@ -16,7 +16,7 @@ use crate::serve::upgrade::ending::StopTimes;
 use crate::serve::upgrade::talk::{HandoverHeader, InstancePlace};
 use crate::sync::lock;
 
-/// Copies of the listening sockets: for clients, for operators, for probes and balancers.
+/// Duplicates of the listening sockets: for clients, for operators, for probes and load balancers.
 #[derive(Debug, Default)]
 pub(super) struct SocketCopies {
     pub(super) public: Vec<OwnedFd>,
@@ -26,12 +26,12 @@ pub(super) struct SocketCopies {
 
 /// For an upgrade: taking over and handing over.
 impl RunningInstance {
-    /// Limit of an upgrade.
+    /// Returns the time limit of an upgrade.
     pub(in crate::serve) const fn upgrade_wait(&self) -> Duration {
         self.resolved.server.upgrade_wait
     }
 
-    /// Limit for a program to print its version.
+    /// Returns the time limit for a program to print its version.
     pub(in crate::serve) const fn version_timeout(&self) -> Duration {
         self.resolved.child.version_timeout
     }
@@ -44,11 +44,11 @@ impl RunningInstance {
         InstancePlace::from_configuration(&self.resolved)
     }
 
-    /// The header of the handover, with all sockets and the lock of the directory.
+    /// Returns the header of the handover, with all sockets and the lock of the directory.
     pub(in crate::serve) fn handover_files(&self) -> io::Result<(HandoverHeader, Vec<OwnedFd>)> {
         let own = lock(&self.copies);
         let remade = lock(&self.restored_admin_socket);
-        // The first one is the Unix socket, which the restored one replaces.
+        // The first operators' socket is the Unix socket, for which the restored one is used if there is one.
         let operators = remade.iter().chain(own.operators.iter().skip(usize::from(remade.is_some())));
         let copies = own.public.iter().chain(operators).chain(&own.probes);
         let copies = copies.map(OwnedFd::try_clone);
@@ -68,12 +68,12 @@ impl RunningInstance {
         self.claim.take_ownership();
     }
 
-    /// Runs the self-test, before the predecessor lets go.
+    /// Runs the self-test, before the predecessor gives up.
     pub(in crate::serve) async fn check_answers(&self) -> Result<(), String> {
         self.inquiry.run(self.resolved.server.upgrade_answer).await
     }
 
-    /// Spawns a task that ends with us.
+    /// Spawns a task for which the end of the program waits.
     pub(in crate::serve) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.tasks.spawn(task));
     }
@@ -83,8 +83,8 @@ impl RunningInstance {
         self.books.close(self.resolved.upstream.connect_timeout).await;
     }
 
-    /// Drops the copies of the sockets. A socket listens while a copy is open; its clients would wait in
-    /// vain.
+    /// Drops the duplicates of the sockets. A socket listens while any duplicate is open, and clients would
+    /// wait there in vain.
     pub(super) fn forget_sockets(&self) {
         drop(std::mem::take(&mut *lock(&self.copies)));
         drop(lock(&self.restored_admin_socket).take());
@@ -104,9 +104,9 @@ impl RunningInstance {
         self.ends.stop.cancel();
     }
 
-    /// The times of a stop here. `delay` is all of `probe.drain_delay`, even if an operator began to leave
-    /// before. The serving program accepts requests for no longer, and knows how much of that time has
-    /// passed.
+    /// Returns the times of a stop of this program. `delay` is the whole `probe.drain_delay`, even if an
+    /// operator ordered the instance to leave before: the serving program accepts requests for no longer,
+    /// and knows how much of that time has passed.
     pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> StopTimes {
         let delay = self.resolved.probe.drain_delay;
         StopTimes { delay, grace: self.resolved.server.stopped_keep_alive, deadline }
@@ -125,7 +125,7 @@ impl RunningInstance {
         self.gateway_done.cancelled().await;
     }
 
-    /// Ends everything after the last request, without removing any file.
+    /// Ends all tasks after the last request, without removing any file.
     pub(in crate::serve) async fn disband(self) {
         self.tasks.close();
         let limit = self.resolved.upstream.connect_timeout;
@@ -138,7 +138,7 @@ impl RunningInstance {
     }
 }
 
-/// Tasks that record the fleet: only one program at a time may run them.
+/// Tasks that record the fleet; only one program at a time may run such tasks.
 pub(super) struct RecordingTasks {
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
@@ -146,7 +146,7 @@ pub(super) struct RecordingTasks {
     pub(super) state: StateWriter,
 }
 
-/// Limit of the last writes, longer than any working disk needs.
+/// Time limit of the last writes, longer than any working disk needs.
 const LAST_WRITES_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecordingTasks {
@@ -157,7 +157,8 @@ impl RecordingTasks {
             tracing::warn!("some memory readings could not be written in time");
         }
         let series = self.series.clone();
-        // Queued after the writes in progress. A disk that hangs must not keep the successor from serving.
+        // Queue this after the writes in progress. A disk that hangs must not keep the successor from
+        // serving.
         self.state.write(StateKind::Series, 0, move || {
             series.hand_over_files();
             Ok(())
@@ -165,7 +166,7 @@ impl RecordingTasks {
         let _late = self.state.wait_written(limit).await;
     }
 
-    /// At the end: waits a short time for writes in progress.
+    /// Waits a short time for writes in progress, at the end of the program.
     pub(super) async fn finish(&self) {
         if !self.state.wait_written(LAST_WRITES_LIMIT).await {
             let waiting = self.state.view().waiting;

@@ -14,11 +14,11 @@ use tokio::time::Instant;
 /// Times of a stop.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::serve) struct StopTimes {
-    /// Time in which requests are still accepted.
+    /// Time for which requests are still accepted.
     pub(in crate::serve) delay: Duration,
-    /// Time after that in which requests on their way are still admitted.
+    /// Time after `delay` for which requests that were already sent are still admitted.
     pub(in crate::serve) grace: Duration,
-    /// Limit for running requests to end.
+    /// Time limit for running requests.
     pub(in crate::serve) deadline: Duration,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct StopSchedule {
 }
 
 impl StopSchedule {
-    /// A stop that begins at `now`.
+    /// Creates the schedule of a stop that begins at `now`.
     pub(super) fn new(now: Instant, times: StopTimes) -> Self {
         let stop = now + times.delay;
         let steps = [

@@ -1,4 +1,5 @@
-//! A self-test before the predecessor lets go: we send ourselves the requests of a client and an operator.
+//! A self-test before the predecessor gives up: the program sends itself requests of a client and an
+//! operator.
 //!
 //! The client's request is accepted, read, routed and answered on a thread of the gateway as usual,
 //! although the listening sockets are still the predecessor's. TLS is left out: its certificate was read at

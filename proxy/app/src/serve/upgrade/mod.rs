@@ -13,13 +13,13 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `talk` | messages between the two |
+//! | `talk` | messages between the two programs |
 //! | `order` | orders to upgrade and their answers |
-//! | `program` | checks whether a file may replace us |
-//! | `old`, `new` | either side |
+//! | `program` | checks whether a file may replace this program |
+//! | `old`, `new` | the two sides of an upgrade |
 //! | `inquiry` | self-test of the new program |
 //! | `retired` | remaining work of the old program |
-//! | `ending` | its schedule at a stop |
+//! | `ending` | the schedule of the old program at a stop |
 
 pub(super) mod ending;
 pub(super) mod inquiry;

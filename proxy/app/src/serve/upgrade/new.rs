@@ -13,31 +13,31 @@ use super::talk::{
 };
 use crate::exit::CommandError;
 
-/// Limit of waits. The old program has a deadline of its own and kills us after it; this only ends us if it
-/// is gone.
+/// Time limit for waiting for the old program. The old program has its own deadline and kills this program
+/// after it; this limit only ends the new program if the old one is gone.
 const PREDECESSOR_WAIT: Duration = Duration::from_secs(600);
-/// Longest useful limit of an upgrade.
+/// Longest useful time limit of an upgrade.
 const MAX_UPGRADE_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Interval of checks for news to send to the old program, even if nothing wakes us.
+/// Interval of checks for changes to report to the old program, in addition to checks after each wake-up.
 const NEWS_INTERVAL: Duration = Duration::from_millis(200);
-/// Limit for sending a message; beyond it, the old program counts as gone.
+/// Time limit for sending a message; beyond it, the old program counts as gone.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
-/// The connection to our predecessor.
+/// The connection to the predecessor.
 #[derive(Clone, Debug)]
 pub(in crate::serve) struct PredecessorLink {
     talk: UpgradeChannel,
 }
 
-/// Everything that the predecessor handed over.
+/// Sockets, lock and state that the predecessor handed over.
 #[derive(Debug)]
 pub(in crate::serve) struct ReceivedHandover {
     pub(in crate::serve) sockets: InheritedSockets,
-    /// True if the predecessor was leaving a group of instances.
+    /// The predecessor was leaving a group of instances.
     pub(in crate::serve) is_leaving: bool,
     pub(in crate::serve) lock: OwnedFd,
     pub(in crate::serve) will: FleetWill,
-    /// Cancelled when all of it is ours.
+    /// Cancelled when this program has taken over completely.
     pub(in crate::serve) begun: CancellationToken,
 }
 
@@ -53,9 +53,9 @@ pub(in crate::serve) struct InheritedSockets {
 #[derive(Debug)]
 pub(in crate::serve) struct InheritedAdmin {
     pub(in crate::serve) socket: OwnedFd,
-    /// Socket of `admin.address`.
+    /// TCP socket of `admin.address`.
     pub(in crate::serve) address: Option<OwnedFd>,
-    /// True if the service manager made the Unix socket.
+    /// The service manager made the Unix socket.
     pub(in crate::serve) from_manager: bool,
 }
 
@@ -64,15 +64,15 @@ impl PredecessorLink {
         Self { talk: UpgradeChannel::new(stream) }
     }
 
-    /// Reports why the predecessor has to continue.
+    /// Reports to the predecessor why this program cannot take over, so that the predecessor continues.
     pub(in crate::serve) async fn report_failure(&self, problem: &CommandError) {
         let message = problem.lines().join("; ");
         let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-        // Accepted in both places where the predecessor waits; it may also be gone.
+        // The predecessor accepts this message whenever it waits for one. An error means that it is gone.
         let _said = self.talk.send(UpgradeHello::CannotCome { message }, Vec::new(), wait_deadline()).await;
     }
 
-    /// Announces us, and receives the handover.
+    /// Announces this program to the predecessor, and receives the handover.
     pub(in crate::serve) async fn receive_handover(
         &self,
         place: InstancePlace,
@@ -81,8 +81,8 @@ impl PredecessorLink {
         let hello = UpgradeHello::Comes { protocol: PROTOCOL, version, place };
         let lost = |error| CommandError::failed(format!("the previous program does not hand over: {error}"));
         self.talk.send(hello, Vec::new(), wait_deadline()).await.map_err(lost)?;
-        // The predecessor first waits for tasks in progress, as long as the order allows; its end is
-        // noticed at once.
+        // Wait long: the predecessor first waits for tasks in progress, as long as the order allows. If it
+        // ends, that is noticed at once.
         let long = Instant::now() + MAX_UPGRADE_WAIT;
         let (legacy, files) = self.talk.receive::<HandoverHeader>(long).await.map_err(lost)?;
         let mut pieces = Vec::new();
@@ -99,7 +99,7 @@ impl PredecessorLink {
         let socket = rest.next().ok_or_else(strange)?;
         let lock = rest.next_back().ok_or_else(strange)?;
         let mut probes: Vec<OwnedFd> = rest.by_ref().rev().take(legacy.probes).collect();
-        // Restores their order: where the system chose the ports of both, the first one is the probe
+        // Restore the order of the sockets: if the system chose the ports of both, the first is the probe
         // listener.
         probes.reverse();
         Ok(ReceivedHandover {
@@ -151,8 +151,8 @@ impl PredecessorLink {
         Ok(ReservedSlots { shares })
     }
 
-    /// Frees slots as requests end in the predecessor, and reports open gates to it, until none is left or
-    /// it is gone.
+    /// Frees slots as requests end in the predecessor, and reports models' open gates to the predecessor,
+    /// until no request is left there or it is gone.
     pub(in crate::serve) async fn follow_requests(self, kept: ReservedSlots, fleet: Fleet) {
         tokio::select! {
             () = self.free_slots(kept) => {}
@@ -162,7 +162,7 @@ impl PredecessorLink {
 
     async fn report_gates(&self, fleet: &Fleet) {
         let mut views = fleet.subscribe();
-        // An empty list is reported, too.
+        // The first list is reported even if it is empty.
         let mut told = None;
         loop {
             let gates = GateReport { gates: fleet.open_gates(), refusals: fleet.recent_refusals() };
@@ -170,20 +170,20 @@ impl PredecessorLink {
                 told = Some(gates.clone());
                 let until = Instant::now() + SEND_LIMIT;
                 if self.talk.send(gates, Vec::new(), until).await.is_err() {
-                    // The predecessor is gone or does not read: its requests are not waited for. `hear_of`
-                    // notices its end.
+                    // The predecessor is gone or does not read, so do not wait for its requests.
+                    // `free_slots` notices that the connection is closed.
                     self.talk.close();
                     return std::future::pending().await;
                 }
             }
-            // Once we have let go in our turn, the gates are those of our successor.
+            // After a further upgrade, the reported gates are those of this program's successor.
             tokio::select! {
                 changed = views.changed() => if changed.is_err() {
                     return std::future::pending().await;
                 },
                 () = fleet.gates_followed() => {}
-                // Refusals change without a wake, for example for a request that came to wait in the
-                // predecessor.
+                // Check at intervals, too: refusals can change without a wake-up, for example when another
+                // request begins to wait in the predecessor.
                 () = tokio::time::sleep(NEWS_INTERVAL) => {}
             }
             views.mark_unchanged();

@@ -13,15 +13,16 @@ use super::talk::{HandoverHeader, InstancePlace, PROTOCOL, SuccessorMessage, Upg
 use super::{program, retired::RetiredProgram};
 use crate::serve::{RunningInstance, SignalHandlers};
 
-/// Limit of the freeze while the new program prepares: it has all it needs except the time to check it.
+/// Time limit of the freeze while the new program prepares. Only the handover and its checks fall into this
+/// time.
 const PREPARE_LIMIT: Duration = Duration::from_secs(20);
-/// Limit from `go` until the new program reports that it serves.
+/// Time limit from `go` until the new program reports that it serves.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why there is no upgrade.
+/// Reasons why an upgrade does not take place.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::serve) enum UpgradeError {
-    /// In words; everything continues as before.
+    /// The upgrade failed, for the reason given as a sentence. The old program continues as before.
     #[error("{0}")]
     Cannot(String),
     /// A signal to end arrived meanwhile.
@@ -48,7 +49,7 @@ pub(in crate::serve) async fn hand_over(
     signals: &mut SignalHandlers,
 ) -> Result<(UpgradeReport, RetiredProgram), UpgradeError> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
-    // The program's disk may hang, too.
+    // Choose the program on another thread, because its disk may hang.
     let choosing = run_job(WorkKind::Configuration, move || program::NextProgram::choose(to));
     let next = tokio::select! {
         next = choosing => next.map_err(|error| error.to_string())??,
@@ -64,7 +65,7 @@ pub(in crate::serve) async fn hand_over(
     let shown = binary.display().to_string();
     let next = program::with_own_arguments(binary);
     tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
-    // Killed if it is dropped: after a failure nothing of it stays.
+    // Dropping the child kills it, so that nothing is left of it after a failure.
     let child = server.nursery().spawn_successor(next, Some(theirs.into())).await;
     let child = child.map_err(|error| error.to_string())?;
     let talk = UpgradeChannel::new(ours);
@@ -78,8 +79,8 @@ pub(in crate::serve) async fn hand_over(
     Ok((upgraded, let_successor_take_over(server, talk, child).await))
 }
 
-/// Hands over everything until the new program is ready. Returns the begin of the freeze and the number of
-/// processes handed over. If dropped before its end, everything continues as before.
+/// Hands over everything until the new program is ready. Returns the start of the freeze and the number of
+/// processes handed over. If the future is dropped before its end, the old program continues as before.
 async fn prepare_successor(
     server: &RunningInstance,
     talk: &UpgradeChannel,
@@ -89,7 +90,7 @@ async fn prepare_successor(
     receive_hello(talk, &server.instance_place(), until).await?;
     let (will, frozen) = tokio::select! {
         will = server.fleet().prepare_handover(until) => will.map_err(|busy| format!("busy: {busy}"))?,
-        // Only its end is waited for: it sends nothing meanwhile.
+        // The new program sends nothing meanwhile, so only its end has to be noticed.
         _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
     };
     let since = Instant::now();
@@ -109,7 +110,8 @@ async fn prepare_successor(
     Ok((since, processes))
 }
 
-/// The point of no return: the new program owns everything from here on.
+/// Lets the new program take over. This is the point of no return: the new program owns everything from
+/// here on.
 async fn let_successor_take_over(
     server: &RunningInstance,
     talk: UpgradeChannel,
@@ -125,7 +127,7 @@ async fn let_successor_take_over(
     server.retire();
     match talk.receive::<SuccessorMessage>(until).await {
         Ok((SuccessorMessage::Serves, _)) => tracing::info!("upgrade: the next program serves"),
-        // The process that forked it notices its end, which ends everything.
+        // The process that forked the new program notices its end, and then ends all programs.
         Ok(_) => tracing::error!("the next program sent an unexpected message"),
         Err(error) => tracing::error!(%error, "the next program does not say that it serves"),
     }

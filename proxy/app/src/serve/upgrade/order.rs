@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, oneshot};
 /// An order to upgrade to another program.
 #[derive(Debug)]
 pub(crate) struct UpgradeOrder {
-    /// Path of the program; `None`: our own path.
+    /// Path of the new program; `None`: the path of the running program.
     pub(crate) to: Option<PathBuf>,
     /// Time limit; `None`: the configured one.
     pub(crate) wait: Option<Duration>,
-    /// Name of the operator who gave it.
+    /// Name of the operator who gave the order.
     pub(crate) caller: Arc<str>,
     pub(crate) reply: oneshot::Sender<Result<UpgradeReport, String>>,
 }
@@ -34,10 +34,10 @@ pub(crate) struct UpgradeReport {
     /// Path of the new program.
     #[serde(default)]
     pub(crate) program: String,
-    /// True if it is the same file as before.
+    /// The new program is the same file as the old one.
     #[serde(default)]
     pub(crate) same: bool,
-    /// The program that a restart of the instance would start, if it is another one.
+    /// The program that a restart of the instance would start, if that is another program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) restart_starts: Option<String>,
 }

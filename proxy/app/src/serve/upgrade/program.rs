@@ -1,5 +1,5 @@
-//! Chooses and checks the program of an upgrade: a file that only we or root can change, and that says it
-//! is llama-warden.
+//! Chooses and checks the program of an upgrade: a file that only the current user or root can change, and
+//! that identifies itself as llama-warden.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -91,7 +91,7 @@ fn own_path() -> Option<PathBuf> {
     Some(PathBuf::from(OsString::from_vec(path)))
 }
 
-/// Checks who may change the file: such a user could run any program as us.
+/// Checks who may change the file, because such a user could run any program with this program's rights.
 fn check_trusted(path: &Path) -> Result<(), String> {
     let shown = path.display();
     let facts = path.metadata().map_err(|error| format!("cannot use {shown}: {error}"))?;

@@ -1,5 +1,5 @@
-//! Remaining work of the old program: its requests end, and their number is reported to the new program. If
-//! it was the first program, it stays, because the kernel ends the llama-servers with it.
+//! Remaining work of the old program: its requests finish, and their number is reported to the new program.
+//! The first program of all stays, because the kernel ends the llama-servers with it.
 
 use std::time::Duration;
 
@@ -32,7 +32,8 @@ impl RetiredProgram {
         Self { talk: Some(talk) }
     }
 
-    /// Runs until our last request has ended; if we are the root, until all programs have.
+    /// Runs until the last request of this program has ended; in the first program, until all programs have
+    /// ended.
     pub(in crate::serve) async fn run_to_end(
         mut self,
         mut server: RunningInstance,

@@ -73,7 +73,7 @@ pub(in crate::serve) struct HandoverHeader {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum SuccessorMessage {
-    /// Everything is received and answers; it waits for `go`.
+    /// The new program has received everything, passes its self-test, and waits for `go`.
     Ready,
     /// The new program cannot take over.
     Cannot {

@@ -2,8 +2,7 @@
 //! Pure.
 //!
 //! ```text
-//!   whole events --> [ the previous event with another text? ] --yes--> the text is recorded, nothing is
-//!   parsed
+//!   whole events --> [ previous event with another text? ] --yes--> the text is noted, nothing is parsed
 //!                           | no
 //!                           v
 //!                    parsed --> texts | marks | finish | counters | end (see `reading`)

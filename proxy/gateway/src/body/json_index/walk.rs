@@ -1,8 +1,8 @@
 //! Reads the pieces of a body once and builds its index. Copies no more than a short word at a time.
 //!
 //! ```text
-//!   depth 1   members of the object: key -> colon -> value -> after; a wanted member is recorded at its
-//!   comma deeper    only in a wanted list, read by `messages`
+//!   depth 1   members of the object: key -> colon -> value -> after; wanted ones recorded at their comma
+//!   deeper    only in a wanted list, by `messages`
 //! ```
 
 use super::messages::MessageListReader;
