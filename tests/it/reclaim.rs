@@ -129,11 +129,7 @@ async fn a_plain_build_is_replaced_as_before_and_status_says_why_it_is_not_asked
     let (warden, _) = start(&Value::Null, "").await?;
     assert_eq!(known(&warden).await?, json!({"heap": false, "cuda": false}));
     let table = warden.cli(&["status"]).await?;
-    assert!(
-        table.stdout.contains("reclaim: this build cannot give memory back"),
-        "{}",
-        table.all()
-    );
+    assert!(table.stdout.contains("reclaim: this build cannot give memory back"), "{}", table.all());
     let refused = warden.admin().post("/models/m/reclaim", &json!({})).await?;
     assert_eq!(refused.status, 409);
     assert!(refused.text().contains("its build cannot be asked: `llama-warden build`"), "{}", refused.text());

@@ -79,7 +79,8 @@ pub(crate) async fn obtain(
     }
     let host = request.location.host().to_owned();
     let waiting = || {
-        reporter.report(BuildEvent::Note(format!("another llama-warden fetches from {host}; waiting for it")));
+        reporter
+            .report(BuildEvent::Note(format!("another llama-warden fetches from {host}; waiting for it")));
     };
     let lock = FileLock::take(&place.lock_path(), cancel, waiting).await?;
     let what = format!("{shown} of {}", place.shown);

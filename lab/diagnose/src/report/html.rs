@@ -6,10 +6,10 @@ use warden_pages::{Html, badge, style, words};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ByteSize, phrases};
 
+use super::curves;
 use super::summary::{OverallResult, headline};
 use super::table::{leg_name, table_rows, verdict_cell};
 use super::{CureReport, DiagnoseReport, LegReport, UntriedSwitch};
-use super::curves;
 
 pub(super) fn report_page(report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = report.legs.iter().map(|leg| &leg.finding).collect();

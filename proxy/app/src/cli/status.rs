@@ -333,7 +333,9 @@ mod tests {
         };
         let mut once = two[1].clone();
         once.reclaim.count = 1;
-        assert!(growth::process_lines(&once).iter().any(|line| line.contains("; requested once, at 2026-01")));
+        assert!(
+            growth::process_lines(&once).iter().any(|line| line.contains("; requested once, at 2026-01"))
+        );
         failed.outage = Some(ModelOutage {
             refusing: true,
             next_start_unix_ms: 1_800_000_000_000,
