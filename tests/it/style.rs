@@ -158,10 +158,10 @@ struct StyleBounds {
 }
 
 const BOUNDS: StyleBounds = StyleBounds {
-    one_word: 74,
+    one_word: 77,
     shared: 53,
-    private_voice: 110,
-    wide: 298,
+    private_voice: 173,
+    wide: 309,
     long_functions: 22,
     large_structs: 64,
 };
