@@ -163,7 +163,7 @@ impl BuildStore {
     /// lock.
     pub(super) fn hold_previous(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
         let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
-        // An unreadable file is reported when a build is chosen.
+        // Ignore an unreadable file of decisions here: choosing a build reports it.
         let Ok(mut choices) = self.choices() else { return Ok(()) };
         if choices.rejected(&new.id).is_some() {
             return Ok(());

@@ -32,8 +32,9 @@ const INDEX_SETTINGS: [&str; 12] = [
     "PIP_RETRIES",
     "PIP_KEYRING_PROVIDER",
 ];
-/// Packages of the environment: cmake and ninja, and the requirements of llama-cpp-python's build backend
-/// for metadata (it needs cmake 3.21, too). Binary packages only: compiling cmake takes ten minutes.
+/// Arguments of `pip install`. The packages are cmake, ninja, and what the build backend of llama-cpp-python needs
+/// to produce metadata; this backend also requires cmake 3.21. Only binary packages are installed, because
+/// compiling cmake takes ten minutes.
 const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
 /// Description of [`VENV_PACKAGES`].

@@ -380,7 +380,8 @@ impl RequestQuarantine {
         all
     }
 
-    /// Returns the number of requests that were ever quarantined as refused, and the number of refusals.
+    /// Returns two totals: how often a request was put under refusal, and how often such a request was sent again
+    /// and refused.
     pub fn counts(&self) -> (u64, u64) {
         (self.refused, self.refusals)
     }

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::sync::lock;
 
-/// Most requests kept, of all models together.
+/// Maximum number of requests kept, for all models together.
 const MAX_CAPTURES: usize = 100;
-/// Most bytes kept of one request; the rest is cut off.
+/// Maximum number of bytes kept of one request; the rest is cut off.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// Most bytes kept of all requests together.
+/// Maximum number of bytes kept of all requests together.
 const MAX_TOTAL_BYTES: usize = 2 << 20;
 
 /// A recorded request.

@@ -1,8 +1,8 @@
 //! The host's memory: its total, which a budget in percent refers to, and the memory available for a second
 //! process.
 //!
-//! `/proc/meminfo` describes the host. Its values are reduced to the limits of our control groups, as in a
-//! container.
+//! `/proc/meminfo` describes the whole host. If our control groups have lower limits, as they usually do in a
+//! container, these limits are used instead.
 
 use serde::{Deserialize, Serialize};
 

@@ -21,13 +21,13 @@ const LIST_PORTION: usize = 256;
 /// Number of entries that are kept for reuse while no request is in flight.
 const KEPT_ENTRIES: usize = 1024;
 
-/// Numbers of ended requests that a shard keeps.
+/// Most ended requests that a shard keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardSizes {
-    /// Requests that were admitted.
+    /// Limit for requests that were admitted.
     pub(super) ended: usize,
-    /// Requests refused before a model was known. Anyone can cause these, so they must not displace admitted
-    /// requests.
+    /// Limit for requests refused before a model was known. Anyone can cause such requests, so they must not
+    /// displace admitted ones.
     pub(super) turned_away: usize,
 }
 

@@ -100,7 +100,7 @@ impl Lease {
         self.leases.name()
     }
 
-    /// True if the model is a canary: another build that is tried next to a model's own.
+    /// True if this lease is on a canary: a second build of a model, tried alongside the build that serves it.
     pub fn is_canary(&self) -> bool {
         self.leases.is_canary()
     }

@@ -222,7 +222,8 @@ impl ModelTask {
         }
     }
 
-    /// Asks all serving processes at once, for an operator. The operator's answer has one entry per process.
+    /// Carries out an operator's reclaim request: asks all serving processes at once to give memory back. The
+    /// reply has one entry per process.
     pub(super) fn reclaim_for_operator(
         &mut self,
         by: RequestedBy,

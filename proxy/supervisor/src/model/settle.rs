@@ -98,7 +98,8 @@ impl ModelTask {
         }
     }
 
-    /// Stops the wait limits of queued requests while no process takes requests because one drains or stops.
+    /// Pauses the time limits of queued requests while a process drains or stops and no other takes requests.
+    /// Resumes them afterwards.
     fn pause_queue_clock(&mut self) {
         let going =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);

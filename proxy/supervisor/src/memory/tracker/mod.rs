@@ -246,7 +246,7 @@ impl MemoryTracker {
             self.vram_at_ready.clone_from(&reading.vram);
             self.offload.vram = reading.vram_held();
         }
-        // If the process has no reclaim file, no part of it can be asked to give memory back.
+        // Without a reclaim file no part of the process supports reclaim, which is what the default says.
         self.parts = Some(reading.parts.unwrap_or_default());
         if let Some(report) = &reading.report {
             self.report = Some(report.clone());
