@@ -248,7 +248,10 @@ fn the_set_that_the_documentation_shows_is_sound() {
         write(
             &path,
             &[
-                ("set.toml", block("This example set counts how often a function of llama.cpp runs:\n\n```toml\n")),
+                (
+                    "set.toml",
+                    block("This example set counts how often a function of llama.cpp runs:\n\n```toml\n"),
+                ),
                 ("mine.h", ""),
                 ("fingerprints.json", fingerprints),
             ],
