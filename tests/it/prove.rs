@@ -376,7 +376,7 @@ async fn a_plain_and_a_patched_server_are_held_against_each_other_fix_by_fix() -
     assert_eq!(steps[0].how, StepResult::Shown, "{steps:#?}");
     assert!(steps[1].how == StepResult::Failed && steps[1].text.contains("it does not say"), "{steps:#?}");
     assert!(
-        steps[2].how == StepResult::Failed && steps[2].text.contains("0 of 1 parts listen"),
+        steps[2].how == StepResult::Failed && steps[2].text.contains("0 of 1 parts accept requests"),
         "{steps:#?}"
     );
     Ok(())
