@@ -331,6 +331,12 @@ async fn an_access_log_is_played() -> Outcome {
         "{told}"
     );
     assert!(told["wait_seconds"]["max"].as_f64() > Some(1.0), "{told}");
+    // What a recorded trace does not use is refused.
+    for unused in ["--images", "--fresh", "--cache-ram", "--seed"] {
+        let args = ["policy", "simulate", "--trace", &log, "--config", &config, unused, "1"];
+        let ran = warden.home().warden(&args, SOON).await?;
+        assert!(ran.code == 2 && ran.all().contains("cannot be used with"), "{unused}: {ran:?}");
+    }
     let wrong = warden.home().file("wrong.log", "12:00 GET /\n")?;
     let args = ["policy", "simulate", "--trace", &wrong.display().to_string(), "--config", &config];
     let ran = warden.home().warden(&args, SOON).await?;

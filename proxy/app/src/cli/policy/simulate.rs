@@ -34,7 +34,14 @@ const MAX_REQUESTS: f64 = 2_000_000.0;
 pub(crate) struct SimulateArgs {
     /// Plays an access log in JSON, with the configured models in --gpu-memory, each loaded within
     /// --load-time. Reports how often models are loaded, and how long requests wait. Simulates no leak.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["leak", "vram_leak", "per", "policy", "model", "hours"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "leak", "vram_leak", "per", "policy", "model", "hours", "requests_per_hour", "pattern", "images", "asleep",
+            "fresh", "memory", "fresh_vram", "cache_ram", "service", "overlap", "every", "seed",
+        ]
+    )]
     trace: Option<PathBuf>,
     /// Host memory that leaks per unit of work; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "4MiB")]
