@@ -158,10 +158,10 @@ struct StyleBounds {
 }
 
 const BOUNDS: StyleBounds = StyleBounds {
-    one_word: 77,
+    one_word: 74,
     shared: 53,
-    private_voice: 173,
-    wide: 309,
+    private_voice: 158,
+    wide: 286,
     long_functions: 22,
     large_structs: 64,
 };
