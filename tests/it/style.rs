@@ -20,26 +20,20 @@ const MOST_FIELDS: usize = 12;
 struct StyleCount {
     name: &'static str,
     bound: usize,
-    found: usize,
-    /// Places that count, to be shown where the bound is passed.
+    /// Places that count.
     places: Vec<String>,
 }
 
 impl StyleCount {
     const fn new(name: &'static str, bound: usize) -> Self {
-        Self { name, bound, found: 0, places: Vec::new() }
-    }
-
-    fn add(&mut self, place: impl Into<String>) {
-        self.found += 1;
-        self.places.push(place.into());
+        Self { name, bound, places: Vec::new() }
     }
 
     /// Why this count is wrong; `None` if it is right. A count far below its bound is wrong, too: nobody would lower the bound.
     fn complaint(&self) -> Option<String> {
-        let Self { name, bound, found, places } = self;
-        let slack = (bound / 20).max(2);
-        if found > bound {
+        let Self { name, bound, places } = self;
+        let (found, slack) = (places.len(), (bound / 20).max(2));
+        if found > *bound {
             let shown: Vec<&str> = places.iter().rev().take(40).map(String::as_str).collect();
             return Some(format!(
                 "{name}: {found}, more than the bound of {bound}; among them:\n{}",
@@ -106,20 +100,20 @@ fn names_words_and_sizes_only_improve() -> Outcome {
         for (at, line) in lines.iter().enumerate() {
             let place = || format!("{file}:{}: {}", at + 1, line.trim());
             if line.chars().count() > WIDEST {
-                wide.add(place());
+                wide.places.push(place());
             }
             if comment.captures(line).is_some_and(|text| voice.is_match(&text[1])) {
-                private.add(place());
+                private.places.push(place());
             }
             if function.is_match(line)
                 && !line.trim_end().ends_with(';')
                 && end_of(&lines, at).is_some_and(|end| end - at + 1 > LONGEST_FUNCTION)
             {
-                long.add(place());
+                long.places.push(place());
             }
             let Some(found) = type_name.captures(line) else { continue };
             if one_word.is_match(&found[2]) {
-                one_worded.add(place());
+                one_worded.places.push(place());
             }
             names.entry(found[2].to_owned()).or_default().push(place());
             let has_fields = &found[1] == "struct" && line.trim_end().ends_with('{');
@@ -128,19 +122,15 @@ fn names_words_and_sizes_only_improve() -> Outcome {
             if has_fields && !is_key_section {
                 let end = end_of(&lines, at).unwrap_or(at);
                 if lines[at..end].iter().filter(|line| field.is_match(line)).count() > MOST_FIELDS {
-                    large.add(place());
+                    large.places.push(place());
                 }
             }
         }
     }
-    for places in names.into_values().filter(|places| places.len() > 1) {
-        for place in places {
-            shared.add(place);
-        }
-    }
+    shared.places = names.into_values().filter(|places| places.len() > 1).flatten().collect();
     let counts = [one_worded, shared, private, wide, long, large];
     for count in &counts {
-        println!("{}: {} (bound {})", count.name, count.found, count.bound);
+        println!("{}: {} (bound {})", count.name, count.places.len(), count.bound);
     }
     let complaints: Vec<String> = counts.iter().filter_map(StyleCount::complaint).collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
