@@ -14,7 +14,7 @@ use super::repository::GitRepository;
 use crate::error::{BuilderError, Result};
 
 /// Judges sets at many commits of a repository, on all cores. Returns the rows in the order of the
-/// revisions. Calls `told` with the number of judged revisions and the label of the last one.
+/// revisions. Calls `on_progress` with the number of judged revisions and the label of the last one.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub fn check_range(
     repository: &GitRepository,
     revisions: &[RevisionInfo],
     grain: RowGrain,
-    told: &(dyn Fn(usize, &str) + Sync),
+    on_progress: &(dyn Fn(usize, &str) + Sync),
     cancel: &CancellationToken,
 ) -> Result<Vec<HistoryRow>> {
     let judge = CachingJudge::default();
@@ -46,7 +46,7 @@ pub fn check_range(
                 index,
                 check_tree(sets, &tree, &info.label, grain, &judge, &ProofRecords::default())?,
             ));
-            told(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
+            on_progress(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
         }
     };
     let workers = thread::available_parallelism().map_or(1, usize::from).min(revisions.len().max(1));

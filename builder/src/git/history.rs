@@ -119,10 +119,10 @@ impl GitRepository {
         }
     }
 
-    /// Age of `commit` relative to `beside`, both given as 40 digits. `None` if the repository lacks one of
+    /// Age of `commit` relative to `reference`, both given as 40 digits. `None` if the repository lacks one of
     /// the two commits.
-    pub fn age(&self, commit: &str, beside: &str) -> Option<RelativeAge> {
-        let (one, other) = (self.id(commit).ok()?, self.id(beside).ok()?);
+    pub fn age(&self, commit: &str, reference: &str) -> Option<RelativeAge> {
+        let (one, other) = (self.id(commit).ok()?, self.id(reference).ok()?);
         let repo = self.lock();
         let seconds = |id| repo.find_commit(id).map(|commit| commit.time().seconds()).ok();
         let (its, others) = (seconds(one)?, seconds(other)?);

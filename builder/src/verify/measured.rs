@@ -94,7 +94,7 @@ pub(super) struct StreamTiming {
     pub(super) prompt: Option<Duration>,
 }
 
-/// Minimum prompt processing time of a usable try. A shorter time could not be told from a delay in reading
+/// Minimum prompt processing time of a usable try. A shorter time could be a delay in reading
 /// the answer.
 pub(super) const MIN_PROMPT_TIME: Duration = Duration::from_millis(150);
 /// Number of tries that have to agree.

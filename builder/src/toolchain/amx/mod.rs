@@ -1,6 +1,6 @@
 //! Detects compilers that drop the tile configuration of Intel's AMX.
 //!
-//! `_tile_loadconfig` reads 64 bytes. GCC before 13 tells its optimiser that only 8 are read, so the other 56
+//! `_tile_loadconfig` reads 64 bytes. The optimiser of GCC before 13 assumes that only 8 are read, so the other 56
 //! are not written. The processor rejects the random bytes, and a server with AMX dies while it loads its
 //! first quantised model.
 //!

@@ -1,7 +1,7 @@
 //! Tests computation with quantised weights against the same numbers in f32.
 //!
-//! A model file of each format is loaded with each setting that selects other kernels. The server is asked
-//! for the probabilities of all next words: after a prompt, which is one batch, and after single tokens.
+//! A model file of each format is loaded with each setting that selects other kernels. The test asks the
+//! server for the probabilities of all next words: after a prompt, which is one batch, and after single tokens.
 //! The same numbers in f32 on the CPU are the reference. Any difference comes from kernels, and the
 //! distance measures their rounding.
 //!
