@@ -70,11 +70,11 @@ pub use error::{
 pub use fleet::handover::{FleetWill, FrozenFleet, RemainingWork, RemoteCount, SlotShares, WillPiece};
 pub use fleet::{CanaryRoute, Fleet};
 pub use lease::Lease;
-pub use lease::address::LeaseAddress;
 pub use lease::admit::{PromptFit, PromptSize};
+pub use lease::cell::LeaseAddress;
 pub use lease::outcomes::ExchangeOutcome;
 pub use lease::pulse::SentRequest;
-pub use lease::queue::coming::NextProcess;
+pub use lease::queue::ask::NextProcess;
 pub use lease::queue::ward::SolitudeResult;
 pub use lease::refused::ModelRefusal;
 pub use lease::turns::ConversationTurn;
@@ -100,13 +100,13 @@ pub use solo::{SoloOutput, SoloProcess, SoloProps, SoloReading, SoloSpec, SoloSt
 pub use spec::*;
 pub use start_search::StartSearchRun;
 pub use state::{StateKind, StateView, StateWriter, is_tolerable};
-pub use view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
+pub use view::entry::{
+    CanaryEntry, CanaryKind, CanaryState, CanaryView, PinEntry, PinKind, PinView, ReclaimEntry, ReclaimKind,
+};
 pub use view::event::{ApplyReport, EventKind, EventTail, FleetEvent};
 pub use view::ledger::{LedgerEntry, ReplacementEvidence, ReplacementMode};
 pub use view::log::{LogLine, LogTail, OutputStream};
-pub use view::pin_entry::{PinEntry, PinKind, PinView};
 pub use view::ready_since::ReadySince;
-pub use view::reclaim_entry::{ReclaimEntry, ReclaimKind};
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;
 pub use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding};

@@ -35,7 +35,7 @@ use crate::error::{CanaryError, ResolveError};
 use crate::lease::Lease;
 use crate::spec::{CanarySpec, FleetConfig, ModelSpec, SharedSpec};
 use crate::sync::lock;
-use crate::view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
+use crate::view::entry::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
 
 /// Suffix that makes a canary's name from the name of its model.
@@ -353,7 +353,7 @@ impl Fleet {
         let context = &self.inner.context;
         let (kind, id, at) = (CanaryKind::Canary, context.ledger.next_number(), clock::wall_time());
         let entry = CanaryEntry { kind, id, at, canary: view.clone() };
-        context.ledger.append_canary(&entry);
+        context.ledger.append(&entry);
         let entry = Box::new(entry);
         context.journal.record(Some(&running.model), None, EventKind::CanaryEnded { entry });
         running.stage.send_replace(CanaryStage::Ended(Box::new(view)));

@@ -30,7 +30,7 @@ use crate::clock;
 use crate::error::{ControlError, FleetError, LeaseDenied, ResolveError};
 use crate::lease::Lease;
 use crate::lease::admit::{PromptFit, PromptSize};
-use crate::lease::queue::coming::NextProcess;
+use crate::lease::queue::ask::NextProcess;
 use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::ModelLoader;
@@ -44,11 +44,10 @@ use crate::spec::{CanarySpec, CommonConfig, FleetConfig, RemoteSpec, SharedSpec,
 use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::FleetView;
+use crate::view::entry::{PinView, ReclaimEntry};
 use crate::view::event::{ApplyReport, EventJournal, EventKind, EventTail};
 use crate::view::ledger::{LedgerEntry, LedgerWriter};
 use crate::view::log::{LogRing, LogTail};
-use crate::view::pin_entry::PinView;
-use crate::view::reclaim_entry::ReclaimEntry;
 use crate::worker_threads::{WorkKind, run_job};
 
 /// Number of leading digits of a fingerprint that are shown.

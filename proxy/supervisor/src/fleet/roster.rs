@@ -7,7 +7,7 @@ use warden_policies::{ModelName, QuickMap};
 
 use crate::error::{FleetError, ResolveError};
 use crate::lease::queue::LeaseQueue;
-use crate::model::mailbox::TaskOutbox;
+use crate::model::message::TaskOutbox;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
 

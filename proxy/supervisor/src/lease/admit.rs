@@ -11,7 +11,7 @@
 //!                                +------- fits nowhere, or deadline passed --------> refused, with numbers
 //! ```
 //!
-//! After each reading, the model's task publishes prices and headroom as a [`MemoryBoard`]; this module
+//! After each reading, the model's task publishes a [`ProcessHeadroom`] of each process; this module
 //! measures nothing, and [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are
 //! judged again at each event that can change the answer: a lease that ends, a reading, a process that
 //! becomes ready or ends.
@@ -25,15 +25,7 @@ use warden_policies::sample::MemoryKind;
 
 use crate::error::{LeaseDenied, NoRoom};
 
-/// Memory prices and headroom published by the model's task.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct MemoryBoard {
-    /// Headroom of the processes that take requests. A process that is not listed has just started:
-    /// everything fits.
-    pub(crate) known: Vec<ProcessHeadroom>,
-}
-
-/// Headroom of one process.
+/// Headroom of a process that takes requests. A process without one has just started: everything fits.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessHeadroom {
     pub(crate) generation: GenerationId,
@@ -44,12 +36,10 @@ pub(crate) struct ProcessHeadroom {
     /// Time for which requests would wait during a replacement; `None` if the process may not be replaced
     /// now.
     pub(crate) recycle: Option<std::time::Duration>,
-    /// Headroom in each kind of memory that is known.
     pub(crate) left: Vec<MemoryHeadroom>,
     pub(crate) cost: PromptCost,
 }
 
-/// Headroom in one kind of memory of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryHeadroom {
     pub(crate) series: MemoryKind,
@@ -88,20 +78,16 @@ pub enum PromptSize {
     Tokens(u64),
 }
 
-/// Prompt that waits for memory.
 #[derive(Debug)]
 struct WaitingPrompt {
     ticket: QueueTicket,
     kind: LeaseKind,
     tokens: u64,
-    /// Name of the action at the last judgement.
     action: &'static str,
-    /// Shortage at the last judgement.
     short: NoRoom,
 }
 
 impl WaitingPrompt {
-    /// Updates the action. Returns true if it has changed.
     fn update_action(&mut self, judged: &AdmissionDecision) -> bool {
         let Some((action, short)) = judged.action() else { return false };
         self.short = *short;
@@ -109,7 +95,6 @@ impl WaitingPrompt {
     }
 }
 
-/// Decision about one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AdmissionDecision {
     /// The prompt fits into the process chosen for it.
@@ -137,12 +122,10 @@ impl AdmissionDecision {
     }
 }
 
-/// Changes found by judging the waiting prompts.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionChanges {
     /// Leases taken for prompts that now fit.
     pub(crate) granted: Vec<(QueueTicket, GenerationId, LeaseKind)>,
-    /// Prompts that are refused.
     pub(crate) refused: Vec<(QueueTicket, NoRoom)>,
     /// Prompts whose action has changed: process, action, shortage.
     pub(crate) changed_actions: Vec<(GenerationId, &'static str, NoRoom)>,
@@ -157,32 +140,30 @@ pub(crate) struct AdmissionChanges {
 pub(crate) struct PromptAdmission {
     mode: AdmissionMode,
     policy: AdmissionPolicy,
-    board: MemoryBoard,
+    headroom: Vec<ProcessHeadroom>,
     waiting: Vec<WaitingPrompt>,
     recycle_wishes: Vec<(GenerationId, MemoryKind)>,
 }
 
 impl PromptAdmission {
     pub(crate) fn new(mode: AdmissionMode, policy: AdmissionPolicy) -> Self {
-        Self { mode, policy, board: MemoryBoard::default(), waiting: Vec::new(), recycle_wishes: Vec::new() }
+        Self { mode, policy, headroom: Vec::new(), waiting: Vec::new(), recycle_wishes: Vec::new() }
     }
 
     pub(crate) fn set_policy(&mut self, mode: AdmissionMode, policy: AdmissionPolicy) {
         (self.mode, self.policy) = (mode, policy);
     }
 
-    pub(crate) fn publish(&mut self, board: MemoryBoard) {
-        self.board = board;
+    pub(crate) fn publish(&mut self, headroom: Vec<ProcessHeadroom>) {
+        self.headroom = headroom;
     }
 
-    /// True if admission checks prompts at all.
     pub(crate) fn checks_prompts(&self) -> bool {
         let priced =
             |known: &ProcessHeadroom| known.left.iter().any(|left| known.cost.price(left.series).is_some());
-        self.mode != AdmissionMode::Off && self.board.known.iter().any(priced)
+        self.mode != AdmissionMode::Off && self.headroom.iter().any(priced)
     }
 
-    /// True if prompts that do not fit into memory have to wait.
     pub(crate) fn holds_prompts(&self) -> bool {
         self.mode == AdmissionMode::Enforce
     }
@@ -214,17 +195,17 @@ impl PromptAdmission {
         leased: bool,
     ) -> AdmissionDecision {
         let open = dispatch.open_generations();
-        let index = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        let Some(at) = open.iter().position(|id| *id == chosen).filter(|_| self.checks_prompts()) else {
+        let Some(at) = open.iter().position(|id| *id == chosen) else { return AdmissionDecision::Fits };
+        if !self.checks_prompts() {
             return AdmissionDecision::Fits;
-        };
+        }
         let replicas: Vec<ReplicaRoom> = (0..)
             .zip(&open)
             .map(|(replica, id)| self.replica_facts(dispatch, replica, *id, tokens, leased && *id == chosen))
             .collect();
         // Use positions in this list as replica numbers; admission needs no others.
         let of = |replica: u32| open.get(replica as usize).copied().unwrap_or(chosen);
-        match admission::admit(&self.policy, index(at), &replicas) {
+        match admission::admit(&self.policy, u32::try_from(at).unwrap_or(u32::MAX), &replicas) {
             AdmitDecision::Fits => AdmissionDecision::Fits,
             AdmitDecision::Elsewhere { replica } => {
                 let short = self.shortage(tokens, chosen, &replicas[at], None);
@@ -250,7 +231,7 @@ impl PromptAdmission {
     }
 
     fn headroom_of(&self, id: GenerationId) -> Option<&ProcessHeadroom> {
-        self.board.known.iter().find(|known| known.generation == id)
+        self.headroom.iter().find(|known| known.generation == id)
     }
 
     fn replica_facts(
@@ -265,8 +246,8 @@ impl PromptAdmission {
         let Some(known) = self.headroom_of(id) else {
             return ReplicaRoom { replica, in_flight: running, recycle: None, rooms: Vec::new() };
         };
-        let (now, fresh) =
-            (known.cost.needed_bytes(tokens, known.largest), known.cost.needed_bytes(tokens, 0));
+        let now = known.cost.needed_bytes(tokens, known.largest);
+        let fresh = known.cost.needed_bytes(tokens, 0);
         let need = |needs: &[(MemoryKind, u64)], series| {
             needs.iter().find(|(of, _)| *of == series).map_or(0, |(_, bytes)| *bytes)
         };
@@ -334,7 +315,6 @@ impl PromptAdmission {
         Some(self.waiting.remove(at).short)
     }
 
-    /// Removes all waiting prompts.
     pub(crate) fn remove_all(&mut self) -> Vec<QueueTicket> {
         self.recycle_wishes.clear();
         self.waiting.drain(..).map(|waiting| waiting.ticket).collect()

@@ -47,7 +47,7 @@ impl Rig {
     }
 
     fn publish(&self, known: Vec<ProcessHeadroom>) {
-        self.leases.publish_memory(MemoryBoard { known });
+        self.leases.publish_memory(known);
     }
 
     /// Spawns a request that is waiting when this returns.

@@ -1,20 +1,45 @@
 //! State of one generation that its leases share: address, work, and progress of its requests.
 
 use std::any::{Any, TypeId};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::{GenerationId, QuickMap, ServerFacts, WorkDone};
 
-use crate::lease::address::LeaseAddress;
-use crate::lease::outcomes::{DecodeSpeed, OutcomeStats, PrefillSpeed};
+use crate::lease::outcomes::OutcomeStats;
 use crate::lease::pulse::ProgressTracker;
+use crate::origin::RemoteOrigin;
 use crate::process::BackendProcess;
+use crate::process::endpoint::ListenAddress;
 use crate::process::needs::AnswerIdentity;
 use crate::sync::lock;
+
+/// Address to which a generation's requests are sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseAddress {
+    /// A local process.
+    Process(ListenAddress),
+    /// A remote endpoint.
+    Remote(Arc<RemoteOrigin>),
+}
+
+impl LeaseAddress {
+    /// Address of a local process; `None` for a remote endpoint.
+    pub(crate) fn endpoint(&self) -> Option<&ListenAddress> {
+        match self {
+            Self::Process(endpoint) => Some(endpoint),
+            Self::Remote(_) => None,
+        }
+    }
+}
+
+impl From<ListenAddress> for LeaseAddress {
+    fn from(endpoint: ListenAddress) -> Self {
+        Self::Process(endpoint)
+    }
+}
 
 /// State of one generation that its leases share.
 #[derive(Debug)]
@@ -23,21 +48,17 @@ pub(crate) struct GenerationCell {
     pub(crate) address: LeaseAddress,
     /// The process; empty until it has been created.
     pub(crate) process: OnceLock<Weak<dyn BackendProcess>>,
-    born: Instant,
     facts: Mutex<ServerFacts>,
     /// Identity of the process's answers when it started; empty until known.
     pub(crate) kin: OnceLock<AnswerIdentity>,
     /// True if llama-warden chose the slot directory; false if the command names one.
     pub(crate) saves_for_us: AtomicBool,
     pub(super) work: Mutex<WorkDone>,
-    /// Time of the last received byte, in microseconds since `born`, plus one; 0 before the first byte.
-    progress: AtomicU64,
     pub(crate) pulses: ProgressTracker,
-    pub(super) outcomes: Mutex<OutcomeStats>,
+    pub(crate) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// Time for which the process had hung when we ended it; empty if it had not hung.
     hung_for: OnceLock<Duration>,
-    /// True if we have asked the process to end.
     stop_requested: AtomicBool,
     pub(super) revoked: CancellationToken,
 }
@@ -48,12 +69,10 @@ impl GenerationCell {
             id,
             address: address.into(),
             process: OnceLock::new(),
-            born: Instant::now(),
             facts: Mutex::new(facts),
             kin: OnceLock::new(),
             saves_for_us: AtomicBool::new(false),
             work: Mutex::default(),
-            progress: AtomicU64::new(0),
             pulses: ProgressTracker::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
@@ -70,7 +89,6 @@ impl GenerationCell {
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
     }
 
-    /// Adds work done for requests of another instance.
     pub(crate) fn add_work(&self, work: WorkDone) {
         *lock(&self.work) += work;
     }
@@ -83,22 +101,8 @@ impl GenerationCell {
         *lock(&self.facts)
     }
 
-    /// Updates the facts, which may be measured after the start.
     pub(crate) fn set_facts(&self, facts: ServerFacts) {
         *lock(&self.facts) = facts;
-    }
-
-    fn micros(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX - 1)
-    }
-
-    pub(super) fn note_progress(&self) {
-        self.progress.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
-    }
-
-    /// True if a byte was received at or after this moment.
-    pub(crate) fn progressed_since(&self, moment: Instant) -> bool {
-        self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
     /// Records that we end the process because it has hung for `since`. Call before
@@ -108,12 +112,10 @@ impl GenerationCell {
         let _known = self.hung_for.set(since);
     }
 
-    /// Time for which the process had hung when we ended it; `None` if it had not.
     pub(crate) fn hung_for(&self) -> Option<Duration> {
         self.hung_for.get().copied()
     }
 
-    /// True if we have asked the process to end.
     pub(crate) fn was_stopped(&self) -> bool {
         self.stop_requested.load(Ordering::Acquire)
     }
@@ -130,28 +132,5 @@ impl GenerationCell {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));
         drop(attachments);
-    }
-}
-
-/// Health figures from the outcomes of the generation's requests.
-impl GenerationCell {
-    /// Number of consecutive compute errors up to now.
-    pub(crate) fn compute_errors(&self) -> u32 {
-        lock(&self.outcomes).compute_errors()
-    }
-
-    /// Decoding speeds of answers since the last call, oldest first, at most the latest 256.
-    pub(crate) fn take_decodes(&self) -> Vec<DecodeSpeed> {
-        lock(&self.outcomes).take_decodes()
-    }
-
-    /// Prompt evaluations since the last call, oldest first, at most the latest 256.
-    pub(crate) fn take_prefills(&self) -> Vec<PrefillSpeed> {
-        lock(&self.outcomes).take_prefills()
-    }
-
-    /// Number of tokens of the largest prompt so far, including cached ones.
-    pub(crate) fn largest_prompt(&self) -> u64 {
-        lock(&self.outcomes).largest_prompt()
     }
 }

@@ -10,7 +10,6 @@
 //! | `refused` | refusals of requests that wait in the previous instance |
 //! | `turns`, `prints` | latest conversations, for the next process |
 
-pub mod address;
 pub(crate) mod admit;
 pub(crate) mod cell;
 pub(crate) mod outcomes;
@@ -31,8 +30,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_policies::{GenerationId, ModelName, ServerFacts, WorkDone};
 
-use crate::lease::address::LeaseAddress;
-use crate::lease::cell::GenerationCell;
+use crate::lease::cell::{GenerationCell, LeaseAddress};
 use crate::lease::outcomes::ExchangeOutcome;
 use crate::lease::pulse::{RequestProgress, SentRequest};
 use crate::lease::queue::LeaseQueue;
@@ -48,14 +46,11 @@ pub struct Lease {
     cell: Arc<GenerationCell>,
     kind: LeaseKind,
     queued_for: Duration,
-    /// Progress of the request; `None` if the request needs no computing.
     pulse: Option<Arc<RequestProgress>>,
-    /// The request, as sent.
     request: OnceLock<Arc<dyn SentRequest>>,
     /// True if the server no longer works on the request, or the end of the request is recorded in another
     /// way.
     is_settled: AtomicBool,
-    /// True if the request is read-only.
     reads: AtomicBool,
     /// True if the server stops computing during the request.
     pauses: AtomicBool,
@@ -63,7 +58,6 @@ pub struct Lease {
     solitude: AtomicU8,
 }
 
-/// No special state.
 const NO_SOLITUDE: u8 = 0;
 /// The lease waits until no other request runs.
 const SEEKS_SOLITUDE: u8 = 1;
@@ -79,8 +73,6 @@ impl Lease {
         queued_for: Duration,
     ) -> Self {
         let pulse = (kind == LeaseKind::Slot).then(|| cell.pulses.begin());
-        let no = || AtomicBool::new(false);
-        let (is_settled, reads, pauses, solitude) = (no(), no(), no(), AtomicU8::new(NO_SOLITUDE));
         Self {
             leases,
             cell,
@@ -88,10 +80,10 @@ impl Lease {
             queued_for,
             pulse,
             request: OnceLock::new(),
-            is_settled,
-            reads,
-            pauses,
-            solitude,
+            is_settled: AtomicBool::new(false),
+            reads: AtomicBool::new(false),
+            pauses: AtomicBool::new(false),
+            solitude: AtomicU8::new(NO_SOLITUDE),
         }
     }
 
@@ -143,7 +135,7 @@ impl Lease {
     /// if a setting (an adapter's scale) was changed in a process of the model, because running answers of
     /// other processes did not follow the change.
     pub fn kin(&self) -> Option<AnswerIdentity> {
-        self.cell.kin.get().copied().filter(|_| self.leases.settings.are_untouched())
+        if self.leases.settings.are_untouched() { self.cell.kin.get().copied() } else { None }
     }
 
     /// Time for which the request waited for the lease.
@@ -166,7 +158,7 @@ impl Lease {
     /// Records that bytes were received: the backend is alive even if it answers no probes, though it may
     /// not be computing. Cheap enough to call for every chunk.
     pub fn note_progress(&self) {
-        self.cell.note_progress();
+        self.cell.pulses.note_received();
     }
 
     /// Records that the request was sent. `streams`: it asks for an event stream. From the moment when the
@@ -274,7 +266,8 @@ impl Lease {
     /// Resolves when, after a broken connection, the generation is known to live or to have ended. Does not
     /// hold the lease.
     pub fn until_settled(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (leases, generation) = (Arc::clone(&self.leases), self.cell.id);
+        let leases = Arc::clone(&self.leases);
+        let generation = self.cell.id;
         async move { leases.until_settled(generation).await }
     }
 
@@ -377,8 +370,7 @@ impl Lease {
 
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (model, generation) = (self.model(), self.generation());
-        write!(f, "Lease({model}, {generation}, {:?})", self.kind)
+        write!(f, "Lease({}, {}, {:?})", self.model(), self.generation(), self.kind)
     }
 }
 

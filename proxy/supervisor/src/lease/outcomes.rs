@@ -28,7 +28,6 @@ pub struct ExchangeOutcome {
     pub prefill: Option<(u64, f64)>,
 }
 
-/// Speed of one prompt evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PrefillSpeed {
     /// Number of evaluated tokens, at least 1.
@@ -38,25 +37,24 @@ pub(crate) struct PrefillSpeed {
     pub(crate) ms: f64,
 }
 
-/// Speed of one generation of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct DecodeSpeed {
-    /// Number of generated tokens, at least 1.
     pub(crate) tokens: u64,
-    /// Milliseconds, above 0.
     pub(crate) ms: f64,
     /// Number of requests that the generation was serving when the answer ended, including this one: they
     /// shared the hardware.
     pub(crate) busy: u32,
 }
 
-/// Outcomes of the requests to one generation.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeStats {
-    compute_errors: u32,
-    decodes: VecDeque<DecodeSpeed>,
-    prefills: VecDeque<PrefillSpeed>,
-    largest_prompt: u64,
+    /// Number of compute errors since the last successful answer.
+    pub(crate) compute_errors: u32,
+    /// Speeds that no reading has taken yet, oldest first.
+    pub(crate) decodes: VecDeque<DecodeSpeed>,
+    pub(crate) prefills: VecDeque<PrefillSpeed>,
+    /// Number of tokens of the largest prompt so far, including cached ones.
+    pub(crate) largest_prompt: u64,
 }
 
 impl OutcomeStats {
@@ -69,50 +67,30 @@ impl OutcomeStats {
             self.compute_errors = 0;
         }
         self.largest_prompt = self.largest_prompt.max(outcome.prompt.unwrap_or(0));
+        if !succeeded || outcome.compute_error {
+            return;
+        }
         if let Some((tokens, ms)) = outcome.decode
-            && succeeded
-            && !outcome.compute_error
             && tokens > 0
             && ms.is_finite()
             && ms > 0.0
         {
-            if self.decodes.len() == SPEEDS_KEPT {
-                self.decodes.pop_front();
-            }
-            self.decodes.push_back(DecodeSpeed { tokens, ms, busy });
+            push_bounded(&mut self.decodes, DecodeSpeed { tokens, ms, busy });
         }
         if let Some((new, ms)) = outcome.prefill
-            && succeeded
-            && !outcome.compute_error
             && new > 0
         {
-            if self.prefills.len() == SPEEDS_KEPT {
-                self.prefills.pop_front();
-            }
             let all = outcome.prompt.unwrap_or(new).max(new);
-            self.prefills.push_back(PrefillSpeed { new, all, ms });
+            push_bounded(&mut self.prefills, PrefillSpeed { new, all, ms });
         }
     }
+}
 
-    /// Number of compute errors since the last successful answer.
-    pub(crate) fn compute_errors(&self) -> u32 {
-        self.compute_errors
+fn push_bounded<T>(speeds: &mut VecDeque<T>, speed: T) {
+    if speeds.len() == SPEEDS_KEPT {
+        speeds.pop_front();
     }
-
-    /// Decoding speeds since the last call, oldest first.
-    pub(crate) fn take_decodes(&mut self) -> Vec<DecodeSpeed> {
-        self.decodes.drain(..).collect()
-    }
-
-    /// Prompt evaluations since the last call, oldest first.
-    pub(crate) fn take_prefills(&mut self) -> Vec<PrefillSpeed> {
-        self.prefills.drain(..).collect()
-    }
-
-    /// Number of tokens of the largest prompt so far.
-    pub(crate) fn largest_prompt(&self) -> u64 {
-        self.largest_prompt
-    }
+    speeds.push_back(speed);
 }
 
 #[cfg(test)]
@@ -138,7 +116,7 @@ mod tests {
             (ended(500, true), 1),
         ] {
             outcomes.note(&outcome, 1);
-            assert_eq!(outcomes.compute_errors(), streak, "{outcome:?}");
+            assert_eq!(outcomes.compute_errors, streak, "{outcome:?}");
         }
     }
 
@@ -153,10 +131,10 @@ mod tests {
             outcomes.note(&senseless, 1);
         }
         outcomes.note(&ExchangeOutcome { compute_error: true, ..told(7, 1.0) }, 1);
-        let decodes = outcomes.take_decodes();
+        let decodes = std::mem::take(&mut outcomes.decodes);
         assert_eq!(decodes.len(), SPEEDS_KEPT);
-        assert_eq!(decodes.last(), Some(&DecodeSpeed { tokens: 300, ms: 10.0, busy: 2 }));
-        assert_eq!(outcomes.take_decodes(), []);
+        assert_eq!(decodes.back(), Some(&DecodeSpeed { tokens: 300, ms: 10.0, busy: 2 }));
+        assert_eq!(outcomes.decodes, []);
     }
 
     #[test]
@@ -165,6 +143,6 @@ mod tests {
         for prompt in [Some(5), Some(900), None, Some(20)] {
             outcomes.note(&ExchangeOutcome { prompt, ..ended(200, false) }, 1);
         }
-        assert_eq!(outcomes.largest_prompt(), 900);
+        assert_eq!(outcomes.largest_prompt, 900);
     }
 }

@@ -82,8 +82,10 @@ impl<'de> Deserialize<'de> for PromptBlocks {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptBlocks, A::Error> {
-                let (mut hasher, mut all) = (DefaultHasher::new(), Vec::new());
-                let (mut numbers, mut newest) = (0, 0);
+                let mut hasher = DefaultHasher::new();
+                let mut all = Vec::new();
+                let mut numbers = 0;
+                let mut newest = 0;
                 while let Some(JsonHash(print, is_number)) = list.next_element()? {
                     newest = hash_step(&mut hasher, print);
                     // A list of numbers is a prompt of many tokens: one hash per block. Other lists have

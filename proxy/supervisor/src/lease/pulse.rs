@@ -39,7 +39,6 @@ pub(crate) struct RequestProgress {
     /// Moment since which the server has to send next, in microseconds since the tracker was created, plus
     /// one; 0 while the client has to send or read.
     awaited_since: AtomicU64,
-    /// True if the answer is an event stream.
     streams: AtomicBool,
     /// Number of events with data so far.
     events: AtomicU64,
@@ -58,9 +57,10 @@ impl RequestProgress {
     }
 }
 
-/// Progress of all requests of one generation.
 pub(crate) struct ProgressTracker {
     born: Instant,
+    /// Time of the last received byte, in microseconds since `born`, plus one; 0 before the first byte.
+    received: AtomicU64,
     all: Mutex<Vec<Arc<RequestProgress>>>,
     /// Prompts whose clients left before the first token: time of leaving, and tokens. The server may still
     /// evaluate them.
@@ -77,13 +77,13 @@ pub(crate) struct ProgressTracker {
 }
 
 const GAP_STEPS: usize = 160;
-/// Maximum number of abandoned prompts that are remembered.
 const ABANDONED_KEPT: usize = 64;
 
 impl ProgressTracker {
     pub(crate) fn new() -> Self {
         Self {
             born: Instant::now(),
+            received: AtomicU64::new(0),
             all: Mutex::default(),
             abandoned: Mutex::default(),
             pausing: AtomicU32::new(0),
@@ -93,7 +93,6 @@ impl ProgressTracker {
         }
     }
 
-    /// Adds a request that needs computing.
     pub(crate) fn begin(&self) -> Arc<RequestProgress> {
         let pulse = Arc::<RequestProgress>::default();
         lock(&self.all).push(Arc::clone(&pulse));
@@ -134,7 +133,6 @@ impl ProgressTracker {
         }
     }
 
-    /// Records events with data that were delivered to the client.
     pub(crate) fn note_events(&self, pulse: &RequestProgress, events: u64) {
         if events == 0 {
             return;
@@ -156,17 +154,14 @@ impl ProgressTracker {
         }
     }
 
-    /// Total number of events with data and of complete answers.
     pub(crate) fn progress_count(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Sets the context size, which is the maximum length of a prompt.
     pub(crate) fn set_context(&self, tokens: u64) {
         self.context.store(tokens, Ordering::Relaxed);
     }
 
-    /// Output for which requests are waiting now.
     pub(crate) fn awaited_output(&self, forget: Duration) -> AwaitedWork {
         let mut awaited = AwaitedWork::default();
         let prompt = |awaited: &mut AwaitedWork, tokens: u64| {
@@ -199,7 +194,6 @@ impl ProgressTracker {
         awaited
     }
 
-    /// Statistics of the pauses between tokens; `None` before the first pause.
     pub(crate) fn gap_stats(&self) -> Option<TokenGaps> {
         let counts: Vec<u64> =
             self.gaps.iter().map(|count| u64::from(count.load(Ordering::Relaxed))).collect();
@@ -224,6 +218,15 @@ impl ProgressTracker {
         }
     }
 
+    pub(super) fn note_received(&self) {
+        self.received.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
+    }
+
+    /// True if a byte was received at or after this moment.
+    pub(crate) fn received_since(&self, moment: Instant) -> bool {
+        self.received.load(Ordering::Relaxed) > self.micros(moment)
+    }
+
     fn micros(&self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.born).as_micros()).unwrap_or(u64::MAX - 1)
     }
@@ -245,7 +248,8 @@ fn gap_step(micros: u64) -> usize {
 
 /// Longest pause, in microseconds, that belongs to a step.
 fn step_limit(step: usize) -> u64 {
-    let (doublings, quarter) = (step / 4, step as u64 % 4);
+    let doublings = step / 4;
+    let quarter = step as u64 % 4;
     ((5 + quarter) << doublings) >> 2
 }
 

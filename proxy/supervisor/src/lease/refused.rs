@@ -36,7 +36,6 @@ impl ModelRefusal {
         Some(Self { model: model.to_owned(), at: monotonic_now(), denied })
     }
 
-    /// Reason for the refusal; `None` if this version does not know it.
     pub(crate) fn denied(&self) -> Option<LeaseDenied> {
         LeaseDenied::deserialize(&self.denied).ok()
     }
@@ -67,7 +66,6 @@ impl RecentRefusals {
         }
     }
 
-    /// Refusals that are recent enough to pass on.
     pub(crate) fn all(&self) -> Vec<ModelRefusal> {
         let mut all = lock(&self.0);
         all.retain(|_, refused| refused.age() < REFUSAL_LIFETIME);

@@ -42,7 +42,6 @@ impl std::fmt::Debug for ConversationTurn {
     }
 }
 
-/// A conversation that is kept.
 #[derive(Debug)]
 pub(crate) struct KeptConversation {
     pub(crate) turn: ConversationTurn,
@@ -70,7 +69,6 @@ impl KeptConversation {
     }
 }
 
-/// Kept conversations of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ConversationStore {
     /// True if conversations are kept; otherwise callers need not build turns.
@@ -108,7 +106,6 @@ impl ConversationStore {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    /// Records a request with its complete answer.
     pub(crate) fn note_turn(&self, generation: GenerationId, mut turn: ConversationTurn) {
         let numbers = &warden_policies::defaults().warmth;
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
@@ -148,7 +145,6 @@ impl ConversationStore {
         });
     }
 
-    /// Records restored slots whose use is not proven yet.
     pub(crate) fn watch_restored(
         &self,
         generation: GenerationId,
@@ -200,7 +196,6 @@ impl ConversationStore {
         all.iter().filter(|(has, _)| *has == generation).map(|(_, kept)| Arc::clone(kept)).collect()
     }
 
-    /// Drops the conversations of a generation.
     pub(crate) fn forget_generation(&self, generation: GenerationId) {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }

@@ -10,7 +10,6 @@ use warden_sensors::CudaReport;
 
 use crate::spec::ServerCommand;
 
-/// Pools that the command line and the environment declare.
 pub(crate) fn from_command(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory {
     let of_server = |name: &str| name.starts_with("LLAMA_");
     let inherited = std::env::vars_os().filter_map(|(name, value)| {

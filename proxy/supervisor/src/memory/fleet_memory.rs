@@ -21,7 +21,6 @@ use crate::spec::SharedBudgets;
 use crate::sync::lock;
 use crate::view::ledger::GpuAfterExit;
 
-/// Stage of a generation's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ExitStage {
     #[default]
@@ -40,7 +39,6 @@ struct GenerationMemory {
     settled: bool,
     vram_known: bool,
     members: Vec<(MemoryKind, SharedMember)>,
-    /// Highest memory use so far on each GPU.
     peaks: BTreeMap<GpuIndex, u64>,
     stage: ExitStage,
     /// Memory that had come back when another process was about to be created, which ends the check.
@@ -58,7 +56,6 @@ impl GenerationMemory {
     }
 }
 
-/// Memory that came back after a process had ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReturnedMemory {
     /// Missing bytes for each kind of memory that could be judged; `None` if no bytes are missing.
@@ -102,7 +99,6 @@ impl FleetMemory {
         }
     }
 
-    /// Records a memory reading of a serving generation.
     pub(crate) fn note_reading(
         &self,
         id: GenerationId,
@@ -164,7 +160,6 @@ impl FleetMemory {
         lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != ExitStage::Running))
     }
 
-    /// Removes a generation.
     pub(crate) fn remove_generation(&self, id: GenerationId) {
         lock(&self.parts).remove(&id);
     }
@@ -220,8 +215,8 @@ fn compare_free(
         let missing = cooldown::unreturned_bytes(*before, *after, part.held_bytes(*series));
         returned.missing.push((*series, missing));
         if let MemoryKind::Vram(gpu) = series {
-            let (free_before_spawn, free_after_exit) = (*before, *after);
-            returned.gpus.push(GpuAfterExit { gpu: *gpu, free_before_spawn, free_after_exit });
+            let found = GpuAfterExit { gpu: *gpu, free_before_spawn: *before, free_after_exit: *after };
+            returned.gpus.push(found);
         }
     }
     Some(returned)

@@ -28,10 +28,8 @@ use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly};
 
-/// File name of the history.
 const HISTORY_FILE: &str = "growth.json";
 
-/// History of all processes with one key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ProcessHistory {
     key: String,
@@ -44,7 +42,6 @@ struct ProcessHistory {
     /// Most layers and VRAM that a process had on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<GpuOffload>,
-    /// Memory that the processes held.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     held: Vec<HeldMemory>,
     /// Result of a start search: option with which a process starts that otherwise dies while loading.
@@ -73,7 +70,6 @@ pub struct KnownMemory {
     pub leaks: Vec<LeakPrior>,
 }
 
-/// Change of one history.
 #[derive(Clone, Debug, PartialEq)]
 enum KnownChange {
     Priors(Vec<LeakPrior>),
@@ -162,17 +158,14 @@ impl LeakHistory {
         Self { kept: Arc::new(HistoryFile { path, memory: Mutex::new(memory) }), state }
     }
 
-    /// Growth rates of known leaks of processes with this key.
     pub(crate) fn leaks_of(&self, key: &str) -> Vec<LeakPrior> {
         self.find(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
-    /// Measurements that a diagnosis made with this key.
     pub(crate) fn measurements(&self, key: &str) -> ExperimentNeeds {
         self.find(key, |known| known.measured.clone()).unwrap_or_default()
     }
 
-    /// Highest memory use of processes with this key.
     pub(crate) fn peak_memory(&self, key: &str) -> MeasuredNeeds {
         self.find(key, |known| MeasuredNeeds::from_sources(&known.held, &known.measured.worst))
             .unwrap_or_default()
@@ -212,7 +205,6 @@ impl LeakHistory {
         self.apply_change(key, model, keep, KnownChange::Priors(priors));
     }
 
-    /// Most layers and VRAM that a process with this key had on GPUs.
     pub(crate) fn best_offload(&self, key: &str) -> Option<GpuOffload> {
         self.find(key, |known| known.offload)?
     }
@@ -232,12 +224,10 @@ impl LeakHistory {
         self.apply_change(key, model, keep, KnownChange::Offload(best));
     }
 
-    /// Result of the start search with this key.
     pub(crate) fn start_finding(&self, key: &str) -> Option<StartFinding> {
         self.find(key, |known| known.start.clone())?
     }
 
-    /// Stores the result of a start search, and writes the file.
     pub(crate) fn keep_start_finding(
         &self,
         key: &str,
@@ -361,7 +351,8 @@ fn write_change(
 /// Memory of earlier processes with this command. Only reads the file; a missing or unreadable file counts
 /// as empty.
 pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
-    let (path, key) = (state_dir.join(HISTORY_FILE), process_key(command));
+    let path = state_dir.join(HISTORY_FILE);
+    let key = process_key(command);
     let all: Vec<ProcessHistory> =
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let found = all.into_iter().find(|known| known.key == key);
@@ -370,7 +361,6 @@ pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
         .unwrap_or_default()
 }
 
-/// Reads the histories in a file; none if the file does not exist.
 fn read_history(path: &Path) -> Vec<ProcessHistory> {
     match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
@@ -487,7 +477,7 @@ fn hash_key(
         // Treat `_` as `-`, as llama-server does in the names of its flags.
         let was =
             std::mem::replace(&mut written, WRITTEN_FILE_FLAGS.contains(&text.replace('_', "-").as_str()));
-        if let Some(file) = file(text).filter(|_| !was) {
+        if !was && let Some(file) = file(text) {
             add(&file);
         }
     }
@@ -510,7 +500,7 @@ fn hash_key(
         add(&format!("{name}={value}"));
         let read = COUNTED_PREFIXES.iter().any(|known| name.starts_with(known))
             && !WRITTEN_FILE_VARIABLES.contains(&name.as_str());
-        if let Some(file) = file(&value).filter(|_| read) {
+        if read && let Some(file) = file(&value) {
             add(&file);
         }
     }

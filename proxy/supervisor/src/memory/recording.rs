@@ -53,7 +53,8 @@ impl SampleRecorder {
             state: state.clone(),
             tape: Arc::new(RecordingState { over: AtomicBool::new(false), file: Mutex::default() }),
         };
-        let (directory, model) = (directory.to_owned(), model.clone());
+        let directory = directory.to_owned();
+        let model = model.clone();
         recorder.queue_job(0, move |tape| {
             let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
             let opened = made.and_then(|()| create_file(&directory, &model, generation));

@@ -1,19 +1,22 @@
 //! Carries out the effects that the life-cycle machine returns.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::health::HealthSymptom;
-use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
+use warden_policies::lifecycle::{
+    BackendPhase, LifecycleEffect, LifecycleEvent, LifecyclePolicy, LifecycleTimer,
+};
 use warden_policies::{GenerationId, GpuIndex, Reason};
 
+use super::context::FleetContext;
 use super::health::HealthTracker;
-use super::line_sink::make_line_sink;
-use super::recipe::process_recipe;
-use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
+use super::message::{TaskOutbox, make_line_sink};
+use super::unit::{LiveGeneration, UnitId, UnitRole, process_recipe};
 use super::{HelperReport, ModelTask, TaskMessage};
 use crate::clock;
 use crate::error::SpawnError;
@@ -26,9 +29,10 @@ use crate::memory::tracker::MemoryTracker;
 use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
 use crate::process::failure::{self, OomEvidence};
 use crate::process::group::ProcessExit;
+use crate::process::slot_files::SlotFiles;
 use crate::process::socket_name::SOCKET_PATH_LIMIT;
 use crate::process::{BackendProcess, LineSink, reclaim_file, report_file};
-use crate::spec::ServerCommand;
+use crate::spec::{ServerCommand, SpawnRequest, WatchConfig};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
@@ -41,8 +45,8 @@ impl ModelTask {
     pub(super) fn step_machine(&mut self, id: UnitId, event: LifecycleEvent) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
-        let asks = self.is_asking_to_stay();
-        let Some(unit) = self.unit_mut(id) else { return };
+        let asks = self.room.is_asking_to_stay();
+        let Some(unit) = self.units.get_mut(id) else { return };
         let before = unit.machine.clone();
         if asks
             && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest)
@@ -53,39 +57,25 @@ impl ModelTask {
             unit.machine.step(LifecycleEvent::Down, now, &policy);
         }
         let effects = unit.machine.step(event, now, &policy);
-        let (changed, phase) = (unit.machine != before, unit.phase());
+        let has_changed = unit.machine != before;
+        let phase = unit.phase();
         if phase != before.phase() {
             // The machine has moved on, so the start that waited for room is no longer due.
             unit.held_start = None;
         }
-        if phase != before.phase()
-            && matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting)
-        {
-            unit.stop_watching(phase);
+        if let Some(live) = &mut unit.live {
+            if phase != before.phase() {
+                live.enter_phase(phase, &policy);
+            }
+            if phase != BackendPhase::Starting {
+                live.start.watch = None;
+            }
+            if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping) {
+                self.context.fleet_memory.note_leaving(live.id);
+            }
         }
-        if phase != BackendPhase::Starting
-            && let Some(live) = &mut unit.live
-        {
-            live.start_watch = None;
-        }
-        if phase != before.phase()
-            && phase == BackendPhase::Draining
-            && let Some(live) = unit.live.as_deref_mut().filter(|live| live.crash_logged_at.is_none())
-        {
-            // Keep probing during a drain: otherwise a process that stops answering would use the whole
-            // drain deadline.
-            let silent = live.silent_for(policy.probes_lost).is_some();
-            let pause = if silent { policy.start_probe_interval } else { policy.probe_interval };
-            live.timers.probe = Some(clock::after(Instant::now(), pause));
-        }
-        let leaving = matches!(phase, BackendPhase::Draining | BackendPhase::Stopping)
-            .then(|| unit.generation())
-            .flatten();
-        if let Some(leaving) = leaving {
-            self.context.fleet_memory.note_leaving(leaving);
-        }
-        if changed || !effects.is_empty() {
-            self.note_action();
+        if has_changed || !effects.is_empty() {
+            self.life.note_action();
         }
         for effect in effects {
             self.carry_out_effect(id, effect);
@@ -96,11 +86,11 @@ impl ModelTask {
     }
 
     fn log_phase_change(&mut self, id: UnitId, before: BackendPhase, phase: BackendPhase) {
-        let Some(unit) = self.unit(id) else { return };
+        let Some(unit) = self.units.get(id) else { return };
         let generation = unit.generation();
         match (before, phase) {
             (_, BackendPhase::Suspect) => {
-                let refused = unit.live.as_ref().is_some_and(|live| live.doubted_at.is_some());
+                let refused = unit.live.as_ref().is_some_and(|live| live.probing.doubted_at.is_some());
                 let crash = self.crash_line(id);
                 self.log_event(generation, EventKind::Suspect { refused, crash });
             }
@@ -123,7 +113,7 @@ impl ModelTask {
             LifecycleEffect::Spawn => self.spawn_process(id),
             LifecycleEffect::OpenGate => self.open_gate(id),
             LifecycleEffect::CloseGate => {
-                if let Some(generation) = self.generation(id) {
+                if let Some(generation) = self.units.generation(id) {
                     let running = self.leases.close_gate(generation);
                     self.replacements.note_closed(generation, running);
                 }
@@ -132,18 +122,18 @@ impl ModelTask {
             LifecycleEffect::Kill => self.signal_process(id, LiveGeneration::kill),
             LifecycleEffect::Arm(timer) => self.arm_timer(id, timer),
             LifecycleEffect::Disarm => {
-                if let Some(unit) = self.unit_mut(id) {
+                if let Some(unit) = self.units.get_mut(id) {
                     unit.timer = None;
-                }
-                if let Some(live) = self.live_mut(id) {
-                    live.crashed_at = None;
+                    if let Some(live) = &mut unit.live {
+                        live.probing.crashed_at = None;
+                    }
                 }
             }
             LifecycleEffect::Alarm => {
-                let (ends, within) =
-                    (self.spec.lifecycle.breaker_failures, self.spec.lifecycle.breaker_window);
-                if let Some(failure) = self.unit(id).and_then(|unit| unit.failure.clone()) {
-                    let within_s = within.as_secs();
+                let policy = self.spec.lifecycle;
+                if let Some(failure) = self.units.get(id).and_then(|unit| unit.failure.clone()) {
+                    let ends = policy.breaker_failures;
+                    let within_s = policy.breaker_window.as_secs();
                     self.log_event(None, EventKind::CrashLoop { ends, within_s, failure });
                 }
             }
@@ -160,16 +150,18 @@ impl ModelTask {
             },
             // The drain deadline is shorter for a crashed or silent process.
             LifecycleTimer::Drain => self.longest_drain(id),
-            LifecycleTimer::Grace if self.is_hurried(id) => timing.kill_grace,
+            LifecycleTimer::Grace if self.units.live(id).is_some_and(|live| live.child.short_grace) => {
+                timing.kill_grace
+            }
             LifecycleTimer::Grace => timing.stop_grace,
             LifecycleTimer::Backoff { failures, short } => {
-                let delay = self.spec.lifecycle.pause(failures, short, rand::random());
+                let delay = timing.pause(failures, short, rand::random());
                 self.log_event(None, EventKind::Backoff { delay_ms: clock::millis(delay), failures });
                 delay
             }
             LifecycleTimer::Trial => timing.recheck,
         };
-        if let Some(unit) = self.unit_mut(id) {
+        if let Some(unit) = self.units.get_mut(id) {
             unit.timer = Some((timer, clock::after(Instant::now(), after)));
         }
     }
@@ -177,87 +169,84 @@ impl ModelTask {
     /// Crash line that the process has logged since it last answered a probe. An older line belongs to
     /// something else, or is text that a client sent.
     pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
-        let live = self.live(id)?;
-        failure::crash_line(&self.logs.lines_since(live.id, live.lines_at_probe.1))
+        let live = self.units.live(id)?;
+        failure::crash_line(&self.logs.lines_since(live.id, live.probing.lines_at_answer))
     }
 
     /// Handles an unanswered probe. If the process has logged a crash since its last answered probe,
     /// returns the time of the crash: waiting for such a process is useless.
     pub(super) fn note_crash(&mut self, id: UnitId) -> Option<Instant> {
         let has_line = self.crash_line(id).is_some();
-        let live = self.live_mut(id)?;
-        live.crashed_at = has_line.then(|| live.crash_logged_at.unwrap_or_else(Instant::now));
-        live.crashed_at
+        let live = self.units.live_mut(id)?;
+        live.probing.crashed_at = has_line.then(|| live.probing.crash_logged_at.unwrap_or_else(Instant::now));
+        live.probing.crashed_at
     }
 
     fn longest_drain(&mut self, id: UnitId) -> Duration {
         let timing = self.spec.lifecycle;
-        let Some(live) = self.live_mut(id) else { return timing.drain_deadline };
-        match live.crashed_at {
+        let Some(live) = self.units.live_mut(id) else { return timing.drain_deadline };
+        match live.probing.crashed_at {
             // After a crash, requests get no more answers from this process.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
             // A silent process may only be stopped (SIGSTOP) and continue later.
-            None if live.silent_for(timing.probes_lost).is_some() => {
-                live.short_drain = true;
+            None if live.probing.silent_for(timing.probes_lost).is_some() => {
+                live.probing.short_drain = true;
                 timing.crash_ends.min(timing.drain_deadline)
             }
             None => timing.drain_deadline,
         }
     }
 
-    fn is_hurried(&self, id: UnitId) -> bool {
-        self.live(id).is_some_and(|live| live.short_grace)
-    }
-
     fn signal_process(&mut self, id: UnitId, signal: impl FnOnce(&mut LiveGeneration)) {
-        let Some(generation) = self.live(id).map(|live| live.id) else {
-            return;
-        };
+        let Some(generation) = self.units.generation(id) else { return };
         // Count the requests before the signal: the signal revokes their leases, and other threads return
         // those at once.
         let running = self.leases.in_flight(generation);
         self.replacements.note_stopped(generation, running);
         let hung = self.hung_duration(id, running);
-        if let (Some(hung), Some(live)) = (hung, self.live(id)) {
+        let Some(live) = self.units.live_mut(id) else { return };
+        if let Some(hung) = hung {
             live.cell.note_hung(hung);
         }
-        let Some(live) = self.live_mut(id) else { return };
         signal(live);
     }
 
     /// Time for which a process has computed nothing, if it is about to be ended for that reason. Some of
     /// its requests may be the cause.
     fn hung_duration(&self, id: UnitId, running: u32) -> Option<Duration> {
-        let live = self.live(id)?;
+        let live = self.units.live(id)?;
         let silent = |symptom: &HealthSymptom| match symptom {
             HealthSymptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
             _ => None,
         };
-        let crashed = live.crashed_at.map(|since| since.elapsed());
+        let crashed = live.probing.crashed_at.map(|since| since.elapsed());
         let now = crashed.or_else(|| live.health.symptoms().iter().find_map(silent));
-        // If no request runs any more, the process shows no symptom; use the recorded reason of its
-        // replacement.
-        now.or_else(|| self.replacements.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0))
+        if now.is_none() && running == 0 {
+            // The process shows no symptom without requests; use the recorded reason of its replacement.
+            return self.replacements.replaced_since(live.id, Reason::Wedged);
+        }
+        now
     }
 
     fn open_gate(&mut self, id: UnitId) {
-        let Some(unit) = self.unit(id) else { return };
-        let (replica, role) = (unit.replica, unit.role);
+        let Some(unit) = self.units.get(id) else { return };
         let Some(live) = &unit.live else { return };
-        let limit = self.lease_limit(live.slots);
-        let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
-        let (generation, cell) = (live.id, Arc::clone(&live.cell));
-        let opened = self.leases.open_gate(&cell, limit);
-        if role != UnitRole::Retiring
-            && let Some((reason, passed)) = self.replacements.note_opened(replica, generation, &opened, start)
+        let limit = self.lease_limit(live.start.slots);
+        let spawned = live.start.spawned;
+        let start = live.start.ready.unwrap_or(spawned).saturating_duration_since(spawned);
+        let opened = self.leases.open_gate(&live.cell, limit);
+        if unit.role != UnitRole::Retiring
+            && let Some((reason, passed)) =
+                self.replacements.note_opened(unit.replica, live.id, &opened, start)
             && reason.is_policy()
         {
-            self.cooldown.record_ready(self.context.now());
+            let cooldown = &mut self.replacements.cooldown;
+            cooldown.record_ready(self.context.now());
             if let Some(first) = passed {
-                self.cooldown.record_replacement(&first, self.experience.load_time, &self.spec.recycle);
+                cooldown.record_replacement(&first, self.experience.load_time, &self.spec.recycle);
             }
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     pub(super) fn lease_limit(&self, slots: Option<u32>) -> u32 {
@@ -274,106 +263,58 @@ impl ModelTask {
         };
         let cell = Arc::new(GenerationCell::new(generation, endpoint.clone(), self.spec.facts));
         let recipe = process_recipe(&self.spec);
-        let memory = self.new_tracker(generation, &recipe.request.command);
-        let health = HealthTracker::new(&lock(&self.context.common), &recipe.request.command);
+        let memory = self.new_tracker(generation, recipe.command());
+        let health = HealthTracker::new(&lock(&self.context.common), recipe.command());
+        let mut request = recipe.request.clone();
+        request.command.args.extend(listen_flags(&endpoint));
+        report_file::announce_report(&mut request.command, &socket, recipe.memory_report);
+        reclaim_file::announce_reclaim(&mut request.command, &socket, recipe.reclaim);
         let mut live =
-            LiveGeneration::new(generation, socket.clone(), cell.clone(), recipe.clone(), memory, health);
+            LiveGeneration::new(generation, socket.clone(), Arc::clone(&cell), recipe, memory, health);
         let slot_files = self.slot_files(&socket);
-        live.slot_files.clone_from(&slot_files);
-        let Some(unit) = self.unit_mut(id) else { return };
+        live.warm.files.clone_from(&slot_files);
+        live.child.started_with = Some(request.command.clone());
+        let Some(unit) = self.units.get_mut(id) else { return };
         unit.live = Some(Box::new(live));
-        let replica = unit.replica;
-
-        let mut with_socket = recipe.request;
-        with_socket.command.args.extend(listen_flags(&endpoint));
-        report_file::announce_report(&mut with_socket.command, &socket, recipe.memory_report);
-        reclaim_file::announce_reclaim(&mut with_socket.command, &socket, recipe.reclaim);
-        if let Some(live) = self.live_mut(id) {
-            live.started_with = Some(with_socket.command.clone());
-        }
-        let world = Arc::clone(&self.context.world);
-        let longest = self.watch.child.log_line_bytes;
-        let sink = self.output_sink(generation, &with_socket.command);
-        let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
-        let gpus = self.replica_gpus(replica).into_iter();
-        let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
-        let (needed, outbox, born) = (self.spec.command.clone(), self.outbox.clone(), cell.clone());
-        self.spawn_helper(generation, async move {
-            // Check the needed files before the start, so that no change after the check is missed.
-            let sight = world.check_needs(needed, None).await;
-            if let Some(kin) = sight.kin {
-                let _first = born.kin.set(kin);
-            }
-            outbox.send(TaskMessage::Report(generation, HelperReport::Looked(sight)));
-            if let Some(source) = failed {
-                let binary = with_socket.command.binary;
-                return HelperReport::Spawned(Err(SpawnError::Exec { binary, source }));
-            }
-            let length = socket.as_os_str().len();
-            if length > SOCKET_PATH_LIMIT {
-                let error = io::Error::other(format!(
-                    "the socket path {} has {length} bytes, more than a Unix socket's path may have \
-                     ({SOCKET_PATH_LIMIT}): choose a shorter runtime_dir",
-                    socket.display()
-                ));
-                let binary = with_socket.command.binary;
-                return HelperReport::Spawned(Err(SpawnError::Exec { binary, source: error }));
-            }
-            if !gpus.is_empty()
-                && let Some(only) = world.gpu_restriction(gpus, limit).await
-            {
-                with_socket.command.env.push(only);
-            }
-            // Remove files left by an earlier supervisor with the same PID that was killed.
-            drop(std::fs::remove_file(&socket));
-            report_file::remove_reports(&socket);
-            if let Some(files) = slot_files {
-                // Prepare the slot directory on a worker thread: leftover slot files are large, and disks
-                // may hang.
-                let mut command = with_socket.command.clone();
-                let announcing =
-                    run_job(WorkKind::ModelFiles, move || (files.announce(&mut command), command));
-                match tokio::time::timeout(SLOT_DIR_TIMEOUT, announcing).await {
-                    Ok(Ok((Ok(is_ours), command))) => {
-                        with_socket.command = command;
-                        born.saves_for_us.store(is_ours, Ordering::Relaxed);
-                    }
-                    // Start without saving slots: without the preparation, nothing would remove the files
-                    // if we are killed.
-                    Ok(Ok((Err(error), _))) => {
-                        tracing::warn!(%error, "cannot prepare the directory for slots: slots are not saved");
-                    }
-                    Ok(Err(error)) => tracing::warn!(%error, "slots are not saved"),
-                    Err(_) => tracing::warn!("the directory for slots does not answer"),
-                }
-            }
-            context.fleet_memory.add_generation(generation, &world.free_memory(limit).await);
-            HelperReport::Spawned(world.spawn(with_socket, socket, endpoint, longest, sink).await)
-        });
+        let gpus = self.room.replica_gpus(unit.replica, &self.spec);
+        let spawn = ProcessSpawn {
+            context: Arc::clone(&self.context),
+            outbox: self.mail.outbox.clone(),
+            sink: self.output_sink(generation, &request.command),
+            watch: self.watch,
+            needed: self.spec.command.clone(),
+            cell,
+            request,
+            socket,
+            endpoint,
+            failed,
+            gpus,
+            slot_files,
+        };
+        self.mail.spawn_helper(generation, async move { HelperReport::Spawned(spawn.run().await) });
     }
 
-    /// Makes the handler for each output line of a generation.
     pub(super) fn output_sink(&self, generation: GenerationId, command: &ServerCommand) -> LineSink {
-        make_line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
+        make_line_sink(generation, command, Arc::clone(&self.logs), self.mail.outbox.clone())
     }
 
-    /// Makes the memory tracker of a generation that is about to be started.
     pub(super) fn new_tracker(&self, generation: GenerationId, command: &ServerCommand) -> MemoryTracker {
         let context = &self.context;
         let key = leak_history::process_key(command);
         let common = lock(&context.common).clone();
-        let prices = self.experience.prices(&key).to_vec();
+        let prices = self.experience.prices(&key);
         let measured = context.leak_history.measurements(&key);
-        let mut memory = MemoryTracker::new(&common, context.leak_history.leaks_of(&key), key, command);
+        let leaks = context.leak_history.leaks_of(&key);
+        let mut memory = MemoryTracker::new(&common, leaks, key, command);
         memory.set_measurements(measured);
         for price in prices {
-            memory.cost.set_price(price);
+            memory.cost.set_price(*price);
         }
         if self.spec.run.record {
             let limit = self.watch.sensors.trace_bytes.0;
             let name = &self.spec.name;
-            memory.recorder =
-                Some(SampleRecorder::begin(&context.state, &context.traces, name, generation, limit));
+            let recorder = SampleRecorder::begin(&context.state, &context.traces, name, generation, limit);
+            memory.recorder = Some(recorder);
         }
         memory
     }
@@ -385,11 +326,12 @@ impl ModelTask {
         /// tells nothing; after the last one the amount stays unknown.
         const MAX_RETURN_LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
-        let (limit, wait) = (self.watch.sensors.read_limit, self.watch.sensors.return_wait);
-        let outbox = self.outbox.clone();
-        let cell = self.live_generations().find(|live| live.id == generation);
-        let (cell, leases) = (cell.map(|live| Arc::clone(&live.cell)), Arc::clone(&self.leases));
-        self.spawn_helper(generation, async move {
+        let sensors = self.watch.sensors;
+        let outbox = self.mail.outbox.clone();
+        let live = self.units.lives().find(|live| live.id == generation);
+        let cell = live.map(|live| Arc::clone(&live.cell));
+        let leases = Arc::clone(&self.leases);
+        self.mail.spawn_helper(generation, async move {
             let exit = process.wait().await;
             let why = match exit {
                 ProcessExit::Signal(libc::SIGKILL) => process.oom_evidence().await,
@@ -404,27 +346,15 @@ impl ModelTask {
             outbox.send(TaskMessage::Report(generation, HelperReport::Exited(exit, why)));
             let mut looks = 0;
             let returned = loop {
-                let free = context.world.free_memory(limit).await;
+                let free = context.world.free_memory(sensors.read_limit).await;
                 match context.fleet_memory.returned_memory(generation, &free) {
                     Some(returned) if looks > 0 || returned.is_complete() => break returned,
                     _ if looks == MAX_RETURN_LOOKS => break ReturnedMemory::default(),
                     _ => looks += 1,
                 }
-                tokio::time::sleep(wait).await;
+                tokio::time::sleep(sensors.return_wait).await;
             };
             HelperReport::MemoryReturned(returned)
-        });
-    }
-
-    /// Spawns a helper task that reports about a generation.
-    pub(super) fn spawn_helper(
-        &mut self,
-        generation: GenerationId,
-        work: impl Future<Output = HelperReport> + Send + 'static,
-    ) {
-        let outbox = self.outbox.clone();
-        self.helpers.spawn(async move {
-            outbox.send(TaskMessage::Report(generation, work.await));
         });
     }
 
@@ -447,16 +377,95 @@ fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> P
     }
 }
 
-impl ProcessUnit {
-    /// Stops probing. Memory is still sampled during a drain, because a shortage of memory cuts the drain
-    /// short.
-    fn stop_watching(&mut self, phase: BackendPhase) {
-        if let Some(live) = &mut self.live {
-            let alarmed = live.crash_logged_at.filter(|_| phase == BackendPhase::Draining);
-            let probe = live.timers.probe.filter(|_| alarmed.is_some());
-            live.timers.stop(phase);
-            live.timers.probe = probe;
-            live.wish.last_decision = None;
+impl LiveGeneration {
+    /// Sets the timers for a new phase of the process.
+    fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
+        if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting) {
+            self.stop_watching(phase);
         }
+        if phase == BackendPhase::Draining && self.probing.crash_logged_at.is_none() {
+            // Keep probing during a drain: otherwise a process that stops answering would use the whole
+            // drain deadline.
+            let is_silent = self.probing.silent_for(policy.probes_lost).is_some();
+            let pause = if is_silent { policy.start_probe_interval } else { policy.probe_interval };
+            self.timers.probe = Some(clock::after(Instant::now(), pause));
+        }
+    }
+}
+
+/// Creation of a process, by a helper task.
+struct ProcessSpawn {
+    context: Arc<FleetContext>,
+    outbox: TaskOutbox,
+    sink: LineSink,
+    watch: WatchConfig,
+    /// Command whose files are checked.
+    needed: ServerCommand,
+    cell: Arc<GenerationCell>,
+    request: SpawnRequest,
+    socket: PathBuf,
+    endpoint: ListenAddress,
+    failed: Option<io::Error>,
+    gpus: Vec<GpuIndex>,
+    slot_files: Option<Arc<SlotFiles>>,
+}
+
+impl ProcessSpawn {
+    async fn run(mut self) -> Result<Arc<dyn BackendProcess>, SpawnError> {
+        let world = Arc::clone(&self.context.world);
+        // Check the needed files before the start, so that no change after the check is missed.
+        let sight = world.check_needs(self.needed, None).await;
+        if let Some(kin) = sight.kin {
+            let _first = self.cell.kin.set(kin);
+        }
+        self.outbox.send(TaskMessage::Report(self.cell.id, HelperReport::Looked(sight)));
+        if let Some(source) = self.failed.or_else(|| socket_path_error(&self.socket)) {
+            return Err(SpawnError::Exec { binary: self.request.command.binary, source });
+        }
+        let limit = self.watch.sensors.read_limit;
+        if !self.gpus.is_empty()
+            && let Some(only) = world.gpu_restriction(self.gpus, limit).await
+        {
+            self.request.command.env.push(only);
+        }
+        // Remove files left by an earlier supervisor with the same PID that was killed.
+        drop(std::fs::remove_file(&self.socket));
+        report_file::remove_reports(&self.socket);
+        if let Some(files) = self.slot_files {
+            prepare_slot_files(files, &mut self.request.command, &self.cell).await;
+        }
+        self.context.fleet_memory.add_generation(self.cell.id, &world.free_memory(limit).await);
+        let longest = self.watch.child.log_line_bytes;
+        world.spawn(self.request, self.socket, self.endpoint, longest, self.sink).await
+    }
+}
+
+fn socket_path_error(socket: &Path) -> Option<io::Error> {
+    let length = socket.as_os_str().len();
+    (length > SOCKET_PATH_LIMIT).then(|| {
+        io::Error::other(format!(
+            "the socket path {} has {length} bytes, more than a Unix socket's path may have \
+             ({SOCKET_PATH_LIMIT}): choose a shorter runtime_dir",
+            socket.display()
+        ))
+    })
+}
+
+/// Prepares the slot directory on a worker thread: leftover slot files are large, and disks may hang.
+async fn prepare_slot_files(files: Arc<SlotFiles>, command: &mut ServerCommand, cell: &GenerationCell) {
+    let mut announced = command.clone();
+    let announcing = run_job(WorkKind::ModelFiles, move || (files.announce(&mut announced), announced));
+    match tokio::time::timeout(SLOT_DIR_TIMEOUT, announcing).await {
+        Ok(Ok((Ok(is_ours), announced))) => {
+            *command = announced;
+            cell.saves_for_us.store(is_ours, Ordering::Relaxed);
+        }
+        // Start without saving slots: without the preparation, nothing would remove the files if we are
+        // killed.
+        Ok(Ok((Err(error), _))) => {
+            tracing::warn!(%error, "cannot prepare the directory for slots: slots are not saved");
+        }
+        Ok(Err(error)) => tracing::warn!(%error, "slots are not saved"),
+        Err(_) => tracing::warn!("the directory for slots does not answer"),
     }
 }

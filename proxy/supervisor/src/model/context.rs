@@ -1,7 +1,6 @@
 //! State shared by the tasks of all models: outside world, journal, ledger, published view, generation
 //! counter, replacement permits, and memory of all processes together.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,7 +30,6 @@ pub(crate) struct FleetContext {
     pub(crate) world: Arc<dyn ProcessWorld>,
     pub(crate) journal: Arc<EventJournal>,
     pub(crate) ledger: LedgerWriter,
-    /// Writes the state directory.
     pub(crate) state: StateWriter,
     pub(crate) publisher: ViewPublisher,
     pub(crate) runtime_dir: PathBuf,
@@ -40,10 +38,7 @@ pub(crate) struct FleetContext {
     pub(crate) leak_history: LeakHistory,
     /// Channel to the loader that decides which models are loaded.
     pub(crate) loading: Arc<LoadingDesk>,
-    /// Configuration shared by all models.
     pub(crate) common: Arc<Mutex<CommonConfig>>,
-    /// Descriptions of memory that did not come back after a process ended, by GPU.
-    pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
     arbiter: Mutex<ReplacementArbiter>,
     pub(crate) epoch: Instant,
     /// Cancelled as soon as this instance may decide about the processes of the previous one.
@@ -113,7 +108,6 @@ impl FleetContext {
             state,
             loading,
             common,
-            leaks: Mutex::default(),
             arbiter: Mutex::new(ReplacementArbiter::new()),
             epoch: since.epoch,
             begun: since.begun,

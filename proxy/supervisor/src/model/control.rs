@@ -1,24 +1,103 @@
-//! Handles operator requests: restart, drain, new settings, removal, shutdown.
+//! Handles requests of operators and of the fleet: restart, drain, new settings, removal, shutdown. Operators
+//! who wait for a restart, drain or reclaim are answered once the published view shows the result.
 
 use std::path::Path;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::ServerFacts;
 use warden_policies::cooldown::working_set::PassedBudgets;
 use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
+use warden_policies::{GenerationId, ServerFacts};
 
 use super::message::RequestedBy;
-use super::operators::{DrainRequest, RestartRequest};
-use super::recipe::process_recipe;
-use super::unit::{ProcessUnit, UnitRole};
+use super::unit::{ProcessUnit, UnitRole, process_recipe};
 use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
 use crate::clock;
 use crate::error::ControlError;
 use crate::spec::{SharedSpec, WatchConfig};
+use crate::view::entry::ReclaimEntry;
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
+
+/// Restart awaited by an operator: each replica needs a process newer than this generation.
+#[derive(Debug)]
+pub(super) struct RestartRequest {
+    pub(super) after: GenerationId,
+    pub(super) by: RequestedBy,
+    pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
+}
+
+#[derive(Debug)]
+pub(super) struct ReclaimRequest {
+    /// Generations that have not answered yet.
+    pub(super) generations: Vec<GenerationId>,
+    pub(super) entries: Vec<ReclaimEntry>,
+    pub(super) by: RequestedBy,
+    pub(super) reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
+}
+
+/// Drain awaited by an operator: these generations have to end.
+#[derive(Debug)]
+pub(super) struct DrainRequest {
+    pub(super) generations: Vec<GenerationId>,
+    pub(super) reply: oneshot::Sender<Result<(), ControlError>>,
+}
+
+#[derive(Default)]
+pub(super) struct OperatorRequests {
+    pub(super) restarts: Vec<RestartRequest>,
+    pub(super) drains: Vec<DrainRequest>,
+    pub(super) reclaims: Vec<ReclaimRequest>,
+    /// Answers to send to operators at the end of the task's turn.
+    answers: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl OperatorRequests {
+    pub(super) fn is_empty(&self) -> bool {
+        self.restarts.is_empty() && self.drains.is_empty() && self.reclaims.is_empty()
+    }
+
+    /// Name of the waiting operator who asked this generation for memory.
+    pub(super) fn who_reclaims(&self, generation: GenerationId) -> Option<String> {
+        let asked = self.reclaims.iter().filter(|waiting| waiting.generations.contains(&generation));
+        asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
+    }
+
+    /// Records the answer of a generation to a reclaim request. Returns the operators' requests that are
+    /// now complete.
+    pub(super) fn note_reclaimed(
+        &mut self,
+        generation: GenerationId,
+        entry: &ReclaimEntry,
+    ) -> Vec<ReclaimRequest> {
+        for waiting in &mut self.reclaims {
+            if let Some(index) = waiting.generations.iter().position(|known| *known == generation) {
+                waiting.generations.remove(index);
+                waiting.entries.push(entry.clone());
+            }
+        }
+        self.reclaims.extract_if(.., |waiting| waiting.generations.is_empty()).collect()
+    }
+
+    pub(super) fn queue_answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
+        // Sending fails if the operator no longer waits.
+        self.answers.push(Box::new(move || drop(reply.send(answer))));
+    }
+
+    pub(super) fn send_answers(&mut self) {
+        for answer in std::mem::take(&mut self.answers) {
+            answer();
+        }
+    }
+}
+
+impl std::fmt::Debug for OperatorRequests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { restarts, drains, reclaims, answers } = self;
+        write!(f, "{restarts:?}, {drains:?}, {reclaims:?}, {} answers", answers.len())
+    }
+}
 
 impl ModelTask {
     pub(super) fn handle_control(&mut self, control: ControlMessage) {
@@ -30,25 +109,18 @@ impl ModelTask {
                 let answer = self.set_pin(pinned, &by);
                 self.answer(reply, answer);
             }
-            ControlMessage::ReclaimForOther => self.reclaim_for_other(),
-            ControlMessage::Stay { places, beside, question } => self.note_stay(places, beside, question),
-            ControlMessage::Reload { why, question } => self.reload_model(why, question),
-            ControlMessage::DropKeptState => self.clear_kept_files(),
-            ControlMessage::LoadAlong => self.wanted |= self.end.is_none(),
+            ControlMessage::Loading(order) => self.follow_loader(order),
             ControlMessage::Apply(spec, watch, reply) => {
                 let replaced = self.apply_settings(spec, *watch);
                 self.answer(reply, replaced);
             }
-            ControlMessage::Load(places, asked) => self.take_room(places, asked),
-            ControlMessage::Unload(wanted) => self.make_room_for(wanted),
-            ControlMessage::NeverLoad { why, by_room } => self.note_never_loaded(&why, by_room),
             ControlMessage::LearnFacts(binary, facts) => self.learn_facts(&binary, facts),
             ControlMessage::PointRemote(_, reply) => drop(reply.send(false)),
             ControlMessage::HandOver(reply) => {
                 let will = self.prepare_handover();
                 if let Err(Ok(_)) = reply.send(will) {
                     // The reply fails if the instance that requested the handover is gone: continue here.
-                    self.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
+                    self.mail.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
                 }
             }
             ControlMessage::Begin => self.begin_deciding(),
@@ -60,7 +132,7 @@ impl ModelTask {
             ControlMessage::Remove => self.remove_model(),
             ControlMessage::Shutdown(deadline) => self.shut_down(deadline),
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     fn restart_model(
@@ -68,38 +140,37 @@ impl ModelTask {
         by: RequestedBy,
         reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
     ) {
-        if self.end.is_some() {
+        if self.life.end.is_some() {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
         }
-        self.cooldown.reset();
-        self.wanted = true;
+        self.replacements.cooldown.reset();
+        self.room.wanted = true;
         let after = self.context.last_generation();
         self.operators.restarts.push(RestartRequest { after, by, reply });
     }
 
     fn drain_model(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {
-        if self.end.is_some() {
+        if self.life.end.is_some() {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
         }
         self.give_up_replacements("the model was drained");
         self.leases.expect_no_retries();
-        self.wanted = false;
-        let generations = self.units.iter().filter_map(ProcessUnit::generation).collect();
+        self.room.wanted = false;
+        let generations = self.units.all.iter().filter_map(ProcessUnit::generation).collect();
         self.stop_all();
         self.operators.drains.push(DrainRequest { generations, reply });
     }
 
-    /// Stops all processes and cancels starts that wait for room.
     pub(super) fn stop_all(&mut self) {
-        for unit in &mut self.units {
+        for unit in &mut self.units.all {
             unit.held_start = None;
             if unit.role == UnitRole::Successor {
                 unit.role = UnitRole::Retiring;
             }
         }
-        for id in self.ids() {
+        for id in self.units.ids() {
             self.step_machine(id, LifecycleEvent::Down);
         }
     }
@@ -110,8 +181,7 @@ impl ModelTask {
         let needed = self.loading_spec();
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
-        let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);
-        self.learn_facts(&binary, facts);
+        self.learn_facts(&self.spec.command.binary.clone(), self.spec.facts);
         self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
         self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         self.leases.set_quarantine(self.spec.quarantine);
@@ -124,15 +194,14 @@ impl ModelTask {
             ..before.common
         };
         if self.spec.recycle != before {
-            self.cooldown.reset();
-            let lives = self.units.iter_mut().filter_map(|unit| unit.live.as_mut());
-            lives.for_each(|live| {
-                live.reclaims.handle_new_limits();
+            self.replacements.cooldown.reset();
+            for live in self.units.lives_mut() {
+                live.reclaim.history.handle_new_limits();
                 live.wish.passed = PassedBudgets::default();
-            });
+            }
         }
         if self.spec.run.preload {
-            self.wanted |= !old.run.preload;
+            self.room.wanted |= !old.run.preload;
         }
         if self.spec.max_in_flight != old.max_in_flight {
             self.reopen_gates();
@@ -144,27 +213,25 @@ impl ModelTask {
         self.set_replicas();
         self.enable_conversations();
         if remade {
-            self.timers.configuration = None;
+            self.life.timers.configuration = None;
             for path in self.leases.settings.clear() {
                 let message = format!(
-                    "what was set by `POST {path}` is not set in processes with the new command: set it again if it still fits"
+                    "what was set by `POST {path}` is not set in processes with the new command: set it again if it \
+                     still fits"
                 );
                 self.log_event(None, EventKind::SettingLost { message });
             }
             self.retry_failed();
         }
-        remade && self.units.iter().any(|unit| unit.live.is_some())
+        remade && self.units.any_process()
     }
 
-    /// Retries failed starts with the current command.
     pub(super) fn retry_failed(&mut self) {
-        for id in self.ids() {
-            if self
-                .unit(id)
-                .is_some_and(|unit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed))
-            {
+        for id in self.units.ids() {
+            let phase = self.units.get(id).map(ProcessUnit::phase);
+            if matches!(phase, Some(BackendPhase::Backoff | BackendPhase::Failed)) {
                 self.revive(id, LifecycleEvent::Reset);
-                if let Some(unit) = self.unit_mut(id) {
+                if let Some(unit) = self.units.get_mut(id) {
                     unit.failure = None;
                     unit.start_failures = 0;
                 }
@@ -177,8 +244,8 @@ impl ModelTask {
         if self.spec.command.binary == binary {
             self.spec.facts = facts;
         }
-        for live in self.live_generations() {
-            if live.recipe.binary() == binary {
+        for live in self.units.lives() {
+            if live.recipe.command().binary == binary {
                 live.cell.set_facts(facts);
             }
         }
@@ -186,29 +253,29 @@ impl ModelTask {
 
     /// Applies a changed maximum of simultaneous requests to the processes that take requests.
     fn reopen_gates(&mut self) {
-        for unit in &self.units {
+        for unit in &self.units.all {
             if let (BackendPhase::Ready, Some(live)) = (unit.phase(), &unit.live) {
-                self.leases.open_gate(&live.cell, self.lease_limit(live.slots));
+                self.leases.open_gate(&live.cell, self.lease_limit(live.start.slots));
             }
         }
     }
 
     /// Adjusts the number of replicas: adds new ones, or retires the last ones.
     pub(super) fn set_replicas(&mut self) {
-        for replica in 0..self.spec.run.replicas {
-            if self.current_unit(replica).is_none() {
+        let replicas = self.spec.run.replicas;
+        for replica in 0..replicas {
+            if self.units.current(replica).is_none() {
                 self.add_unit(replica, UnitRole::Current);
             }
         }
-        let surplus = self.units.iter().filter(|unit| unit.replica >= self.spec.run.replicas);
-        let surplus: Vec<_> = surplus.map(|unit| unit.id).collect();
-        for id in surplus {
-            if let Some(unit) = self.unit_mut(id) {
+        for id in self.units.ids() {
+            if let Some(unit) = self.units.get_mut(id)
+                && unit.replica >= replicas
+            {
                 unit.role = UnitRole::Retiring;
+                self.step_machine(id, LifecycleEvent::Down);
             }
-            self.step_machine(id, LifecycleEvent::Down);
         }
-        let replicas = self.spec.run.replicas;
         while let Some(replacement) = self.replacements.take_surplus(replicas) {
             self.give_up_replacement(replacement, "the replica was removed from the configuration");
         }
@@ -217,9 +284,9 @@ impl ModelTask {
 
     /// Removes the model. The fleet has already refused its requests.
     fn remove_model(&mut self) {
-        self.is_published = false;
-        if self.end.is_none() {
-            self.end = Some(TaskEnd::Removed);
+        self.life.is_published = false;
+        if self.life.end.is_none() {
+            self.life.end = Some(TaskEnd::Removed);
         }
         self.give_up_replacements("the model was removed from the configuration");
         self.stop_all();
@@ -228,9 +295,9 @@ impl ModelTask {
     /// Ends the model by `deadline`. The fleet has already refused new requests.
     fn shut_down(&mut self, deadline: Instant) {
         // Serving processes stay while they have requests; `settle` ends the others.
-        self.end = Some(TaskEnd::Shutdown(deadline));
+        self.life.end = Some(TaskEnd::Shutdown(deadline));
         self.give_up_replacements("the fleet is shutting down");
-        for unit in &mut self.units {
+        for unit in &mut self.units.all {
             if unit.role == UnitRole::Successor && unit.phase() != BackendPhase::Ready {
                 unit.role = UnitRole::Retiring;
             }
@@ -239,8 +306,8 @@ impl ModelTask {
 
     /// True if the task has nothing left to do.
     pub(super) fn is_over(&self) -> bool {
-        let Some(end) = self.end else { return false };
-        if !self.units.iter().any(|unit| unit.live.is_some()) && !self.is_searching() {
+        let Some(end) = self.life.end else { return false };
+        if !self.units.any_process() && !self.is_searching() {
             return true;
         }
         let late = match end {
@@ -248,8 +315,7 @@ impl ModelTask {
             TaskEnd::Shutdown(deadline) => clock::after(deadline, self.exit_patience()) <= Instant::now(),
         };
         if late {
-            let pids = self.units.iter().filter_map(|unit| unit.live.as_ref()?.process.as_ref());
-            let pids: Vec<u32> = pids.map(|process| process.pid()).collect();
+            let pids: Vec<u32> = self.units.lives().filter_map(|live| live.child.pid()).collect();
             tracing::error!(model = %self.spec.name, ?pids, "processes still run although they were killed");
         }
         late
@@ -257,7 +323,7 @@ impl ModelTask {
 
     /// Time at which the task must check again if it can end.
     pub(super) fn end_deadline(&self) -> Option<Instant> {
-        match self.end? {
+        match self.life.end? {
             TaskEnd::Removed => None,
             TaskEnd::Shutdown(deadline) if deadline > Instant::now() => Some(deadline),
             TaskEnd::Shutdown(deadline) => Some(clock::after(deadline, self.exit_patience())),

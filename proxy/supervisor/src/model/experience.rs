@@ -1,10 +1,13 @@
-//! Values learned from a model's processes: load time, prompt costs, idle times.
+//! Values learned from a model's processes, and what earlier processes left for later ones.
 
 use std::time::Duration;
 
 use warden_policies::admission::PromptPrice;
 use warden_policies::replacement_cost::LullHistory;
 
+use super::reclaim::ReclaimCounts;
+use super::start_search::DeadStarts;
+use super::warm::KeptState;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::ServerProps;
 use crate::spec::ServerCommand;
@@ -27,28 +30,34 @@ pub(super) struct ModelExperience {
     command: Option<ServerCommand>,
     /// Memory prices of prompts, and the leak-history key of the processes for which they are valid.
     prices: (String, Vec<PromptPrice>),
+    /// Deaths of processes by a signal before they were ready.
+    pub(super) dead_starts: DeadStarts,
+    pub(super) reclaims: ReclaimCounts,
+    /// Conversations and slots kept since the model was unloaded.
+    pub(super) kept_state: Vec<KeptState>,
 }
 
 impl ModelExperience {
     pub(super) fn new(lulls: LullHistory) -> Self {
-        let (load_time, fastest_start, n_ctx, modalities, command, prices) = Default::default();
-        let (refuses_slot_files, reuses_no_slots) = (false, None);
         Self {
-            load_time,
-            fastest_start,
-            n_ctx,
-            modalities,
+            load_time: None,
+            fastest_start: None,
+            n_ctx: None,
+            modalities: None,
             lulls,
-            refuses_slot_files,
-            reuses_no_slots,
-            command,
-            prices,
+            refuses_slot_files: false,
+            reuses_no_slots: None,
+            command: None,
+            prices: (String::new(), Vec::new()),
+            dead_starts: DeadStarts::default(),
+            reclaims: ReclaimCounts::default(),
+            kept_state: Vec::new(),
         }
     }
 
     /// Shortest time from spawn to ready with this command.
     pub(super) fn fastest_start(&self, command: &ServerCommand) -> Option<Duration> {
-        self.fastest_start.filter(|_| self.command.as_ref() == Some(command))
+        if self.command.as_ref() == Some(command) { self.fastest_start } else { None }
     }
 
     /// Records that a process became ready. Returns true if the previous one had another command.
@@ -58,8 +67,10 @@ impl ModelExperience {
         self.modalities = props.modalities.or(self.modalities);
         let before = self.command.replace(command);
         let is_other = before.is_some_and(|before| Some(&before) != self.command.as_ref());
-        self.fastest_start =
-            Some(self.fastest_start.filter(|_| !is_other).map_or(took, |known| known.min(took)));
+        self.fastest_start = match self.fastest_start {
+            Some(known) if !is_other => Some(known.min(took)),
+            _ => Some(took),
+        };
         is_other
     }
 

@@ -1,26 +1,58 @@
 //! Tracks the health of one generation: answers, progress, GPU faults, and the resulting symptoms. Other
 //! modules decide what to do about symptoms.
+//!
+//! Also handles a process that loaded much less onto GPUs than an earlier process with the same command,
+//! because the GPU was lost or full:
+//!
+//! ```text
+//!   ready ── layers from its log, VRAM from a reading ── much less than known for its command?
+//!    successor in an overlap, and the old process can serve ── the successor ends, the old process stays
+//!    anything else ── it serves degraded, which is logged; it is restarted when enough memory is available,
+//!                     after growing pauses
+//! ```
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::GpuIndex;
-use warden_policies::health::{HealthMonitor, HealthObservation, HealthSymptom};
-use warden_policies::units::as_f64;
+use warden_policies::backoff::{self, BackoffPolicy};
+use warden_policies::health::{
+    GpuOffload, HealthMonitor, HealthObservation, HealthPolicy, HealthSymptom, OffloadLoss,
+};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
+use warden_policies::{GpuIndex, Reason, units};
 use warden_sensors::ProcessRunState;
 use warden_sensors::gpu::GpuFault;
 
+use super::ModelTask;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
+use crate::clock;
+use crate::error::{BackendFailure, FailureKind};
 use crate::lease::cell::GenerationCell;
 use crate::lease::outcomes::DecodeSpeed;
 use crate::process::{ProcessSample, ServerProps, hints};
 use crate::spec::{CommonConfig, ServerCommand};
+use crate::sync::lock;
 use crate::view::HealthView;
+use crate::view::event::EventKind;
 
 /// Shortest time without progress that is shown; a shorter one is only the pause between two readings.
 const MIN_SHOWN_STALL: Duration = Duration::from_secs(10);
 
 /// Xid of a GPU that has fallen off the bus; also recorded for a GPU that the driver no longer reports.
 const XID_OFF_THE_BUS: u64 = 79;
+
+/// Reasons of replacements whose old process serves no better than a new one on the CPU.
+const CANNOT_SERVE: [Reason; 5] =
+    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
+
+/// Next attempt to restart a process that lost its GPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OffloadRecovery {
+    pub(super) at: Instant,
+    /// Number of consecutive starts that did not help.
+    tried: u32,
+}
 
 #[derive(Debug)]
 pub(super) struct HealthTracker {
@@ -38,6 +70,8 @@ pub(super) struct HealthTracker {
     paging: u64,
     /// Time for which a prompt may still be evaluated after its client has left.
     abandoned_prompt_limit: Duration,
+    /// Layers or VRAM missing on GPUs, compared with the best process with the same command.
+    pub(super) degraded: Option<OffloadLoss>,
 }
 
 impl HealthTracker {
@@ -56,10 +90,10 @@ impl HealthTracker {
             standing: None,
             paging: common.health.paging,
             abandoned_prompt_limit: common.health.wedged_after,
+            degraded: None,
         }
     }
 
-    /// Records that the process is ready, and how long its start took.
     pub(super) fn note_ready(&mut self, command: &ServerCommand, props: &ServerProps, start: Duration) {
         self.tells_slots = props.reports_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
@@ -83,12 +117,12 @@ impl HealthTracker {
         uses: impl Fn(GpuIndex) -> bool,
     ) {
         let at = now.saturating_duration_since(spawned);
-        let answers = cell.take_decodes();
+        let answers = std::mem::take(&mut lock(&cell.outcomes).decodes);
         for answer in &answers {
             self.health.record_speed(at, answer.tokens, answer.ms / 1000.0, answer.busy);
         }
         self.speed = speed(&answers).or(self.speed);
-        for prompt in cell.take_prefills() {
+        for prompt in std::mem::take(&mut lock(&cell.outcomes).prefills) {
             self.health.record_prompt(prompt.new, prompt.all, prompt.ms);
         }
         let decodes = reading.metrics.and_then(|metrics| metrics.decodes);
@@ -103,7 +137,7 @@ impl HealthTracker {
             gaps: cell.pulses.gap_stats(),
             hindered,
             wake: self.wake,
-            compute_errors: cell.compute_errors(),
+            compute_errors: lock(&cell.outcomes).compute_errors,
         });
         self.note_faults(reading, uses);
     }
@@ -130,7 +164,9 @@ impl HealthTracker {
                 GpuFault::Lost => Some(XID_OFF_THE_BUS),
                 GpuFault::Ecc(_) => None,
             };
-            if let Some(xid) = xid.filter(|_| uses(fault.gpu)) {
+            if let Some(xid) = xid
+                && uses(fault.gpu)
+            {
                 self.health.record_xid(fault.gpu, xid);
             }
         }
@@ -146,7 +182,6 @@ impl HealthTracker {
         self.speed
     }
 
-    /// Health for status and metrics.
     pub(super) fn show(&self, cell: &GenerationCell) -> HealthView {
         let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
             HealthSymptom::SlowDecode { baseline, .. } => Some(baseline),
@@ -154,7 +189,7 @@ impl HealthTracker {
         });
         let stalled = self.health.stalled().filter(|(stalled, _)| *stalled >= MIN_SHOWN_STALL);
         HealthView {
-            compute_errors: cell.compute_errors(),
+            compute_errors: lock(&cell.outcomes).compute_errors,
             decode_rate: self.speed,
             decode_baseline: slow,
             stalled_for: stalled.map(|(stalled, _)| stalled),
@@ -164,8 +199,131 @@ impl HealthTracker {
 }
 
 /// Decoding speed over all these answers, in tokens per second of one slot.
-fn speed(answers: &[DecodeSpeed]) -> Option<f64> {
+fn speed(answers: &VecDeque<DecodeSpeed>) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
-    (tokens > 0 && seconds > 0.0).then(|| as_f64(tokens) / seconds)
+    (tokens > 0 && seconds > 0.0).then(|| units::as_f64(tokens) / seconds)
+}
+
+impl LiveGeneration {
+    /// Layers or VRAM that the process lacks, compared with the best process with the same command.
+    fn lost_offload(&self, model: &ModelTask, now: GpuOffload) -> Option<OffloadLoss> {
+        let known = model.context.leak_history.best_offload(&self.memory.key)?;
+        now.loss_against(known, &model.health_policy())
+    }
+}
+
+impl ModelTask {
+    fn health_policy(&self) -> HealthPolicy {
+        lock(&self.context.common).health.clone()
+    }
+
+    /// Decides whether a ready successor is ended instead of taking over, because it lacks much on the GPU
+    /// and the old process can serve. `vram`: bytes that the successor holds now, if they were read.
+    pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
+        let Some(unit) = self.units.get(id) else { return false };
+        let Some(live) = &unit.live else { return false };
+        if unit.role != UnitRole::Successor {
+            return false;
+        }
+        let offload = live.memory.history.offload;
+        let now = GpuOffload { vram: vram.or(offload.vram), ..offload };
+        let Some(lost) = live.lost_offload(self, now) else { return false };
+        let serves = self.units.current(unit.replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
+        let reason = self.replacements.reason(unit.replica);
+        if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
+            return false;
+        }
+        let message = format!("{lost}: not used; the running process stays");
+        let kind = EventKind::Unwell { reason: Reason::Degraded, message: message.clone() };
+        self.log_event(Some(live.id), kind);
+        if let Some(unit) = self.units.get_mut(id) {
+            let kind = FailureKind::Degraded;
+            unit.failure = Some(BackendFailure { kind, message, lines: Vec::new(), failures: 1 });
+        }
+        self.step_machine(id, LifecycleEvent::Down);
+        true
+    }
+
+    /// Judges the offload of a serving process: from its log when it is ready, and from a reading a moment
+    /// later. `is_settled`: the reading is final, so a complete offload is remembered.
+    pub(super) fn judge_offload(&mut self, id: UnitId, is_settled: bool) {
+        let Some(live) = self.units.live(id) else { return };
+        let generation = live.id;
+        let now = live.memory.history.offload;
+        match live.lost_offload(self, now) {
+            Some(lost) => {
+                let known = self.units.live_mut(id).and_then(|live| live.health.degraded.replace(lost));
+                if known.is_none() {
+                    let message = format!(
+                        "{lost}: it serves, and restarts when the GPU memory is available; if intended, set `-ngl`"
+                    );
+                    self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+                    self.schedule_recovery(self.life.timers.recovery.map_or(0, |recovery| recovery.tried));
+                    self.life.note_action();
+                }
+            }
+            None if is_settled => {
+                if now.is_some() {
+                    let keep = self.watch.sensors.priors_kept;
+                    self.context.leak_history.note_offload(&live.memory.key, &self.spec.name, now, keep);
+                }
+                if !self.is_degraded() {
+                    self.life.timers.recovery = None;
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.units.lives().any(|live| live.health.degraded.is_some())
+    }
+
+    fn schedule_recovery(&mut self, tried: u32) {
+        let health = self.health_policy();
+        let policy = BackoffPolicy { first: health.offload_retry, cap: health.offload_retry_most };
+        let pause = backoff::delay(&policy, tried.saturating_add(1), rand::random());
+        let at = clock::after_pause(Instant::now(), pause);
+        self.life.timers.recovery = Some(OffloadRecovery { at, tried });
+    }
+
+    /// Restarts a process that lost its GPU when enough memory is available again.
+    pub(super) fn recover_offload(&mut self, now: Instant) {
+        let Some(recovery) = self.life.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
+        let is_degraded =
+            |unit: &&ProcessUnit| unit.live.as_ref().is_some_and(|live| live.health.degraded.is_some());
+        let unit = self.units.with_role(UnitRole::Current).find(is_degraded);
+        let (Some(unit), None) = (unit, self.life.end) else {
+            self.life.timers.recovery = None;
+            return;
+        };
+        let replica = unit.replica;
+        let is_ready = unit.phase() == BackendPhase::Ready;
+        if !is_ready || !self.replacements.is_empty() || !self.is_vram_available(unit) {
+            // Checking is cheap, so the pause between checks does not grow.
+            let pause = self.health_policy().offload_retry.max(Duration::from_secs(1));
+            self.life.timers.recovery =
+                Some(OffloadRecovery { at: clock::after_pause(now, pause), ..recovery });
+            return;
+        }
+        self.schedule_recovery(recovery.tried.saturating_add(1));
+        self.replace_replica(replica, Reason::Degraded);
+    }
+
+    /// True if as much VRAM is available as the best process held, counting the VRAM that this process
+    /// would free. Also true without a GPU sensor: then only a start can tell.
+    fn is_vram_available(&self, unit: &ProcessUnit) -> bool {
+        let Some(live) = &unit.live else { return false };
+        let Some(lost) = live.health.degraded else { return false };
+        let devices = live.memory.last.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
+            return self.context.world.has_gpu();
+        };
+        let reserved = |gpu| self.context.fleet_memory.reserved_vram(Some(live.id), gpu);
+        let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
+        let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
+        let own = live.memory.history.offload.vram.unwrap_or(0);
+        free.saturating_add(own) >= units::scale_bytes(needed, self.health_policy().offload_layers)
+    }
 }

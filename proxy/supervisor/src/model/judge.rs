@@ -18,14 +18,16 @@ use warden_policies::growth::GrowthVerdict;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleTimer};
 use warden_policies::recycle::{RecycleDecision, RecycleFacts, RecycleHindrance, decide_without_barred};
 use warden_policies::share::ReplacementReach;
-use warden_policies::{GenerationId, MemoryKind, Reason, RecycleAction};
+use warden_policies::{MemoryKind, Reason, RecycleAction};
 
 use super::ModelTask;
 use super::look::{READ_AHEAD_LIMIT, URGENT_READ_AHEAD_LIMIT};
 use super::unit::{LiveGeneration, UnitId, UnitRole};
 use crate::clock;
 use crate::model::context::ReplacementPermit;
+use crate::sync::lock;
 use crate::view::event::EventKind;
+use crate::view::ledger::ReplacementMode;
 
 impl ModelTask {
     /// Applies the recycle policy to a unit's process and acts on the decision.
@@ -40,16 +42,17 @@ impl ModelTask {
             barred(reason, series) || denied && is_growth_of_host(Some(reason), series)
         });
         let futile = decision.reason.is_some_and(|reason| barred(reason, decision.series));
-        let Some(unit) = self.unit_mut(id) else { return };
-        let (replica, phase, role) = (unit.replica, unit.phase(), unit.role);
+        let Some(unit) = self.units.get_mut(id) else { return };
+        let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
         live.memory.facts = Some(facts);
         // Measure only the time of a drain: a decision that waits for a permit or an interval has not begun
         // to drain.
-        let urgent = phase == BackendPhase::Draining && decision.action >= RecycleAction::DrainNow;
-        live.wish.urgent_since = if urgent { live.wish.urgent_since.or(Some(now)) } else { None };
+        let is_urgent = phase == BackendPhase::Draining && decision.action >= RecycleAction::DrainNow;
+        live.wish.urgent_since = if is_urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
-            BackendPhase::Ready if role == UnitRole::Current => {
+            BackendPhase::Ready if unit.role == UnitRole::Current => {
+                let replica = unit.replica;
                 self.act_on_decision(id, replica, decision, now);
             }
             // Do not cut running requests if ending the process would free nothing.
@@ -65,17 +68,13 @@ impl ModelTask {
     /// Records for the cooldown which budgets the process exceeds, and warns operators about budgets that
     /// are too small.
     fn note_exceeded_budgets(&mut self, id: UnitId, facts: &RecycleFacts) {
-        let load_time = self.experience.load_time;
-        let Some(live) = self.live_mut(id) else { return };
+        let Some(live) = self.units.live_mut(id) else { return };
         let generation = live.id;
-        let mut passed = std::mem::take(&mut live.wish.passed);
-        let too_small = passed.add_facts(facts, load_time, &mut self.cooldown, &self.spec.recycle);
-        if let Some(live) = self.live_mut(id) {
-            live.wish.passed = passed;
-        }
-        for held in too_small {
+        let load_time = self.experience.load_time;
+        let cooldown = &mut self.replacements.cooldown;
+        for held in live.wish.passed.add_facts(facts, load_time, cooldown, &self.spec.recycle) {
             self.log_event(Some(generation), EventKind::PolicyOff { message: held.to_string() });
-            self.note_action();
+            self.life.note_action();
         }
     }
 
@@ -86,104 +85,120 @@ impl ModelTask {
         reason: Reason,
         series: Option<MemoryKind>,
     ) -> Option<HoldReason> {
-        self.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
+        self.replacements.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
     /// Reason for holding this decision back until an operator acts, by the memory figures of the last
     /// judgement.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
         let held = decision.series.and_then(|series| self.charged_bytes(id, series));
-        self.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)
+        self.replacements.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)
     }
 
-    /// Acts on a decision about a serving process.
-    fn act_on_decision(&mut self, id: UnitId, replica: u32, mut decision: RecycleDecision, now: Instant) {
-        let mut facts = None;
-        let too_small = |model: &Self, decision: &RecycleDecision| {
-            matches!(model.lasting_hold_of(id, decision), Some(HoldReason::BudgetTooSmall { .. }))
-        };
-        // If the budget is too small, the server needs the memory for its work and cannot give it back.
-        while !too_small(self, &decision)
-            && let Some(waiting) = self.try_reclaim(id, &decision, now)
-        {
-            let Some(other) = self.other_than_suspended(id, &mut facts, &waiting, now) else {
-                self.remember_decision(id, waiting, None, now);
-                return;
-            };
-            decision = other;
-        }
-        let ask = |live: &LiveGeneration| CooldownQuery {
-            now: self.context.now(),
-            load_time: self.experience.load_time,
-            unit: live.random,
-            held: decision.series.and_then(|series| live.memory.charged_bytes(series)),
-        };
-        let Some(live) = self.live(id) else { return };
+    fn act_on_decision(&mut self, id: UnitId, replica: u32, decision: RecycleDecision, now: Instant) {
+        let Some(mut decision) = self.reclaim_first(id, decision, now) else { return };
+        let Some(live) = self.units.live(id) else { return };
         let generation = live.id;
         let before = live.wish.last_decision;
-        let wanted = decision.action != RecycleAction::Observe;
-        let due = wanted && decision.due;
-        let long = live.wish.not_before.filter(|at| *at > now && !decision.threat).map(|at| {
-            let left = at.saturating_duration_since(now);
-            HoldReason::LongRequests { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) }
-        });
-        let check = || self.cooldown.check(&decision, &ask(live), &self.spec.recycle).err();
-        let held = match (wanted, due) {
-            (false, _) => None,
-            (true, true) => check().or(long.filter(|_| decision.action < RecycleAction::KillNow)),
-            // The decision is not due yet; if only an operator can help, say so now.
-            (true, false) => self.lasting_hold_of(id, &decision),
-        };
+        let is_wanted = decision.action != RecycleAction::Observe;
+        let is_due = is_wanted && decision.due;
+        let mut held = self.hold_reason(id, live, &decision, now);
         if let Some(by) = held {
             decision = decision.held_back(RecycleHindrance::Held { by });
             self.context.fleet_memory.pin(generation);
         }
-        let replacing = !self.replacements.is_empty() || self.end.is_some();
-        let free = due && held.is_none() && !replacing;
-        let spared = free && self.is_spared(&decision);
-        let go = free && !spared && self.is_confirmed(id, &decision, now);
-        let alone = decision.action < RecycleAction::KillNow && self.is_another_starting(replica);
+        let is_replacing = !self.replacements.is_empty() || self.life.end.is_some();
+        let is_free = is_due && held.is_none() && !is_replacing;
+        let is_spared = is_free && self.is_spared(&decision);
+        let mut goes = is_free && !is_spared && self.is_confirmed(id, &decision, now);
+        let kills = decision.action >= RecycleAction::KillNow;
+        let is_alone = !kills && self.is_another_starting(replica);
         // Check the needed files first, but not when memory is almost exhausted: a file system may be slow.
-        let prepared = if go && !alone && decision.action < RecycleAction::KillNow {
-            let urgent = decision.action >= RecycleAction::DrainNow;
-            self.may_replace(id, if urgent { URGENT_READ_AHEAD_LIMIT } else { READ_AHEAD_LIMIT })
-        } else {
-            Some(Ok(()))
-        };
-        let mut held = held;
-        let go = go && prepared == Some(Ok(()));
-        if free && is_growth_of_host(decision.reason, decision.series) && self.denies_growth(id, now) {
+        if goes && !is_alone && !kills {
+            let is_urgent = decision.action >= RecycleAction::DrainNow;
+            let limit = if is_urgent { URGENT_READ_AHEAD_LIMIT } else { READ_AHEAD_LIMIT };
+            let prepared = self.may_replace(id, limit);
+            goes = prepared == Some(Ok(()));
+            if let Some(Err(missing)) = prepared {
+                held = Some(HoldReason::CannotStart);
+                decision = decision.held_back(RecycleHindrance::Held { by: HoldReason::CannotStart });
+                self.keep_present_process(replica, &decision, &missing);
+            }
+        }
+        if is_free && is_growth_of_host(decision.reason, decision.series) && self.denies_growth(id, now) {
             decision = decision.held_back(RecycleHindrance::NotConfirmed);
         }
-        if let Some(Err(missing)) = &prepared {
-            held = Some(HoldReason::CannotStart);
-            decision = decision.held_back(RecycleHindrance::Held { by: HoldReason::CannotStart });
-            self.keep_present_process(replica, &decision, missing);
-        }
-        let permit = if go && !alone { self.replacement_permit(id, replica) } else { None };
-        if spared || go && permit.is_none() && decision.action < RecycleAction::KillNow {
+        let permit = if goes && !is_alone { self.replacement_permit(id, replica) } else { None };
+        if is_spared || goes && permit.is_none() && !kills {
             decision = decision.held_back(RecycleHindrance::InTurn);
         }
         self.remember_decision(id, decision, held, now);
-        if wanted && !due && held.is_none() {
-            let told = before.and_then(|(decision, _)| decision.reason);
-            if told != decision.reason {
-                let host_bytes = self.charged_bytes(id, MemoryKind::Host);
-                let series_bytes = decision.series.and_then(|series| self.charged_bytes(id, series));
-                let kind = EventKind::RecycleWanted { decision, host_bytes, series_bytes };
-                self.log_event(Some(generation), kind);
-                self.note_action();
-            }
+        if is_wanted && !is_due && held.is_none() {
+            self.log_wanted(id, before, decision);
         }
         match held {
-            Some(held) if !replacing => self.log_held(id, before, decision, held),
-            _ if go && decision.action == RecycleAction::KillNow => {
+            Some(held) if !is_replacing => self.log_held(id, before, decision, held),
+            _ if goes && decision.action == RecycleAction::KillNow => {
                 let permit = permit.unwrap_or_else(|| self.claim_permit(id, replica));
                 self.kill_now(id, replica, &decision, permit);
             }
             _ if permit.is_some() => self.replace_by_policy(replica, decision, permit),
             _ => {}
         }
+    }
+
+    /// Tries to make the process give memory back first. Returns the decision that is left to be carried
+    /// out, if any.
+    fn reclaim_first(
+        &mut self,
+        id: UnitId,
+        mut decision: RecycleDecision,
+        now: Instant,
+    ) -> Option<RecycleDecision> {
+        let mut facts = None;
+        // If the budget is too small, the server needs the memory for its work and cannot give it back.
+        while !matches!(self.lasting_hold_of(id, &decision), Some(HoldReason::BudgetTooSmall { .. }))
+            && let Some(waiting) = self.try_reclaim(id, &decision, now)
+        {
+            let Some(other) = self.other_than_suspended(id, &mut facts, &waiting, now) else {
+                self.remember_decision(id, waiting, None, now);
+                return None;
+            };
+            decision = other;
+        }
+        Some(decision)
+    }
+
+    fn hold_reason(
+        &self,
+        id: UnitId,
+        live: &LiveGeneration,
+        decision: &RecycleDecision,
+        now: Instant,
+    ) -> Option<HoldReason> {
+        if decision.action == RecycleAction::Observe {
+            return None;
+        }
+        if !decision.due {
+            // The decision is not due yet; if only an operator can help, say so now.
+            return self.lasting_hold_of(id, decision);
+        }
+        let ask = CooldownQuery {
+            now: self.context.now(),
+            load_time: self.experience.load_time,
+            unit: live.wish.random,
+            held: decision.series.and_then(|series| live.memory.charged_bytes(series)),
+        };
+        if let Err(held) = self.replacements.cooldown.check(decision, &ask, &self.spec.recycle) {
+            return Some(held);
+        }
+        let at = live.wish.not_before.filter(|at| *at > now)?;
+        if decision.threat || decision.action >= RecycleAction::KillNow {
+            return None;
+        }
+        let left = at.saturating_duration_since(now);
+        let seconds_left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+        Some(HoldReason::LongRequests { seconds_left })
     }
 
     /// Decision for another reason (a budget, a share of requests, an age, other memory) while a decision
@@ -201,7 +216,7 @@ impl ModelTask {
             return None;
         };
         if facts.is_none() {
-            facts.clone_from(&self.live(id)?.memory.facts);
+            facts.clone_from(&self.units.live(id)?.memory.facts);
         }
         let facts = facts.as_mut()?;
         facts.series.iter_mut().find(|facts| facts.series == series)?.growth.as_mut()?.verdict =
@@ -221,26 +236,40 @@ impl ModelTask {
         held: Option<HoldReason>,
         now: Instant,
     ) {
-        let policy = &self.spec.recycle;
-        let (within, quiet_for) = (policy.common.quiet_within, policy.common.quiet_for);
-        let Some(live) = self.live(id) else { return };
+        let policy = &self.spec.recycle.common;
+        let Some(live) = self.units.live_mut(id) else { return };
         let idle_since = self.leases.idle_since(live.id);
-        let wanted = decision.action != RecycleAction::Observe;
-        let Some(live) = self.live_mut(id) else { return };
+        let is_wanted = decision.action != RecycleAction::Observe;
         let news = live.wish.last_decision.is_none_or(|(before, _)| before != decision);
         live.wish.last_decision = Some((decision, held));
-        live.wish.since = if wanted { live.wish.since.or(Some(now)) } else { None };
-        if wanted && !decision.due && held.is_none() {
-            let within = live.wish.since.map(|since| clock::after(since, within));
-            let quiet = idle_since.map(|since| clock::after(since, quiet_for));
+        live.wish.since = if is_wanted { live.wish.since.or(Some(now)) } else { None };
+        if is_wanted && !decision.due && held.is_none() {
+            let within = live.wish.since.map(|since| clock::after(since, policy.quiet_within));
+            let quiet = idle_since.map(|since| clock::after(since, policy.quiet_for));
             // No message says that a permit is free again, so ask again after a pause.
             let turn = (decision.why_not == Some(RecycleHindrance::InTurn))
-                .then(|| clock::after_pause(now, quiet_for));
+                .then(|| clock::after_pause(now, policy.quiet_for));
             live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
         }
         if news {
-            self.note_action();
+            self.life.note_action();
         }
+    }
+
+    fn log_wanted(
+        &mut self,
+        id: UnitId,
+        before: Option<(RecycleDecision, Option<HoldReason>)>,
+        decision: RecycleDecision,
+    ) {
+        if before.and_then(|(decision, _)| decision.reason) == decision.reason {
+            return;
+        }
+        let host_bytes = self.charged_bytes(id, MemoryKind::Host);
+        let series_bytes = decision.series.and_then(|series| self.charged_bytes(id, series));
+        let kind = EventKind::RecycleWanted { decision, host_bytes, series_bytes };
+        self.log_event(self.units.generation(id), kind);
+        self.life.note_action();
     }
 
     fn log_held(
@@ -253,19 +282,17 @@ impl ModelTask {
         let kind = |held: &HoldReason| std::mem::discriminant(held);
         let told = before.and_then(|(before, held)| Some((before.reason?, kind(&held?))));
         if told != decision.reason.map(|reason| (reason, kind(&held))) {
-            let generation = self.generation(id);
+            let generation = self.units.generation(id);
             let message = held.to_string();
             self.log_event(generation, EventKind::RecycleHeld { decision, held, message });
-            self.note_action();
+            self.life.note_action();
         }
     }
 
     /// True if another process was ended a moment ago for the same shortage; its memory may suffice.
     fn is_spared(&self, decision: &RecycleDecision) -> bool {
-        match decision.series.filter(|_| decision.reason == Some(Reason::MemoryExhausted)) {
-            Some(series) => !self.context.may_end_backend(series),
-            None => false,
-        }
+        decision.reason == Some(Reason::MemoryExhausted)
+            && decision.series.is_some_and(|series| !self.context.may_end_backend(series))
     }
 
     /// True if an exact reading shows the growth of host memory, too. Exact readings are slow, so they are
@@ -275,7 +302,7 @@ impl ModelTask {
             return true;
         }
         let interval = self.watch.sensors.confirm_interval;
-        let Some(live) = self.live_mut(id) else { return false };
+        let Some(live) = self.units.live_mut(id) else { return false };
         let shown = live.memory.confirmation(now, interval);
         if shown.is_none() {
             live.memory.confirm_next();
@@ -287,7 +314,7 @@ impl ModelTask {
     /// True if an exact reading, page by page, did not show the growth of host memory that the counters
     /// show.
     fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
-        let live = self.live(id);
+        let live = self.units.live(id);
         let interval = self.watch.sensors.confirm_interval;
         live.and_then(|live| live.memory.confirmation(now, interval)) == Some(false)
     }
@@ -295,7 +322,7 @@ impl ModelTask {
     /// True if another replica is starting after a crash, so that this one serves the requests of both.
     fn is_another_starting(&self, replica: u32) -> bool {
         let told = self.spec.lifecycle.failures_told;
-        self.units.iter().any(|unit| {
+        self.units.with_role(UnitRole::Current).any(|unit| {
             let comes = matches!(
                 unit.phase(),
                 BackendPhase::Starting
@@ -303,17 +330,17 @@ impl ModelTask {
                     | BackendPhase::Stopping
                     | BackendPhase::Backoff
             );
-            unit.role == UnitRole::Current && unit.replica != replica && comes && !unit.is_hopeless(told)
+            unit.replica != replica && comes && !unit.is_hopeless(told)
         })
     }
 
     fn charged_bytes(&self, id: UnitId, kind: MemoryKind) -> Option<u64> {
-        self.live(id)?.memory.charged_bytes(kind)
+        self.units.live(id)?.memory.charged_bytes(kind)
     }
 
     /// Returns a permit to replace a replica now; `None` while another replacement goes first.
     pub(super) fn replacement_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
-        let unit = self.unit(id)?;
+        let unit = self.units.get(id)?;
         let gpus = unit.live.as_ref()?.memory.used_gpus();
         // Two overlapping replacements at the same time would count the same free memory twice.
         let reach = if self.would_overlap(unit) { ReplacementReach::Machine } else { ReplacementReach::Gpus };
@@ -323,41 +350,39 @@ impl ModelTask {
     /// Returns a permit for a replacement caused by a new configuration. Such replacements run one after
     /// another, so that each is judged by the memory that the previous one left.
     pub(super) fn exclusive_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
-        let gpus = self.live(id)?.memory.used_gpus();
+        let gpus = self.units.live(id)?.memory.used_gpus();
         self.context.replacement_permit(&self.spec.name, replica, &gpus, ReplacementReach::Machine)
     }
 
     /// Returns a permit for a replacement that begins at once; other replacements wait until it is over.
     pub(super) fn claim_permit(&self, id: UnitId, replica: u32) -> ReplacementPermit {
-        let gpus = self.live(id).map(|live| live.memory.used_gpus());
+        let gpus = self.units.live(id).map(|live| live.memory.used_gpus());
         self.context.claim_permit(&self.spec.name, replica, &gpus.unwrap_or_default())
     }
 
     /// Ends a process without a drain and with a short grace period, because memory is almost exhausted.
     fn kill_now(&mut self, id: UnitId, replica: u32, decision: &RecycleDecision, permit: ReplacementPermit) {
-        self.begin_by_policy(
-            replica,
-            decision,
-            Some(permit),
-            "sequential: memory is almost gone, so it does not drain",
-        );
+        let note = "sequential: memory is almost gone, so it does not drain".to_owned();
+        self.note_policy_replacement(decision);
+        self.record_replacement(replica, decision, ReplacementMode::Sequential, Some(note), Some(permit));
         self.step_machine(id, LifecycleEvent::Recycle);
         self.cut_drain(id, decision);
     }
 
     /// Ends a drain now, together with the requests that still run.
     fn cut_drain(&mut self, id: UnitId, decision: &RecycleDecision) {
-        let Some(unit) = self.unit_mut(id) else { return };
-        let generation: Option<GenerationId> = unit.generation();
-        let Some(live) = &mut unit.live else { return };
-        live.short_grace = true;
-        tracing::warn!(model = %self.spec.name, ?generation, ?decision, "drain cut short: stopping without waiting for running requests");
+        let Some(live) = self.units.live_mut(id) else { return };
+        live.child.short_grace = true;
+        tracing::warn!(
+            model = %self.spec.name, generation = ?Some(live.id), ?decision,
+            "drain cut short: stopping without waiting for running requests"
+        );
         self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 
     /// Inputs of the recycle policy about a unit whose process serves or drains.
     fn policy_facts(&self, id: UnitId, now: Instant) -> Option<RecycleFacts> {
-        let unit = self.unit(id)?;
+        let unit = self.units.get(id)?;
         if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Draining) {
             return None;
         }
@@ -366,24 +391,22 @@ impl ModelTask {
         let idle_since = self.leases.idle_since(live.id);
         let memory = &live.memory;
         let series = memory.series_facts(&self.spec.recycle);
-        let totals: Vec<(MemoryKind, Option<u64>)> =
-            series.iter().map(|facts| (facts.series, facts.total)).collect();
-        let total =
-            |series: MemoryKind| totals.iter().find(|(of, _)| *of == series).and_then(|(_, total)| *total);
-        let budgets = crate::sync::lock(&self.context.common).shared;
+        let totals: Vec<_> = series.iter().map(|facts| (facts.series, facts.total)).collect();
+        let total = |series| totals.iter().find(|(of, _)| *of == series).and_then(|(_, total)| *total);
+        let budgets = lock(&self.context.common).shared;
         Some(RecycleFacts {
             series,
             symptoms: live.health.symptoms(),
             shared: self.context.fleet_memory.shared_decision(live.id, &budgets, total),
             admission: self.leases.admission_wish(live.id),
-            age: since(live.ready).unwrap_or_default(),
+            age: since(live.start.ready).unwrap_or_default(),
             work: live.cell.work(),
             idle_for: since(idle_since),
             wanted_for: since(live.wish.since),
             urgent_for: since(live.wish.urgent_since),
             minute: self.context.world.minute_of_day(),
             load: self.replacement_load(unit),
-            unit: live.random,
+            unit: live.wish.random,
         })
     }
 }

@@ -11,10 +11,8 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::{Reason, RecycleAction, RecycleDecision};
 
-use super::recipe::{ProcessRecipe, process_recipe};
 use super::replace::decision_for;
-use super::timers;
-use super::unit::{UnitId, UnitRole};
+use super::unit::{ProcessRecipe, ProcessUnit, UnitId, UnitRole, process_recipe, take_due};
 use super::{ModelTask, TaskMessage};
 use crate::clock;
 use crate::error::BackendFailure;
@@ -30,46 +28,63 @@ pub(super) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for reading model files ahead of an urgent replacement.
 pub(super) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
 
+/// Last results of these checks, and a replacement that waits for one.
+#[derive(Debug, Default)]
+pub(super) struct NeedsState {
+    pub(super) is_checking: bool,
+    /// A replacement waits for the next result.
+    pub(super) is_wanted: bool,
+    /// Result for the waiting replacement: time, recipe of the next process, and findings.
+    pub(super) for_replacement: Option<(Instant, ProcessRecipe, NeedsCheck)>,
+    /// Last result with something missing.
+    pub(super) last_missing: Option<NeedsCheck>,
+    /// Result because of which a replacement did not begin.
+    pub(super) blocking: Option<NeedsCheck>,
+    /// Replica and reason of a replacement that begins when the check is done.
+    pub(super) pending_replacement: Option<(u32, Reason)>,
+}
+
 impl ModelTask {
     /// Decides whether the process of a unit may be replaced. `Err`: the process is healthy, and the next
     /// one could not start. `None`: a check is under way, which first reads model files ahead for at most
     /// `patience`. A process that is not healthy may always be replaced.
     pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), MissingNeed>> {
-        let unit = self.unit(id)?;
+        let unit = self.units.get(id)?;
         if unit.phase() != BackendPhase::Ready {
             return Some(Ok(()));
         }
         let made_of = process_recipe(&self.spec);
-        // Compare with the running process's libraries only if the next process has the same recipe.
-        let same = unit.live.as_ref().filter(|live| live.recipe == made_of);
-        let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
         // Take the result: it serves one replacement only, because files may have changed before the next
         // one.
-        if let Some((at, of, sight)) = self.needs.for_replacement.take()
+        if let Some((at, of, sight)) = self.replacements.needs.for_replacement.take()
             && at.elapsed() <= CHECK_MAX_AGE
             && of == made_of
         {
             return Some(match sight.missing.clone() {
                 Some(missing) => {
-                    self.needs.last_missing = Some(sight);
+                    self.replacements.needs.last_missing = Some(sight);
                     Err(missing)
                 }
                 None => Ok(()),
             });
         }
-        self.needs.is_wanted = true;
+        // Compare with the running process's libraries only if the next process has the same recipe.
+        let live = self.units.live(id).filter(|live| live.recipe == made_of);
+        let running = live.and_then(|live| live.child.pid());
+        self.replacements.needs.is_wanted = true;
         self.check_needs(made_of, running, Some(patience));
         None
     }
 
     /// Starts a check in a helper. `ahead`: time for which the model's files may be read ahead first.
     fn check_needs(&mut self, made_of: ProcessRecipe, running: Option<u32>, ahead: Option<Duration>) {
-        if std::mem::replace(&mut self.needs.is_checking, true) {
+        if std::mem::replace(&mut self.replacements.needs.is_checking, true) {
             return;
         }
-        let (world, outbox) = (Arc::clone(&self.context.world), self.outbox.clone());
+        let world = Arc::clone(&self.context.world);
+        let outbox = self.mail.outbox.clone();
         let command = self.spec.command.clone();
-        self.helpers.spawn(async move {
+        self.mail.helpers.spawn(async move {
             if let Some(limit) = ahead {
                 world.read_ahead(command.clone(), limit).await;
             }
@@ -79,60 +94,66 @@ impl ModelTask {
     }
 
     pub(super) fn note_needs(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
-        self.needs.is_checking = false;
+        self.replacements.needs.is_checking = false;
         let other = |before: &NeedsCheck| before.stamps != sight.stamps;
-        if self.needs.blocking.as_ref().is_some_and(|kept| other(kept) || sight.missing.is_none()) {
-            self.needs.blocking = None;
-            self.timers.configuration = None;
-            self.note = None;
-            self.note_action();
+        if self
+            .replacements
+            .needs
+            .blocking
+            .as_ref()
+            .is_some_and(|kept| other(kept) || sight.missing.is_none())
+        {
+            self.replacements.needs.blocking = None;
+            self.life.timers.configuration = None;
+            self.replacements.note = None;
+            self.life.note_action();
         }
         if made_of == process_recipe(&self.spec) {
-            for id in self.ids() {
-                let Some(unit) = self.unit_mut(id).filter(|unit| unit.waits_for_change()) else { continue };
+            for id in self.units.ids() {
+                let Some(unit) = self.units.get_mut(id).filter(|unit| unit.waits_for_change()) else {
+                    continue;
+                };
                 if unit.sight.as_ref().is_some_and(other) {
                     unit.sight = Some(sight.clone());
                     self.revive(id, LifecycleEvent::Changed);
                 }
             }
         }
-        if std::mem::take(&mut self.needs.is_wanted) {
-            self.needs.for_replacement = Some((Instant::now(), made_of, sight));
+        if std::mem::take(&mut self.replacements.needs.is_wanted) {
+            self.replacements.needs.for_replacement = Some((Instant::now(), made_of, sight));
         }
-        if let Some((replica, reason)) = self.needs.pending_replacement.take()
+        if let Some((replica, reason)) = self.replacements.needs.pending_replacement.take()
             && self.replacements.is_empty()
-            && self.end.is_none()
+            && self.life.end.is_none()
         {
             self.replace_replica(replica, reason);
         }
         // Apply the policy again to units with a pending decision: one of them may have requested the check.
-        for id in self.ids() {
-            let live = self.live(id);
-            if live
-                .and_then(|live| live.wish.last_decision)
-                .is_some_and(|(decision, _)| decision.action != RecycleAction::Observe)
-            {
+        for id in self.units.ids() {
+            let last = self.units.live(id).and_then(|live| live.wish.last_decision);
+            if last.is_some_and(|(decision, _)| decision.action != RecycleAction::Observe) {
                 self.judge_unit(id);
             }
         }
-        self.steps += 1;
+        self.life.steps += 1;
     }
 
     /// Schedules checks while something waits for a change.
     pub(super) fn watch_needs(&mut self) {
-        let waits = self.units.iter().any(|unit| unit.role == UnitRole::Current && unit.waits_for_change());
-        if !waits && self.needs.blocking.is_none() {
-            self.timers.look = None;
-        } else if self.timers.look.is_none() && !self.needs.is_checking {
-            self.timers.look = Some(clock::after_pause(Instant::now(), self.spec.lifecycle.look_interval));
+        let waits = self.units.with_role(UnitRole::Current).any(ProcessUnit::waits_for_change);
+        if !waits && self.replacements.needs.blocking.is_none() {
+            self.life.timers.look = None;
+        } else if self.life.timers.look.is_none() && !self.replacements.needs.is_checking {
+            self.life.timers.look =
+                Some(clock::after_pause(Instant::now(), self.spec.lifecycle.look_interval));
         }
     }
 
     pub(super) fn fire_needs_check(&mut self, now: Instant) {
-        if timers::take_due(&mut self.timers.look, now) {
+        if take_due(&mut self.life.timers.look, now) {
             let made_of = process_recipe(&self.spec);
-            let same = self.live_generations().find(|live| live.recipe == made_of);
-            let running = same.and_then(|live| live.process.as_ref()).map(|process| process.pid());
+            let same = self.units.lives().find(|live| live.recipe == made_of);
+            let running = same.and_then(|live| live.child.pid());
             self.check_needs(made_of, running, None);
         }
     }
@@ -146,9 +167,9 @@ impl ModelTask {
         missing: &MissingNeed,
     ) {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
-        let sight = self.needs.last_missing.take();
-        let known = self.needs.blocking.is_some() && self.needs.blocking == sight;
-        self.needs.blocking = sight;
+        let sight = self.replacements.needs.last_missing.take();
+        let known = self.replacements.needs.blocking.is_some() && self.replacements.needs.blocking == sight;
+        self.replacements.needs.blocking = sight;
         if known && !asked {
             return;
         }
@@ -170,7 +191,7 @@ impl ModelTask {
             None => {
                 // Remember only these two reasons: the policy decides again about all others.
                 if !matches!(reason, Reason::Operator | Reason::Configuration) {
-                    self.needs.pending_replacement = Some((replica, reason));
+                    self.replacements.needs.pending_replacement = Some((replica, reason));
                 }
                 false
             }

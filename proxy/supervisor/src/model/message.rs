@@ -1,48 +1,51 @@
 //! Messages to a model's task: reports of its helper tasks, each about one generation, and requests of
 //! operators and of the fleet.
+//!
+//! tokio reserves room for 32 messages per channel, and the largest message has 224 bytes. The channel
+//! carries boxes, so it costs an idle model 0.5 KiB instead of 7 KiB.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::start_search::StartFinding;
 use warden_policies::warmth::WarmthReport;
-use warden_policies::{GenerationId, ModelName, ServerFacts};
+use warden_policies::{GenerationId, ServerFacts};
 
-use super::bequeath::ModelWill;
-use super::recipe::ProcessRecipe;
+use super::handover::ModelWill;
+use super::unit::ProcessRecipe;
 use super::warm::pack::SavedSlots;
 use super::warm::unpack::WarmingResult;
 use crate::error::{ControlError, SpawnError};
 use crate::lease::refused::ModelRefusal;
+use crate::memory::declared_memory;
 use crate::memory::fleet_memory::ReturnedMemory;
+use crate::memory::loading::LoadingOrder;
 use crate::memory::tracker::ReadingContext;
-use crate::process::failure::OomEvidence;
+use crate::process::failure::{self, OomEvidence};
 use crate::process::group::ProcessExit;
 use crate::process::heir::OpenGate;
 use crate::process::needs::NeedsCheck;
 use crate::process::reclaim_file::ReclaimResult;
-use crate::process::{BackendProcess, ProbeResult, ProcessSample, ServerProps};
-use crate::spec::{RemoteSpec, SharedSpec, WatchConfig};
+use crate::process::{BackendProcess, LineSink, ProbeResult, ProcessSample, ServerProps, discreet};
+use crate::spec::{RemoteSpec, ServerCommand, SharedSpec, WatchConfig};
+use crate::view::entry::{PinView, ReclaimEntry};
 use crate::view::ledger::LedgerEntry;
-use crate::view::pin_entry::PinView;
-use crate::view::reclaim_entry::ReclaimEntry;
+use crate::view::log::LogRing;
 
 /// Name of the operator who requested an action, if known; written to the ledger.
 pub(crate) type RequestedBy = Option<Arc<str>>;
 
-/// A message to a model's task.
 #[derive(Debug)]
 pub(crate) enum TaskMessage {
     /// Report of a helper. Reports about generations that are gone are ignored.
     Report(GenerationId, HelperReport),
     /// A check of the files that a process with this recipe needs has ended.
     Looked(Box<ProcessRecipe>, NeedsCheck),
-    /// The start search with this number has ended.
     StartSearched(u64, Box<StartFinding>),
-    /// Request of an operator, a reload or the shutdown.
     Control(ControlMessage),
     /// Question of the watchdog: a task that is alive answers.
     Beat(oneshot::Sender<()>),
@@ -54,21 +57,8 @@ pub(crate) enum HelperReport {
     Spawned(Result<Arc<dyn BackendProcess>, SpawnError>),
     /// The process wrote an output line that may contain memory sizes.
     MemoryLine(String, OwnedSemaphorePermit),
-    /// The process logged a crash.
     CrashLogged(OwnedSemaphorePermit),
-    /// The probe that was sent at this time has ended.
-    Probed {
-        sent: Instant,
-        health: ProbeResult,
-        /// Properties of the process, requested after the first probe that finds it ready.
-        props: Option<ServerProps>,
-        /// VRAM in bytes, read after the probe that finds a successor ready; `None` if not read or unknown.
-        vram: Option<u64>,
-        /// Descriptions of client settings that could not be applied to the process.
-        unset: Vec<String>,
-        /// Result of carrying over conversations from the predecessor, if that was tried.
-        warmed: Option<Box<WarmingResult>>,
-    },
+    Probed(ProbeReport),
     /// The drained process has saved its slots.
     Packed(Box<SavedSlots>),
     /// Warming with the predecessor's conversations, which began after the gate opened, is over.
@@ -85,9 +75,31 @@ pub(crate) enum HelperReport {
     /// Amount of memory that came back after the process had ended.
     MemoryReturned(ReturnedMemory),
     /// A reading of the process's memory has ended; values that could not be read are missing.
-    Sampled { taken: ReadingContext, sample: Box<ProcessSample> },
-    /// Result of a reclaim request.
+    Sampled {
+        taken: ReadingContext,
+        sample: Box<ProcessSample>,
+    },
     Reclaimed(Box<ReclaimResult>),
+}
+
+#[derive(Debug)]
+pub(crate) struct ProbeReport {
+    pub(super) sent: Instant,
+    pub(super) health: ProbeResult,
+    /// Properties of the process, requested after the first probe that finds it ready.
+    pub(super) props: Option<ServerProps>,
+    /// VRAM in bytes, read after the probe that finds a successor ready; `None` if not read or unknown.
+    pub(super) vram: Option<u64>,
+    /// Descriptions of client settings that could not be applied to the process.
+    pub(super) unset: Vec<String>,
+    /// Result of carrying over conversations from the predecessor, if that was tried.
+    pub(super) warmed: Option<Box<WarmingResult>>,
+}
+
+impl ProbeReport {
+    pub(super) fn new(sent: Instant, health: ProbeResult) -> Self {
+        Self { sent, health, props: None, vram: None, unset: Vec::new(), warmed: None }
+    }
 }
 
 #[derive(Debug)]
@@ -102,33 +114,7 @@ pub(crate) enum ControlMessage {
     Apply(SharedSpec, Box<WatchConfig>, oneshot::Sender<bool>),
     /// New settings of a remote model. Answered with true if its address changes.
     PointRemote(Box<RemoteSpec>, oneshot::Sender<bool>),
-    /// The loader granted room: GPUs of each process, and the number of the request.
-    Load(Vec<Vec<usize>>, u64),
-    /// Unload the model to make room for the named one.
-    Unload(ModelName),
-    /// Ask the processes to give memory back, because another model needs it.
-    ReclaimForOther,
-    /// The model may stay loaded with its new settings. Fields: GPUs of each process, whether new processes
-    /// fit next to the old ones, and the number of the question that this answers.
-    Stay {
-        places: Vec<Vec<usize>>,
-        beside: bool,
-        question: u64,
-    },
-    /// The model may not stay loaded with its new settings, for this reason.
-    Reload {
-        why: String,
-        question: u64,
-    },
-    /// Load the model because another model, with which it is loaded together, is loaded.
-    LoadAlong,
-    /// Remove saved slots that were kept in memory when the model was unloaded.
-    DropKeptState,
-    /// The model can never be loaded, for this reason.
-    NeverLoad {
-        why: String,
-        by_room: bool,
-    },
+    Loading(LoadingOrder),
     /// Store facts that were measured about a binary.
     LearnFacts(PathBuf, ServerFacts),
     /// Make no more decisions, and return everything that the next instance needs.
@@ -146,4 +132,142 @@ pub(crate) enum ControlMessage {
     Remove,
     /// Shut down; requests may run until this time.
     Shutdown(Instant),
+}
+
+/// Receives the messages to a model's task, in the order in which they were sent.
+#[derive(Debug)]
+pub(crate) struct TaskInbox(mpsc::UnboundedReceiver<Box<TaskMessage>>);
+
+#[derive(Clone, Debug)]
+pub(crate) struct TaskOutbox(mpsc::UnboundedSender<Box<TaskMessage>>);
+
+pub(crate) fn mailbox() -> (TaskOutbox, TaskInbox) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (TaskOutbox(sender), TaskInbox(receiver))
+}
+
+impl TaskInbox {
+    /// Next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
+    pub(crate) async fn recv(&mut self) -> Option<TaskMessage> {
+        self.0.recv().await.map(|message| *message)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn try_recv(&mut self) -> Option<TaskMessage> {
+        self.0.try_recv().ok().map(|message| *message)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl TaskOutbox {
+    /// Sends a message. If the task has ended, the message is dropped with its reply channel.
+    pub(crate) fn send(&self, message: TaskMessage) {
+        drop(self.0.send(Box::new(message)));
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+/// Messages to a model's task, and the helper tasks that send them.
+#[derive(Debug)]
+pub(super) struct TaskMail {
+    pub(super) inbox: TaskInbox,
+    pub(super) outbox: TaskOutbox,
+    pub(super) helpers: JoinSet<()>,
+    /// Running start searches. At the end of the task they are awaited (helpers are not), so that their
+    /// processes are reaped.
+    pub(super) searches: JoinSet<()>,
+}
+
+impl TaskMail {
+    pub(super) fn new() -> Self {
+        let (outbox, inbox) = mailbox();
+        Self { inbox, outbox, helpers: JoinSet::new(), searches: JoinSet::new() }
+    }
+
+    pub(super) fn spawn_helper(
+        &mut self,
+        generation: GenerationId,
+        work: impl Future<Output = HelperReport> + Send + 'static,
+    ) {
+        let outbox = self.outbox.clone();
+        self.helpers.spawn(async move {
+            outbox.send(TaskMessage::Report(generation, work.await));
+        });
+    }
+}
+
+/// Maximum number of lines about memory that wait for the model's task. A start writes some thirty such
+/// lines.
+const MAX_PENDING_LINES: usize = 256;
+/// Maximum number of waiting crash reports. A single report is enough: the task then searches the log for
+/// the line.
+const MAX_PENDING_ALARMS: usize = 1;
+
+/// Makes the handler of each output line of a process: it logs the line, and notifies the model's task if
+/// the line matters.
+///
+/// A child may write faster than the task reads. The number of waiting messages per process is limited, so
+/// that the inbox stays bounded.
+pub(super) fn make_line_sink(
+    generation: GenerationId,
+    command: &ServerCommand,
+    logs: Arc<LogRing>,
+    outbox: TaskOutbox,
+) -> LineSink {
+    let given = discreet::known_secrets(command);
+    let said = Arc::new(Semaphore::new(MAX_PENDING_LINES));
+    let alarms = Arc::new(Semaphore::new(MAX_PENDING_ALARMS));
+    Arc::new(move |stream, text| {
+        if declared_memory::is_memory_line(&text)
+            && let Ok(pending) = Arc::clone(&said).try_acquire_owned()
+        {
+            outbox.send(TaskMessage::Report(generation, HelperReport::MemoryLine(text.clone(), pending)));
+        }
+        let is_crash = failure::is_crash(&text);
+        logs.push(generation, stream, given.redact(text));
+        // Send the report after logging the line, because the task searches the log for it.
+        if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
+            outbox.send(TaskMessage::Report(generation, HelperReport::CrashLogged(pending)));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::ModelName;
+
+    use super::*;
+    use crate::view::log::OutputStream;
+
+    fn command() -> ServerCommand {
+        let directory = None;
+        ServerCommand { directory, ..ServerCommand::from_binary("/bin/true".into()) }
+    }
+
+    #[test]
+    fn however_much_a_child_says_its_inbox_stays_small() {
+        let logs = Arc::new(LogRing::new(ModelName::new("m"), 10));
+        let (outbox, mut inbox) = mailbox();
+        let sink = make_line_sink(GenerationId(1), &command(), logs, outbox);
+        for n in 0..100_000 {
+            sink(OutputStream::Stderr, format!("CUDA error: number {n}"));
+            sink(OutputStream::Stderr, format!("load_model: initializing slots, n_slots = {n}"));
+        }
+        let alarms = |inbox: &mut TaskInbox| {
+            let all = std::iter::from_fn(|| inbox.try_recv());
+            all.filter(|message| matches!(message, TaskMessage::Report(_, HelperReport::CrashLogged(_))))
+                .count()
+        };
+        assert!(inbox.len() <= MAX_PENDING_LINES + MAX_PENDING_ALARMS, "{}", inbox.len());
+        assert_eq!(alarms(&mut inbox), 1);
+        sink(OutputStream::Stderr, "CUDA error: the next one".to_owned());
+        assert_eq!(alarms(&mut inbox), 1, "once the last one is taken");
+    }
 }

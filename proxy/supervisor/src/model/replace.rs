@@ -6,26 +6,29 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! Each model has one replacement at a time: several at once would take several replicas out of service, or
+//! The mode is chosen by the available memory. Each model has one replacement at a time: several at once would take several replicas out of service, or
 //! need memory for several additional processes.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{AfterStop, LifecycleEvent, LifecycleTimer};
-use warden_policies::{MemoryKind, Reason, RecycleAction, RecycleDecision};
+use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleEvent, LifecycleTimer};
+use warden_policies::sample::HostMemory;
+use warden_policies::units::scale_bytes;
+use warden_policies::{ByteSize, MemoryKind, Reason, RecycleAction, RecycleDecision};
 
 use super::ModelTask;
 use super::context::ReplacementPermit;
+use super::loading::LoadState;
 use super::replacement::{ExceededBudget, Replacement};
-use super::unit::{ProcessUnit, UnitId, UnitRole};
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole, process_recipe};
 use crate::clock;
 use crate::error::{BackendFailure, ControlError};
 use crate::memory::loading::LoadingReport;
+use crate::spec::ReplaceMode;
 use crate::view::event::EventKind;
 use crate::view::ledger::{LedgerEntry, ReplacementMode};
 
-/// Maximum interval between two requests for a permit.
 const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decision for a replacement that the policy did not decide.
@@ -46,12 +49,12 @@ impl ModelTask {
         decision: RecycleDecision,
         permit: Option<ReplacementPermit>,
     ) {
-        if self.is_asking_to_stay() {
+        if self.room.is_asking_to_stay() {
             // Room for the new settings is not granted yet, so a new process may not start. The unit is
             // judged again later.
             return;
         }
-        let Some(unit) = self.current_unit(replica) else { return };
+        let Some(unit) = self.units.current(replica) else { return };
         let id = unit.id;
         let (mode, note) = self.choose_mode(unit);
         self.note_policy_replacement(&decision);
@@ -59,28 +62,10 @@ impl ModelTask {
         self.execute_replacement(id, replica, mode);
     }
 
-    /// Records a replacement that the policy decided. The caller ends the process without a drain.
-    pub(super) fn begin_by_policy(
-        &mut self,
-        replica: u32,
-        decision: &RecycleDecision,
-        permit: Option<ReplacementPermit>,
-        note: &str,
-    ) {
-        self.note_policy_replacement(decision);
-        self.record_replacement(
-            replica,
-            decision,
-            ReplacementMode::Sequential,
-            Some(note.to_owned()),
-            permit,
-        );
-    }
-
-    fn note_policy_replacement(&mut self, decision: &RecycleDecision) {
+    pub(super) fn note_policy_replacement(&mut self, decision: &RecycleDecision) {
         let Some(reason) = decision.reason else { return };
-        let off = self.cooldown.record_start(self.context.now(), reason, &self.spec.recycle);
-        if let Some(held) = off {
+        let cooldown = &mut self.replacements.cooldown;
+        if let Some(held) = cooldown.record_start(self.context.now(), reason, &self.spec.recycle) {
             self.log_event(None, EventKind::PolicyOff { message: held.to_string() });
         }
     }
@@ -88,29 +73,24 @@ impl ModelTask {
     /// Begins to replace the process of a replica, or starts a process if there is none. A replacement for
     /// an operator begins at once; a replacement for a new configuration waits for a permit.
     pub(super) fn replace_replica(&mut self, replica: u32, reason: Reason) {
-        let Some(id) = self.current_unit(replica).map(|unit| unit.id) else { return };
-        if !self.may_start() {
-            return;
-        }
-        if !self.may_begin_replacement(id, replica, reason) {
+        let Some(id) = self.units.current(replica).map(|unit| unit.id) else { return };
+        if !self.may_start() || !self.may_begin_replacement(id, replica, reason) {
             return;
         }
         let permit = if reason == Reason::Configuration {
-            let Some(permit) = self.exclusive_permit(id, replica) else {
-                // No message says that a permit is free again, so ask again after a pause.
-                self.timers.configuration = Some(clock::after_pause(
-                    Instant::now(),
-                    self.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL),
-                ));
-                return;
-            };
-            permit
+            self.exclusive_permit(id, replica)
         } else {
-            self.claim_permit(id, replica)
+            Some(self.claim_permit(id, replica))
         };
-        let Some(unit) = self.current_unit(replica) else { return };
+        if permit.is_none() {
+            // No message says that a permit is free again, so ask again after a pause.
+            let pause = self.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL);
+            self.life.timers.configuration = Some(clock::after_pause(Instant::now(), pause));
+            return;
+        }
+        let Some(unit) = self.units.current(replica) else { return };
         let (mode, note) = self.choose_mode(unit);
-        self.record_replacement(replica, &decision_for(reason), mode, note, Some(permit));
+        self.record_replacement(replica, &decision_for(reason), mode, note, permit);
         self.execute_replacement(id, replica, mode);
     }
 
@@ -133,12 +113,12 @@ impl ModelTask {
         note: Option<String>,
         permit: Option<ReplacementPermit>,
     ) {
-        let from = self.current_unit(replica).and_then(ProcessUnit::generation);
+        let from = self.units.current(replica).and_then(ProcessUnit::generation);
         self.track_replacement(replica, decision, mode, note.clone(), permit);
         if let Some(reason) = decision.reason {
             self.log_event(from, EventKind::RecycleBegan { reason, mode, note });
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     /// Tracks a replacement without logging it yet.
@@ -150,28 +130,28 @@ impl ModelTask {
         note: Option<String>,
         permit: Option<ReplacementPermit>,
     ) {
-        let (Some(unit), Some(reason)) = (self.current_unit(replica), decision.reason) else { return };
+        let (Some(unit), Some(reason)) = (self.units.current(replica), decision.reason) else { return };
         let running = unit.generation().map_or(0, |generation| self.leases.in_flight(generation));
-        let (why, how) = ((reason, decision), (mode, note.clone()));
-        let mut replacement = Replacement::new(&self.spec.name, unit, why, how, running, permit);
-        let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
+        let name = &self.spec.name;
+        let mut replacement = Replacement::new(name, unit, reason, decision, mode, note.clone(), running);
+        replacement.permit = permit;
         let load_time = self.experience.load_time;
+        let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
         replacement.budget = passed.map(|first| ExceededBudget {
             first: *first,
-            repeats: self.cooldown.is_repeated(first, load_time, &self.spec.recycle),
+            repeats: self.replacements.cooldown.is_repeated(first, load_time, &self.spec.recycle),
         });
         self.replacements.add(replacement);
-        self.note = note;
+        self.replacements.note = note;
     }
 
     /// True if the running requests of a draining generation may outlast the drain deadline: the
     /// replacement is because of size, age or speed, and the machine has enough memory.
     pub(super) fn may_outlast_drain(&self, id: UnitId) -> bool {
-        let Some(unit) = self.unit(id) else { return false };
-        let Some(live) = unit.live.as_ref() else { return false };
-        let Some(reason) = self.replacements.replacement_of(live.id).map(Replacement::reason) else {
-            return false;
-        };
+        let Some(unit) = self.units.get(id) else { return false };
+        let Some(live) = &unit.live else { return false };
+        let Some(replacement) = self.replacements.replacement_of(live.id) else { return false };
+        let reason = replacement.reason();
         let ill = matches!(
             reason,
             Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
@@ -179,31 +159,30 @@ impl ModelTask {
         let facts = live.memory.facts.as_ref();
         let short =
             facts.is_none_or(|facts| facts.series.iter().any(|series| self.spec.recycle.is_short(series)));
-        self.end.is_none()
+        self.life.end.is_none()
             && self.operators.restarts.is_empty()
             && unit.machine.after_stop() == Some(AfterStop::Restart)
             && reason.is_policy()
             && !ill
             && !short
-            && !live.short_grace
-            && live.crashed_at.is_none()
-            && live.silent_for(self.spec.lifecycle.probes_lost).is_none()
+            && !live.child.short_grace
+            && live.probing.crashed_at.is_none()
+            && live.probing.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
     /// Handles an expired drain deadline when the running requests must not be cut: the process serves
     /// again, and is drained later.
     pub(super) fn postpone_drain(&mut self, id: UnitId) {
         let deadline = self.spec.lifecycle.drain_deadline;
-        let Some(unit) = self.unit_mut(id) else { return };
-        let (replica, role) = (unit.replica, unit.role);
+        let Some(unit) = self.units.get_mut(id) else { return };
+        let replica = unit.replica;
         let now = Instant::now();
-        if role == UnitRole::Retiring {
+        if unit.role == UnitRole::Retiring {
             // Another process already serves, so this one keeps draining, but no longer delays other
             // replacements.
             unit.timer = Some((LifecycleTimer::Drain, clock::after_pause(now, deadline)));
-            if let Some(replacement) =
-                unit.generation().and_then(|from| self.replacements.replacement_of_mut(from))
-            {
+            let from = unit.generation();
+            if let Some(replacement) = from.and_then(|from| self.replacements.replacement_of_mut(from)) {
                 drop(replacement.permit.take());
             }
             return;
@@ -216,14 +195,14 @@ impl ModelTask {
         let running = self.leases.in_flight(generation);
         self.step_machine(id, LifecycleEvent::Resume);
         let message = format!(
-            "{running} request(s) were still running at the drain deadline, and the machine has memory: the process continues to serve, \
-             and is drained again later"
+            "{running} request(s) were still running at the drain deadline, and the machine has memory: the process \
+             continues to serve, and is drained again later"
         );
         if let Some(mut replacement) = self.replacements.take(replica) {
             replacement.is_inconclusive = true;
             self.write_entry(replacement, Some(message));
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     /// Writes the ledger entries of complete replacements.
@@ -233,7 +212,7 @@ impl ModelTask {
             self.replacements.note_completed(entry);
             // Report memory to the loader now, because it was not reported during the replacement.
             self.report_memory();
-            self.note_action();
+            self.life.note_action();
         }
     }
 
@@ -242,16 +221,17 @@ impl ModelTask {
     pub(super) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
-            self.report_loading(LoadingReport::ReplacementDropped);
-            self.timers.configuration =
+            self.room.report(LoadingReport::ReplacementDropped);
+            self.life.timers.configuration =
                 Some(clock::after_pause(Instant::now(), self.spec.recycle.common.min_interval));
         }
         self.write_entry(replacement, Some(failure.message.clone()));
         for restart in std::mem::take(&mut self.operators.restarts) {
-            let (model, failure) = (self.spec.name.clone(), failure.clone());
+            let model = self.spec.name.clone();
+            let failure = failure.clone();
             self.answer(restart.reply, Err(ControlError::StartFailed { model, failure }));
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     /// Ends all replacements because of another command. The ledger entries and operators who wait for a
@@ -262,10 +242,11 @@ impl ModelTask {
         }
         self.answer_done_restarts();
         for restart in std::mem::take(&mut self.operators.restarts) {
-            let (model, because) = (self.spec.name.clone(), because.to_owned());
+            let model = self.spec.name.clone();
+            let because = because.to_owned();
             self.answer(restart.reply, Err(ControlError::GivenUp { model, because }));
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     /// Ends the tracking of a replacement. If the new process already serves, the replacement counts as
@@ -291,13 +272,119 @@ impl ModelTask {
         self.context.ledger.append(&entry);
         self.log_event(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
         let series = entry.evidence.series.unwrap_or(MemoryKind::Host);
-        let known = self.cooldown.find_bar(entry.reason, Some(series), None, &self.spec.recycle).is_some();
+        let policy = &self.spec.recycle;
+        let cooldown = &mut self.replacements.cooldown;
+        let is_known = cooldown.find_bar(entry.reason, Some(series), None, policy).is_some();
         if let Some(helped) = entry.helped
-            && let Some(held) = self.cooldown.record_result(series, helped, &self.spec.recycle)
-            && !known
+            && let Some(held) = cooldown.record_result(series, helped, policy)
+            && !is_known
         {
             self.log_event(None, EventKind::PolicyOff { message: held.to_string() });
         }
         entry
+    }
+
+    /// Replacement mode, and an explanation for people.
+    pub(super) fn choose_mode(&self, unit: &ProcessUnit) -> (ReplacementMode, Option<String>) {
+        self.replace_mode(unit, || self.context.world.available_memory())
+    }
+
+    /// True if a replacement now would overlap. Called at every sample: available memory is taken from the
+    /// sample, and read again only if the sample has none.
+    pub(super) fn would_overlap(&self, unit: &ProcessUnit) -> bool {
+        let sampled = unit.live.as_ref().and_then(|live| live.memory.last.totals);
+        let available =
+            || sampled.map(|totals| totals.available).or_else(|| self.context.world.available_memory());
+        self.replace_mode(unit, available).0 == ReplacementMode::Overlap
+    }
+
+    fn replace_mode(
+        &self,
+        unit: &ProcessUnit,
+        available: impl FnOnce() -> Option<u64>,
+    ) -> (ReplacementMode, Option<String>) {
+        if unit.phase() != BackendPhase::Ready {
+            return (
+                ReplacementMode::Sequential,
+                Some(format!("sequential: the process is {}", unit.phase())),
+            );
+        }
+        match self.spec.run.replace {
+            ReplaceMode::Sequential => {
+                (ReplacementMode::Sequential, Some("sequential: as configured".to_owned()))
+            }
+            ReplaceMode::Overlap => (ReplacementMode::Overlap, Some("overlap: as configured".to_owned())),
+            ReplaceMode::Auto if !self.fits_next_to_old(unit) => {
+                let why = "sequential: with its new settings it has no room beside the process that is there";
+                (ReplacementMode::Sequential, Some(why.to_owned()))
+            }
+            ReplaceMode::Auto => {
+                let (mode, note) = self.mode_by_memory(unit, available);
+                (mode, Some(note))
+            }
+        }
+    }
+
+    /// False if the loader said that a process with the latest settings does not fit next to an older
+    /// process.
+    fn fits_next_to_old(&self, unit: &ProcessUnit) -> bool {
+        let is_older = || unit.live.as_ref().is_some_and(|live| live.recipe != process_recipe(&self.spec));
+        !matches!(self.room.state, LoadState::Granted { beside: false, .. }) || !is_older()
+    }
+
+    fn mode_by_memory(
+        &self,
+        unit: &ProcessUnit,
+        available: impl FnOnce() -> Option<u64>,
+    ) -> (ReplacementMode, String) {
+        let sequential = |why: String| (ReplacementMode::Sequential, format!("sequential: {why}"));
+        let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
+        let last = &live.memory.last;
+        if let Some(no_vram) = last.no_vram.as_ref().filter(|no_vram| !no_vram.is_normal) {
+            return sequential(format!("a GPU is present, and {}", no_vram.why));
+        }
+        if last.devices.as_ref().is_none_or(|devices| devices.readings.is_empty())
+            && self.context.world.has_gpu()
+        {
+            return sequential("a GPU is present, and its memory might not hold two".to_owned());
+        }
+        match available() {
+            Some(available) => self.mode_by_room(live, available),
+            None => sequential("the available memory is unknown".to_owned()),
+        }
+    }
+
+    fn mode_by_room(&self, live: &LiveGeneration, available: u64) -> (ReplacementMode, String) {
+        let policy = &self.spec.recycle.common;
+        let held = live.memory.history.host.map_or(0, HostMemory::charged);
+        let needed = scale_bytes(held.max(policy.overlap_floor.0), policy.overlap_headroom);
+        let promised = |memory| self.context.loading.promised_to_others(&self.room.who, memory);
+        let available = available.saturating_sub(promised(MemoryKind::Host));
+        let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
+        let mut fits = available >= needed;
+        for vram in &live.memory.history.vram {
+            // Count the peak: the next process will reach it too. Also count memory that present processes
+            // gave back, because they may take it again.
+            let all = &self.context.fleet_memory;
+            let peak = vram.bytes.max(all.vram_peak(live.id, vram.gpu));
+            let needed = scale_bytes(peak, policy.overlap_headroom);
+            // Memory reserved for models that are being loaded still looks free.
+            let reserved =
+                all.reserved_vram(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
+            let devices = live.memory.last.devices.as_ref();
+            let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
+            fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);
+            let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
+            let reserved = match reserved {
+                0 => String::new(),
+                bytes => format!(
+                    ", {} of it reserved for others and for pools that were given back",
+                    ByteSize(bytes)
+                ),
+            };
+            words.push(format!("{free} free on GPU {}{reserved}, {} needed", vram.gpu.0, ByteSize(needed)));
+        }
+        let mode = if fits { ReplacementMode::Overlap } else { ReplacementMode::Sequential };
+        (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
     }
 }

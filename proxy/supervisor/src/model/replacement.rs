@@ -4,9 +4,11 @@
 //! generation. A replacement is complete when the new process serves, the old one is gone and the new one's
 //! memory is known.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::cooldown::working_set::BudgetPass;
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::{HostMemory, VramReading};
@@ -15,34 +17,51 @@ use warden_policies::{GenerationId, MemoryKind, ModelName, Reason, RecycleDecisi
 use warden_sensors::CudaReport;
 
 use super::context::ReplacementPermit;
+use super::look::NeedsState;
 use super::unit::{LiveGeneration, ProcessUnit};
-use super::warm::unpack::SharedWarmState;
+use super::warm::unpack::{SharedWarmState, WarmState};
 use super::words;
 use crate::clock;
 use crate::lease::queue::OpenedGate;
 use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementEvidence, ReplacementMode};
 
-/// Budget for which a process is replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExceededBudget {
-    /// When and how the process first exceeded the budget.
     pub(super) first: BudgetPass,
     /// The previous replacement for this budget helped for a short time only, so this one will not help
     /// longer.
     pub(super) repeats: bool,
 }
 
-/// A replacement under way.
 #[derive(Debug)]
 pub(super) struct Replacement {
     /// Ledger entry with the facts known so far.
     entry: LedgerEntry,
-    began: Instant,
+    times: ReplacementTimes,
     /// Bytes that the old generation held when it was new, of the memory that is the reason for the
     /// replacement.
     young_bytes: Option<u64>,
-    closed: Option<Instant>,
     running_at_close: u32,
+    /// True once the memory of the new process is known, or is known to stay unknown.
+    sampled: bool,
+    /// True once the amount of memory that came back from the old process is known.
+    measured: bool,
+    /// True if the result says nothing about memory: the old process serves on, or we did not wait for its
+    /// end.
+    pub(super) is_inconclusive: bool,
+    pub(super) budget: Option<ExceededBudget>,
+    /// Permit that keeps other replacements waiting.
+    pub(super) permit: Option<ReplacementPermit>,
+    /// Conversations and slots to carry over to the next process.
+    pub(super) warm_state: Option<SharedWarmState>,
+    pub(super) no_file: Option<NoFileReason>,
+}
+
+/// Moments and durations of a replacement, as far as they are known.
+#[derive(Debug)]
+struct ReplacementTimes {
+    began: Instant,
+    closed: Option<Instant>,
     drained: Option<Instant>,
     gone: Option<Instant>,
     /// Time in which no process took requests. This time began before the replacement if a process had died
@@ -53,21 +72,6 @@ pub(super) struct Replacement {
     /// Until this moment the model was meant to have no process, so the time before it counts as no outage.
     idle_until: Option<Instant>,
     start: Option<Duration>,
-    /// True once the memory of the new process is known, or is known to stay unknown.
-    sampled: bool,
-    /// True once the amount of memory that came back from the old process is known.
-    measured: bool,
-    /// True if the result says nothing about memory: the old process serves on, or we did not wait for its
-    /// end.
-    pub(super) is_inconclusive: bool,
-    /// Budget whose excess caused the replacement, if any.
-    pub(super) budget: Option<ExceededBudget>,
-    /// Permit that keeps other replacements waiting.
-    pub(super) permit: Option<ReplacementPermit>,
-    /// Conversations and slots to carry over to the next process.
-    pub(super) warm_state: Option<SharedWarmState>,
-    /// Why no slot files are carried over.
-    pub(super) no_file: Option<NoFileReason>,
 }
 
 impl Replacement {
@@ -76,41 +80,45 @@ impl Replacement {
     pub(super) fn new(
         model: &ModelName,
         unit: &ProcessUnit,
-        (reason, decision): (Reason, &RecycleDecision),
-        (mode, note): (ReplacementMode, Option<String>),
+        reason: Reason,
+        decision: &RecycleDecision,
+        mode: ReplacementMode,
+        note: Option<String>,
         running: u32,
-        permit: Option<ReplacementPermit>,
     ) -> Self {
+        let now = Instant::now();
         let live = unit.live.as_ref();
         // The generation may already take no requests: the life-cycle machine closed it when the process
         // became suspect.
-        let closed =
+        let is_closed =
             matches!(unit.phase(), BackendPhase::Suspect | BackendPhase::Draining | BackendPhase::Stopping)
                 && live.is_some();
         let mut entry = LedgerEntry::new(model.clone(), unit.replica, reason, mode);
         entry.from = unit.generation();
         if let Some(live) = live {
             entry.evidence = decision_evidence(live, decision, note);
-            entry.host_before = live.memory.host;
-            entry.vram_before.clone_from(&live.memory.vram);
+            entry.host_before = live.memory.history.host;
+            entry.vram_before.clone_from(&live.memory.history.vram);
         }
         Self {
             entry,
-            began: Instant::now(),
+            times: ReplacementTimes {
+                began: now,
+                closed: is_closed.then_some(now),
+                drained: None,
+                gone: None,
+                gap: None,
+                gap_since_began: None,
+                idle_until: (unit.phase() == BackendPhase::Idle).then_some(now),
+                start: None,
+            },
             young_bytes: live.and_then(|live| live.memory.facts_of(decision.series)?.fresh()),
-            closed: closed.then(Instant::now),
-            running_at_close: if closed { running } else { 0 },
-            drained: None,
-            gone: None,
-            gap: None,
-            gap_since_began: None,
-            idle_until: (unit.phase() == BackendPhase::Idle).then(Instant::now),
-            start: None,
+            running_at_close: if is_closed { running } else { 0 },
             sampled: false,
             measured: live.is_none(),
             is_inconclusive: false,
             budget: None,
-            permit,
+            permit: None,
             warm_state: None,
             no_file: None,
         }
@@ -120,31 +128,29 @@ impl Replacement {
         self.entry.reason
     }
 
-    /// Generation that is replaced.
     pub(super) fn from(&self) -> Option<GenerationId> {
         self.entry.from
     }
 
     /// Returns the ledger entry, without time and number. `failed`: why the replacement did not succeed.
     pub(super) fn finish(self, failed: Option<String>) -> LedgerEntry {
+        let times = &self.times;
         // A replacement that did not begin says nothing about memory.
-        let began = self.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
-        let helped = self.helped(failed.is_some()).filter(|_| began && !self.is_inconclusive);
-        let ours_ms = self.own_ms();
+        let began = times.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
+        let helped = if began && !self.is_inconclusive { self.helped(failed.is_some()) } else { None };
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| clock::millis(to.saturating_duration_since(from)))
         };
         // If the drain was not completed, the number of requests that would have ended in it is unknown.
-        let ended = self.drained.map_or(0, |_| u64::from(self.running_at_close));
-        let drained = ended.saturating_sub(self.entry.cut);
+        let ended = if times.drained.is_some() { u64::from(self.running_at_close) } else { 0 };
         LedgerEntry {
-            to: self.entry.to.filter(|_| failed.is_none()),
-            drained,
-            gap_ms: clock::millis(self.gap.unwrap_or_default()),
-            drain_ms: span(self.closed, self.drained),
-            exit_ms: self.gone.map(|gone| span(self.drained, Some(gone))),
-            ours_ms,
-            start_ms: self.start.map(clock::millis),
+            to: if failed.is_none() { self.entry.to } else { None },
+            drained: ended.saturating_sub(self.entry.cut),
+            gap_ms: clock::millis(times.gap.unwrap_or_default()),
+            drain_ms: span(times.closed, times.drained),
+            exit_ms: times.gone.map(|gone| span(times.drained, Some(gone))),
+            ours_ms: self.own_ms(),
+            start_ms: times.start.map(clock::millis),
             helped,
             failed,
             ..self.entry
@@ -171,17 +177,19 @@ impl Replacement {
         // Compare only with a budget of this process; all other limits concern more than one process.
         let own =
             matches!(entry.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
-        let budget = entry.evidence.budget_bytes.filter(|_| own);
+        let budget = if own { entry.evidence.budget_bytes } else { None };
         Some(cooldown::recycle_helped(before?, after?, self.young_bytes, budget))
     }
 
     /// Milliseconds without a process for which we are responsible: the gap, without the old process's
     /// drain and end and without the new process's start.
     fn own_ms(&self) -> Option<u64> {
-        let (closed, gone) = (self.closed?, self.gone?);
-        let theirs = gone.saturating_duration_since(closed) + self.start?;
-        let gap = self.gap_since_began.filter(|_| self.entry.mode == ReplacementMode::Sequential)?;
-        Some(clock::millis(gap.saturating_sub(theirs)))
+        if self.entry.mode != ReplacementMode::Sequential {
+            return None;
+        }
+        let times = &self.times;
+        let theirs = times.gone?.saturating_duration_since(times.closed?) + times.start?;
+        Some(clock::millis(times.gap_since_began?.saturating_sub(theirs)))
     }
 
     /// True if the new process serves. The old process may still be ending, and measurements may be missing.
@@ -196,7 +204,7 @@ impl Replacement {
     }
 
     fn is_complete(&self) -> bool {
-        let gone = self.entry.from.is_none() || self.gone.is_some();
+        let gone = self.entry.from.is_none() || self.times.gone.is_some();
         self.entry.to.is_some() && gone && self.sampled && self.measured
     }
 }
@@ -210,12 +218,22 @@ pub(super) struct ReplacementTracker {
     pub(super) warm: Option<WarmthReport>,
     /// Number of completed replacements for each reason.
     pub(super) counts: Vec<(Reason, u64)>,
+    pub(super) cooldown: RecycleCooldown,
+    /// Checks of the files that the next process needs.
+    pub(super) needs: NeedsState,
+    /// Reason for the mode of the last replacement, or for having none.
+    pub(super) note: Option<String>,
 }
 
 impl ReplacementTracker {
-    /// True if no replacement is under way.
     pub(super) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
+    }
+
+    /// Note for the view: why the present process is kept, or the note of the last replacement.
+    pub(super) fn note_for_view(&self) -> Option<String> {
+        let missing = self.needs.blocking.as_ref().and_then(|check| check.missing.as_ref());
+        missing.map(|missing| missing.message.clone()).or_else(|| self.note.clone())
     }
 
     /// Releases the permits, because the next processes wait for memory for an unknown time.
@@ -229,9 +247,8 @@ impl ReplacementTracker {
         self.under_way.push(replacement);
     }
 
-    /// Reason of the replacement of a replica that is under way.
     pub(super) fn reason(&self, replica: u32) -> Option<Reason> {
-        self.under_way.iter().find(|known| known.entry.replica == replica).map(Replacement::reason)
+        self.of_replica(replica).map(Replacement::reason)
     }
 
     /// Replacement under way whose old generation is `generation`.
@@ -253,19 +270,17 @@ impl ReplacementTracker {
         }
     }
 
-    /// Replacement under way of a replica.
     pub(super) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.replica == replica)
     }
 
     /// Stores the conversations and slots of a generation that the next process is to take over.
-    pub(super) fn set_warm_state(&mut self, from: GenerationId, luggage: SharedWarmState) {
+    pub(super) fn set_warm_state(&mut self, from: GenerationId, state: WarmState) {
         if let Some(replacement) = self.replacement_of_mut(from) {
-            replacement.warm_state = Some(luggage);
+            replacement.warm_state = Some(Arc::new(Mutex::new(Some(state))));
         }
     }
 
-    /// Records why no slot files are carried over.
     pub(super) fn set_no_file(&mut self, from: GenerationId, why: NoFileReason) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.no_file = Some(why);
@@ -282,7 +297,8 @@ impl ReplacementTracker {
 
     /// Time since which a replacement of this generation for this reason has been under way.
     pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
-        Some(self.replacement_of(generation).filter(|known| known.entry.reason == reason)?.began.elapsed())
+        let known = self.replacement_of(generation).filter(|known| known.entry.reason == reason)?;
+        Some(known.times.began.elapsed())
     }
 
     /// Removes the replacement of a replica from the list; the caller ends it.
@@ -305,12 +321,10 @@ impl ReplacementTracker {
         self.take_first(|known| known.entry.replica >= replicas)
     }
 
-    /// Removes a complete replacement from the list.
     pub(super) fn take_complete(&mut self) -> Option<Replacement> {
         self.take_first(Replacement::is_complete)
     }
 
-    /// Stores the ledger entry of a complete replacement.
     pub(super) fn note_completed(&mut self, entry: LedgerEntry) {
         match self.counts.iter_mut().find(|(known, _)| *known == entry.reason) {
             Some((_, count)) => *count += 1,
@@ -328,9 +342,10 @@ impl ReplacementTracker {
     // --- events of the old and new generations ---
 
     pub(super) fn note_closed(&mut self, generation: GenerationId, running: u32) {
-        if let Some(replacement) = self.replacement_of_mut(generation).filter(|known| known.closed.is_none())
+        if let Some(replacement) = self.replacement_of_mut(generation)
+            && replacement.times.closed.is_none()
         {
-            replacement.closed = Some(Instant::now());
+            replacement.times.closed = Some(Instant::now());
             replacement.running_at_close = running;
         }
         // If `generation` is the new process and closes again, no sample of it will come: do not wait for
@@ -339,9 +354,10 @@ impl ReplacementTracker {
     }
 
     pub(super) fn note_stopped(&mut self, generation: GenerationId, running: u32) {
-        if let Some(replacement) = self.replacement_of_mut(generation).filter(|known| known.drained.is_none())
+        if let Some(replacement) = self.replacement_of_mut(generation)
+            && replacement.times.drained.is_none()
         {
-            replacement.drained = Some(Instant::now());
+            replacement.times.drained = Some(Instant::now());
             replacement.entry.cut = u64::from(running);
         }
     }
@@ -350,7 +366,7 @@ impl ReplacementTracker {
         // Requests that were running when a draining process dies count as cut.
         self.note_stopped(generation, running);
         if let Some(replacement) = self.replacement_of_mut(generation) {
-            replacement.gone = Some(Instant::now());
+            replacement.times.gone = Some(Instant::now());
         }
     }
 
@@ -369,12 +385,11 @@ impl ReplacementTracker {
         };
         let replacement = self.under_way.iter_mut().find(of)?;
         replacement.entry.to = Some(generation);
-        replacement.start = Some(start);
+        let times = &mut replacement.times;
+        times.start = Some(start);
         if let Some(since) = opened.gap {
-            let in_it = since.max(replacement.began).elapsed();
-            replacement.gap_since_began = Some(in_it);
-            let since = replacement.idle_until.map_or(since, |until| since.max(until));
-            replacement.gap = Some(since.elapsed());
+            times.gap_since_began = Some(since.max(times.began).elapsed());
+            times.gap = Some(times.idle_until.map_or(since, |until| since.max(until)).elapsed());
             replacement.entry.carried_over = opened.waiting as u64;
         }
         Some((replacement.entry.reason, replacement.budget.map(|budget| budget.first)))
@@ -415,13 +430,13 @@ fn decision_evidence(
     let growth = decision.series.and_then(|series| live.memory.growth(series));
     let forecast = facts.and_then(|facts| facts.to_hard.or(facts.to_soft).or(facts.to_end));
     ReplacementEvidence {
-        host_bytes: live.memory.host.map(HostMemory::charged),
+        host_bytes: live.memory.history.host.map(HostMemory::charged),
         budget_bytes: decision.limit_bytes,
         requests: work.requests,
         work,
-        age_s: live.ready.map(|ready| ready.elapsed()).unwrap_or_default().as_secs_f64(),
+        age_s: live.start.ready.map(|ready| ready.elapsed()).unwrap_or_default().as_secs_f64(),
         note,
-        report: live.memory.report.as_ref().map(CudaReport::totals),
+        report: live.memory.last.report.as_ref().map(CudaReport::totals),
         series: decision.series,
         series_bytes: facts.and_then(|facts| facts.charged),
         verdict: growth.map(|growth| growth.verdict),
@@ -439,7 +454,9 @@ fn decision_grounds(live: &LiveGeneration, decision: &RecycleDecision) -> Option
     let words = symptom
         .map(ToString::to_string)
         .or_else(|| words::memory_sentence(decision, live.memory.facts_of(decision.series)?));
-    match (words, live.logged_no_reclaim().filter(|_| decision.reason.is_some_and(Reason::is_memory))) {
+    let is_memory = decision.reason.is_some_and(Reason::is_memory);
+    let no_reclaim = if is_memory { live.logged_no_reclaim() } else { None };
+    match (words, no_reclaim) {
         (Some(words), Some(why)) => Some(format!("{words}; {why}")),
         (None, Some(why)) => Some(why.to_string()),
         (words, None) => words,

@@ -1,32 +1,38 @@
-//! Schedules memory readings and handles their results.
+//! Schedules memory readings, handles their results, and publishes the memory that each process has left for
+//! prompts. The queue compares prompts with these figures.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_policies::admission::AdmissionMode;
+use warden_policies::cooldown::{CooldownQuery, HoldReason};
 use warden_policies::growth::VerdictChange;
 use warden_policies::lifecycle::BackendPhase;
+use warden_policies::recycle::SeriesFacts;
 use warden_policies::replacement_cost::ReplacementLoad;
 use warden_policies::sample::SampleEdge;
 use warden_policies::share::SharedMember;
-use warden_policies::{MemoryKind, cooldown};
+use warden_policies::{MemoryKind, Reason};
 
-use super::timers;
-use super::unit::{ProcessUnit, UnitId, UnitRole};
+use super::replace::decision_for;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole, take_due};
 use super::words::verdict_sentence;
 use super::{HelperReport, ModelTask};
 use crate::clock;
+use crate::lease::admit::{MemoryHeadroom, ProcessHeadroom};
 use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::tracker::{ReadingContext, ReadingResult};
 use crate::process::{ProcessSample, SampleOptions};
-use crate::sync::lock;
 use crate::view::event::EventKind;
 
 impl ModelTask {
     /// Detects that a process has become idle or busy. Becoming idle sets the timer of the idle sample, and
     /// of the next judgement if a replacement waits for a quiet moment.
     pub(super) fn watch_idle(&mut self) {
-        let (settle, quiet_for) = (self.watch.sensors.idle_settle, self.spec.recycle.common.quiet_for);
-        for unit in &mut self.units {
+        let settle = self.watch.sensors.idle_settle;
+        let quiet_for = self.spec.recycle.common.quiet_for;
+        for unit in &mut self.units.all {
             let phase = unit.phase();
             let Some(live) = &mut unit.live else { continue };
             if phase != BackendPhase::Ready {
@@ -35,8 +41,8 @@ impl ModelTask {
             // Repeat, because requests come and go meanwhile. While a sample is due, no wake-up is needed.
             loop {
                 let idle = self.leases.idle_since(live.id);
-                if live.idle_seen != idle {
-                    live.idle_seen = idle;
+                if live.timers.idle_seen != idle {
+                    live.timers.idle_seen = idle;
                     live.timers.idle_sample = idle.map(|since| (clock::after(since, settle), since));
                     if let Some(since) = idle
                         && live.wish.since.is_some()
@@ -57,69 +63,68 @@ impl ModelTask {
             // Read nothing: the previous instance still owns the processes and judges them.
             return;
         }
-        let (watch, leases) = (self.watch, Arc::clone(&self.leases));
-        let Some(unit) = self.unit_mut(id) else { return };
-        if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining) {
+        let sensors = self.watch.sensors;
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        if !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining) {
             return;
         }
-        let Some(live) = &mut unit.live else { return };
         let generation = live.id;
         let idle = live.timers.take_idle_sample(now);
-        let tick = timers::take_due(&mut live.timers.sample, now);
-        if tick {
-            live.timers.sample = Some(clock::after_pause(now, watch.sensors.interval));
+        let is_due = take_due(&mut live.timers.sample, now);
+        if is_due {
+            live.timers.sample = Some(clock::after_pause(now, sensors.interval));
         }
-        let judge = timers::take_due(&mut live.timers.judgement, now);
-        let Some(process) = live.process.clone() else { return };
-        let cell = Arc::clone(&live.cell);
+        let judge = take_due(&mut live.timers.judgement, now);
+        let Some(process) = live.child.process.clone() else { return };
         // The process counts as idle only if no request has come since it became idle.
-        let idle = idle.is_some() && idle == leases.idle_since(generation);
-        if tick || idle {
-            let (number, confirm) = live.memory.begin_reading();
-            let reclaims = live.memory.reclaims;
-            let share = confirm.then_some(watch.sensors.confirm_share);
-            let (metrics, slots) = live.health.what_to_request(leases.in_flight(generation));
-            let ask = SampleOptions {
-                by_page: confirm,
-                gpu_age: watch.sensors.gpu_age,
-                limit: watch.sensors.read_limit,
-                metrics,
-                slots,
-            };
-            self.spawn_helper(generation, async move {
-                let sample = process.sample(ask).await;
-                // The reading includes buffers of a request that came meanwhile, so it is no idle sample.
-                let in_flight = leases.in_flight(generation);
-                let edge = if idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
-                let taken = ReadingContext {
-                    number,
-                    at: Instant::now(),
-                    edge,
-                    in_flight,
-                    work: cell.work(),
-                    confirm: share,
-                    reclaims,
-                };
-                HelperReport::Sampled { taken, sample: Box::new(sample) }
-            });
-        } else if judge {
-            self.judge_unit(id);
+        let is_idle = idle.is_some() && idle == self.leases.idle_since(generation);
+        if !is_due && !is_idle {
+            if judge {
+                self.judge_unit(id);
+            }
+            return;
         }
+        let cell = Arc::clone(&live.cell);
+        let leases = Arc::clone(&self.leases);
+        let (number, confirm) = live.memory.begin_reading();
+        let reclaims = live.memory.history.reclaims;
+        let (metrics, slots) = live.health.what_to_request(leases.in_flight(generation));
+        let ask = SampleOptions {
+            by_page: confirm,
+            gpu_age: sensors.gpu_age,
+            limit: sensors.read_limit,
+            metrics,
+            slots,
+        };
+        self.mail.spawn_helper(generation, async move {
+            let sample = process.sample(ask).await;
+            // The reading includes buffers of a request that came meanwhile, so it is no idle sample.
+            let in_flight = leases.in_flight(generation);
+            let edge = if is_idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
+            let taken = ReadingContext {
+                number,
+                at: Instant::now(),
+                edge,
+                in_flight,
+                work: cell.work(),
+                confirm: confirm.then_some(sensors.confirm_share),
+                reclaims,
+            };
+            HelperReport::Sampled { taken, sample: Box::new(sample) }
+        });
     }
 
     pub(super) fn note_sample(&mut self, id: UnitId, taken: &ReadingContext, sample: &ProcessSample) {
-        let Some(unit) = self.unit_mut(id) else { return };
-        let Some(live) = &mut unit.live else { return };
+        let Some(live) = self.units.live_mut(id) else { return };
         let ill_before = live.health.symptoms();
         let Some(ReadingResult { first, changes }) =
-            live.memory.note_reading(taken, sample, live.spawned, &live.cell)
+            live.memory.note_reading(taken, sample, live.start.spawned, &live.cell)
         else {
             return;
         };
-        let number = taken.number;
         if changes.is_some() {
             let uses = |gpu| live.memory.uses_gpu(gpu);
-            live.health.note_reading(taken.at, live.spawned, sample, &live.cell, uses);
+            live.health.note_reading(taken.at, live.start.spawned, sample, &live.cell, uses);
         }
         let generation = live.id;
         let symptoms = live.health.symptoms();
@@ -135,7 +140,8 @@ impl ModelTask {
         }
         for symptom in &symptoms {
             if !ill_before.iter().any(|known| known.reason() == symptom.reason()) {
-                let (reason, message) = (symptom.reason(), symptom.to_string());
+                let reason = symptom.reason();
+                let message = symptom.to_string();
                 self.log_event(Some(generation), EventKind::Unwell { reason, message });
             }
         }
@@ -143,16 +149,10 @@ impl ModelTask {
             self.log_event(Some(generation), EventKind::VramUnknown { message });
         }
         if let Some(devices) = &sample.devices {
-            let mut shown = devices.views();
-            let leaks = lock(&self.context.leaks);
-            for device in &mut shown {
-                device.leak = leaks.get(&device.gpu).cloned();
-            }
-            drop(leaks);
-            self.context.publisher.set_machine(shown, sample.totals);
+            self.context.publisher.set_machine(devices.views(), sample.totals);
         }
-        self.note_action();
-        self.complete_reclaim(id, number);
+        self.life.note_action();
+        self.complete_reclaim(id, taken.number);
         self.publish_memory(id);
         self.report_memory();
         self.publish_room();
@@ -160,7 +160,7 @@ impl ModelTask {
     }
 
     fn log_verdict(&mut self, id: UnitId, change: VerdictChange) {
-        let Some(generation) = self.generation(id) else { return };
+        let Some(generation) = self.units.generation(id) else { return };
         let message = verdict_sentence(&change);
         let VerdictChange { request, before, growth, .. } = change;
         let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
@@ -170,23 +170,19 @@ impl ModelTask {
     /// Adds this process to the fleet's memory figures: memory held, and memory that its replacement would
     /// free.
     fn publish_memory(&self, id: UnitId) {
-        let Some(unit) = self.unit(id) else { return };
+        let Some(unit) = self.units.get(id) else { return };
         let Some(live) = &unit.live else { return };
         let free_to_go = unit.role == UnitRole::Current
             && unit.phase() == BackendPhase::Ready
             && self.replacements.is_empty()
-            && self.end.is_none();
-        let cost = if self.would_overlap(unit) {
-            Some(std::time::Duration::ZERO)
-        } else {
-            self.experience.load_time
-        };
-        let series = live.memory.series_facts(&self.spec.recycle);
-        let member = |facts: &warden_policies::recycle::SeriesFacts| {
+            && self.life.end.is_none();
+        let cost = if self.would_overlap(unit) { Some(Duration::ZERO) } else { self.experience.load_time };
+        let member = |facts: SeriesFacts| {
             let member = SharedMember { charged: facts.charged, fresh: facts.fresh(), cost, free_to_go };
             (facts.series, member)
         };
-        let members = series.iter().map(member).collect();
+        let series = live.memory.series_facts(&self.spec.recycle);
+        let members = series.into_iter().map(member).collect();
         self.context.fleet_memory.note_reading(live.id, live.memory.knows_vram(), members);
     }
 
@@ -211,7 +207,7 @@ impl ModelTask {
     /// Records an idle time that would have been long enough for a replacement.
     pub(super) fn note_lull(&mut self, id: UnitId) {
         let quiet_for = self.spec.recycle.common.quiet_for;
-        let Some(generation) = self.generation(id) else { return };
+        let Some(generation) = self.units.generation(id) else { return };
         let Some(idle) = self.leases.idle_since(generation).map(|since| since.elapsed()) else { return };
         if idle >= quiet_for {
             self.experience.lulls.record_lull(self.context.now().saturating_sub(idle));
@@ -221,27 +217,110 @@ impl ModelTask {
     /// Records how much memory came back after a process ended.
     pub(super) fn note_returned(&mut self, returned: &ReturnedMemory) {
         for (series, missing) in &returned.missing {
-            if let MemoryKind::Vram(gpu) = series
-                && missing.is_none()
-            {
-                lock(&self.context.leaks).remove(gpu);
-            }
-            let Some(held) = self.cooldown.record_exit(*series, *missing, &self.spec.recycle) else {
-                continue;
-            };
-            let message = held.to_string();
             let gpu = match series {
                 MemoryKind::Host => None,
                 MemoryKind::Vram(gpu) => Some(*gpu),
             };
+            if let Some(gpu) = gpu
+                && missing.is_none()
+            {
+                self.context.publisher.set_leak(gpu, None);
+            }
+            let cooldown = &mut self.replacements.cooldown;
+            let Some(held) = cooldown.record_exit(*series, *missing, &self.spec.recycle) else { continue };
+            let message = held.to_string();
             if let Some(gpu) = gpu {
-                lock(&self.context.leaks).insert(gpu, message.clone());
+                self.context.publisher.set_leak(gpu, Some(message.clone()));
             }
             let bytes = match held {
-                cooldown::HoldReason::DriverLeak { bytes, .. } => bytes,
+                HoldReason::DriverLeak { bytes, .. } => bytes,
                 _ => missing.unwrap_or(0),
             };
             self.log_event(None, EventKind::DriverLeak { gpu, bytes, message });
+        }
+    }
+
+    /// Publishes the memory that each process has left, by the last readings.
+    pub(super) fn publish_room(&mut self) {
+        if self.spec.admission.mode == AdmissionMode::Off {
+            return;
+        }
+        let is_serving =
+            |unit: &&ProcessUnit| matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Suspect);
+        let serving = self.units.all.iter().filter(is_serving);
+        let known = serving.filter_map(|unit| self.process_headroom(unit)).collect();
+        for live in self.units.lives() {
+            self.experience.note_prices(&live.memory);
+        }
+        self.leases.publish_memory(known);
+    }
+
+    fn process_headroom(&self, unit: &ProcessUnit) -> Option<ProcessHeadroom> {
+        let live = unit.live.as_ref().filter(|live| live.memory.has_reading())?;
+        let memory = &live.memory;
+        let series = memory.series_facts(&self.spec.recycle);
+        Some(ProcessHeadroom {
+            generation: live.id,
+            largest: memory.history.largest_prompt,
+            busy: memory.last.is_busy,
+            recycle: self.recycle_wait(unit, live),
+            left: series.iter().map(|facts| self.memory_headroom(live, facts)).collect(),
+            cost: memory.cost.clone(),
+        })
+    }
+
+    /// Memory left until the hard budget, or until the memory of the machine or GPU is exhausted.
+    fn memory_headroom(&self, live: &LiveGeneration, facts: &SeriesFacts) -> MemoryHeadroom {
+        // Subtract memory that other processes gave back: they may take it again.
+        let reserved = match facts.series {
+            MemoryKind::Host => 0,
+            MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved_vram(Some(live.id), gpu),
+        };
+        let free = facts.free.map(|free| free.saturating_sub(reserved));
+        let hard = self.spec.recycle.budget(facts).hard;
+        let held = facts.charged;
+        let in_budget = |held: Option<u64>| Some(hard?.saturating_sub(held?));
+        let least = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
+        // Memory that a replacement of this process frees is available to the new process.
+        let gain = facts.gain().unwrap_or(0);
+        let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
+        MemoryHeadroom {
+            series: facts.series,
+            now: least(in_budget(held), free),
+            coming_back: held.zip(floor).map_or(0, |(held, floor)| held.saturating_sub(floor)),
+            fresh: least(in_budget(facts.fresh()), free.map(|free| free.saturating_add(gain))),
+        }
+    }
+
+    /// Time for which requests would wait during a replacement; `None` if the replacement would be held
+    /// back.
+    fn recycle_wait(&self, unit: &ProcessUnit, live: &LiveGeneration) -> Option<Duration> {
+        let ask = CooldownQuery {
+            now: self.context.now(),
+            load_time: self.experience.load_time,
+            unit: live.wish.random,
+            held: None,
+        };
+        let is_allowed = unit.role == UnitRole::Current
+            && self.replacements.is_empty()
+            && self.life.end.is_none()
+            && self
+                .replacements
+                .cooldown
+                .check(&decision_for(Reason::Admission), &ask, &self.spec.recycle)
+                .is_ok();
+        is_allowed.then(|| self.experience.load_time.unwrap_or_default())
+    }
+
+    /// Applies the policy at once to each process that has to be replaced because of a waiting prompt.
+    pub(super) fn judge_recycle_wishes(&mut self) {
+        for id in self.units.ids() {
+            let Some(live) = self.units.live(id) else { continue };
+            let wish = self.leases.admission_wish(live.id);
+            let heard = live.memory.facts.as_ref().and_then(|facts| facts.admission);
+            if wish.is_some() && wish != heard {
+                self.judge_unit(id);
+            }
         }
     }
 }

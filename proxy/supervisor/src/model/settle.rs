@@ -6,16 +6,14 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleEvent, LifecycleTimer};
 use warden_policies::{GenerationId, Reason};
 
-use super::loading::LoadState;
-use super::operators::DrainRequest;
-use super::recipe::process_recipe;
+use super::control::DrainRequest;
 use super::replace::decision_for;
-use super::unit::{ProcessUnit, UnitId, UnitRole};
+use super::unit::{ProcessUnit, UnitId, UnitRole, process_recipe};
 use super::{ModelTask, TaskEnd};
-use crate::error::{BackendFailure, LeaseDenied};
+use crate::error::LeaseDenied;
 use crate::lease::queue::QueueRefusal;
-use crate::lease::queue::coming::NextProcess;
-use crate::view::ledger::ReplacementMode;
+use crate::lease::queue::ask::NextProcess;
+use crate::view::ledger::{LedgerEntry, ReplacementMode};
 
 impl ModelTask {
     pub(super) fn settle_once(&mut self) {
@@ -34,7 +32,7 @@ impl ModelTask {
         self.settle_fallback();
         self.settle_start_search();
         self.settle_loading();
-        if self.end.is_some() {
+        if self.life.end.is_some() {
             self.settle_end();
             return;
         }
@@ -49,14 +47,10 @@ impl ModelTask {
     /// Sends no new requests to generations that refused a connection, until they answer a probe.
     fn probe_doubted_units(&mut self) {
         for generation in self.leases.take_doubts() {
-            let of = |unit: &&mut ProcessUnit| unit.generation() == Some(generation);
-            let Some(unit) = self.units.iter_mut().find(of) else { continue };
-            let (id, phase) = (unit.id, unit.phase());
-            if matches!(phase, BackendPhase::Ready | BackendPhase::Suspect)
-                && let Some(live) = &mut unit.live
-            {
+            let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else { continue };
+            if let Some((BackendPhase::Ready | BackendPhase::Suspect, live)) = self.units.phase_and_live(id) {
                 let now = Instant::now();
-                live.doubted_at = Some(now);
+                live.probing.doubted_at = Some(now);
                 live.timers.probe = live.timers.probe.map(|_| now);
                 self.step_machine(id, LifecycleEvent::ProbesLost);
             }
@@ -65,10 +59,10 @@ impl ModelTask {
 
     /// Ends the drain of generations that no request uses or can still reach.
     fn finish_drains(&mut self) {
-        for id in self.ids() {
-            let Some(unit) = self.unit(id) else { continue };
-            let empty = unit.generation().is_none_or(|generation| self.leases.is_unused(generation));
-            if unit.phase() == BackendPhase::Draining && empty && self.is_packed(id) {
+        for id in self.units.ids() {
+            let Some(unit) = self.units.get(id) else { continue };
+            let is_unused = unit.generation().is_none_or(|generation| self.leases.is_unused(generation));
+            if unit.phase() == BackendPhase::Draining && is_unused && self.is_packed(id) {
                 self.step_machine(id, LifecycleEvent::Drained);
             }
         }
@@ -77,12 +71,14 @@ impl ModelTask {
     /// Makes the successor of an overlap the current unit when it is ready, or when the old process has
     /// ended first.
     fn switch_over(&mut self) {
-        let successors = self.units.iter().filter(|unit| unit.role == UnitRole::Successor);
-        let pairs: Vec<(UnitId, u32)> = successors.map(|unit| (unit.id, unit.replica)).collect();
-        for (new, replica) in pairs {
-            let Some(old) = self.current_unit(replica) else { continue };
-            let (old, phase, then) = (old.id, old.phase(), old.machine.after_stop());
-            let ready = self.unit(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
+        let successors = self.units.with_role(UnitRole::Successor);
+        let successors: Vec<_> = successors.map(|unit| (unit.id, unit.replica)).collect();
+        for (new, replica) in successors {
+            let Some(unit) = self.units.current(replica) else { continue };
+            let old = unit.id;
+            let phase = unit.phase();
+            let then = unit.machine.after_stop();
+            let ready = self.units.get(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
             // The successor serves from now on, so the old process must not be restarted.
             if ready
                 || then == Some(AfterStop::Restart)
@@ -90,7 +86,7 @@ impl ModelTask {
             {
                 self.step_machine(old, LifecycleEvent::Down);
             }
-            let gone = self.unit(old).is_some_and(|unit| !unit.machine.has_process());
+            let gone = self.units.get(old).is_some_and(|unit| !unit.machine.has_process());
             if ready || gone {
                 self.set_role(old, UnitRole::Retiring);
                 self.set_role(new, UnitRole::Current);
@@ -101,70 +97,72 @@ impl ModelTask {
     /// Pauses the time limits of queued requests while a process drains or stops and no other takes requests.
     /// Resumes them afterwards.
     fn pause_queue_clock(&mut self) {
-        let going =
+        let is_ending =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
-        let stands = self.end.is_none() && self.units.iter().any(going) && !self.leases.any_open();
-        if stands != self.queue_paused_at.is_some() {
-            self.queue_paused_at = stands.then(Instant::now);
-            self.leases.pause_clock(stands);
-        }
+        let is_paused =
+            self.life.end.is_none() && self.units.all.iter().any(is_ending) && !self.leases.any_open();
+        self.leases.pause_clock(is_paused);
     }
 
     fn set_role(&mut self, id: UnitId, role: UnitRole) {
-        if let Some(unit) = self.unit_mut(id) {
+        if let Some(unit) = self.units.get_mut(id) {
             unit.role = role;
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     /// Begins a replacement, with a ledger entry, for an unresponsive process that the life-cycle machine
     /// gave up.
     fn replace_unresponsive(&mut self) {
-        let given_up = self.units.iter().filter(|unit| {
-            unit.role == UnitRole::Current
-                && unit.machine.after_stop() == Some(AfterStop::Restart)
-                && unit.live.as_ref().is_some_and(|live| live.ready.is_some())
-        });
-        let given_up: Vec<u32> = given_up.map(|unit| unit.replica).collect();
-        for replica in given_up {
-            if self.end.is_none() && self.replacements.reason(replica).is_none() {
+        let is_given_up = |unit: &&ProcessUnit| {
+            unit.machine.after_stop() == Some(AfterStop::Restart)
+                && unit.live.as_ref().is_some_and(|live| live.start.ready.is_some())
+        };
+        let given_up = self.units.with_role(UnitRole::Current).filter(is_given_up);
+        let given_up: Vec<_> = given_up.map(|unit| (unit.id, unit.replica)).collect();
+        for (id, replica) in given_up {
+            if self.life.end.is_none() && self.replacements.reason(replica).is_none() {
                 let note = "sequential: the process does not answer".to_owned();
-                let crashed = self.current_unit(replica).and_then(|unit| unit.live.as_ref()?.crashed_at);
+                let crashed = self.units.live(id).and_then(|live| live.probing.crashed_at);
                 let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
-                let permit = self.current_unit(replica).map(|unit| self.claim_permit(unit.id, replica));
-                let decision = decision_for(reason);
-                self.record_replacement(replica, &decision, ReplacementMode::Sequential, Some(note), permit);
+                let permit = self.claim_permit(id, replica);
+                let mode = ReplacementMode::Sequential;
+                self.record_replacement(replica, &decision_for(reason), mode, Some(note), Some(permit));
             }
         }
     }
 
     /// Removes retired units that have no process any more.
     fn remove_retired(&mut self) {
-        let before = self.units.len();
-        self.units.retain(|unit| unit.role != UnitRole::Retiring || unit.machine.has_process());
-        if self.units.len() < before {
-            self.note_action();
+        let before = self.units.all.len();
+        self.units.all.retain(|unit| unit.role != UnitRole::Retiring || unit.machine.has_process());
+        if self.units.all.len() < before {
+            self.life.note_action();
         }
     }
 
     /// Ends replacements whose new process does not become ready.
     fn fail_replacements(&mut self) {
         let many = self.spec.lifecycle.failures_told;
-        let failed = self.units.iter().filter(|unit| match unit.role {
-            // The old process still serves, so one failed start is enough to give up.
-            UnitRole::Successor => !unit.machine.has_process(),
-            UnitRole::Current => unit.is_hopeless(many),
-            UnitRole::Retiring => false,
-        });
-        let failed: Vec<(UnitId, u32, UnitRole, Option<BackendFailure>)> =
-            failed.map(|unit| (unit.id, unit.replica, unit.role, unit.failure.clone())).collect();
-        for (id, replica, role, failure) in failed {
-            if let Some(failure) = failure {
+        for id in self.units.ids() {
+            let Some(unit) = self.units.get(id) else { continue };
+            let role = unit.role;
+            let has_failed = match role {
+                // The old process still serves, so one failed start is enough to give up.
+                UnitRole::Successor => !unit.machine.has_process(),
+                UnitRole::Current => unit.is_hopeless(many),
+                UnitRole::Retiring => false,
+            };
+            if !has_failed {
+                continue;
+            }
+            let replica = unit.replica;
+            if let Some(failure) = unit.failure.clone() {
                 self.fail_replacement(replica, &failure);
             }
             if role == UnitRole::Successor {
-                self.units.retain(|unit| unit.id != id);
-                self.note_action();
+                self.units.all.retain(|unit| unit.id != id);
+                self.life.note_action();
             }
         }
     }
@@ -172,23 +170,25 @@ impl ModelTask {
     /// Replaces processes that have an older configuration, one after another; stops when a replacement
     /// fails.
     fn settle_configuration(&mut self) {
-        if !self.replacements.is_empty() || self.timers.configuration.is_some_and(|at| at > Instant::now()) {
+        if !self.replacements.is_empty()
+            || self.life.timers.configuration.is_some_and(|at| at > Instant::now())
+        {
+            return;
+        }
+        let stumbled =
+            |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed);
+        if self.units.with_role(UnitRole::Current).any(stumbled) {
             return;
         }
         let made_of = process_recipe(&self.spec);
-        let stumbled = |phase| matches!(phase, BackendPhase::Backoff | BackendPhase::Failed);
-        let current = || self.units.iter().filter(|unit| unit.role == UnitRole::Current);
-        if current().any(|unit| stumbled(unit.phase())) {
-            return;
-        }
-        let stale = current().find(|unit| {
-            let live = unit.live.as_ref().filter(|live| live.recipe != made_of);
-            live.is_some()
+        let is_stale = |unit: &&ProcessUnit| {
+            unit.live.as_ref().is_some_and(|live| live.recipe != made_of)
                 && matches!(
                     unit.phase(),
                     BackendPhase::Starting | BackendPhase::Ready | BackendPhase::Suspect
                 )
-        });
+        };
+        let stale = self.units.with_role(UnitRole::Current).find(is_stale);
         if let Some(replica) = stale.map(|unit| unit.replica) {
             self.replace_replica(replica, Reason::Configuration);
         }
@@ -197,16 +197,20 @@ impl ModelTask {
     /// Starts processes that should run, or that waiting requests need.
     fn start_needed(&mut self) {
         if self.leases.needs_process() {
-            self.wanted = true;
+            self.room.wanted = true;
         }
         let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
-        self.timers.room = self.timers.room.filter(|until| leaving && *until > Instant::now());
+        self.life.timers.room = self.life.timers.room.filter(|until| leaving && *until > Instant::now());
         let idle = |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Idle;
-        if !self.wanted || self.timers.room.is_some() || !self.units.iter().any(idle) || !self.may_start() {
+        if !self.room.wanted
+            || self.life.timers.room.is_some()
+            || !self.units.all.iter().any(idle)
+            || !self.may_start()
+        {
             return;
         }
-        for id in self.ids() {
-            if self.unit(id).is_some_and(idle) {
+        for id in self.units.ids() {
+            if self.units.get(id).is_some_and(idle) {
                 self.step_machine(id, LifecycleEvent::Up);
             }
         }
@@ -214,40 +218,40 @@ impl ModelTask {
 
     /// Publishes for waiting requests when the next process is expected.
     fn publish_next_process(&self) {
-        let starting = self.live_generations().filter(|live| live.ready.is_none()).map(|live| live.spawned);
+        let starting =
+            self.units.lives().filter(|live| live.start.ready.is_none()).map(|live| live.start.spawned);
         self.leases.set_next_process(NextProcess {
             since: starting.min(),
             took: self.experience.load_time,
             fastest: self.experience.fastest_start(process_recipe(&self.spec).command()),
-            waits_for_room: matches!(self.load_state, LoadState::Waiting { .. }),
+            waits_for_room: self.room.is_waiting(),
         });
     }
 
     /// Refuses requests at once while no process can be expected.
     fn settle_refusal(&mut self) {
-        let told = self.spec.lifecycle.failures_told;
-        let units = || self.units.iter().filter(|unit| unit.role != UnitRole::Retiring);
-        let hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(told));
-        // Hide output of processes that served: it may contain prompts, and this message goes to all
-        // clients.
-        let told = |unit: &ProcessUnit| {
-            let mut failure = unit.failure.clone()?;
-            if unit.start_failures == 0 {
-                failure.lines.clear();
+        let many = self.spec.lifecycle.failures_told;
+        let units = || self.units.staying();
+        let is_hopeless = units().next().is_some() && units().all(|unit| unit.is_hopeless(many));
+        let failed = units().rfind(|unit| unit.failure.is_some());
+        let refusal = match failed.and_then(|unit| Some((unit, unit.failure.clone()?))) {
+            Some((unit, mut failure)) if is_hopeless => {
+                // Hide output of processes that served: it may contain prompts, and this message goes to all
+                // clients.
+                if unit.start_failures == 0 {
+                    failure.lines.clear();
+                }
+                // Clients should retry after the next start.
+                let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
+                let next = next.unwrap_or_else(Instant::now);
+                if units().all(|unit| unit.phase() == BackendPhase::Failed) {
+                    Some(QueueRefusal::Failed(failure, next))
+                } else {
+                    Some(QueueRefusal::StartFailed(failure, next))
+                }
             }
-            Some(failure)
+            _ => None,
         };
-        let failure = units().filter_map(told).next_back();
-        let refusal = failure.filter(|_| hopeless).map(|failure| {
-            // Clients should retry after the next start.
-            let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
-            let next = next.unwrap_or_else(Instant::now);
-            if units().all(|unit| unit.phase() == BackendPhase::Failed) {
-                QueueRefusal::Failed(failure, next)
-            } else {
-                QueueRefusal::StartFailed(failure, next)
-            }
-        });
         self.leases.set_refusal(refusal);
         if let Some(denied) = self.leases.predecessor_refusal() {
             self.context.refuse_in_predecessor(&self.spec.name, &denied);
@@ -260,7 +264,8 @@ impl ModelTask {
         if self.answer_done_restarts() || !self.replacements.is_empty() {
             return;
         }
-        if let Some(replica) = self.units.iter().find(is_not_newer(oldest)).map(|unit| unit.replica) {
+        let older = self.units.with_role(UnitRole::Current).find(|unit| unit.is_not_newer(oldest));
+        if let Some(replica) = older.map(|unit| unit.replica) {
             self.replace_replica(replica, Reason::Operator);
             let by = self.operators.restarts.first().and_then(|restart| restart.by.as_deref());
             self.replacements.note_operator(replica, by);
@@ -271,16 +276,17 @@ impl ModelTask {
     pub(super) fn answer_done_restarts(&mut self) -> bool {
         let serves =
             |unit: &ProcessUnit| unit.role != UnitRole::Current || unit.phase() == BackendPhase::Ready;
-        if !self.replacements.is_empty() || !self.units.iter().all(serves) {
+        if !self.replacements.is_empty() || !self.units.all.iter().all(serves) {
             return false;
         }
-        let done = |after| !self.units.iter().any(|unit| is_not_newer(after)(&unit));
-        let count = self.operators.restarts.iter().take_while(|restart| done(restart.after)).count();
-        for restart in self.operators.restarts.drain(..count).collect::<Vec<_>>() {
-            let current = |id| self.units.iter().any(|unit| unit.generation() == id);
-            let entries =
-                self.replacements.last.iter().filter(|entry| entry.to.is_some() && current(entry.to));
-            let entries = entries.cloned().collect();
+        let is_done = |after| !self.units.with_role(UnitRole::Current).any(|unit| unit.is_not_newer(after));
+        let restarts = &mut self.operators.restarts;
+        let count = restarts.iter().take_while(|restart| is_done(restart.after)).count();
+        for restart in restarts.drain(..count).collect::<Vec<_>>() {
+            let is_present = |entry: &&LedgerEntry| {
+                entry.to.is_some_and(|generation| self.units.with_generation(generation).is_some())
+            };
+            let entries = self.replacements.last.iter().filter(is_present).cloned().collect();
             self.answer(restart.reply, Ok(entries));
         }
         count > 0
@@ -288,12 +294,9 @@ impl ModelTask {
 
     /// Handles drains that operators requested: done when the processes that ran at the request are gone.
     fn settle_drains(&mut self) {
-        let lives = |id: &GenerationId| self.units.iter().any(|unit| unit.generation() == Some(*id));
-        let (waiting, done) = std::mem::take(&mut self.operators.drains)
-            .into_iter()
-            .partition(|drain| drain.generations.iter().any(lives));
-        self.operators.drains = waiting;
-        let done: Vec<DrainRequest> = done;
+        let lives = |id: &GenerationId| self.units.with_generation(*id).is_some();
+        let is_done = |drain: &mut DrainRequest| !drain.generations.iter().any(lives);
+        let done: Vec<_> = self.operators.drains.extract_if(.., is_done).collect();
         for drain in done {
             self.answer(drain.reply, Ok(()));
         }
@@ -302,7 +305,7 @@ impl ModelTask {
     /// Carries out removal and shutdown: running requests may continue until the deadline, and no process
     /// is started.
     fn settle_end(&mut self) {
-        let (late, over) = match self.end {
+        let (late, over) = match self.life.end {
             None => return,
             Some(TaskEnd::Removed) => (false, true),
             Some(TaskEnd::Shutdown(deadline)) => {
@@ -313,21 +316,20 @@ impl ModelTask {
                 (late, late || self.leases.is_idle())
             }
         };
-        for id in self.ids() {
-            if over || self.unit(id).is_some_and(|unit| unit.phase() != BackendPhase::Ready) {
+        for id in self.units.ids() {
+            if over || self.units.get(id).is_some_and(|unit| unit.phase() != BackendPhase::Ready) {
                 self.step_machine(id, LifecycleEvent::Down);
             }
-            if late && self.unit(id).is_some_and(|unit| unit.phase() == BackendPhase::Draining) {
+            if late && self.units.get(id).is_some_and(|unit| unit.phase() == BackendPhase::Draining) {
                 self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
             }
         }
     }
 }
 
-/// Predicate for current units whose process is not newer than the generation `after` of a requested
-/// restart.
-fn is_not_newer(after: GenerationId) -> impl Fn(&&ProcessUnit) -> bool {
-    move |unit| {
-        unit.role == UnitRole::Current && unit.generation().is_none_or(|generation| generation <= after)
+impl ProcessUnit {
+    /// True if the process is not newer than the generation `after` of a requested restart.
+    fn is_not_newer(&self, after: GenerationId) -> bool {
+        self.generation().is_none_or(|generation| generation <= after)
     }
 }

@@ -13,7 +13,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warden_policies::GenerationId;
 use warden_policies::lifecycle::BackendPhase;
 
 use super::{HelperReport, ModelTask};
@@ -30,26 +29,24 @@ impl ModelTask {
     pub(super) fn spread_settings(&mut self) {
         let timeout = self.spec.lifecycle.probe_timeout;
         for (from, path) in self.leases.settings.take_fresh() {
-            let others: Vec<(GenerationId, Arc<dyn BackendProcess>, bool)> = self
-                .units
-                .iter()
-                .filter_map(|unit| {
-                    let live = unit.live.as_ref().filter(|live| live.id != from)?;
-                    let process = live.process.clone()?;
-                    // A starting process gets the settings with its probe, unless that has just ended:
-                    // apply them, but ignore failures.
-                    let counts = unit.phase() != BackendPhase::Starting;
-                    Some((live.id, process, counts))
-                })
-                .collect();
-            for (generation, process, counts) in others {
-                let (leases, path) = (Arc::clone(&self.leases), path.clone());
-                self.spawn_helper(generation, async move {
-                    let unset = apply_settings(process.as_ref(), &leases.settings, timeout, |setting| setting.path == path).await;
-                    let told = unset.into_iter().filter(|_| counts);
-                    HelperReport::SettingsFailed(told.map(|(path, why)| {
-                        format!("what was set by `POST {path}` is not set in another process of the model: {why}; set it again")
-                    }).collect())
+            for unit in &self.units.all {
+                let Some(live) = unit.live.as_ref().filter(|live| live.id != from) else { continue };
+                let Some(process) = live.child.process.clone() else { continue };
+                // A starting process gets the settings with its probe, unless that has just ended: apply
+                // them, but ignore failures.
+                let counts = unit.phase() != BackendPhase::Starting;
+                let leases = Arc::clone(&self.leases);
+                let path = path.clone();
+                self.mail.spawn_helper(live.id, async move {
+                    let is_wanted = |setting: &ClientSetting| setting.path == path;
+                    let unset = apply_settings(process.as_ref(), &leases.settings, timeout, is_wanted).await;
+                    let told = unset.into_iter().filter(|_| counts).map(|(path, why)| {
+                        format!(
+                            "what was set by `POST {path}` is not set in another process of the model: {why}; set it \
+                             again"
+                        )
+                    });
+                    HelperReport::SettingsFailed(told.collect())
                 });
             }
         }
@@ -78,7 +75,8 @@ async fn apply_settings(
     timeout: Duration,
     wanted: impl Fn(&ClientSetting) -> bool,
 ) -> Vec<(String, String)> {
-    let (mut done, mut unset) = (Vec::<ClientSetting>::new(), Vec::new());
+    let mut done = Vec::<ClientSetting>::new();
+    let mut unset = Vec::new();
     for _ in 0..MAX_SETTING_ROUNDS {
         let all = settings.all().into_iter().filter(|setting| wanted(setting) && !done.contains(setting));
         let missing: Vec<ClientSetting> = all.collect();

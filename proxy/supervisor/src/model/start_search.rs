@@ -1,4 +1,8 @@
-//! Searches for an option with which a process that dies while loading can start; once per command.
+//! Finds a way to start a model that does not start as configured: its fallback arguments, or a search for an
+//! option with which a process that dies while loading can start.
+//!
+//! The fallback arguments stay in use until the model is unloaded or gets another configuration. A search is
+//! made once per command:
 //!
 //! ```text
 //!     dies, dies again ── no process runs, room is granted ──> search (a writer task) ──> finding, stored
@@ -14,20 +18,32 @@
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
+use warden_policies::ModelName;
+use warden_policies::book::MemoryNeeds;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::start_search::{StartFinding, StartSwitch};
-use warden_policies::{GpuIndex, ModelName};
 
 use super::loading::LoadState;
 use super::unit::{ProcessUnit, UnitRole};
-use super::{ModelTask, TaskCustody, TaskMessage};
-use crate::error::BackendFailure;
+use super::{ModelTask, TaskMessage};
+use crate::error::{BackendFailure, FailureKind};
 use crate::memory::leak_history;
 use crate::process::failure::StartEnd;
 use crate::solo::{SoloSpec, SoloStarter};
-use crate::spec::ServerCommand;
+use crate::spec::{FallbackSpec, ServerCommand, SharedSpec};
 use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
+
+/// Consecutive starts without enough memory before the fallback arguments are used. After the first such
+/// start, other models make more room.
+const SHORT_STARTS: u32 = 2;
+
+/// Configured command and memory needs, kept while the fallback arguments are in use.
+#[derive(Debug)]
+pub(super) struct ConfiguredCommand {
+    command: ServerCommand,
+    needs: Option<MemoryNeeds>,
+}
 
 /// Deaths of processes with one command before they were ready.
 #[derive(Debug, Default)]
@@ -37,7 +53,6 @@ pub(super) struct DeadStarts {
     key: String,
     /// Consecutive deaths with the configured command.
     deaths: u32,
-    /// Description of the last death.
     death: String,
     finding: Option<StartFinding>,
     /// Number of the search under way, and the token that cancels it.
@@ -53,13 +68,80 @@ impl DeadStarts {
 }
 
 impl ModelTask {
+    /// Uses the fallback arguments from the next start on, if there are any and the model has no process.
+    /// Returns true if they were not in use before and now are.
+    pub(super) fn fall_back(&mut self, because: &str) -> bool {
+        let Some(fallback) = self.spec.fallback.clone() else { return false };
+        if self.room.configured.is_some() || self.units.any_process() {
+            return false;
+        }
+        let message = format!("started with {} added, because {because}", fallback.args.join(" "));
+        self.use_fallback(fallback);
+        self.log_event(None, EventKind::FallsBack { message });
+        self.apply_loading();
+        if self.room.is_granted() {
+            // Return the room: it was granted for the larger configuration.
+            self.give_room_back();
+        }
+        self.retry_failed();
+        true
+    }
+
+    fn use_fallback(&mut self, fallback: FallbackSpec) {
+        let command = self.spec.command.clone();
+        self.spec.command.args.extend(fallback.args);
+        let needs = std::mem::replace(&mut self.spec.loading.needs, fallback.needs);
+        self.room.configured = Some(ConfiguredCommand { command, needs });
+    }
+
+    /// Uses the fallback arguments, because processes taken over from the previous instance run with them.
+    pub(super) fn inherit_fallback(&mut self) {
+        if let Some(fallback) = self.spec.fallback.clone() {
+            self.use_fallback(fallback);
+            self.apply_loading();
+        }
+    }
+
+    /// Uses the fallback arguments if starts lacked memory although other models had made room.
+    pub(super) fn settle_fallback(&mut self) {
+        let is_short = |unit: &&ProcessUnit| {
+            unit.start_failures >= SHORT_STARTS
+                && unit.failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::OutOfMemory)
+        };
+        let short = self.units.all.iter().find(is_short).and_then(|unit| unit.failure.clone());
+        if let Some(failure) = short {
+            self.fall_back(&failure.message);
+        }
+    }
+
+    /// Returns to the configured command, because there may be more room at the next start.
+    pub(super) fn restore_configured(&mut self) {
+        if let Some(ConfiguredCommand { command, needs }) = self.room.configured.take() {
+            self.spec.command = command;
+            self.spec.loading.needs = needs;
+        }
+    }
+
+    /// Keeps the fallback in use when new settings have the same command and fallback arguments.
+    pub(super) fn keep_fallback(&mut self, mut spec: SharedSpec) -> SharedSpec {
+        let Some(whole) = self.room.configured.take() else { return spec };
+        let Some(fallback) = spec.fallback.clone() else { return spec };
+        let had_same = self.spec.fallback.as_ref().is_some_and(|known| known.args == fallback.args);
+        if had_same && spec.command == whole.command {
+            spec.command = self.spec.command.clone();
+            let needs = std::mem::replace(&mut spec.loading.needs, fallback.needs);
+            self.room.configured = Some(ConfiguredCommand { needs, ..whole });
+        }
+        spec
+    }
+
     pub(super) fn is_searching(&self) -> bool {
-        self.dead_starts.search.is_some()
+        self.experience.dead_starts.search.is_some()
     }
 
     /// Cancels a search. When its result message arrives, its process is gone.
     pub(super) fn stop_start_search(&self) {
-        if let Some((_, stop)) = &self.dead_starts.search {
+        if let Some((_, stop)) = &self.experience.dead_starts.search {
             stop.cancel();
         }
     }
@@ -68,21 +150,25 @@ impl ModelTask {
     /// `failure`. Returns true if the next start needs a change of the configuration.
     pub(super) fn note_start_death(&mut self, end: &StartEnd<'_>, failure: &mut BackendFailure) -> bool {
         let exit = if let StartEnd::Exited(exit, _) = end { Some(*exit) } else { None };
+        let dead = &mut self.experience.dead_starts;
         let Some(death) = death_at_load(exit, failure) else {
-            self.dead_starts.forget_deaths();
+            dead.forget_deaths();
             return false;
         };
-        if self.dead_starts.command.as_ref() != Some(&self.spec.command) {
-            let (key, searches) = (leak_history::process_key(&self.spec.command), self.dead_starts.searches);
-            let finding = self.context.leak_history.start_finding(&key);
-            let command = Some(self.spec.command.clone());
-            let search = self.dead_starts.search.take();
-            self.dead_starts =
-                DeadStarts { command, key, finding, search, searches, ..DeadStarts::default() };
+        if dead.command.as_ref() != Some(&self.spec.command) {
+            let key = leak_history::process_key(&self.spec.command);
+            *dead = DeadStarts {
+                command: Some(self.spec.command.clone()),
+                finding: self.context.leak_history.start_finding(&key),
+                key,
+                search: dead.search.take(),
+                searches: dead.searches,
+                ..DeadStarts::default()
+            };
         }
-        self.dead_starts.deaths += 1;
-        self.dead_starts.death = death;
-        let Some(finding) = self.dead_starts.finding.as_ref().filter(|finding| finding.is_lasting()) else {
+        dead.deaths += 1;
+        dead.death = death;
+        let Some(finding) = dead.finding.as_ref().filter(|finding| finding.is_lasting()) else {
             return false;
         };
         failure.message = format!("{}; {}", failure.message, finding.advice());
@@ -91,18 +177,16 @@ impl ModelTask {
 
     /// Begins a search that is due, and cancels a search that is not allowed any more.
     pub(super) fn settle_start_search(&mut self) {
-        let may = self.may_search();
-        if !may {
+        if !self.may_search() {
             self.stop_start_search();
             return;
         }
         let policy = warden_policies::defaults().start_search;
-        match &self.dead_starts.finding {
-            None if !self.is_searching() && self.dead_starts.deaths >= policy.deaths => {
-                self.begin_start_search();
-            }
+        let dead = &self.experience.dead_starts;
+        match &dead.finding {
+            None if dead.search.is_none() && dead.deaths >= policy.deaths => self.begin_start_search(),
             Some(finding) if finding.switch().is_some_and(StartSwitch::is_fallback) => {
-                let because = format!("it died while it loaded: {}", self.dead_starts.death);
+                let because = format!("it died while it loaded: {}", dead.death);
                 self.fall_back(&because);
             }
             _ => {}
@@ -115,26 +199,25 @@ impl ModelTask {
         let waits = |unit: &ProcessUnit| {
             unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0
         };
-        self.end.is_none()
-            && self.custody == TaskCustody::Ours
+        self.life.end.is_none()
             // A canary runs next to a model that serves, so a search would compete with that model.
             && self.spec.canary_of.is_none()
-            && matches!(self.load_state, LoadState::Granted { asking: None, .. })
+            && matches!(self.room.state, LoadState::Granted { asking: None, .. })
             && self.replacements.is_empty()
-            && self.live_generations().next().is_none()
-            && self.units.iter().any(waits)
-            && self.dead_starts.command.as_ref() == Some(&self.spec.command)
+            && !self.units.any_process()
+            && self.units.all.iter().any(waits)
+            && self.experience.dead_starts.command.as_ref() == Some(&self.spec.command)
     }
 
     fn begin_start_search(&mut self) {
-        let fallback = self.spec.fallback.as_ref().filter(|_| self.configured_command.is_none());
-        let fallback = fallback.map(|fallback| StartSwitch {
-            args: fallback.args.clone(),
-            line: "its `fallback` says so".to_owned(),
-            ..StartSwitch::default()
-        });
-        let switches: Vec<StartSwitch> =
-            fallback.into_iter().chain(self.spec.start_switches.iter().cloned()).collect();
+        let mut switches = self.spec.start_switches.clone();
+        if let Some(fallback) = &self.spec.fallback
+            && self.room.configured.is_none()
+        {
+            let line = "its `fallback` says so".to_owned();
+            let args = fallback.args.clone();
+            switches.insert(0, StartSwitch { args, line, ..StartSwitch::default() });
+        }
         if switches.is_empty() {
             return;
         }
@@ -150,10 +233,10 @@ impl ModelTask {
             Ok(starter) => starter,
             Err(error) => {
                 tracing::warn!(model = %self.spec.name, %error, "cannot search for a switch that starts it");
-                return self.dead_starts.forget_deaths();
+                return self.experience.dead_starts.forget_deaths();
             }
         };
-        let (deaths, death) = (self.dead_starts.deaths, self.dead_starts.death.clone());
+        let deaths = self.experience.dead_starts.deaths;
         self.log_event(None, EventKind::StartSearchBegan { deaths, switches: switches.len() });
         let spec = SoloSpec {
             command: self.spec.command.clone(),
@@ -161,16 +244,17 @@ impl ModelTask {
             socket: self.spec.run.socket,
             facts: self.spec.facts,
         };
-        let mut hunt = StartSearchRun { spec, switches, deaths, death };
+        let dead = &mut self.experience.dead_starts;
+        let mut hunt = StartSearchRun { spec, switches, deaths, death: dead.death.clone() };
         let stop = CancellationToken::new();
-        self.dead_starts.searches += 1;
-        let number = self.dead_starts.searches;
-        self.dead_starts.search = Some((number, stop.clone()));
-        let (world, outbox, limit) =
-            (Arc::clone(&self.context.world), self.outbox.clone(), self.watch.sensors.read_limit);
-        let gpus = self.replica_gpus(0).into_iter();
-        let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
-        self.searches.spawn(async move {
+        dead.searches += 1;
+        let number = dead.searches;
+        dead.search = Some((number, stop.clone()));
+        let world = Arc::clone(&self.context.world);
+        let outbox = self.mail.outbox.clone();
+        let limit = self.watch.sensors.read_limit;
+        let gpus = self.room.replica_gpus(0, &self.spec);
+        self.mail.searches.spawn(async move {
             if !gpus.is_empty()
                 && let Some(only) = world.gpu_restriction(gpus, limit).await
             {
@@ -179,24 +263,25 @@ impl ModelTask {
             let finding = hunt.run(&starter, &mut |_| {}, &stop).await;
             outbox.send(TaskMessage::StartSearched(number, Box::new(finding)));
         });
-        self.note_action();
+        self.life.note_action();
     }
 
     pub(super) fn note_start_search(&mut self, number: u64, finding: StartFinding) {
-        let Some((_, stop)) = self.dead_starts.search.take_if(|(own, _)| *own == number) else { return };
-        self.note_action();
-        if stop.is_cancelled() || self.dead_starts.command.as_ref() != Some(&self.spec.command) {
+        let dead = &mut self.experience.dead_starts;
+        let Some((_, stop)) = dead.search.take_if(|(own, _)| *own == number) else { return };
+        self.life.note_action();
+        if stop.is_cancelled() || dead.command.as_ref() != Some(&self.spec.command) {
             return;
         }
         if finding.is_lasting() {
             let keep = self.watch.sensors.priors_kept;
-            let (key, name) = (&self.dead_starts.key, &self.spec.name);
-            self.context.leak_history.keep_start_finding(key, name, finding.clone(), keep);
+            let history = &self.context.leak_history;
+            history.keep_start_finding(&dead.key, &self.spec.name, finding.clone(), keep);
         }
         self.log_event(None, EventKind::StartSearched { finding: finding.clone() });
         let needs_change = finding.switch().is_some_and(|switch| !switch.is_fallback());
-        for id in self.ids() {
-            let Some(unit) = self.unit_mut(id).filter(|unit| unit.start_failures > 0) else { continue };
+        for id in self.units.ids() {
+            let Some(unit) = self.units.get_mut(id).filter(|unit| unit.start_failures > 0) else { continue };
             if let Some(failure) = &mut unit.failure {
                 failure.message = format!("{}; {}", failure.message, finding.advice());
             }
@@ -204,6 +289,6 @@ impl ModelTask {
                 self.step_machine(id, LifecycleEvent::Stuck);
             }
         }
-        self.dead_starts.finding = Some(finding);
+        self.experience.dead_starts.finding = Some(finding);
     }
 }

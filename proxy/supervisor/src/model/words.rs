@@ -17,10 +17,10 @@ pub(super) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -
     Some(parts.join("; "))
 }
 
-/// Sentence about a change of a growth verdict.
 pub(super) fn verdict_sentence(change: &VerdictChange) -> String {
     let growth = &change.growth;
-    let (now, before) = (growth.verdict.as_str(), change.before.as_str());
+    let now = growth.verdict.as_str();
+    let before = change.before.as_str();
     let mut parts =
         vec![format!("{}: {now} since request {} (was {before})", growth.series, growth.since_request)];
     parts.extend(growth.slope.as_ref().map(phrases::slope_phrase));

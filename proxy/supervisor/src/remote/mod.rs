@@ -23,11 +23,10 @@ use warden_policies::lifecycle::BackendPhase;
 
 use crate::clock;
 use crate::error::{BackendFailure, ControlError, FailureKind, LeaseDenied};
-use crate::lease::address::LeaseAddress;
-use crate::lease::cell::GenerationCell;
+use crate::lease::cell::{GenerationCell, LeaseAddress};
 use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::model::context::FleetContext;
-use crate::model::mailbox::{TaskInbox, TaskOutbox, mailbox};
+use crate::model::message::{TaskInbox, TaskOutbox, mailbox};
 use crate::model::{ControlMessage, TaskMessage};
 use crate::origin::probe::{EndpointInfo, ProbeFailure, probe};
 use crate::spec::RemoteSpec;
@@ -198,14 +197,7 @@ impl RemoteTask {
             ControlMessage::Shutdown(until) => return NextStep::End(until),
             ControlMessage::Disband => return NextStep::End(Instant::now()),
             ControlMessage::Apply(..)
-            | ControlMessage::Load(..)
-            | ControlMessage::Unload(_)
-            | ControlMessage::ReclaimForOther
-            | ControlMessage::Stay { .. }
-            | ControlMessage::Reload { .. }
-            | ControlMessage::LoadAlong
-            | ControlMessage::DropKeptState
-            | ControlMessage::NeverLoad { .. }
+            | ControlMessage::Loading(_)
             | ControlMessage::HandOver(_)
             | ControlMessage::Thaw
             | ControlMessage::LetGo(_)
@@ -282,7 +274,7 @@ impl RemoteTask {
             }
             Err(ProbeFailure::Timeout(why)) => {
                 self.probe.slow_count += 1;
-                let works = self.cell.progressed_since(self.probe.since);
+                let works = self.cell.pulses.received_since(self.probe.since);
                 let answers = matches!(self.standing, EndpointState::Answers { .. }) && !self.probe.in_doubt;
                 if works || answers && self.probe.slow_count < numbers.slow {
                     // A busy endpoint may be too slow for a probe, so it still counts as serving.
@@ -394,23 +386,12 @@ impl RemoteTask {
             EndpointState::Silent(_) => (BackendPhase::Backoff, None),
         };
         BackendView {
-            replica: 0,
             generation: Some(self.cell.id),
-            phase,
-            pid: None,
-            program: None,
             ready_since,
             in_flight: self.leases.in_flight(self.cell.id),
             slots: Some(self.spec.max_in_flight),
-            host: None,
-            host_at_ready: None,
             work: self.cell.work(),
-            report: None,
-            memory: crate::view::MemoryView::default(),
-            health: crate::view::HealthView::default(),
-            degraded: None,
-            reclaim: crate::view::ReclaimView::default(),
-            next: None,
+            ..BackendView::without_process(0, phase)
         }
     }
 }

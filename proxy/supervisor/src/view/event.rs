@@ -16,11 +16,9 @@ use warden_policies::{GenerationId, ModelName, Reason, RecycleDecision};
 use crate::clock;
 use crate::error::{BackendFailure, NoRoom};
 use crate::sync::lock;
-use crate::view::canary::CanaryEntry;
+use crate::view::entry::{CanaryEntry, PinEntry, ReclaimEntry};
 use crate::view::ledger::{LedgerEntry, ReplacementMode};
 use crate::view::log::MAX_LISTENER_LAG;
-use crate::view::pin_entry::PinEntry;
-use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -359,7 +357,6 @@ pub struct EventTail {
     pub receiver: broadcast::Receiver<FleetEvent>,
 }
 
-/// Stores and sends events.
 #[derive(Debug)]
 pub(crate) struct EventJournal {
     keep: usize,
@@ -418,14 +415,7 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
         EventKind::Starting { pid, .. } => tracing::info!(model, generation, pid, "starting"),
         EventKind::TakenOver { pid, .. } => tracing::info!(model, generation, pid, "taken over"),
         EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
-        EventKind::Suspect { crash: Some(line), .. } => {
-            let line = warden_policies::secrets::redact_text(line);
-            tracing::warn!(model, generation, "suspect: it logged what looks like a crash: {line}");
-        }
-        EventKind::Suspect { refused: true, .. } => {
-            tracing::info!(model, generation, "suspect: it refused or broke a connection; probing it");
-        }
-        EventKind::Suspect { .. } => tracing::warn!(model, generation, "suspect: it does not answer probes"),
+        EventKind::Suspect { refused, crash } => log_suspect(model, &generation, *refused, crash.as_deref()),
         EventKind::Recovered => tracing::info!(model, generation, "it answers probes again"),
         EventKind::Draining { in_flight } => tracing::info!(model, generation, in_flight, "draining"),
         EventKind::Unloaded { idle_ms } => {
@@ -476,38 +466,28 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
         EventKind::RecycleBegan { reason, mode, note } => {
             tracing::info!(model, generation, %reason, mode = mode.as_str(), note, "replacement began");
         }
-        EventKind::RecycleDone { entry } => match &entry.failed {
-            None => {
-                let warm = entry.warm.as_ref().map(ToString::to_string);
-                tracing::info!(
-                    model, reason = %entry.reason, gap_ms = entry.gap_ms, carried_over = entry.carried_over,
-                    cut = entry.cut, warm, "replaced"
-                );
-            }
-            Some(why) if entry.given_up => {
-                tracing::info!(model, reason = %entry.reason, "replacement given up: {why}");
-            }
-            Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
-        },
+        EventKind::RecycleDone { entry } => log_replacement(model, entry),
         EventKind::Reclaimed { entry } => {
-            tracing::info!(model, generation, reason = %entry.reason, helped = entry.helped, "asked to give memory back: {}", entry.sentence());
+            tracing::info!(
+                model, generation, reason = %entry.reason, helped = entry.helped,
+                "asked to give memory back: {}", entry.sentence()
+            );
         }
         EventKind::CameBack { warmth } => tracing::info!(model, generation, "loaded again: {warmth}"),
         EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
-        EventKind::Verdict { growth, message, .. } => match growth.verdict {
-            GrowthVerdict::Suspected | GrowthVerdict::Leaking => {
-                tracing::warn!(model, generation, "{message}");
-            }
-            _ => tracing::info!(model, generation, "{message}"),
-        },
+        EventKind::Verdict { growth, message, .. } if growth.verdict.grows() => {
+            tracing::warn!(model, generation, "{message}");
+        }
+        EventKind::Verdict { message, .. } => tracing::info!(model, generation, "{message}"),
         EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
-        EventKind::SettingLost { message } => tracing::warn!(model, generation, "{message}"),
+        EventKind::SettingLost { message } | EventKind::VramUnknown { message } => {
+            tracing::warn!(model, generation, "{message}");
+        }
         EventKind::EndpointAnswers { url } => {
             tracing::info!(model, generation, "the endpoint `{url}` answers");
         }
         EventKind::EndpointSilent { failure } => tracing::warn!(model, generation, "{}", failure.message),
         EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
-        EventKind::VramUnknown { message } => tracing::warn!(model, generation, "{message}"),
         EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
         EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
         EventKind::CanaryBegan { binary, share } => {
@@ -521,6 +501,43 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
             tracing::info!(model, pinned = entry.pinned, by = entry.by, "pin set by an operator");
         }
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
+        EventKind::RequestsSuspected { .. }
+        | EventKind::RequestQuarantined { .. }
+        | EventKind::RequestsReleased { .. }
+        | EventKind::RequestCancelled { .. } => log_request_event(model, &generation, kind),
+        EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
+    }
+}
+
+fn log_suspect(model: &str, generation: &str, refused: bool, crash: Option<&str>) {
+    if let Some(line) = crash {
+        let line = warden_policies::secrets::redact_text(line);
+        tracing::warn!(model, generation, "suspect: it logged what looks like a crash: {line}");
+    } else if refused {
+        tracing::info!(model, generation, "suspect: it refused or broke a connection; probing it");
+    } else {
+        tracing::warn!(model, generation, "suspect: it does not answer probes");
+    }
+}
+
+fn log_replacement(model: &str, entry: &LedgerEntry) {
+    match &entry.failed {
+        None => {
+            let warm = entry.warm.as_ref().map(ToString::to_string);
+            tracing::info!(
+                model, reason = %entry.reason, gap_ms = entry.gap_ms, carried_over = entry.carried_over,
+                cut = entry.cut, warm, "replaced"
+            );
+        }
+        Some(why) if entry.given_up => {
+            tracing::info!(model, reason = %entry.reason, "replacement given up: {why}");
+        }
+        Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
+    }
+}
+
+fn log_request_event(model: &str, generation: &str, kind: &EventKind) {
+    match kind {
         EventKind::RequestsSuspected { fingerprints } => {
             let count = fingerprints.len();
             tracing::warn!(
@@ -537,7 +554,7 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
         EventKind::RequestCancelled { request, state, by } => {
             tracing::info!(model, generation, request, state, by, "request cancelled");
         }
-        EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
+        _ => {}
     }
 }
 

@@ -18,9 +18,6 @@ use warden_sensors::report::ContextTotals;
 use crate::state::line_file::AppendFile;
 use crate::state::{StateKind, StateWriter, is_tolerable};
 use crate::sync::lock;
-use crate::view::canary::CanaryEntry;
-use crate::view::pin_entry::PinEntry;
-use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Order of the steps that replace a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -239,35 +236,16 @@ impl LedgerWriter {
         &self.path
     }
 
-    /// Number of the next entry.
     pub(crate) fn next_number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Appends a replacement.
-    pub(crate) fn append(&self, entry: &LedgerEntry) {
-        self.write(entry);
-    }
-
-    /// Appends a reclaim.
-    pub(crate) fn append_reclaim(&self, entry: &ReclaimEntry) {
-        self.write(entry);
-    }
-
-    /// Appends a pin.
-    pub(crate) fn append_pin(&self, entry: &PinEntry) {
-        self.write(entry);
-    }
-
-    /// Appends a canary.
-    pub(crate) fn append_canary(&self, entry: &CanaryEntry) {
-        self.write(entry);
-    }
-
-    fn write(&self, entry: &impl Serialize) {
+    /// Appends a replacement, reclaim, pin or canary.
+    pub(crate) fn append(&self, entry: &impl Serialize) {
         match serde_json::to_value(entry) {
             Ok(entry) => {
-                let (line, file) = (secrets::redact_json(entry).to_string(), Arc::clone(&self.file));
+                let line = secrets::redact_json(entry).to_string();
+                let file = Arc::clone(&self.file);
                 self.state.write(StateKind::Ledger, line.len(), move || lock(&file).append_line(&line));
             }
             Err(error) => tracing::error!(%error, "an entry of the ledger cannot be written as JSON"),

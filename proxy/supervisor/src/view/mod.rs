@@ -1,14 +1,12 @@
 //! Published state: one immutable, numbered view of the fleet for status, metrics and `/v1/models`. The
 //! view is not used to send requests: sending needs a lease.
 
-pub mod canary;
+pub mod entry;
 pub mod event;
 pub mod ledger;
 pub mod log;
-pub mod pin_entry;
 pub(crate) mod publish;
 pub mod ready_since;
-pub mod reclaim_entry;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,10 +26,8 @@ use warden_policies::{GenerationId, ModelName, Reason, RecycleDecision, WorkDone
 use warden_sensors::{CgroupMemory, CudaReport, HostTotals};
 
 use crate::error::BackendFailure;
-use crate::view::canary::CanaryView;
-use crate::view::pin_entry::PinView;
+use crate::view::entry::{CanaryView, PinView, ReclaimEntry};
 use crate::view::ready_since::ReadySince;
-use crate::view::reclaim_entry::ReclaimEntry;
 
 /// State of the fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -311,6 +307,29 @@ pub struct BackendView {
 }
 
 impl BackendView {
+    /// View of a replica without a process.
+    pub(crate) fn without_process(replica: u32, phase: BackendPhase) -> Self {
+        Self {
+            replica,
+            generation: None,
+            phase,
+            pid: None,
+            program: None,
+            ready_since: None,
+            in_flight: 0,
+            slots: None,
+            host: None,
+            host_at_ready: None,
+            work: WorkDone::default(),
+            report: None,
+            memory: MemoryView::default(),
+            health: HealthView::default(),
+            degraded: None,
+            reclaim: ReclaimView::default(),
+            next: None,
+        }
+    }
+
     /// Bytes of one kind of memory that the process held at the last reading, if known.
     pub fn held(&self, memory: MemoryKind) -> Option<u64> {
         match memory {

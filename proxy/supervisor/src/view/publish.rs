@@ -1,10 +1,10 @@
 //! Combines the models' views into one numbered view of the fleet.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
-use warden_policies::ModelName;
+use warden_policies::{GpuIndex, ModelName};
 use warden_sensors::HostTotals;
 
 use crate::sync::lock;
@@ -26,6 +26,8 @@ struct PublisherState {
     /// one.
     pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
+    /// Descriptions of memory that did not come back after a process ended, by GPU.
+    leaks: BTreeMap<GpuIndex, String>,
     host: Option<HostTotals>,
     /// The machine was read since the last publication.
     machine_is_new: bool,
@@ -69,11 +71,23 @@ impl ViewPublisher {
     }
 
     /// Sets the last reading of the machine, which is published with the next change of a model.
-    pub(crate) fn set_machine(&self, devices: Vec<DeviceView>, host: Option<HostTotals>) {
+    pub(crate) fn set_machine(&self, mut devices: Vec<DeviceView>, host: Option<HostTotals>) {
         let mut desk = lock(&self.desk);
+        for device in &mut devices {
+            device.leak = desk.leaks.get(&device.gpu).cloned();
+        }
         desk.devices = devices;
         desk.host = host.or(desk.host);
         desk.machine_is_new = true;
+    }
+
+    /// Sets or clears the description of memory that did not come back; shown from the next reading on.
+    pub(crate) fn set_leak(&self, gpu: GpuIndex, message: Option<String>) {
+        let leaks = &mut lock(&self.desk).leaks;
+        match message {
+            Some(message) => leaks.insert(gpu, message),
+            None => leaks.remove(&gpu),
+        };
     }
 
     /// Publishes a new view. The caller holds the lock of the state, so that views are published in order
@@ -92,7 +106,8 @@ impl ViewPublisher {
             }));
             views
         };
-        let (models, canaries) = (shown(&desk.order), shown(&desk.canaries));
+        let models = shown(&desk.order);
+        let canaries = shown(&desk.canaries);
         self.sender.send_replace(Arc::new(FleetView {
             number: desk.number,
             models,

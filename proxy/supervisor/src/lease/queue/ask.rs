@@ -1,4 +1,5 @@
-//! Functions of the queue for requests: asking for a lease, waiting for it, leaving.
+//! Functions of the queue for requests: asking for a lease, waiting for it, leaving, and the expected time
+//! until the next process serves. Requests that would wait too long for it are refused.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 use warden_policies::dispatch::{LeaseAnswer, LeaseGrant, LeaseKind, QueueTicket};
 use warden_policies::{GenerationId, WorkDone};
 
-use super::{LeaseQueue, QueueOutbox, QueueState, QueueWaiter};
+use super::{LeaseQueue, QueueState, QueueWaiter};
 use crate::clock;
 use crate::error::{LeaseDenied, NoRoom};
 use crate::lease::Lease;
@@ -17,12 +18,40 @@ use crate::lease::admit::{PromptFit, PromptSize};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
+/// Estimates for the next process of a model that has no serving process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NextProcess {
+    /// Moment when the start began; `None` if it has not begun.
+    pub since: Option<Instant>,
+    /// Duration of the model's last start; `None` if there was none in this run.
+    pub took: Option<Duration>,
+    /// Duration of the fastest start with the same command.
+    pub fastest: Option<Duration>,
+    /// True if the model waits for room in memory.
+    pub waits_for_room: bool,
+}
+
+impl NextProcess {
+    /// Remaining time, if the start takes as long as the last one.
+    pub fn time_left(&self, now: Instant) -> Option<Duration> {
+        self.took.map(|took| self.remaining(took, now))
+    }
+
+    /// Remaining time, if the start takes as long as the fastest one.
+    fn least_time_left(&self, now: Instant) -> Duration {
+        self.fastest.map_or(Duration::ZERO, |took| self.remaining(took, now))
+    }
+
+    fn remaining(&self, took: Duration, now: Instant) -> Duration {
+        took.saturating_sub(self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)))
+    }
+}
+
 enum QueueAnswer {
     Granted(Lease),
     Queued { ticket: QueueTicket, answer: oneshot::Receiver<Result<Lease, LeaseDenied>>, limit: WaitLimit },
 }
 
-/// Distinguishes a first lease from a repeated one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LeaseTurn {
     First,
@@ -30,7 +59,6 @@ enum LeaseTurn {
     Repeated,
 }
 
-/// Time limit of a waiting request.
 #[derive(Clone, Copy)]
 struct WaitLimit {
     since: Instant,
@@ -48,10 +76,8 @@ impl WaitLimit {
     }
 }
 
-/// Interval for checking the time limit while wait limits are paused.
 const PAUSED_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// State of a request when it left the queue.
 enum PlaceState {
     InQueue,
     /// The request waited for memory; with the shortage.
@@ -77,11 +103,7 @@ impl QueuePlace<'_> {
         }
         let Some(short) = state.admit.remove_waiting(self.ticket) else { return PlaceState::Gone };
         // Slots that were held for this request are free now.
-        let mut outbox = QueueOutbox::default();
-        self.leases.settle(&mut state, Vec::new(), &mut outbox);
-        drop(state);
-        drop(channel);
-        self.leases.deliver(outbox);
+        self.leases.settle_and_deliver(state, Vec::new());
         PlaceState::WithoutRoom(short)
     }
 }
@@ -93,7 +115,6 @@ impl Drop for QueuePlace<'_> {
 }
 
 impl LeaseQueue {
-    /// Waits for a lease. See [`crate::Fleet::lease`].
     pub(crate) async fn lease(
         self: &Arc<Self>,
         kind: LeaseKind,
@@ -127,17 +148,14 @@ impl LeaseQueue {
             }
             LeaseAnswer::Full { .. } => return None,
         };
-        let tokens = tokens.filter(|_| self.checks_prompts.load(Ordering::Relaxed));
+        let tokens = self.checked_tokens(tokens);
         let fits = tokens.is_none_or(|tokens| {
             let judged = state.admit.judge_prompt(&state.dispatch, generation, tokens, true);
             judged.action().is_none() || !state.admit.holds_prompts()
         });
         if !fits {
             let grants = state.dispatch.release(generation, kind);
-            let mut outbox = QueueOutbox::default();
-            self.settle(&mut state, grants, &mut outbox);
-            drop(state);
-            self.deliver(outbox);
+            self.settle_and_deliver(state, grants);
             return None;
         }
         if kind == LeaseKind::Slot {
@@ -157,7 +175,6 @@ impl LeaseQueue {
         Some(self.make_lease(cell, kind, Duration::ZERO))
     }
 
-    /// Adds work that a process did for requests of another instance.
     pub(crate) fn add_work(&self, generation: GenerationId, work: WorkDone) {
         if let Some(entry) = lock(&self.state).generations.get(&generation) {
             entry.cell.add_work(work);
@@ -182,7 +199,7 @@ impl LeaseQueue {
                 return answer.unwrap_or(Err(LeaseDenied::ShuttingDown));
             }
             let now = Instant::now();
-            let stood = lock(&self.state).paused_total();
+            let stood = lock(&self.state).pause.total();
             match limit.ends_at(stood, now) {
                 Some(end) => until = end.max(clock::after(now, PAUSED_POLL_INTERVAL)),
                 None => break,
@@ -211,7 +228,9 @@ impl LeaseQueue {
         if kind == LeaseKind::Slot {
             state.asked += 1;
         }
-        if let Some(denied) = (!open && turn == LeaseTurn::First).then(|| state.refuse_if_slow(now)).flatten()
+        if !open
+            && turn == LeaseTurn::First
+            && let Some(denied) = state.refuse_if_slow(now)
         {
             drop(state);
             self.wake.notify_one();
@@ -231,7 +250,7 @@ impl LeaseQueue {
         };
         match answer {
             LeaseAnswer::Granted(generation) => {
-                if let Some(tokens) = tokens.filter(|_| self.checks_prompts.load(Ordering::Relaxed)) {
+                if let Some(tokens) = self.checked_tokens(tokens) {
                     return self.admit_granted(state, generation, kind, tokens, now);
                 }
                 let cell = state.occupy_slot(generation, kind);
@@ -246,7 +265,7 @@ impl LeaseQueue {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens });
                 state.queued += 1;
-                let limit = WaitLimit { since: now, wait: state.wait, paused: state.paused_total() };
+                let limit = WaitLimit { since: now, wait: state.wait, paused: state.pause.total() };
                 drop(state);
                 if !open {
                     self.wake.notify_one();
@@ -278,11 +297,8 @@ impl LeaseQueue {
         let (sender, mut answer) = oneshot::channel();
         let ticket = state.dispatch.issue_ticket();
         state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens: Some(tokens) });
-        let limit = WaitLimit { since: now, wait: state.wait, paused: state.paused_total() };
-        let mut outbox = QueueOutbox::default();
-        self.settle(&mut state, vec![LeaseGrant { ticket, generation, kind }], &mut outbox);
-        drop(state);
-        self.deliver(outbox);
+        let limit = WaitLimit { since: now, wait: state.wait, paused: state.pause.total() };
+        self.settle_and_deliver(state, vec![LeaseGrant { ticket, generation, kind }]);
         match answer.try_recv() {
             Ok(Ok(lease)) => Ok(QueueAnswer::Granted(lease)),
             Ok(Err(denied)) => Err(denied),
@@ -297,5 +313,48 @@ impl LeaseQueue {
         }
         let state = lock(&self.state);
         state.admit.weigh_prompt(&state.dispatch, size)
+    }
+}
+
+impl QueueState {
+    /// Refuses a request that would wait in vain, because even the fastest start would take too long. The
+    /// client is told when to retry, and the model is loaded as if the request were waiting.
+    pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
+        let least = self.next_process.least_time_left(now);
+        if least <= self.wait {
+            return None;
+        }
+        let left = self.next_process.time_left(now).unwrap_or(least).max(least);
+        self.retry_expected = Some(clock::after(now, left.saturating_add(self.wait)));
+        Some(LeaseDenied::TooSlow { left, wait: self.wait })
+    }
+
+    /// True if a refused client was told when to retry, and its retry is still expected.
+    pub(super) fn expects(&self) -> bool {
+        self.retry_expected.is_some_and(|until| until > Instant::now())
+    }
+}
+
+impl LeaseQueue {
+    pub(crate) fn set_next_process(&self, coming: NextProcess) {
+        lock(&self.state).next_process = coming;
+    }
+
+    /// Expects no more retries, because an operator has drained the model.
+    pub(crate) fn expect_no_retries(&self) {
+        lock(&self.state).retry_expected = None;
+    }
+
+    pub(crate) fn refuses_requests(&self) -> bool {
+        let state = lock(&self.state);
+        let is_shut =
+            state.refusal.is_some() || state.next_process.least_time_left(Instant::now()) > state.wait;
+        !state.dispatch.any_open() && is_shut
+    }
+
+    /// Estimates for the next process; `None` while a process serves.
+    pub(crate) fn next_process(self: &Arc<Self>) -> Option<NextProcess> {
+        let state = lock(&self.state);
+        (!state.dispatch.any_open()).then_some(state.next_process)
     }
 }

@@ -7,9 +7,8 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::dispatch::QueueTicket;
 
-use super::refusal::QueueRefusal;
-use super::{GenerationEntry, LeaseQueue, OpenedGate, QueueOutbox, QueueState, send_answers};
-use crate::error::LeaseDenied;
+use super::{GenerationEntry, LeaseQueue, OpenedGate, QueueState, send_answers};
+use crate::error::{BackendFailure, LeaseDenied};
 use crate::lease::cell::GenerationCell;
 use crate::sync::lock;
 
@@ -27,10 +26,7 @@ impl LeaseQueue {
             state.refusal = None;
         }
         let grants = state.dispatch.open(cell.id, limit);
-        let mut outbox = QueueOutbox::default();
-        self.settle(&mut state, grants, &mut outbox);
-        drop(state);
-        self.deliver(outbox);
+        self.settle_and_deliver(state, grants);
         opened
     }
 
@@ -45,14 +41,10 @@ impl LeaseQueue {
     }
 
     /// Judges prompts that wait for memory again, and then releases the lock.
-    fn judge_waiting(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>) {
-        if state.admit.waiting() == 0 {
-            return;
+    fn judge_waiting(self: &Arc<Self>, state: MutexGuard<'_, QueueState>) {
+        if state.admit.waiting() > 0 {
+            self.settle_and_deliver(state, Vec::new());
         }
-        let mut outbox = QueueOutbox::default();
-        self.settle(&mut state, Vec::new(), &mut outbox);
-        drop(state);
-        self.deliver(outbox);
     }
 
     /// Closes a generation that refused a connection, and wakes the model's task to probe it.
@@ -71,7 +63,6 @@ impl LeaseQueue {
         std::mem::take(&mut lock(&self.state).doubted)
     }
 
-    /// Removes a generation whose process is gone.
     pub(crate) fn remove_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.close(generation);
@@ -103,7 +94,6 @@ impl LeaseQueue {
         send_answers(dismissed);
     }
 
-    /// Refuses all waiting requests.
     pub(crate) fn refuse_waiting(&self, denied: &LeaseDenied) {
         let dismissed = lock(&self.state).dismiss(denied);
         send_answers(dismissed);
@@ -120,8 +110,11 @@ impl LeaseQueue {
         let mut dismissed = Vec::new();
         for ticket in meant {
             let waits = state.dispatch.cancel(ticket) || state.admit.remove_waiting(ticket).is_some();
-            let waiter = state.waiters.remove(&ticket).filter(|_| waits);
-            dismissed.extend(waiter.map(|waiter| (waiter.answer, Err(denied.clone()))));
+            if let Some(waiter) = state.waiters.remove(&ticket)
+                && waits
+            {
+                dismissed.push((waiter.answer, Err(denied.clone())));
+            }
         }
         state.full_told &= state.waiting() >= state.depth;
         drop(state);
@@ -131,16 +124,48 @@ impl LeaseQueue {
     /// Pauses or resumes the time limits of waiting requests. They are paused while a process drains and
     /// stops.
     pub(crate) fn pause_clock(&self, stands: bool) {
-        let mut state = lock(&self.state);
-        state.paused = state.paused_total();
-        state.paused_since = stands.then(Instant::now);
+        lock(&self.state).pause.set(stands);
     }
 
-    /// Sets the maximum number of waiting requests and their time limit.
     pub(crate) fn set_queue_limits(&self, depth: usize, wait: Duration) {
         let mut state = lock(&self.state);
         state.depth = depth;
         state.wait = wait;
         state.dispatch.set_depth(depth);
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum QueueRefusal {
+    /// Starts fail; the next attempt is at this time.
+    StartFailed(BackendFailure, Instant),
+    /// The next start needs a change of a flag or file; without one, the next attempt is at this time.
+    Failed(BackendFailure, Instant),
+    /// The remote endpoint does not answer; the next probe is at this time.
+    EndpointSilent(BackendFailure, Instant),
+    /// The fleet is shutting down; new requests are refused even if a process serves.
+    ShuttingDown,
+    /// The model was removed; new requests are refused even if a process serves.
+    Removed,
+}
+
+impl QueueRefusal {
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::ShuttingDown | Self::Removed)
+    }
+
+    pub(super) fn denied(&self) -> LeaseDenied {
+        // Round up to whole seconds, so that clients do not retry too early.
+        let left = |at: &Instant| {
+            let left = at.saturating_duration_since(Instant::now());
+            Duration::from_secs((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))
+        };
+        match self {
+            Self::StartFailed(failure, at) => LeaseDenied::StartFailed(failure.clone(), Some(left(at))),
+            Self::Failed(failure, at) => LeaseDenied::Failed(failure.clone(), left(at)),
+            Self::EndpointSilent(failure, at) => LeaseDenied::Silent(failure.clone(), left(at)),
+            Self::ShuttingDown => LeaseDenied::ShuttingDown,
+            Self::Removed => LeaseDenied::Removed,
+        }
     }
 }

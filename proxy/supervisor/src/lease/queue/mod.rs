@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,23 +31,20 @@ use warden_policies::quarantine::RequestQuarantine;
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, GenerationId, ModelName, QuickMap, WorkDone};
 
-use self::coming::NextProcess;
+use self::ask::NextProcess;
+pub(crate) use self::gate::QueueRefusal;
 use crate::error::LeaseDenied;
 use crate::lease::Lease;
-use crate::lease::admit::{AdmissionDecision, MemoryBoard, PromptAdmission};
+use crate::lease::admit::{AdmissionDecision, ProcessHeadroom, PromptAdmission};
 use crate::lease::cell::GenerationCell;
 use crate::lease::turns::ConversationStore;
 use crate::process::settings::{self, ClientSettings};
 use crate::sync::lock;
 use crate::view::event::{EventJournal, EventKind};
 
-mod ask;
-pub(crate) mod coming;
+pub(crate) mod ask;
 mod gate;
-mod refusal;
 pub(crate) mod ward;
-
-pub(crate) use refusal::QueueRefusal;
 
 #[derive(Debug)]
 pub(crate) struct LeaseQueue {
@@ -101,7 +98,6 @@ impl PredecessorQueue {
 pub(crate) struct GenerationCounts {
     pub(crate) generation: GenerationId,
     pub(crate) in_flight: u32,
-    /// Total work that the generation has done.
     pub(crate) work: WorkDone,
     /// True if new leases may be granted, here or in the previous instance.
     pub(crate) open: bool,
@@ -118,19 +114,14 @@ struct QueueState {
     predecessor: PredecessorQueue,
     generations: QuickMap<GenerationId, GenerationEntry>,
     refusal: Option<QueueRefusal>,
-    /// Number of requests so far.
     asked: u64,
-    /// Number of requests so far that had to wait.
     queued: u64,
     /// Moment when the last lease on a generation that has been removed since ended.
     last_idle: Option<Instant>,
     /// Moment since which no generation has been open; `None` while one is, or if none ever was.
     gap: Option<Instant>,
     full_told: bool,
-    /// Total time for which the wait limits of requests were paused, and the start of a present pause.
-    paused: Duration,
-    paused_since: Option<Instant>,
-    /// Estimates for the next process, valid while none serves.
+    pause: WaitPause,
     next_process: NextProcess,
     /// Time until which a refused client is expected to retry.
     retry_expected: Option<Instant>,
@@ -138,11 +129,30 @@ struct QueueState {
     doubted: Vec<GenerationId>,
 }
 
+#[derive(Debug, Default)]
+struct WaitPause {
+    /// Time of the earlier pauses.
+    over: Duration,
+    since: Option<Instant>,
+}
+
+impl WaitPause {
+    fn total(&self) -> Duration {
+        self.over + self.since.map(|since| since.elapsed()).unwrap_or_default()
+    }
+
+    fn set(&mut self, is_paused: bool) {
+        if is_paused != self.since.is_some() {
+            self.over = self.total();
+            self.since = is_paused.then(Instant::now);
+        }
+    }
+}
+
 #[derive(Debug)]
 struct QueueWaiter {
     answer: oneshot::Sender<Result<Lease, LeaseDenied>>,
     since: Instant,
-    /// Tokens of the request's prompt, if admission checks prompts.
     tokens: Option<u64>,
 }
 
@@ -158,7 +168,6 @@ struct GenerationEntry {
 /// State of the queue when a generation was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedGate {
-    /// Number of waiting requests.
     pub(crate) waiting: usize,
     /// Moment since which no generation had been open; `None` if one was open, or none ever was before.
     pub(crate) gap: Option<Instant>,
@@ -192,27 +201,22 @@ impl LeaseQueue {
             last_idle: None,
             gap: None,
             full_told: false,
-            paused: Duration::ZERO,
-            paused_since: None,
+            pause: WaitPause::default(),
             next_process: NextProcess::default(),
             retry_expected: None,
             doubted: Vec::new(),
         };
-        let (checks_prompts, has_suspects, is_canary) =
-            (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let (wake, changes, born) = (Notify::new(), Notify::new(), Instant::now());
-        let (settings, turns) = (ClientSettings::default(), ConversationStore::default());
         Self {
             name,
             journal,
-            wake,
-            checks_prompts,
-            settings,
-            turns,
-            is_canary,
-            has_suspects,
-            changes,
-            born,
+            wake: Notify::new(),
+            checks_prompts: AtomicBool::new(false),
+            settings: ClientSettings::default(),
+            turns: ConversationStore::default(),
+            is_canary: AtomicBool::new(false),
+            has_suspects: AtomicBool::new(false),
+            changes: Notify::new(),
+            born: Instant::now(),
             state: Mutex::new(state),
         }
     }
@@ -229,24 +233,32 @@ impl LeaseQueue {
         self.is_canary.load(Ordering::Relaxed)
     }
 
-    /// Sets mode and policy of the admission check.
     pub(crate) fn set_admission(self: &Arc<Self>, mode: AdmissionMode, policy: AdmissionPolicy) {
         self.change_admission(|admit| admit.set_policy(mode, policy));
     }
 
     /// Publishes memory figures: after each reading, and when a process becomes ready or ends.
-    pub(crate) fn publish_memory(self: &Arc<Self>, board: MemoryBoard) {
-        self.change_admission(|admit| admit.publish(board));
+    pub(crate) fn publish_memory(self: &Arc<Self>, headroom: Vec<ProcessHeadroom>) {
+        self.change_admission(|admit| admit.publish(headroom));
     }
 
     fn change_admission(self: &Arc<Self>, change: impl FnOnce(&mut PromptAdmission)) {
         let mut state = lock(&self.state);
         change(&mut state.admit);
         self.checks_prompts.store(state.admit.checks_prompts(), Ordering::Relaxed);
+        self.settle_and_deliver(state, Vec::new());
+    }
+
+    /// Hands out `grants`, and sends the resulting answers after the lock is released.
+    fn settle_and_deliver(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>, grants: Vec<LeaseGrant>) {
         let mut outbox = QueueOutbox::default();
-        self.settle(&mut state, Vec::new(), &mut outbox);
+        self.settle(&mut state, grants, &mut outbox);
         drop(state);
         self.deliver(outbox);
+    }
+
+    fn checked_tokens(&self, tokens: Option<u64>) -> Option<u64> {
+        if self.checks_prompts.load(Ordering::Relaxed) { tokens } else { None }
     }
 
     /// Records a setting that a process has accepted from a client, so that the model's other and later
@@ -371,7 +383,7 @@ impl LeaseQueue {
     ) -> Vec<LeaseGrant> {
         let LeaseGrant { ticket, generation, kind } = *grant;
         let Some(waiter) = state.waiters.get(&ticket) else { return Vec::new() };
-        let tokens = waiter.tokens.filter(|_| self.checks_prompts.load(Ordering::Relaxed));
+        let tokens = self.checked_tokens(waiter.tokens);
         let judged = tokens.map_or(AdmissionDecision::Fits, |tokens| {
             state.admit.judge_prompt(&state.dispatch, generation, tokens, true)
         });
@@ -469,7 +481,6 @@ impl LeaseQueue {
         lock(&self.state).dispatch.any_open()
     }
 
-    /// True if leases on a generation may be granted.
     pub(crate) fn is_open(&self, generation: GenerationId) -> bool {
         lock(&self.state).dispatch.is_open(generation)
     }
@@ -481,7 +492,6 @@ impl LeaseQueue {
             && !state.dispatch.any_open()
     }
 
-    /// True if no request waits and no lease is held.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.waiting() == 0 && state.dispatch.in_flight_total() == 0
@@ -524,7 +534,6 @@ impl LeaseQueue {
         state.generations.iter().map(count).collect()
     }
 
-    /// Number of slots of a generation.
     pub(crate) fn slot_limit(&self, generation: GenerationId) -> Option<u32> {
         lock(&self.state).dispatch.limit(generation)
     }
@@ -558,11 +567,6 @@ impl QueueState {
             entry.idle_since = None;
         }
         Some(Arc::clone(&entry.cell))
-    }
-
-    /// Total time for which the wait limits of requests were paused.
-    fn paused_total(&self) -> Duration {
-        self.paused + self.paused_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
     /// Handles a generation that became idle when this lease ended. Returns true if the task has to be

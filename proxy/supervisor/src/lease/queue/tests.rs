@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::ServerFacts;
 
-use super::coming::NextProcess;
 use super::*;
 use crate::error::BackendFailure;
 use crate::lease::ExchangeOutcome;
@@ -241,14 +240,16 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
         ..ExchangeOutcome::default()
     };
     one.note_outcome(&failed);
-    assert_eq!((cell.pulses.progress_count(), cell.compute_errors(), cell.largest_prompt()), (5, 1, 40));
+    let errors = || lock(&cell.outcomes).compute_errors;
+    let largest = || lock(&cell.outcomes).largest_prompt;
+    assert_eq!((cell.pulses.progress_count(), errors(), largest()), (5, 1, 40));
     two.note_outcome(&ExchangeOutcome {
         status: Some(200),
         decode: Some((8, 16.0)),
         ..ExchangeOutcome::default()
     });
-    assert_eq!((cell.compute_errors(), cell.largest_prompt()), (0, 40));
-    let decodes = cell.take_decodes();
+    assert_eq!((errors(), largest()), (0, 40));
+    let decodes = std::mem::take(&mut lock(&cell.outcomes).decodes);
     assert_eq!(decodes.iter().map(|one| (one.tokens, one.ms, one.busy)).collect::<Vec<_>>(), [(8, 16.0, 2)]);
 }
 

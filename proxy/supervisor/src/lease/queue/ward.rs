@@ -9,13 +9,13 @@
 //!     alone (gateway waits) --> trial ---------+--> lives (a probe was answered) --> no suspects
 //! ```
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
-use warden_policies::dispatch::LeaseKind;
+use warden_policies::dispatch::{LeaseGrant, LeaseKind};
 use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding, ServerDeath};
 
 use super::{LeaseQueue, QueueOutbox, QueueState};
@@ -84,7 +84,6 @@ impl LeaseQueue {
         standing
     }
 
-    /// Records that a request was refused by the quarantine.
     pub(crate) fn note_refusal(&self, request: RequestFingerprint) {
         lock(&self.state).quarantine.count_refusal(request);
     }
@@ -127,7 +126,6 @@ impl LeaseQueue {
         }
     }
 
-    /// Records that a read-only lease begins or ends.
     pub(crate) fn note_read_only(&self, generation: GenerationId, begins: bool) {
         lock(&self.state).dispatch.count_reader(generation, begins);
     }
@@ -140,7 +138,6 @@ impl LeaseQueue {
         );
     }
 
-    /// Records that the generation answered a probe.
     pub(crate) fn note_alive(&self, generation: GenerationId) {
         if !self.has_suspects.load(Ordering::Relaxed) {
             return;
@@ -154,7 +151,6 @@ impl LeaseQueue {
         self.note_change(&state);
     }
 
-    /// Records the end of the generation's process.
     pub(crate) fn note_ended(&self, cell: &GenerationCell, ending: ProcessEnd) {
         let mut state = lock(&self.state);
         if !state.generations.contains_key(&cell.id) {
@@ -202,15 +198,18 @@ impl LeaseQueue {
         }
     }
 
-    /// Records that a lease waits until no other request runs in its generation.
     pub(crate) fn seek_solitude(&self, generation: GenerationId, kind: LeaseKind) {
         lock(&self.state).dispatch.seek_alone(generation, kind);
     }
 
-    /// Records that a lease no longer waits until no other request runs.
     pub(crate) fn stop_seeking(self: &Arc<Self>, generation: GenerationId, kind: LeaseKind) {
         let mut state = lock(&self.state);
         let grants = state.dispatch.stop_seeking(generation, kind);
+        self.settle_and_wake(state, grants);
+    }
+
+    /// Hands out `grants`, and wakes requests that wait for a change.
+    fn settle_and_wake(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>, grants: Vec<LeaseGrant>) {
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
         drop(state);
@@ -223,11 +222,7 @@ impl LeaseQueue {
         let mut state = lock(&self.state);
         state.quarantine.end_trial(generation);
         let grants = state.dispatch.end_alone(generation);
-        let mut outbox = QueueOutbox::default();
-        self.settle(&mut state, grants, &mut outbox);
-        drop(state);
-        self.changes.notify_waiters();
-        self.deliver(outbox);
+        self.settle_and_wake(state, grants);
     }
 
     /// Clears a suspected request, because it was answered.
@@ -301,7 +296,6 @@ impl LeaseQueue {
         lock(&self.state).quarantine.alone_time(request)
     }
 
-    /// View of the quarantine.
     pub(crate) fn quarantine_view(&self) -> QuarantineView {
         let state = lock(&self.state);
         let (quarantined, refusals) = state.quarantine.counts();

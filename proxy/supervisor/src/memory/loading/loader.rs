@@ -1,7 +1,7 @@
 //! Task that loads and unloads models. [`LoadingState`] decides which models are loaded; the task reads the
 //! machine's memory for it, and sends the resulting orders to the models' tasks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,16 +25,17 @@ use crate::view::event::{EventJournal, EventKind};
 /// Interval for checking free memory while models wait for room but have no waiting request.
 const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A model known to the loader.
 struct LoaderMember {
     leases: Arc<LeaseQueue>,
     listener: LoadingListener,
     /// Number of the model's last request for room, or of its last question whether it may stay.
     wish_number: u64,
     question_number: u64,
+    is_wait_logged: bool,
+    is_informed_never: bool,
+    is_never_logged: bool,
 }
 
-/// State of the loader's task.
 pub(crate) struct ModelLoader {
     world: Arc<dyn ProcessWorld>,
     journal: Arc<EventJournal>,
@@ -43,21 +44,11 @@ pub(crate) struct ModelLoader {
     inbox: LoaderInbox,
     members: BTreeMap<ModelId, LoaderMember>,
     loading: LoadingState,
-    /// Models for which it was logged that they wait for room.
-    logged_waiting: BTreeSet<ModelId>,
-    /// Models that were told that they can never be loaded as configured.
-    informed_never: BTreeSet<ModelId>,
-    /// Models for which it was logged that they can never be loaded.
-    logged_never: BTreeSet<ModelId>,
     /// Free memory at the last reading; `None` before the first.
     free: Option<MemoryAmounts>,
-    /// True if the published list of models with room is out of date because of an event since its
-    /// publication.
-    stale: bool,
-    shown: Instant,
-    /// Total memory of the machine.
+    /// Time of the last publication of the models with room; `None` if an event has made it out of date.
+    published_at: Option<Instant>,
     total: MachineMemory,
-    /// Time limit for reading memory from GPU drivers and the kernel.
     limit: Duration,
     epoch: Instant,
 }
@@ -72,7 +63,6 @@ impl ModelLoader {
         limit: Duration,
     ) -> Self {
         let loading = LoadingState::new(lock(&common).loading.clone());
-        let epoch = Instant::now();
         Self {
             world,
             journal,
@@ -81,15 +71,11 @@ impl ModelLoader {
             inbox,
             members: BTreeMap::new(),
             loading,
-            logged_waiting: BTreeSet::new(),
-            informed_never: BTreeSet::new(),
-            logged_never: BTreeSet::new(),
             free: None,
-            stale: true,
-            shown: epoch,
+            published_at: None,
             total: MachineMemory::default(),
             limit,
-            epoch,
+            epoch: Instant::now(),
         }
     }
 
@@ -148,7 +134,7 @@ impl ModelLoader {
     /// Publishes which models have room in memory, after each event and from time to time. A client's name
     /// that means several models is resolved by this.
     async fn publish_room(&mut self) {
-        if !self.stale && self.shown.elapsed() < IDLE_LOOK_INTERVAL {
+        if self.published_at.is_some_and(|at| at.elapsed() < IDLE_LOOK_INTERVAL) {
             return;
         }
         if !self.loading.has_waiters() {
@@ -156,39 +142,41 @@ impl ModelLoader {
             self.free = Some(free_amounts(&self.world.free_memory(self.limit).await, &capacity));
         }
         // Before the first load, the machine's memory is not read, and all models count as having room.
-        let free = self.free.as_ref().filter(|_| self.total != MachineMemory::default());
+        let free = if self.total == MachineMemory::default() { None } else { self.free.as_ref() };
         *lock(&self.desk.roomy) = self.loading.models_with_room(free);
         *lock(&self.desk.refused) = self.loading.refused_models();
-        (self.stale, self.shown) = (false, Instant::now());
+        self.published_at = Some(Instant::now());
     }
 
     fn take_report(&mut self, who: ModelId, told: LoadingReport) {
         // Readings are frequent and therefore no event; their effect is published within a second.
-        self.stale |= !matches!(told, LoadingReport::Measured(_));
-        let (loading, now) = (&mut self.loading, self.epoch.elapsed());
+        if !matches!(told, LoadingReport::Measured(_)) {
+            self.published_at = None;
+        }
+        let now = self.epoch.elapsed();
+        let loading = &mut self.loading;
         tracing::trace!(model = %who.name, ?told, "loading");
+        if let LoadingReport::Joined { leases, listener } = told {
+            self.members.insert(who, LoaderMember::new(leases, listener));
+            return;
+        }
+        // Unreachable: each model joins before it reports anything else.
+        let Some(member) = self.members.get_mut(&who) else { return };
         match told {
-            LoadingReport::Joined { leases, listener } => {
-                self.members
-                    .insert(who, LoaderMember { leases, listener, wish_number: 0, question_number: 0 });
-            }
+            LoadingReport::Joined { .. } => {}
             LoadingReport::Wanted { spec, urgent, number } => {
-                if let Some(member) = self.members.get_mut(&who) {
-                    member.wish_number = number;
-                }
+                member.wish_number = number;
+                member.is_informed_never = false;
                 loading.set_spec(&who, *spec);
                 loading.enqueue(&who, urgent);
-                self.informed_never.remove(&who);
             }
             LoadingReport::SettingsChanged(spec) => {
+                member.is_informed_never = false;
+                member.is_never_logged = false;
                 loading.set_spec(&who, *spec);
-                self.informed_never.remove(&who);
-                self.logged_never.remove(&who);
             }
             LoadingReport::ReplacementPlanned(number) => {
-                if let Some(member) = self.members.get_mut(&who) {
-                    member.question_number = number;
-                }
+                member.question_number = number;
                 loading.request_renewal(&who, now);
             }
             LoadingReport::ReplacementDropped => loading.renewal_failed(&who),
@@ -199,98 +187,121 @@ impl ModelLoader {
             LoadingReport::Reclaimed => loading.reclaim_ended(&who),
             LoadingReport::StartShort => loading.raise_needs(&who, now),
             LoadingReport::Unloaded => {
+                member.is_wait_logged = false;
                 loading.record_gone(&who);
-                self.logged_waiting.remove(&who);
             }
             LoadingReport::Removed => {
                 loading.forget(&who);
                 self.members.remove(&who);
-                self.logged_waiting.remove(&who);
-                self.informed_never.remove(&who);
-                self.logged_never.remove(&who);
             }
         }
     }
 
     async fn decide(&mut self) {
         let now = self.epoch.elapsed();
-        let members = &self.members;
-        let seen = model_states(members);
         if !self.loading.has_waiters() {
-            self.loading.record_requests(now, |who| seen(who).requests);
+            let states = model_states(&self.members);
+            self.loading.record_requests(now, |who| states(who).requests);
             return;
         }
-        let now_there = self.world.total_memory(self.limit).await;
+        let total = self.world.total_memory(self.limit).await;
         // Ignore a reading with fewer GPUs: the driver may not answer for a moment, and no GPU is lost.
-        if now_there.gpus.len() >= self.total.gpus.len() {
-            self.total = now_there;
+        if total.gpus.len() >= self.total.gpus.len() {
+            self.total = total;
         }
         let free = self.world.free_memory(self.limit).await;
         let capacity = capacity(&self.total, &lock(&self.common));
         let free = free_amounts(&free, &capacity);
         tracing::trace!(?free, "looked for room");
         self.loading.set_capacity(capacity);
-        let orders = self.loading.next_orders(now, Some(&free), seen);
+        let orders = self.loading.next_orders(now, Some(&free), model_states(&self.members));
         self.free = Some(free);
-        self.stale |= !orders.is_empty();
-        let question = |model: &ModelId| members.get(model).map_or(0, |member| member.question_number);
+        if !orders.is_empty() {
+            self.published_at = None;
+        }
         for order in orders {
-            let (who, word) = match order {
-                LoaderOrder::Load { model, places } => {
-                    self.logged_waiting.remove(&model);
-                    self.logged_never.remove(&model);
-                    let asked = members.get(&model).map_or(0, |member| member.wish_number);
-                    (model, LoadingOrder::Load(places, asked))
-                }
-                LoaderOrder::Unload { model, replaced_by: makes_room_for } => {
-                    (model, LoadingOrder::Unload(makes_room_for))
-                }
-                LoaderOrder::Reclaim { model } => (model, LoadingOrder::ReclaimMemory),
-                LoaderOrder::Renew { model, places, beside } => {
-                    let question = question(&model);
-                    (model, LoadingOrder::Stay { places, beside, question })
-                }
-                LoaderOrder::Restart { model, lacks } => {
-                    let (why, question) = (shortage_words(&lacks), question(&model));
-                    (model, LoadingOrder::Reload { why, question })
-                }
-                LoaderOrder::CallCompanion { model } => (model, LoadingOrder::LoadAlong),
-            };
-            if let Some(member) = members.get(&who) {
-                (member.listener)(word);
-            }
+            self.send_order(order);
         }
         let hopeless = self.loading.hopeless_models();
         for (who, never) in &hopeless {
-            let Some(member) = members.get(who) else { continue };
-            if self.logged_never.insert(who.clone()) {
-                let message = never_words(never);
-                self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
-            }
-            // Send the order once, and again whenever requests wait.
-            if self.informed_never.insert(who.clone()) || seen(who).waiting > 0 {
-                let by_room = matches!(never, LoadRefusal::Room { .. });
-                (member.listener)(LoadingOrder::NeverLoad { why: never_words(never), by_room });
-            }
+            self.note_hopeless(who, never);
         }
         for (who, lacks) in self.loading.waiting(self.free.as_ref()) {
-            if hopeless.iter().any(|(other, _)| *other == who) {
-                continue;
+            if !hopeless.iter().any(|(other, _)| *other == who) {
+                self.log_waiting(&who, &lacks);
             }
-            if self.logged_waiting.insert(who.clone()) {
-                if lacks.needed.as_ref().is_some_and(|needed| needed.host > lacks.left.host) {
-                    for member in members.values() {
-                        (member.listener)(LoadingOrder::DropKeptState);
-                    }
-                }
-                let message = shortage_words(&lacks);
-                self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
+        }
+    }
+
+    fn send_order(&mut self, order: LoaderOrder) {
+        let (LoaderOrder::Load { model, .. }
+        | LoaderOrder::Unload { model, .. }
+        | LoaderOrder::Reclaim { model }
+        | LoaderOrder::Renew { model, .. }
+        | LoaderOrder::Restart { model, .. }
+        | LoaderOrder::CallCompanion { model }) = &order;
+        let Some(member) = self.members.get_mut(model) else { return };
+        let question = member.question_number;
+        let order = match order {
+            LoaderOrder::Load { places, .. } => {
+                member.is_wait_logged = false;
+                member.is_never_logged = false;
+                LoadingOrder::Load(places, member.wish_number)
             }
+            LoaderOrder::Unload { replaced_by, .. } => LoadingOrder::Unload(replaced_by),
+            LoaderOrder::Reclaim { .. } => LoadingOrder::ReclaimMemory,
+            LoaderOrder::Renew { places, beside, .. } => LoadingOrder::Stay { places, beside, question },
+            LoaderOrder::Restart { lacks, .. } => {
+                LoadingOrder::Reload { why: shortage_words(&lacks), question }
+            }
+            LoaderOrder::CallCompanion { .. } => LoadingOrder::LoadAlong,
+        };
+        (member.listener)(order);
+    }
+
+    /// Logs that a model can never be loaded, and informs it once, and again whenever requests wait.
+    fn note_hopeless(&mut self, who: &ModelId, never: &LoadRefusal) {
+        let Some(member) = self.members.get_mut(who) else { return };
+        if !std::mem::replace(&mut member.is_never_logged, true) {
+            let message = never_words(never);
+            self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
+        }
+        let was_informed = std::mem::replace(&mut member.is_informed_never, true);
+        if !was_informed || member.leases.loader_view().waiting > 0 {
+            let by_room = matches!(never, LoadRefusal::Room { .. });
+            (member.listener)(LoadingOrder::NeverLoad { why: never_words(never), by_room });
+        }
+    }
+
+    fn log_waiting(&mut self, who: &ModelId, lacks: &MissingRoom) {
+        let Some(member) = self.members.get_mut(who) else { return };
+        if std::mem::replace(&mut member.is_wait_logged, true) {
+            return;
+        }
+        if lacks.needed.as_ref().is_some_and(|needed| needed.host > lacks.left.host) {
+            for member in self.members.values() {
+                (member.listener)(LoadingOrder::DropKeptState);
+            }
+        }
+        let message = shortage_words(lacks);
+        self.journal.record(Some(&who.name), None, EventKind::WaitsForRoom { message });
+    }
+}
+
+impl LoaderMember {
+    fn new(leases: Arc<LeaseQueue>, listener: LoadingListener) -> Self {
+        Self {
+            leases,
+            listener,
+            wish_number: 0,
+            question_number: 0,
+            is_wait_logged: false,
+            is_informed_never: false,
+            is_never_logged: false,
         }
     }
 }
 
-/// Returns a function that gives the present requests and idle time of a model.
 fn model_states(members: &BTreeMap<ModelId, LoaderMember>) -> impl Fn(&ModelId) -> ModelActivity + Copy + '_ {
     move |who| members.get(who).map_or_else(ModelActivity::default, |member| member.leases.loader_view())
 }

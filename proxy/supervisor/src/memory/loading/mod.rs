@@ -20,14 +20,19 @@ use warden_policies::{MemoryKind, ModelName};
 use crate::lease::queue::LeaseQueue;
 use crate::sync::lock;
 
-/// Report of a model's task to the loader.
 pub(crate) enum LoadingReport {
     /// The model exists from now on. The loader sends its orders to `listener`.
-    Joined { leases: Arc<LeaseQueue>, listener: LoadingListener },
+    Joined {
+        leases: Arc<LeaseQueue>,
+        listener: LoadingListener,
+    },
     /// The model wants to be loaded. `urgent`: unload others even if no request waits. `number`: of this
     /// request.
-    Wanted { spec: Box<LoadSpec>, urgent: bool, number: u64 },
-    /// The model has new settings.
+    Wanted {
+        spec: Box<LoadSpec>,
+        urgent: bool,
+        number: u64,
+    },
     SettingsChanged(Box<LoadSpec>),
     /// The model is going to replace its processes because of new settings, and asks whether it may stay
     /// loaded. The number identifies the question.
@@ -38,7 +43,6 @@ pub(crate) enum LoadingReport {
     Inherited(Vec<Vec<usize>>),
     /// All processes of the model serve.
     Loaded,
-    /// Memory that the model's processes hold.
     Measured(ModelReading),
     /// The model is being unloaded for a reason of its own.
     Leaving,
@@ -53,7 +57,6 @@ pub(crate) enum LoadingReport {
     Removed,
 }
 
-/// Order of the loader to a model's task.
 #[derive(Debug)]
 pub(crate) enum LoadingOrder {
     /// Load the model: GPUs of each process, and the number of the request that this answers.

@@ -10,7 +10,7 @@ use warden_policies::reclaim::ReclaimOutcome;
 use super::script::{Gives, Role};
 use super::*;
 use crate::spec::FallbackSpec;
-use crate::view::pin_entry::PinView;
+use crate::view::entry::PinView;
 
 #[path = "roomless.rs"]
 mod roomless;

@@ -4,7 +4,7 @@ use warden_policies::{Reason, ServerFacts, StreamHeadTime};
 
 use super::script::Role;
 use super::*;
-use crate::lease::address::LeaseAddress;
+use crate::lease::cell::LeaseAddress;
 use crate::process::endpoint::ListenAddress;
 use crate::process::group::ProcessExit;
 use crate::spec::SocketMode;

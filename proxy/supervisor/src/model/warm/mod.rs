@@ -21,7 +21,7 @@ mod behind;
 pub(super) mod pack;
 pub(super) mod unpack;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleTimer};
@@ -29,13 +29,12 @@ use warden_policies::modes::WarmMode;
 use warden_policies::warmth::{NoFileReason, WarmthReport};
 use warden_policies::{GenerationId, Reason};
 
-pub(super) use self::away::UnloadedState;
+pub(super) use self::away::KeptState;
 use self::behind::GateWarmer;
 use self::pack::{SavedSlots, SlotPacking};
 use self::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
-use super::recipe::process_recipe;
 use super::replacement::Replacement;
-use super::unit::{LiveGeneration, UnitId, UnitRole};
+use super::unit::{LiveGeneration, UnitId, UnitRole, process_recipe};
 use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::process::hints;
@@ -51,6 +50,17 @@ pub(super) enum PackProgress {
     NotYet,
     UnderWay,
     Done,
+}
+
+/// Slots and conversations that a generation saves or has taken over.
+#[derive(Debug, Default)]
+pub(super) struct WarmProgress {
+    /// Directory for saved slots, if the process can save slots.
+    pub(super) files: Option<Arc<SlotFiles>>,
+    /// Progress of saving slots for the next process.
+    pub(super) packed: PackProgress,
+    /// Generation from which this one took over conversations.
+    from: Option<GenerationId>,
 }
 
 /// True if a replacement for this reason is planned and its old process is healthy.
@@ -71,7 +81,7 @@ impl LiveGeneration {
     /// True if no symptom suggests that the contents of the process's slots are wrong.
     fn is_well(&self) -> bool {
         let symptoms = self.health.symptoms();
-        self.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
+        self.health.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
     }
 }
 
@@ -103,12 +113,12 @@ impl ModelTask {
     /// Why processes with this command save no slots, if known before the start.
     fn command_no_file(&self, command: &ServerCommand) -> Option<NoFileReason> {
         let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
-        match () {
-            () if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 => {
-                Some(NoFileReason::Off)
-            }
-            () if !can && !slot_files::has_given_directory(command) => Some(NoFileReason::Build),
-            () => hints::no_slot_files(command),
+        if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 {
+            Some(NoFileReason::Off)
+        } else if !can && !slot_files::has_given_directory(command) {
+            Some(NoFileReason::Build)
+        } else {
+            hints::no_slot_files(command)
         }
     }
 
@@ -120,7 +130,7 @@ impl ModelTask {
             return Some(NoFileReason::Other);
         }
         self.command_no_file(live.recipe.command())
-            .or_else(|| live.slot_files.is_none().then_some(NoFileReason::Build))
+            .or_else(|| live.warm.files.is_none().then_some(NoFileReason::Build))
             .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFileReason::Adapters))
             .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFileReason::NotReused))
     }
@@ -135,7 +145,8 @@ impl ModelTask {
         if let Some(why) = self.process_no_file(live) {
             return Err(why);
         }
-        let (Some(process), Some(files), Some(kin)) = (&live.process, &live.slot_files, live.cell.kin.get())
+        let (Some(process), Some(files), Some(kin)) =
+            (&live.child.process, &live.warm.files, live.cell.kin.get())
         else {
             return Err(NoFileReason::Other);
         };
@@ -144,7 +155,7 @@ impl ModelTask {
             files: Arc::clone(files),
             kin: *kin,
             conversations: self.leases.turns.conversations_of(live.id),
-            slots: live.slots.unwrap_or(1),
+            slots: live.start.slots.unwrap_or(1),
             bytes: self.spec.run.warm_bytes.0,
             available: self.context.world.available_memory(),
             pace: self.leases.turns.prompt_pace(),
@@ -156,7 +167,7 @@ impl ModelTask {
 
     /// True if a drained process may be ended; false while its slots are being saved.
     pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
-        let Some(unit) = self.unit(id) else { return true };
+        let Some(unit) = self.units.get(id) else { return true };
         let Some(live) = &unit.live else { return true };
         let reason = self.replacements.replacement_of(live.id).map(Replacement::reason);
         let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
@@ -167,16 +178,20 @@ impl ModelTask {
             && !self.spec.run.warm_away.is_zero();
         let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
         let planned = unit.role == UnitRole::Current && (follows || goes);
-        if !planned || live.short_grace || live.crashed_at.is_some() || self.end.is_some() {
+        if !planned || live.child.short_grace || live.probing.crashed_at.is_some() || self.life.end.is_some()
+        {
             return true;
         }
-        match live.packed {
+        match live.warm.packed {
             PackProgress::Done => return true,
             PackProgress::UnderWay => return false,
             PackProgress::NotYet => {}
         }
-        let (generation, replica) = (live.id, unit.replica);
-        if let Some(from) = live.warmed_from.filter(|_| goes) {
+        let generation = live.id;
+        let replica = unit.replica;
+        if let Some(from) = live.warm.from
+            && goes
+        {
             // Also pass on conversations of an earlier process that were never evaluated in this one.
             self.leases.turns.move_all(from, generation);
         }
@@ -184,62 +199,62 @@ impl ModelTask {
             return true;
         }
         let mut packing = self.make_packing(live, true);
-        let bag = WarmState::Saved(None);
         if goes {
             let no_file = packing.as_ref().err().copied();
-            self.kept_state.store(replica, (generation, bag, no_file), self.spec.run.warm_away);
+            let kept = KeptState::new(replica, generation, no_file, self.spec.run.warm_away);
+            self.experience.kept_state.retain(|kept| kept.replica != replica);
+            self.experience.kept_state.push(kept);
             if let Ok(packing) = &mut packing {
                 packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
                 packing.until = packing.until.min(clock::after(Instant::now(), away::SLOT_SAVE_TIMEOUT));
             }
         } else {
-            self.replacements.set_warm_state(generation, Arc::new(Mutex::new(Some(bag))));
+            self.replacements.set_warm_state(generation, WarmState::Saved(None));
         }
-        let Some(unit) = self.unit_mut(id) else { return true };
+        let Some(unit) = self.units.get_mut(id) else { return true };
         let Some(live) = &mut unit.live else { return true };
         let packing = match packing {
             Ok(packing) => packing,
             Err(why) => {
-                live.packed = PackProgress::Done;
+                live.warm.packed = PackProgress::Done;
                 self.replacements.set_no_file(generation, why);
                 return true;
             }
         };
-        live.packed = PackProgress::UnderWay;
+        live.warm.packed = PackProgress::UnderWay;
         // The requests are done, so the drain timer now limits the saving of slots.
-        let until = clock::after(packing.until, self.spec.lifecycle.probe_timeout);
-        if let Some(unit) = self.unit_mut(id)
-            && let Some((LifecycleTimer::Drain, at)) = &mut unit.timer
-        {
-            *at = (*at).max(until);
+        if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
+            *at = (*at).max(clock::after(packing.until, self.spec.lifecycle.probe_timeout));
         }
-        self.spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
+        self.mail
+            .spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
         false
     }
 
     /// Handles the report that a drained process has saved its slots.
     pub(super) fn note_packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
-        let Some(unit) = self.unit_mut(id) else { return };
-        let drains = unit.phase() == BackendPhase::Draining;
-        let Some(live) = &mut unit.live else { return };
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        let drains = phase == BackendPhase::Draining;
         // If the drain was cancelled, slots are saved again at the next drain.
-        live.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
+        live.warm.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
         if drains {
-            let bag = WarmState::Saved(Some(Box::new(parcel)));
+            let state = WarmState::Saved(Some(Box::new(parcel)));
             if self.replacements.replacement_of(generation).is_some() {
-                self.replacements.set_warm_state(generation, Arc::new(Mutex::new(Some(bag))));
-            } else {
-                self.kept_state.add_slots(generation, bag);
+                self.replacements.set_warm_state(generation, state);
+            } else if let Some(kept) = self.experience.kept_state.iter().find(|kept| kept.from == generation)
+            {
+                *lock(&kept.warm_state) = Some(state);
             }
         }
-        self.note_action();
+        self.life.note_action();
     }
 
     /// Inputs for warming a new process with the conversations of the process that it replaces.
     pub(super) fn replacement_unpacking(&mut self, id: UnitId) -> Option<ProcessWarming> {
-        let unit = self.unit(id)?;
+        let unit = self.units.get(id)?;
         let live = unit.live.as_ref()?;
-        let (replica, role) = (unit.replica, unit.role);
+        let replica = unit.replica;
+        let role = unit.role;
         let Some(replacement) = self.replacements.of_replica(replica) else {
             return self.unloaded_unpacking(id);
         };
@@ -259,26 +274,27 @@ impl ModelTask {
             Reason::HostHard | Reason::VramHard | Reason::SharedHost | Reason::SharedVram
         );
         if role == UnitRole::Successor && replacement.warm_state.is_none() {
-            let old = self.current_unit(replica)?.live.as_ref().filter(|old| old.id == from)?;
+            let old = self.units.current(replica)?.live.as_ref().filter(|old| old.id == from)?;
             let packing = self.make_packing(old, false);
             no_file = packing.as_ref().err().copied();
-            let bag = WarmState::Serving(packing.ok().map(Box::new));
-            self.replacements.set_warm_state(from, Arc::new(Mutex::new(Some(bag))));
+            let state = WarmState::Serving(packing.ok().map(Box::new));
+            self.replacements.set_warm_state(from, state);
             if let Some(why) = no_file {
                 self.replacements.set_no_file(from, why);
             }
         }
-        let luggage = self.replacements.of_replica(replica)?.warm_state.as_ref()?;
-        self.make_unpacking(id, from, (luggage, no_file), urgent)
+        let state = self.replacements.of_replica(replica)?.warm_state.as_ref()?;
+        self.make_unpacking(id, from, state, no_file, urgent)
     }
 
     /// Inputs for warming a new process with the conversations kept since the model was unloaded.
     fn unloaded_unpacking(&self, id: UnitId) -> Option<ProcessWarming> {
-        let left = self.kept_state.state_for(self.unit(id)?.replica)?;
+        let replica = self.units.get(id)?.replica;
+        let left = self.experience.kept_state.iter().find(|kept| kept.replica == replica)?;
         if self.spec.run.warm == WarmMode::Off || self.leases.turns.conversations_of(left.from).is_empty() {
             return None;
         }
-        self.make_unpacking(id, left.from, (&left.warm_state, left.no_file), false)
+        self.make_unpacking(id, left.from, &left.warm_state, left.no_file, false)
     }
 
     /// Inputs for warming a process with the conversations of another one.
@@ -286,17 +302,18 @@ impl ModelTask {
         &self,
         id: UnitId,
         from: GenerationId,
-        (luggage, no_file): (&SharedWarmState, Option<NoFileReason>),
+        state: &SharedWarmState,
+        no_file: Option<NoFileReason>,
         urgent: bool,
     ) -> Option<ProcessWarming> {
-        let unit = self.unit(id)?;
+        let unit = self.units.get(id)?;
         let live = unit.live.as_ref()?;
         Some(ProcessWarming {
-            warm_state: Arc::clone(luggage),
+            warm_state: Arc::clone(state),
             leases: Arc::clone(&self.leases),
             from,
             cell: Arc::clone(&live.cell),
-            files: live.slot_files.clone(),
+            files: live.warm.files.clone(),
             no_file,
             shows_within: self.spec.lifecycle.slot_shows_within,
             urgent,
@@ -307,10 +324,10 @@ impl ModelTask {
 
     /// Drops the kept conversations of a replica whose new process is ready.
     pub(super) fn drop_used_state(&mut self, id: UnitId) {
-        if let Some(replica) =
-            self.unit(id).filter(|unit| unit.role == UnitRole::Current).map(|unit| unit.replica)
+        if let Some(unit) = self.units.get(id)
+            && unit.role == UnitRole::Current
         {
-            self.kept_state.drop_replica(replica);
+            self.experience.kept_state.retain(|kept| kept.replica != unit.replica);
         }
     }
 
@@ -318,34 +335,28 @@ impl ModelTask {
     pub(super) fn drop_disallowed_state(&mut self) {
         let run = &self.spec.run;
         let allowed = run.warm != WarmMode::Off && !run.warm_away.is_zero();
-        for from in self.kept_state.retain_replicas(if allowed { run.replicas } else { 0 }) {
-            self.leases.turns.forget_generation(from);
+        let replicas = if allowed { run.replicas } else { 0 };
+        for kept in self.experience.kept_state.extract_if(.., |kept| kept.replica >= replicas) {
+            self.leases.turns.forget_generation(kept.from);
         }
-    }
-
-    /// Removes kept slot files that are in memory (tmpfs), because memory is needed. The prompts are kept,
-    /// and will be evaluated again.
-    pub(super) fn clear_kept_files(&self) {
-        self.kept_state.clear_files();
     }
 
     /// Drops kept conversations whose time is over.
     pub(super) fn drop_expired_state(&mut self, now: Instant) {
-        for from in self.kept_state.drop_expired(now) {
-            self.leases.turns.forget_generation(from);
+        for kept in self.experience.kept_state.extract_if(.., |kept| kept.until <= now) {
+            self.leases.turns.forget_generation(kept.from);
         }
     }
 
     /// Handles the end of a process before it was ready. If the process was being warmed, a conversation
     /// may be the cause, so the next process gets none of the conversations.
     pub(super) fn note_warming_death(&mut self, replica: u32) {
-        let returns = self.kept_state.state_for(replica).filter(|left| lock(&left.warm_state).is_none());
-        if let Some(from) = returns.map(|left| left.from) {
-            self.kept_state.take(from);
-            self.leases.turns.forget_generation(from);
+        let is_used = |kept: &mut KeptState| kept.replica == replica && lock(&kept.warm_state).is_none();
+        for kept in self.experience.kept_state.extract_if(.., is_used) {
+            self.leases.turns.forget_generation(kept.from);
         }
         let Some(replacement) = self.replacements.of_replica(replica) else { return };
-        let is_taken = replacement.warm_state.as_ref().is_some_and(|bag| lock(bag).is_none());
+        let is_taken = replacement.warm_state.as_ref().is_some_and(|state| lock(state).is_none());
         if is_taken && let Some(from) = replacement.from() {
             self.leases.turns.forget_generation(from);
         }
@@ -353,33 +364,37 @@ impl ModelTask {
 
     /// Records the result of the warming that took place before the process served.
     pub(super) fn note_warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
-        let Some(live) = self.live(id) else { return };
-        let (to, process, kin) = (live.id, live.process.clone(), live.cell.kin.get().copied());
         let WarmingResult { from, warmth, warm, restored, used, begun, .. } = unpacked;
+        let Some(live) = self.units.live_mut(id) else { return };
+        live.warm.from = Some(from);
+        let to = live.id;
+        let process = live.child.process.clone();
         for kept in warm {
             self.leases.turns.move_conversation(&kept, to);
         }
-        if warmth.no_file == Some(NoFileReason::NotReused)
-            && let Some(kin) = kin
-        {
-            self.experience.reuses_no_slots = Some(kin.made_of);
-        }
-        if let Some(kin) = kin {
+        if let Some(kin) = live.cell.kin.get() {
+            if warmth.no_file == Some(NoFileReason::NotReused) {
+                self.experience.reuses_no_slots = Some(kin.made_of);
+            }
             self.leases.turns.watch_restored(to, kin.made_of, &restored);
         }
         self.replacements.note_warm(from, &warmth);
-        if let Some(live) = self.live_mut(id) {
-            live.warmed_from = Some(from);
-        }
-        if self.kept_state.take(from) {
+        let kept_state = &mut self.experience.kept_state;
+        if kept_state.extract_if(.., |kept| kept.from == from).count() > 0 {
             self.log_event(Some(to), EventKind::CameBack { warmth });
         }
         let Some(process) = process else { return };
-        let leases = Arc::clone(&self.leases);
-        let timeout = self.spec.lifecycle.probe_timeout;
-        let behind =
-            GateWarmer { process, leases, from, to, used_slots: used, restored, begun_slots: begun, timeout };
-        self.spawn_helper(to, async move { HelperReport::Warmed(Box::new(behind.run().await)) });
+        let warmer = GateWarmer {
+            process,
+            leases: Arc::clone(&self.leases),
+            from,
+            to,
+            used_slots: used,
+            restored,
+            begun_slots: begun,
+            timeout: self.spec.lifecycle.probe_timeout,
+        };
+        self.mail.spawn_helper(to, async move { HelperReport::Warmed(Box::new(warmer.run().await)) });
     }
 
     /// Records the result of the warming that took place after the gate had opened.

@@ -54,7 +54,6 @@ pub(in crate::model) struct ProcessWarming {
 /// Part of the time limit for the start that is reserved for the steps after warming.
 const START_RESERVE: Duration = Duration::from_secs(5);
 
-/// Result of warming.
 #[derive(Debug)]
 pub(crate) struct WarmingResult {
     pub(in crate::model) from: GenerationId,
@@ -77,17 +76,17 @@ impl ProcessWarming {
         process: &dyn BackendProcess,
         slots: Option<u32>,
     ) -> Option<WarmingResult> {
-        let bag = lock(&self.warm_state).take()?;
+        let state = lock(&self.warm_state).take()?;
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
-        let beside = matches!(bag, WarmState::Serving(_));
-        let patient = beside && !self.urgent;
-        let until = clock::after(begun, if patient { numbers.beside } else { numbers.before_gate });
+        let is_beside = matches!(state, WarmState::Serving(_));
+        let is_patient = is_beside && !self.urgent;
+        let until = clock::after(begun, if is_patient { numbers.beside } else { numbers.before_gate });
         let until = match self.start {
             Some(start) => until.min(start.checked_sub(START_RESERVE).unwrap_or(begun)).max(begun),
             None => until,
         };
-        let parcel = match bag {
+        let parcel = match state {
             WarmState::Saved(parcel) => parcel,
             WarmState::Serving(Some(mut packing)) => {
                 // Set the deadline anew: the old one is from the time when the new process began to load.
@@ -102,105 +101,110 @@ impl ProcessWarming {
         if conversations.is_empty() {
             return None;
         }
-        let mut done = WarmingResult {
-            from: self.from,
-            warmth: WarmthReport { conversations: conversations.len() as u64, ..WarmthReport::default() },
-            warm: Vec::new(),
-            restored: Vec::new(),
-            used: Vec::new(),
-            begun: Vec::new(),
-            took: Duration::ZERO,
-        };
+        let done = WarmingResult::new(self.from, conversations.len());
+        let mut run = WarmingRun { inputs: &self, process, until, is_beside, conversations, done };
         if let Some(why) = self.no_file {
-            done.warmth.record_no_file(why);
+            run.done.warmth.record_no_file(why);
         }
-        let unpacking = Instant::now();
+        let restoring = Instant::now();
         if let Some(parcel) = parcel {
-            self.restore_slots(process, *parcel, &conversations, (until, beside), &mut done).await;
+            run.restore_slots(*parcel).await;
         }
-        done.warmth.restore_ms = clock::millis(unpacking.elapsed());
+        run.done.warmth.restore_ms = clock::millis(restoring.elapsed());
         let evaluating = Instant::now();
-        let slots = slots.unwrap_or(1);
-        let mut free: Vec<u32> = (0..slots).filter(|slot| !done.used.contains(slot)).rev().collect();
-        for kept in &conversations {
-            if done.warm.iter().chain(&done.restored).any(|known| Arc::ptr_eq(known, kept)) {
+        run.evaluate_rest(slots.unwrap_or(1)).await;
+        run.done.warmth.evaluate_ms = clock::millis(evaluating.elapsed());
+        run.done.took = begun.elapsed();
+        Some(run.done)
+    }
+}
+
+/// Warming under way.
+struct WarmingRun<'a> {
+    inputs: &'a ProcessWarming,
+    process: &'a dyn BackendProcess,
+    until: Instant,
+    /// True if the old process served when the warming began.
+    is_beside: bool,
+    conversations: Vec<Arc<KeptConversation>>,
+    done: WarmingResult,
+}
+
+impl WarmingRun<'_> {
+    /// Time left. Zero if the old process no longer serves, because requests then wait for this process.
+    fn time_left(&self) -> Duration {
+        if self.is_beside && !self.inputs.leases.is_open(self.inputs.from) {
+            return Duration::ZERO;
+        }
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    fn is_known(&self, kept: &Arc<KeptConversation>) -> bool {
+        self.conversations.iter().any(|known| Arc::ptr_eq(known, kept))
+    }
+
+    /// Evaluates the conversations that were not restored, as long as the old process serves.
+    async fn evaluate_rest(&mut self, slots: u32) {
+        let used = &self.done.used;
+        let mut free: Vec<u32> = (0..slots).filter(|slot| !used.contains(slot)).rev().collect();
+        for kept in self.conversations.clone() {
+            if self.done.warm.iter().chain(&self.done.restored).any(|known| Arc::ptr_eq(known, &kept)) {
                 continue;
             }
             let Some(request) = &kept.turn.body else {
-                done.warmth
-                    .count_cold(if kept.turn.has_media { ColdReason::Media } else { ColdReason::NotKept }, 1);
+                let why = if kept.turn.has_media { ColdReason::Media } else { ColdReason::NotKept };
+                self.done.warmth.count_cold(why, 1);
                 continue;
             };
             let Some(slot) = free.pop() else {
-                done.warmth.count_cold(ColdReason::Slots, 1);
+                self.done.warmth.count_cold(ColdReason::Slots, 1);
                 continue;
             };
-            if !beside {
-                done.warmth.later += 1;
+            let left = self.time_left();
+            if !self.is_beside || left.is_zero() {
+                self.done.warmth.later += 1;
                 continue;
             }
-            let left = self.time_left(until, beside);
-            if left.is_zero() {
-                done.warmth.later += 1;
-                continue;
-            }
-            match evaluate_prompt(process, kept, request, Some(slot), left).await {
+            match evaluate_prompt(self.process, &kept, request, Some(slot), left).await {
                 TouchResult::Counted(..) => {
-                    done.warmth.evaluated += 1;
-                    done.warm.push(Arc::clone(kept));
-                    done.used.push(slot);
+                    self.done.warmth.evaluated += 1;
+                    self.done.warm.push(kept);
+                    self.done.used.push(slot);
                 }
-                TouchResult::Refused => done.warmth.count_cold(ColdReason::Refused, 1),
+                TouchResult::Refused => self.done.warmth.count_cold(ColdReason::Refused, 1),
                 TouchResult::Silent => {
-                    done.warmth.later += 1;
-                    done.begun.push(slot);
+                    self.done.warmth.later += 1;
+                    self.done.begun.push(slot);
                 }
             }
         }
-        done.warmth.evaluate_ms = clock::millis(evaluating.elapsed());
-        done.took = begun.elapsed();
-        Some(done)
-    }
-
-    /// Time left until `until`. Zero if the old process no longer serves, because requests then wait for
-    /// this process.
-    fn time_left(&self, until: Instant, beside: bool) -> Duration {
-        if beside && !self.leases.is_open(self.from) {
-            return Duration::ZERO;
-        }
-        until.saturating_duration_since(Instant::now())
     }
 
     /// Restores slots from files, the latest conversation last, and checks that the process uses them.
-    async fn restore_slots(
-        &self,
-        process: &dyn BackendProcess,
-        mut parcel: SavedSlots,
-        conversations: &[Arc<KeptConversation>],
-        (until, beside): (Instant, bool),
-        done: &mut WarmingResult,
-    ) {
-        (done.warmth.bytes, done.warmth.save_ms) = (parcel.bytes, clock::millis(parcel.took));
+    async fn restore_slots(&mut self, mut parcel: SavedSlots) {
+        let warmth = &mut self.done.warmth;
+        warmth.bytes = parcel.bytes;
+        warmth.save_ms = clock::millis(parcel.took);
         if let Some(why) = parcel.no_file {
-            done.warmth.record_no_file(why);
+            warmth.record_no_file(why);
         }
-        let Some(files) = &self.files else {
-            done.warmth.record_no_file(NoFileReason::Build);
+        let Some(files) = &self.inputs.files else {
+            warmth.record_no_file(NoFileReason::Build);
             return;
         };
-        if self.cell.kin.get() != Some(&parcel.kin) {
-            done.warmth.record_no_file(NoFileReason::Other);
+        if self.inputs.cell.kin.get() != Some(&parcel.kin) {
+            warmth.record_no_file(NoFileReason::Other);
             return;
         }
         let mut restored = Vec::new();
         for packed in std::mem::take(&mut parcel.slots).into_iter().rev() {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                done.warmth.record_no_file(NoFileReason::Time);
+                self.done.warmth.record_no_file(NoFileReason::Time);
                 break;
             }
             let tokens = match files.adopt_file(&parcel.files, &packed.name) {
-                Ok(()) => slot_talk::restore_slot(process, packed.slot, &packed.name, left).await.ok(),
+                Ok(()) => slot_talk::restore_slot(self.process, packed.slot, &packed.name, left).await.ok(),
                 Err(error) => {
                     tracing::warn!(%error, "a slot's file is gone");
                     None
@@ -209,10 +213,10 @@ impl ProcessWarming {
             // The file has been read and is not needed any more.
             files.remove_file(&packed.name);
             if tokens == Some(packed.tokens) {
-                done.used.push(packed.slot);
+                self.done.used.push(packed.slot);
                 restored.push(packed);
             } else {
-                done.warmth.record_no_file(NoFileReason::Failed);
+                self.done.warmth.record_no_file(NoFileReason::Failed);
             }
         }
         // Check only after all restores, because slots are matched with conversations by their sizes.
@@ -221,76 +225,78 @@ impl ProcessWarming {
         while use_of == RestoreUse::Shown
             && let Some(packed) = unseen.next()
         {
-            let left = self.time_left(until, beside);
+            let left = self.time_left();
             use_of = if left.is_zero() {
-                done.note_unchecked(packed, conversations);
+                self.note_unchecked(packed);
                 RestoreUse::Unknown
             } else {
-                self.prove_use(process, packed, conversations, (left, beside), done).await
+                self.prove_use(packed, left).await
             };
         }
         if use_of == RestoreUse::Unknown {
             // Not all slots were checked; the first request to each will show whether it is used.
-            unseen.for_each(|packed| done.note_unchecked(packed, conversations));
+            unseen.for_each(|packed| self.note_unchecked(packed));
         }
     }
 
     /// Checks with a small request that the process uses a restored slot.
-    async fn prove_use(
-        &self,
-        process: &dyn BackendProcess,
-        packed: SavedSlot,
-        conversations: &[Arc<KeptConversation>],
-        (left, beside): (Duration, bool),
-        done: &mut WarmingResult,
-    ) -> RestoreUse {
-        let Some(kept) = packed.conversation.clone().filter(|kept| is_known(conversations, kept)) else {
-            done.note_unchecked(packed, conversations);
+    async fn prove_use(&mut self, packed: SavedSlot, left: Duration) -> RestoreUse {
+        let Some(kept) = packed.conversation.clone().filter(|kept| self.is_known(kept)) else {
+            self.note_unchecked(packed);
             return RestoreUse::Shown;
         };
-        let Some(request) = kept.turn.body.clone() else {
-            done.note_unproven(Some(kept));
+        let Some(request) = &kept.turn.body else {
+            self.done.note_unproven(Some(kept));
             return RestoreUse::Shown;
         };
-        let nobody_waits = beside && !self.urgent;
-        let pace = self.leases.turns.prompt_pace();
-        let patience =
-            warmth::proof_timeout(kept.turn.tokens, pace, nobody_waits, self.shows_within).min(left);
-        let touched = evaluate_prompt(process, &kept, &request, None, patience).await;
-        let none_before = done.warmth.carried == 0;
-        match touched {
+        let nobody_waits = self.is_beside && !self.inputs.urgent;
+        let pace = self.inputs.leases.turns.prompt_pace();
+        let shows_within = self.inputs.shows_within;
+        let patience = warmth::proof_timeout(kept.turn.tokens, pace, nobody_waits, shows_within).min(left);
+        match evaluate_prompt(self.process, &kept, request, None, patience).await {
             TouchResult::Counted(cached, evaluated)
                 if warmth::classify_proof(cached, evaluated) == CacheProof::Reused =>
             {
-                done.warmth.carried += 1;
-                done.warm.push(kept);
+                self.done.warmth.carried += 1;
+                self.done.warm.push(kept);
                 RestoreUse::Shown
             }
             TouchResult::Counted(cached, evaluated) => {
+                let is_first = self.done.warmth.carried == 0;
                 // The check itself has evaluated the prompt.
-                done.warmth.evaluated += 1;
-                done.warm.push(kept);
-                let told = slot_talk::list_slots(process, left).await.unwrap_or_default();
-                let all = cached + evaluated;
-                let holder =
-                    told.iter().find(|slot| slot.facts.tokens == Some(all)).map(|slot| slot.facts.id);
-                done.note_unused(none_before, holder.as_slice());
-                if none_before { RestoreUse::None } else { RestoreUse::Shown }
+                self.done.warmth.evaluated += 1;
+                self.done.warm.push(kept);
+                let told = slot_talk::list_slots(self.process, left).await.unwrap_or_default();
+                let holder = told.iter().find(|slot| slot.facts.tokens == Some(cached + evaluated));
+                self.done.note_unused(is_first, holder.map(|slot| slot.facts.id));
+                if is_first { RestoreUse::None } else { RestoreUse::Shown }
             }
             // There was not enough time for a proof; the slot may still be useful.
             TouchResult::Silent => {
-                done.note_unproven(Some(kept));
+                self.done.note_unproven(Some(kept));
                 RestoreUse::Unknown
             }
             TouchResult::Refused => {
-                done.note_unproven(Some(kept));
+                self.done.note_unproven(Some(kept));
                 RestoreUse::Shown
             }
         }
     }
+
+    /// Records a restored slot whose use was not checked. A slot whose conversation is unknown counts as one
+    /// conversation; a conversation that has continued meanwhile is counted already.
+    fn note_unchecked(&mut self, packed: SavedSlot) {
+        match packed.conversation {
+            None => {
+                self.done.warmth.conversations += 1;
+                self.done.note_unproven(None);
+            }
+            Some(kept) if self.is_known(&kept) => self.done.note_unproven(Some(kept)),
+            Some(_) => {}
+        }
+    }
 }
 
-/// Result of checking that the process uses a restored slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RestoreUse {
     /// The slot is used; check the next one, too.
@@ -301,21 +307,16 @@ enum RestoreUse {
     Unknown,
 }
 
-fn is_known(conversations: &[Arc<KeptConversation>], kept: &Arc<KeptConversation>) -> bool {
-    conversations.iter().any(|known| Arc::ptr_eq(known, kept))
-}
-
 impl WarmingResult {
-    /// Records a restored slot whose use was not checked. A slot whose conversation is unknown counts as one
-    /// conversation; a conversation that has continued meanwhile is counted already.
-    fn note_unchecked(&mut self, packed: SavedSlot, conversations: &[Arc<KeptConversation>]) {
-        match packed.conversation {
-            None => {
-                self.warmth.conversations += 1;
-                self.note_unproven(None);
-            }
-            Some(kept) if is_known(conversations, &kept) => self.note_unproven(Some(kept)),
-            Some(_) => {}
+    fn new(from: GenerationId, conversations: usize) -> Self {
+        Self {
+            from,
+            warmth: WarmthReport { conversations: conversations as u64, ..WarmthReport::default() },
+            warm: Vec::new(),
+            restored: Vec::new(),
+            used: Vec::new(),
+            begun: Vec::new(),
+            took: Duration::ZERO,
         }
     }
 
@@ -325,17 +326,17 @@ impl WarmingResult {
         self.restored.extend(kept);
     }
 
-    /// Records that restored slots are not used. `is_way`: the process never uses restored slots. `holds`:
-    /// slots that are not empty.
-    fn note_unused(&mut self, is_way: bool, holds: &[u32]) {
+    /// Records that a restored slot is not used. `is_way`: the process never uses restored slots. `holder`:
+    /// slot that is not empty.
+    fn note_unused(&mut self, is_way: bool, holder: Option<u32>) {
         if is_way {
             self.warmth.record_no_file(NoFileReason::NotReused);
-            self.used = holds.to_vec();
+            self.used.clear();
         } else {
             self.warmth.record_no_file(NoFileReason::Failed);
-            // Do not treat these slots as empty: they may hold a conversation that was just evaluated.
-            self.used.extend_from_slice(holds);
         }
+        // Do not treat this slot as empty: it may hold a conversation that was just evaluated.
+        self.used.extend(holder);
     }
 }
 

@@ -6,14 +6,11 @@
 //!   log ──────┴─> declared memory ───┘
 //! ```
 
-mod confirm;
-mod kept;
-mod show;
-
 use std::sync::Arc;
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::book::held::{self, HeldMemory};
 use warden_policies::declared_memory::DeclaredMemory;
@@ -21,10 +18,12 @@ use warden_policies::experiment_needs::ExperimentNeeds;
 use warden_policies::growth::{GrowthMonitor, GrowthVerdict, LeakPrior, SeriesGrowth, VerdictChange};
 use warden_policies::health::GpuOffload;
 use warden_policies::reclaim::ReclaimParts;
-use warden_policies::recycle::{RecycleFacts, RecyclePolicy, SeriesFacts, SeriesReading};
+use warden_policies::recycle::{MemoryBudget, RecycleFacts, RecyclePolicy, SeriesFacts, SeriesReading};
 use warden_policies::sample::{
     BackendSample, HostMemory, MemoryKind, SampleEdge, VramReading, VramSource, WorkDone,
 };
+use warden_policies::units::scale_bytes;
+use warden_policies::{GpuIndex, Reason};
 use warden_sensors::{CgroupMemory, CudaReport, HostTotals};
 
 use crate::lease::cell::GenerationCell;
@@ -33,13 +32,14 @@ use crate::memory::recording::SampleRecorder;
 use crate::process::gpus::GpuDevices;
 use crate::process::{self, NoVram, ServerProps};
 use crate::spec::{CommonConfig, ServerCommand};
+use crate::sync::lock;
+use crate::view::{BudgetView, ForecastView, MemoryView};
 
 /// Time and circumstances of a reading.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadingContext {
     /// Number of the reading: counted from 1 for each process, in the order in which readings begin.
     pub(crate) number: u64,
-    /// Time at which the reading was complete.
     pub(crate) at: Instant,
     pub(crate) edge: SampleEdge,
     pub(crate) in_flight: u32,
@@ -50,67 +50,74 @@ pub(crate) struct ReadingContext {
     pub(crate) reclaims: u64,
 }
 
-/// Effects of a reading.
 #[derive(Debug)]
 pub(crate) struct ReadingResult {
-    /// True if this is the first reading of the process.
     pub(crate) first: bool,
     /// Growth verdicts that changed; `None` if the reading is ignored for growth and health, because a
     /// reading that began later was complete earlier.
     pub(crate) changes: Option<Vec<VerdictChange>>,
 }
 
-#[derive(Debug)]
-pub(crate) struct MemoryTracker {
-    /// Number of readings that were begun.
-    readings_begun: u64,
+/// Data that the next instance could not read from the process.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MemoryHistory {
+    begun: u64,
     /// Number of the last reading recorded; 0 before the first.
-    last_reading: u64,
+    taken: u64,
     /// Host memory at the last reading where it was known.
     pub(crate) host: Option<HostMemory>,
     pub(crate) host_at_ready: Option<HostMemory>,
-    /// Last memory report that the process wrote.
-    pub(crate) report: Option<CudaReport>,
-    pub(crate) monitor: GrowthMonitor,
-    pub(crate) cost: PromptCost,
+    pub(crate) vram: Vec<VramReading>,
+    vram_at_ready: Vec<VramReading>,
     /// Tokens of the largest prompt at the last reading.
     pub(crate) largest_prompt: u64,
-    /// True if requests were running at the last reading.
-    pub(crate) busy: bool,
-    pub(crate) recorder: Option<SampleRecorder>,
-    /// Key of the process in the leak history.
-    pub(crate) key: String,
-    pub(crate) vram: Vec<VramReading>,
-    pub(crate) vram_at_ready: Vec<VramReading>,
-    /// Layers and VRAM on GPUs when the process was ready.
-    pub(crate) offload: GpuOffload,
-    pub(crate) no_vram: Option<NoVram>,
-    /// Reason for unknown VRAM that was logged last.
-    no_vram_logged: Option<NoVram>,
     /// Highest token counts from any source: prompt tokens, and generated tokens.
     tokens: (u64, u64),
+    /// Layers and VRAM on GPUs when the process was ready.
+    pub(crate) offload: GpuOffload,
+    /// Memory that the process has held.
+    held: Vec<HeldMemory>,
+    declared: DeclaredMemory,
+    /// Number of reclaim requests that the process has answered.
+    pub(crate) reclaims: u64,
+}
+
+/// Last reading, as far as it is not part of the history.
+#[derive(Debug, Default)]
+pub(crate) struct LastReading {
+    at: Option<Instant>,
+    pub(crate) is_busy: bool,
+    pub(crate) report: Option<CudaReport>,
+    pub(crate) no_vram: Option<NoVram>,
     /// Why the memory of the server is not measured; `None` if it is.
     unmeasured: Option<String>,
     pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
-    pub(crate) group: Option<CgroupMemory>,
+    group: Option<CgroupMemory>,
+    /// Parts of the process that can give memory back; `None` before the first reading.
+    pub(crate) parts: Option<ReclaimParts>,
+}
+
+#[derive(Debug)]
+pub(crate) struct MemoryTracker {
+    /// Key of the process in the leak history.
+    pub(crate) key: String,
+    pub(crate) history: MemoryHistory,
+    pub(crate) last: LastReading,
+    pub(crate) monitor: GrowthMonitor,
+    pub(crate) cost: PromptCost,
+    pub(crate) recorder: Option<SampleRecorder>,
+    /// Reason for unknown VRAM that was logged last.
+    no_vram_logged: Option<NoVram>,
     /// Results of an experiment with a process of the same kind.
     measured: ExperimentNeeds,
-    /// Memory that the process has held.
-    held: Vec<HeldMemory>,
     /// Inputs of the recycle policy at the last judgement.
     pub(crate) facts: Option<RecycleFacts>,
+    /// Bytes of each memory at the previous reading.
+    previous: Vec<(MemoryKind, u64)>,
     /// Time of the last page-by-page reading; the flag tells if it showed the growth.
     confirmed: Option<(Instant, bool)>,
     confirm_next: bool,
-    declared: DeclaredMemory,
-    /// Parts of the process that can give memory back; `None` before the first reading.
-    pub(crate) parts: Option<ReclaimParts>,
-    /// Number of reclaim requests that the process has answered.
-    pub(crate) reclaims: u64,
-    /// Bytes of each memory at the previous reading.
-    previous: Vec<(MemoryKind, u64)>,
-    last: Option<Instant>,
 }
 
 impl MemoryTracker {
@@ -120,41 +127,44 @@ impl MemoryTracker {
         key: String,
         command: &ServerCommand,
     ) -> Self {
+        let declared = declared_memory::from_command(command, None);
         let mut memory = Self {
-            readings_begun: 0,
-            last_reading: 0,
-            host: None,
-            host_at_ready: None,
-            report: None,
+            key,
+            history: MemoryHistory { declared, ..MemoryHistory::default() },
+            last: LastReading::default(),
             monitor: GrowthMonitor::with_prior(&common.growth, priors),
             cost: PromptCost::new(&warden_policies::defaults().admission),
-            largest_prompt: 0,
-            busy: false,
             recorder: None,
-            key,
-            vram: Vec::new(),
-            vram_at_ready: Vec::new(),
-            offload: GpuOffload::default(),
-            no_vram: None,
             no_vram_logged: None,
-            unmeasured: None,
-            tokens: (0, 0),
-            devices: None,
-            totals: None,
-            group: None,
             measured: ExperimentNeeds::default(),
-            held: Vec::new(),
             facts: None,
+            previous: Vec::new(),
             confirmed: None,
             confirm_next: false,
-            declared: declared_memory::from_command(command, None),
-            parts: None,
-            reclaims: 0,
-            previous: Vec::new(),
-            last: None,
         };
         memory.update_allowance();
         memory
+    }
+
+    pub(crate) fn to_record(&self) -> serde_json::Value {
+        let mut record = serde_json::to_value(&self.history).unwrap_or_default();
+        let monitor = serde_json::to_value(&self.monitor);
+        if let (Some(record), Ok(monitor)) = (record.as_object_mut(), monitor) {
+            record.insert("monitor".to_owned(), monitor);
+        }
+        record
+    }
+
+    /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
+    /// judges memory differently; then the history begins anew.
+    pub(crate) fn restore(&mut self, written: &serde_json::Value) -> bool {
+        let Some(monitor) = written.get("monitor") else { return false };
+        let Ok(mut history) = MemoryHistory::deserialize(written) else { return false };
+        history.begun = history.begun.max(history.taken);
+        self.history = history;
+        let resumed = self.monitor.resume(monitor);
+        self.update_allowance();
+        resumed
     }
 
     /// Sets the results of an experiment with a process of the same kind: prompt prices, and memory with
@@ -173,7 +183,7 @@ impl MemoryTracker {
     }
 
     fn allowed_bytes(&self) -> u64 {
-        declared_memory::allowed_bytes(&self.declared)
+        declared_memory::allowed_bytes(&self.history.declared)
     }
 
     /// Records that the process is ready, with slots and build from `/props`. `lines`: its output so far.
@@ -184,45 +194,45 @@ impl MemoryTracker {
         lines: &[String],
         available: Option<u64>,
     ) {
-        let (slots, build) = (props.slots, props.build);
-        if build.is_some() {
+        let declared = &mut self.history.declared;
+        if props.build.is_some() {
             // Compute the declared memory again: default sizes depend on the build.
-            self.declared = declared_memory::from_command(command, build);
+            *declared = declared_memory::from_command(command, props.build);
             for line in lines {
-                self.declared.apply_log_line(line);
+                declared.apply_log_line(line);
             }
         }
         if let Some(bytes) = available {
-            self.declared.set_available(bytes);
+            declared.set_available(bytes);
         }
-        if let Some(slots) = slots {
-            self.declared.set_slots(slots);
+        if let Some(slots) = props.slots {
+            declared.set_slots(slots);
         }
         self.update_allowance();
     }
 
     /// Reads memory sizes from a line of the process's output.
     pub(crate) fn parse_line(&mut self, line: &str) {
-        if !self.offload.apply_log_line(line) && self.declared.apply_log_line(line).is_some() {
+        if !self.history.offload.apply_log_line(line) && self.history.declared.apply_log_line(line).is_some()
+        {
             self.update_allowance();
         }
     }
 
     /// Returns the number of the next reading, and true if host memory has to be read page by page, too.
     pub(crate) fn begin_reading(&mut self) -> (u64, bool) {
-        self.readings_begun += 1;
-        (self.readings_begun, std::mem::take(&mut self.confirm_next))
+        self.history.begun += 1;
+        (self.history.begun, std::mem::take(&mut self.confirm_next))
     }
 
     /// Records a completed reclaim. Returns the number of the last reading that was begun before.
     pub(crate) fn note_reclaim(&mut self) -> u64 {
-        self.reclaims += 1;
-        self.readings_begun
+        self.history.reclaims += 1;
+        self.history.begun
     }
 
-    /// True after the first reading.
     pub(crate) fn has_reading(&self) -> bool {
-        self.last_reading > 0
+        self.history.taken > 0
     }
 
     /// Records a reading. Returns `None` if a reading that began later was recorded before.
@@ -234,22 +244,22 @@ impl MemoryTracker {
         cell: &GenerationCell,
     ) -> Option<ReadingResult> {
         // Readings may overtake each other: a reading that began earlier is older, even if it arrives later.
-        if taken.number < self.last_reading {
+        if taken.number < self.history.taken {
             return None;
         }
-        let first = std::mem::replace(&mut self.last_reading, taken.number) == 0;
+        let first = std::mem::replace(&mut self.history.taken, taken.number) == 0;
         // Keep the last known figure: an unreadable file does not mean less memory.
-        self.host = reading.host.or(self.host);
+        self.history.host = reading.host.or(self.history.host);
         let changes = self.follow_growth(taken, reading, spawned, cell);
         if first {
-            self.host_at_ready = reading.host;
-            self.vram_at_ready.clone_from(&reading.vram);
-            self.offload.vram = reading.vram_held();
+            self.history.host_at_ready = reading.host;
+            self.history.vram_at_ready.clone_from(&reading.vram);
+            self.history.offload.vram = reading.vram_held();
         }
         // Without a reclaim file no part of the process supports reclaim, which is what the default says.
-        self.parts = Some(reading.parts.unwrap_or_default());
+        self.last.parts = Some(reading.parts.unwrap_or_default());
         if let Some(report) = &reading.report {
-            self.report = Some(report.clone());
+            self.last.report = Some(report.clone());
         }
         Some(ReadingResult { first, changes })
     }
@@ -263,10 +273,10 @@ impl MemoryTracker {
         spawned: Instant,
         cell: &GenerationCell,
     ) -> Option<Vec<VerdictChange>> {
-        if self.last.is_some_and(|last| taken.at < last) {
+        if self.last.at.is_some_and(|last| taken.at < last) {
             return None;
         }
-        self.last = Some(taken.at);
+        self.last.at = Some(taken.at);
         let host = reading.host.map(|host| (MemoryKind::Host, host.charged()));
         let now: Vec<(MemoryKind, u64)> = host
             .into_iter()
@@ -277,10 +287,14 @@ impl MemoryTracker {
             edge: taken.edge,
             host: reading.host,
             vram: reading.vram.clone(),
-            pools: declared_memory::measured_pools(&self.declared, reading.report.as_ref(), &reading.vram),
+            pools: declared_memory::measured_pools(
+                &self.history.declared,
+                reading.report.as_ref(),
+                &reading.vram,
+            ),
             in_flight: taken.in_flight,
             work: self.work(taken.work, reading),
-            largest_prompt: cell.largest_prompt(),
+            largest_prompt: lock(&cell.outcomes).largest_prompt,
             reclaims: taken.reclaims,
         };
         if let Some(recorder) = &self.recorder {
@@ -296,40 +310,41 @@ impl MemoryTracker {
         };
         for (series, bytes) in now.iter().filter(|(series, _)| read(*series)) {
             let sound = self.is_sound(*series);
-            held::record_held(&mut self.held, *series, *bytes, sound);
+            held::record_held(&mut self.history.held, *series, *bytes, sound);
         }
         self.cost.observe(&sample);
-        (self.largest_prompt, self.busy) = (sample.largest_prompt, sample.in_flight > 0);
+        self.history.largest_prompt = sample.largest_prompt;
         if let Some(facts) = &mut self.facts {
             self.previous =
                 facts.series.iter().filter_map(|facts| Some((facts.series, facts.charged?))).collect();
             facts.series.clear();
         }
         self.note_confirmation(taken, reading, &now);
-        self.vram.clone_from(&reading.vram);
-        self.no_vram.clone_from(&reading.no_vram);
-        self.unmeasured.clone_from(&reading.unmeasured);
-        self.devices = reading.devices.clone().or_else(|| self.devices.take());
-        self.totals = reading.totals.or(self.totals);
-        self.group.clone_from(&reading.group);
+        self.history.vram.clone_from(&reading.vram);
+        let last = &mut self.last;
+        last.is_busy = sample.in_flight > 0;
+        last.no_vram.clone_from(&reading.no_vram);
+        last.unmeasured.clone_from(&reading.unmeasured);
+        last.devices = reading.devices.clone().or_else(|| last.devices.take());
+        last.totals = reading.totals.or(last.totals);
+        last.group.clone_from(&reading.group);
         Some(changes)
     }
 
     /// Work of the process. Uses token counts of the server where they are reported, because they include
     /// requests whose clients left.
     fn work(&mut self, work: WorkDone, reading: &process::ProcessSample) -> WorkDone {
-        let told = |tokens: Option<u64>| tokens.unwrap_or(0);
         let metrics = reading.metrics.unwrap_or_default();
-        let (prompt, output) = self.tokens;
-        let prompt_tokens = work.prompt_tokens.max(told(metrics.prompt_tokens)).max(prompt);
-        let output_tokens = work.output_tokens.max(told(metrics.output_tokens)).max(output);
-        self.tokens = (prompt_tokens, output_tokens);
+        let (prompt, output) = self.history.tokens;
+        let prompt_tokens = work.prompt_tokens.max(metrics.prompt_tokens.unwrap_or(0)).max(prompt);
+        let output_tokens = work.output_tokens.max(metrics.output_tokens.unwrap_or(0)).max(output);
+        self.history.tokens = (prompt_tokens, output_tokens);
         WorkDone { prompt_tokens, output_tokens, ..work }
     }
 
     /// Why VRAM is unknown, if that is worth logging and was not logged yet.
     pub(crate) fn vram_news(&mut self) -> Option<String> {
-        let news = self.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
+        let news = self.last.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
         let news = news.filter(|no_vram| self.no_vram_logged.as_ref() != Some(no_vram))?;
         self.no_vram_logged = Some(news.clone());
         Some(news.why)
@@ -337,7 +352,7 @@ impl MemoryTracker {
 
     /// True if the figures include all VRAM of the process.
     pub(crate) fn knows_vram(&self) -> bool {
-        self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
+        self.last.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
 
     pub(crate) fn growth(&self, series: MemoryKind) -> Option<&SeriesGrowth> {
@@ -350,16 +365,16 @@ impl MemoryTracker {
             series: MemoryKind::Host,
             charged: self.charged_bytes(MemoryKind::Host),
             before: self.previous_bytes(MemoryKind::Host),
-            at_ready: self.host_at_ready.map(HostMemory::charged),
+            at_ready: self.history.host_at_ready.map(HostMemory::charged),
             estimated: false,
-            total: self.totals.map(|totals| totals.total),
-            free: self.totals.map(|totals| totals.available),
+            total: self.last.totals.map(|totals| totals.total),
+            free: self.last.totals.map(|totals| totals.available),
             allowance: self.allowed_bytes(),
             worst: self.measured.worst(MemoryKind::Host),
         };
         let of_gpu = |vram: &VramReading| {
-            let device = self.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
-            let at_ready = self.vram_at_ready.iter().find(|known| known.gpu == vram.gpu);
+            let device = self.last.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
+            let at_ready = self.history.vram_at_ready.iter().find(|known| known.gpu == vram.gpu);
             SeriesReading {
                 series: MemoryKind::Vram(vram.gpu),
                 charged: Some(vram.bytes),
@@ -372,15 +387,16 @@ impl MemoryTracker {
                 worst: self.measured.worst(MemoryKind::Vram(vram.gpu)),
             }
         };
-        let all = std::iter::once(of_host).chain(self.vram.iter().map(of_gpu));
+        let all = std::iter::once(of_host).chain(self.history.vram.iter().map(of_gpu));
         all.map(|reading| SeriesFacts::gather(policy, &self.monitor, &reading)).collect()
     }
 
-    /// Bytes of one kind of memory that are charged to the process.
     pub(crate) fn charged_bytes(&self, kind: MemoryKind) -> Option<u64> {
         match kind {
-            MemoryKind::Host => self.host.map(HostMemory::charged),
-            MemoryKind::Vram(gpu) => self.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes),
+            MemoryKind::Host => self.history.host.map(HostMemory::charged),
+            MemoryKind::Vram(gpu) => {
+                self.history.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
+            }
         }
     }
 
@@ -395,7 +411,6 @@ impl MemoryTracker {
             .is_none_or(|growth| !matches!(growth.verdict, GrowthVerdict::Suspected | GrowthVerdict::Leaking))
     }
 
-    /// True if any kind of memory leaks.
     pub(crate) fn leaks(&self) -> bool {
         self.monitor.growth().iter().any(|growth| growth.verdict == GrowthVerdict::Leaking)
     }
@@ -403,7 +418,7 @@ impl MemoryTracker {
     /// Memory that the process has held. For memory that leaks, the amount at readiness counts, because the
     /// real need is unknown.
     pub(crate) fn held_memory(&self) -> Vec<HeldMemory> {
-        let mut all = self.held.clone();
+        let mut all = self.history.held.clone();
         for held in &mut all {
             if !self.is_sound(held.series) {
                 held.most = held.ready;
@@ -418,14 +433,80 @@ impl MemoryTracker {
 
     /// True if the process has memory on a GPU, or had when it was ready: a lost GPU reports no figures.
     pub(crate) fn uses_gpu(&self, gpu: GpuIndex) -> bool {
-        self.vram.iter().chain(&self.vram_at_ready).any(|vram| vram.gpu == gpu)
+        self.history.vram.iter().chain(&self.history.vram_at_ready).any(|vram| vram.gpu == gpu)
     }
 
     /// GPUs that the process uses; all GPUs if unknown.
     pub(crate) fn used_gpus(&self) -> Vec<GpuIndex> {
-        match (&self.no_vram, &self.devices) {
+        match (&self.last.no_vram, &self.last.devices) {
             (Some(no_vram), Some(devices)) if !no_vram.is_normal => devices.with_vram().collect(),
-            _ => self.vram.iter().map(|vram| vram.gpu).collect(),
+            _ => self.history.vram.iter().map(|vram| vram.gpu).collect(),
         }
     }
+
+    fn note_confirmation(
+        &mut self,
+        taken: &ReadingContext,
+        reading: &process::ProcessSample,
+        now: &[(MemoryKind, u64)],
+    ) {
+        let Some(share) = taken.confirm else { return };
+        let charged = now.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes);
+        let baseline = self.growth(MemoryKind::Host).and_then(|growth| growth.baseline);
+        let shown = match (reading.confirmed, charged, baseline) {
+            (Some(exact), Some(charged), Some(baseline)) => {
+                shows_growth(exact, baseline, charged.saturating_sub(baseline), share)
+            }
+            // There is nothing to compare, so the kernel's own counters are believed.
+            _ => true,
+        };
+        self.confirmed = Some((taken.at, shown));
+    }
+
+    /// Result of the last exact reading, if the reading is not older than `interval`.
+    pub(crate) fn confirmation(&self, now: Instant, interval: Duration) -> Option<bool> {
+        let (at, shown) = self.confirmed?;
+        (now.saturating_duration_since(at) < interval).then_some(shown)
+    }
+
+    pub(crate) fn confirm_next(&mut self) {
+        self.confirm_next = true;
+    }
+
+    pub(crate) fn show(&self) -> MemoryView {
+        let facts = self.facts.iter().flat_map(|facts| &facts.series);
+        let forecasts = facts.flat_map(|facts| {
+            let (soft, hard) = match facts.series {
+                MemoryKind::Host => (Reason::HostSoft, Reason::HostHard),
+                MemoryKind::Vram(_) => (Reason::VramSoft, Reason::VramHard),
+            };
+            let all = [(soft, facts.to_soft), (hard, facts.to_hard), (Reason::MemoryExhausted, facts.to_end)];
+            all.into_iter().filter_map(|(reason, forecast)| {
+                Some(ForecastView { series: facts.series, reason, forecast: forecast? })
+            })
+        });
+        let facts = self.facts.iter().flat_map(|facts| &facts.series);
+        let budgets = facts
+            .filter(|facts| facts.budget != MemoryBudget::default())
+            .map(|facts| BudgetView { series: facts.series, budget: facts.budget });
+        MemoryView {
+            budgets: budgets.collect(),
+            declared: self.history.declared.pools(),
+            reading: self.history.taken,
+            vram: self.history.vram.clone(),
+            vram_unknown: self.last.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
+            unmeasured: self.last.unmeasured.clone(),
+            group: self.last.group.clone(),
+            growth: self.monitor.growth().to_vec(),
+            forecasts: forecasts.collect(),
+            request_rate: self.monitor.rate(),
+            allowance: self.history.declared.source_sentences(),
+            one_pool: self.history.declared.is_one_pool(),
+        }
+    }
+}
+
+/// True if the exact figure has grown by at least this share of `growth`, too.
+fn shows_growth(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
+    exact.saturating_sub(baseline) >= scale_bytes(growth, share.min(1.0))
 }

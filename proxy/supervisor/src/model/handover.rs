@@ -1,0 +1,311 @@
+//! Handover of the model's processes between two instances of the program.
+//!
+//! The old instance hands them over, while requests that it has accepted end there (see `remaining`):
+//!
+//! ```text
+//!   run ── asked, nothing is under way ──> frozen: leases continue, no decisions ── thawed ──> run
+//!                                             │ the next instance serves
+//!                                             v
+//!                                          let go: leases here run out; a process that dies closes its gate
+//! ```
+//!
+//! The new instance takes them over. Their memory is sampled as for new processes, but nothing is decided about
+//! them until the old instance has let them go.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use warden_policies::cooldown::RecycleCooldown;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent};
+
+use super::health::HealthTracker;
+use super::loading::LoadState;
+use super::unit::{LiveGeneration, ProcessRecipe, ProcessUnit, UnitRole, process_recipe};
+use super::unload::ManualPin;
+use super::warm::PackProgress;
+use super::{ControlMessage, HelperReport, ModelTask, TaskMessage};
+use crate::lease::cell::GenerationCell;
+use crate::memory::loading::LoadingReport;
+use crate::process::heir::{HeirRecord, ProcessHeir};
+use crate::sync::lock;
+use crate::view::InputModalities;
+
+/// Everything about a model that the next instance takes over.
+#[derive(Debug)]
+pub(crate) struct ModelWill {
+    pub(crate) record: WillRecord,
+    pub(crate) heirs: Vec<ProcessHeir>,
+}
+
+/// Serializable part of [`ModelWill`], without the processes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WillRecord {
+    pub(crate) name: String,
+    /// True if the model should have processes even without waiting requests.
+    pub(crate) wanted: bool,
+    /// GPUs of each process, as chosen by the loader.
+    pub(crate) places: Vec<Vec<usize>>,
+    /// True if the model runs with its fallback arguments.
+    pub(crate) fell_back: bool,
+    pub(crate) cooldown: RecycleCooldown,
+    pub(crate) crashes: u64,
+    pub(crate) n_ctx: Option<u64>,
+    pub(crate) modalities: Option<InputModalities>,
+    #[serde(default)]
+    pub(super) by_hand: Option<ManualPin>,
+    /// Settings that clients made in the model's processes: route and body of each.
+    pub(crate) settings: Vec<(String, Vec<u8>)>,
+}
+
+impl ModelTask {
+    /// Why the model cannot be handed over now; `None` if nothing prevents it.
+    fn handover_obstacle(&self) -> Option<&'static str> {
+        let is_moving = |unit: &ProcessUnit| {
+            !matches!(
+                unit.phase(),
+                BackendPhase::Idle | BackendPhase::Ready | BackendPhase::Backoff | BackendPhase::Failed
+            ) || unit.role != UnitRole::Current
+                || unit.held_start.is_some()
+        };
+        let any_process = |is: fn(&LiveGeneration) -> bool| self.units.lives().any(is);
+        match () {
+            () if self.life.end.is_some() => Some("it is ending"),
+            () if self.spec.canary_of.is_some() => Some("another build is being tried"),
+            () if !self.replacements.is_empty() => Some("a process is being replaced"),
+            () if !self.operators.is_empty() => Some("an operator's action is in progress"),
+            () if self.units.all.iter().any(is_moving) => Some("a process is starting, draining or ending"),
+            () if any_process(|live| live.child.process.is_none()) => Some("a process is being created"),
+            () if any_process(|live| live.reclaim.pending.is_some()) => {
+                Some("a process is giving memory back")
+            }
+            () if any_process(|live| live.warm.packed != PackProgress::NotYet) => {
+                Some("slots are being saved")
+            }
+            () if !matches!(
+                self.room.state,
+                LoadState::Unloaded | LoadState::Granted { told: true, asking: None, .. }
+            ) =>
+            {
+                Some("it is waiting for room, or being unloaded")
+            }
+            () => None,
+        }
+    }
+
+    /// Collects what the next instance needs. From then on this task makes no decisions.
+    pub(super) fn prepare_handover(&mut self) -> Result<ModelWill, String> {
+        if self.is_searching() {
+            // A search does not delay the handover: it is stopped, and the next instance can search.
+            self.stop_start_search();
+            self.experience.dead_starts.forget_deaths();
+        }
+        if let Some(why) = self.handover_obstacle() {
+            return Err(format!("the model `{}`: {why}", self.spec.name));
+        }
+        let places = match &self.room.state {
+            LoadState::Granted { places, .. } => places.clone(),
+            _ => Vec::new(),
+        };
+        let settings = self.leases.settings.all().into_iter();
+        let record = WillRecord {
+            name: self.spec.name.to_string(),
+            wanted: self.room.wanted,
+            places,
+            fell_back: self.room.configured.is_some(),
+            cooldown: self.replacements.cooldown.clone(),
+            crashes: self.life.crashes,
+            n_ctx: self.experience.n_ctx,
+            modalities: self.experience.modalities,
+            by_hand: self.room.manual_pin.clone(),
+            settings: settings.map(|one| (one.path, one.body.to_vec())).collect(),
+        };
+        let units = self.units.all.iter().filter_map(|unit| Some((unit.replica, unit.live.as_ref()?)));
+        let heirs: Option<Vec<ProcessHeir>> =
+            units.map(|(replica, live)| self.make_heir(replica, live)).collect();
+        let Some(heirs) = heirs else {
+            return Err(format!("the model `{}`: a process of it cannot be handed over", self.spec.name));
+        };
+        self.life.is_frozen = true;
+        Ok(ModelWill { record, heirs })
+    }
+
+    fn make_heir(&self, replica: u32, live: &LiveGeneration) -> Option<ProcessHeir> {
+        let process = live.child.process.as_ref()?;
+        let (child, files) = process.prepare_handover()?;
+        let epoch = self.context.epoch;
+        let record = HeirRecord {
+            replica,
+            generation: live.id,
+            child,
+            pid: i32::try_from(process.pid()).ok()?,
+            endpoint: live.cell.address.endpoint()?.clone(),
+            socket: live.child.socket.clone(),
+            made_of: serde_json::to_value(&live.recipe).ok()?,
+            command: live.child.started_with.clone()?,
+            facts: live.cell.facts(),
+            kin: live.cell.kin.get().copied(),
+            saves_for_us: live.cell.saves_for_us.load(Ordering::Relaxed),
+            spawned: live.start.spawned.saturating_duration_since(epoch),
+            loading: live.start.adopted.or(self.experience.load_time).unwrap_or_default(),
+            work: live.cell.work(),
+            memory: live.memory.to_record(),
+        };
+        Some(ProcessHeir { record, files })
+    }
+
+    /// Makes no decisions until the handover has succeeded or failed. Returns true if it failed, so that
+    /// this instance continues.
+    pub(super) async fn wait_while_frozen(&mut self) -> bool {
+        let mut stashed = Vec::new();
+        let is_thawed = loop {
+            match self.mail.inbox.recv().await {
+                Some(TaskMessage::Control(ControlMessage::Thaw)) | None => break true,
+                Some(TaskMessage::Control(ControlMessage::LetGo(reply))) => {
+                    self.release_processes();
+                    let _told = reply.send(());
+                    break false;
+                }
+                // Answer the watchdog: this task is alive, and only the next instance may be hanging.
+                Some(TaskMessage::Beat(question)) => drop(question.send(())),
+                Some(message) => stashed.push(message),
+            }
+        };
+        // Queue the stashed messages again, whether the handover succeeded or not.
+        for message in stashed {
+            self.mail.outbox.send(message);
+        }
+        self.life.is_frozen = false;
+        if is_thawed {
+            let processes = self.units.lives().filter_map(|live| live.child.process.as_ref());
+            for child in processes.filter_map(|process| process.take_handover_id()) {
+                self.context.world.cancel_handover(child);
+            }
+        }
+        is_thawed
+    }
+
+    fn release_processes(&self) {
+        // From now on the next instance decides which requests are refused.
+        self.leases.set_refusal(None);
+        for live in self.units.lives() {
+            if let Some(process) = &live.child.process {
+                process.release();
+            }
+            if let Some(files) = &live.warm.files {
+                files.set_others(true);
+            }
+        }
+    }
+
+    pub(super) fn inherit_will(&mut self, will: ModelWill) {
+        let ModelWill { record, heirs } = will;
+        self.inherit_pin(record.by_hand);
+        self.room.wanted |= record.wanted;
+        self.replacements.cooldown = record.cooldown;
+        self.life.crashes = record.crashes;
+        self.experience.n_ctx = record.n_ctx;
+        self.experience.modalities = record.modalities;
+        if heirs.is_empty() {
+            return;
+        }
+        if record.fell_back {
+            self.inherit_fallback();
+        }
+        for (path, body) in record.settings {
+            let by = heirs[0].record.generation;
+            self.leases.settings.set(by, &path, Bytes::from(body));
+        }
+        // Mark the settings as applied: the processes have them already.
+        let _known = self.leases.settings.take_fresh();
+        self.room.state =
+            LoadState::Granted { places: record.places.clone(), told: true, asking: None, beside: true };
+        self.room.report(LoadingReport::Inherited(record.places));
+        for heir in heirs {
+            self.adopt_process(heir);
+        }
+    }
+
+    fn adopt_process(&mut self, heir: ProcessHeir) {
+        let record = heir.record.clone();
+        let generation = record.generation;
+        let current = self.units.current(record.replica).map(|unit| unit.id);
+        // A replica that is no longer configured gets a unit too, and drains once the process is ours.
+        let id = current.unwrap_or_else(|| self.add_unit(record.replica, UnitRole::Current));
+        let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
+        cell.inherit(record.work, record.saves_for_us);
+        if let Some(kin) = record.kin {
+            let _first = cell.kin.set(kin);
+        }
+        // A recipe that cannot be read was written by another version: treat the process as outdated.
+        let made_of = serde_json::from_value::<ProcessRecipe>(record.made_of).unwrap_or_else(|_| {
+            let mut other = process_recipe(&self.spec);
+            other.request.command = record.command.clone();
+            other
+        });
+        let mut memory = self.new_tracker(generation, &made_of.request.command);
+        if !memory.restore(&record.memory) {
+            tracing::warn!(
+                model = %self.spec.name, %generation,
+                "the predecessor's record of the process's memory cannot be read: growth is judged from now on"
+            );
+        }
+        let health = HealthTracker::new(&lock(&self.context.common), &made_of.request.command);
+        let born = Arc::clone(&cell);
+        let mut live = LiveGeneration::new(generation, record.socket.clone(), cell, made_of, memory, health);
+        live.start.spawned = self.context.epoch + record.spawned;
+        live.start.adopted = Some(record.loading);
+        live.child.started_with = Some(record.command.clone());
+        live.warm.files = self.slot_files(&record.socket);
+        if let Some(files) = &live.warm.files {
+            files.set_others(true);
+        }
+        self.experience.load_time = Some(record.loading);
+        let Some(unit) = self.units.get_mut(id) else { return };
+        unit.live = Some(Box::new(live));
+        let effects = unit.machine.step(LifecycleEvent::Up, self.context.now(), &self.spec.lifecycle);
+        for effect in effects.into_iter().filter(|effect| *effect != LifecycleEffect::Spawn) {
+            self.carry_out_effect(id, effect);
+        }
+        let sink = self.output_sink(generation, &record.command);
+        let context = Arc::clone(&self.context);
+        let watch = self.watch;
+        let needed = self.spec.command.clone();
+        let outbox = self.mail.outbox.clone();
+        self.mail.spawn_helper(generation, async move {
+            let world = &context.world;
+            let sight = world.check_needs(needed, None).await;
+            if let Some(kin) = sight.kin {
+                let _first = born.kin.set(kin);
+            }
+            outbox.send(TaskMessage::Report(generation, HelperReport::Looked(sight)));
+            let free = world.free_memory(watch.sensors.read_limit).await;
+            context.fleet_memory.add_generation(generation, &free);
+            HelperReport::Spawned(world.adopt(heir, watch.child.log_line_bytes, sink).await)
+        });
+        self.life.note_action();
+    }
+
+    /// Begins to decide, because the previous instance has let the processes go.
+    pub(super) fn begin_deciding(&mut self) {
+        let now = Instant::now();
+        for live in self.units.lives_mut() {
+            if let Some(process) = &live.child.process {
+                process.take_ownership();
+            }
+            if let Some(files) = &live.warm.files {
+                files.set_others(false);
+            }
+            if live.start.ready.is_some() {
+                live.timers.sample = Some(now);
+            }
+        }
+        self.set_replicas();
+        if self.room.wanted {
+            self.may_start();
+        }
+        self.life.note_action();
+    }
+}

@@ -1,0 +1,291 @@
+//! Sends probes to processes and handles their results.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::Reason;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
+
+use super::message::ProbeReport;
+use super::spread::apply_all_settings;
+use super::unit::{UnitId, UnitRole, take_due};
+use super::warm::unpack::WarmingResult;
+use super::{HelperReport, ModelTask};
+use crate::clock;
+use crate::process::failure::StartLateness;
+use crate::process::{ProbeResult, SampleOptions, ServerProps};
+use crate::view::event::EventKind;
+
+impl ModelTask {
+    /// Handles a logged crash by sending a probe at once. A crashed process usually ends within a second,
+    /// but some builds start a debugger and wait for it for ever. The line may also be text sent by a
+    /// client, and no crash.
+    pub(super) fn note_alarm(&mut self, id: UnitId) {
+        let pause = self.spec.lifecycle.start_probe_interval;
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        if live.probing.crash_logged_at.is_some()
+            || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
+        {
+            return;
+        }
+        let now = Instant::now();
+        live.probing.crash_logged_at = Some(now);
+        live.probing.probes_lost = 0;
+        // Do not rely on a probe under way: its answer may be older than the crash line. The pause prevents
+        // repeated lines from causing a storm of probes.
+        live.timers.probe =
+            Some(live.probing.last_probe.map_or(now, |asked| clock::after_pause(asked, pause).max(now)));
+        if phase == BackendPhase::Suspect {
+            self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Suspect));
+        }
+    }
+
+    pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
+        let timing = self.spec.lifecycle;
+        let heard = self.logs.line_count();
+        let Some(unit) = self.units.get_mut(id) else { return };
+        let is_starting = unit.phase() == BackendPhase::Starting;
+        let Some(live) = &mut unit.live else { return };
+        if !take_due(&mut live.timers.probe, now) {
+            return;
+        }
+        let Some(process) = live.child.process.clone() else { return };
+        let probing = &mut live.probing;
+        probing.last_probe = Some(now);
+        let timeout = if probing.crash_logged_at.is_some() || probing.short_drain {
+            timing.probe_timeout.min(timing.crash_probe())
+        } else {
+            timing.probe_timeout
+        };
+        probing.lines_at_probe = heard;
+        probing.progress_at_probe = live.cell.pulses.progress_count();
+        let generation = live.id;
+        // Read the VRAM of a successor: if it lost its GPU, we must know that before the old process ends.
+        let reads_vram = is_starting
+            && unit.role == UnitRole::Successor
+            && self.context.leak_history.best_offload(&live.memory.key).is_some();
+        let unpacking = if is_starting { self.replacement_unpacking(id) } else { None };
+        let leases = Arc::clone(&self.leases);
+        let sensors = self.watch.sensors;
+        self.mail.spawn_helper(generation, async move {
+            let mut report = ProbeReport::new(now, process.probe(timeout).await);
+            if report.health == ProbeResult::Ready && is_starting {
+                let props = process.read_props(timeout).await;
+                let slots = props.slots;
+                report.props = Some(props);
+                // Apply the settings before the gate opens: no request may reach a process without its
+                // clients' settings.
+                report.unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
+                if reads_vram {
+                    let brief = SampleOptions::brief(sensors.gpu_age, sensors.read_limit);
+                    report.vram = process.sample(brief).await.vram_held();
+                }
+                if let Some(unpacking) = unpacking {
+                    report.warmed = unpacking.run(process.as_ref(), slots).await.map(Box::new);
+                }
+            }
+            HelperReport::Probed(report)
+        });
+    }
+
+    /// Replaces a process whose socket was removed, by a cleaner of `/tmp` or with the directory at the end
+    /// of a login session: running requests may end, but new ones cannot reach the process. A process that
+    /// is still starting is ended. Returns true if the socket is gone.
+    fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return false };
+        let is_last = live.probing.last_probe == Some(sent);
+        match phase {
+            BackendPhase::Starting => {
+                // A process that has never answered may not have created its socket yet.
+                let is_removed = live.probing.answered && is_last;
+                if is_removed {
+                    self.note_late_start(id, StartLateness::SocketRemoved);
+                }
+                is_removed
+            }
+            BackendPhase::Ready | BackendPhase::Suspect if is_last => {
+                let generation = live.id;
+                let message = format!(
+                    "its socket {} was removed, so no request reaches it: it is started again",
+                    live.child.socket.display()
+                );
+                self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
+                self.step_machine(id, LifecycleEvent::Recycle);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
+        let ProbeReport { sent, mut health, props, vram, warmed, .. } = report;
+        if health == ProbeResult::SocketGone {
+            if self.replace_unreachable(id, sent) {
+                return;
+            }
+            health = ProbeResult::Lost;
+        }
+        let timing = self.spec.lifecycle;
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        live.probing.answered |= health.is_answer();
+        if live.probing.last_probe != Some(sent) {
+            return;
+        }
+        // In a crashing process, threads that compute nothing still answer for a moment: ignore probes sent
+        // before that moment is over.
+        let counts = live.probing.crash_logged_at.map(|since| clock::after(since, timing.crash_probe()));
+        if health != ProbeResult::Lost && counts.is_some_and(|counts| sent < counts) {
+            live.timers.probe = counts;
+            return;
+        }
+        let now = Instant::now();
+        match phase {
+            BackendPhase::Starting if health == ProbeResult::Ready => {
+                live.probing.lines_at_answer = live.probing.lines_at_probe;
+                if !self.yields_to_old(id, vram) {
+                    self.note_ready(id, &props.unwrap_or_default(), warmed);
+                }
+            }
+            BackendPhase::Starting => {
+                live.timers.probe = Some(clock::after_pause(now, timing.start_probe_interval));
+            }
+            BackendPhase::Draining => self.note_drain_probe(id, sent, health),
+            BackendPhase::Ready | BackendPhase::Suspect
+                if live.probing.doubted_at.is_some_and(|at| sent < at) =>
+            {
+                live.timers.probe = Some(now);
+            }
+            BackendPhase::Ready | BackendPhase::Suspect => self.note_service_probe(id, sent, health),
+            _ => {}
+        }
+    }
+
+    /// Handles a probe of a process that serves or is suspect.
+    fn note_service_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
+        let timing = self.spec.lifecycle;
+        let now = Instant::now();
+        let is_lost = health == ProbeResult::Lost;
+        let has_crashed = is_lost && self.crash_line(id).is_some();
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        let generation = live.id;
+        // Requests wait while the process is doubted or has logged a crash, so probe faster.
+        let probing = &mut live.probing;
+        let hurries = is_lost && (probing.doubted_at.is_some() || probing.crash_logged_at.is_some());
+        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
+        live.timers.probe = Some(clock::after_pause(now, pause));
+        // Response bytes are a better sign of life than a probe, which may wait behind 1000 requests. But if
+        // the computing thread has crashed, other threads still send errors and other answers, so only
+        // tokens count.
+        let pulses = &live.cell.pulses;
+        let has_progressed = if has_crashed {
+            pulses.progress_count() != probing.progress_at_probe
+        } else {
+            pulses.received_since(sent)
+        };
+        if is_lost && !has_progressed {
+            probing.note_lost(sent);
+            if phase == BackendPhase::Ready && probing.probes_lost >= timing.probes_lost {
+                self.step_machine(id, LifecycleEvent::ProbesLost);
+            }
+            return;
+        }
+        probing.doubted_at = None;
+        if is_lost {
+            probing.note_progress(now);
+        } else {
+            probing.note_answer();
+            self.leases.note_alive(generation);
+        }
+        if phase == BackendPhase::Suspect {
+            self.step_machine(id, LifecycleEvent::ProbesBack);
+        }
+    }
+
+    /// Handles a probe of a draining process. If neither probes nor running requests make progress, the
+    /// drain is cut short; a process that has logged a crash gets less time.
+    fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
+        let timing = self.spec.lifecycle;
+        let Some(live) = self.units.live_mut(id) else { return };
+        let now = Instant::now();
+        let probing = &mut live.probing;
+        let is_alarmed = probing.crash_logged_at.is_some();
+        let hurries = is_alarmed || probing.short_drain;
+        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
+        live.timers.probe = Some(clock::after_pause(now, pause));
+        if health != ProbeResult::Lost {
+            probing.note_answer();
+            if std::mem::take(&mut probing.short_drain) {
+                // The process is healthy again, so its requests get the usual drain time.
+                self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
+            }
+            return;
+        }
+        let pulses = &live.cell.pulses;
+        if pulses.progress_count() != probing.progress_at_probe || !is_alarmed && pulses.received_since(sent)
+        {
+            probing.note_progress(now);
+            return;
+        }
+        probing.note_lost(sent);
+        let is_over = match probing.crash_logged_at {
+            Some(since) => {
+                now >= clock::after(since, timing.crash_ends)
+                    && probing.probes_lost >= timing.probes_lost
+                    && self.note_crash(id).is_some()
+            }
+            // The drain deadline has been shortened already.
+            None if probing.short_drain => false,
+            None => {
+                probing.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
+            }
+        };
+        if is_over {
+            self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+        }
+    }
+
+    fn note_ready(&mut self, id: UnitId, props: &ServerProps, warmed: Option<Box<WarmingResult>>) {
+        let Some(generation) = self.units.generation(id) else { return };
+        let command = &self.spec.command;
+        let available = self.context.world.available_memory();
+        let lines = self.logs.lines_of(generation);
+        self.experience.dead_starts.forget_deaths();
+        let Some(unit) = self.units.get_mut(id) else { return };
+        unit.start_failures = 0;
+        unit.failure = None;
+        let Some(live) = &mut unit.live else { return };
+        let now = Instant::now();
+        live.start.ready = Some(now);
+        live.start.slots = props.slots;
+        // The load time limits later starts, so exclude the time for warming.
+        let warming = warmed.as_ref().map(|warmed| warmed.took).unwrap_or_default();
+        let own_start = now.saturating_duration_since(live.start.spawned).saturating_sub(warming);
+        let start = live.start.adopted.unwrap_or(own_start);
+        let is_adopted = live.start.adopted.is_some();
+        if !is_adopted {
+            live.memory.note_ready(command, props, &lines, available);
+        }
+        live.health.note_ready(command, props, start);
+        if let Some(tokens) = props.n_ctx {
+            live.cell.pulses.set_context(tokens);
+        }
+        live.timers.probe = Some(clock::after_pause(now, self.spec.lifecycle.probe_interval));
+        // Sample at once: the memory of a new process is the baseline when it is replaced.
+        live.timers.sample = Some(now);
+        if self.experience.note_ready(start, props, live.recipe.command().clone()) {
+            // Lift quarantines: requests that killed another build or command may be harmless to this one.
+            self.leases.release_requests(None);
+        }
+        if let Some(warmed) = warmed {
+            self.note_warmed(id, *warmed);
+        }
+        self.drop_used_state(id);
+        // The gate (which lets leases be granted) opens in `step_machine`, before the event is published.
+        self.step_machine(id, LifecycleEvent::ProbeReady);
+        if !is_adopted {
+            let start_ms = clock::millis(start);
+            self.log_event(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+        }
+        self.judge_offload(id, false);
+    }
+}

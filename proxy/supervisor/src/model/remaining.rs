@@ -1,0 +1,198 @@
+//! Serves the leases and waiting requests that an instance still has after it has handed the processes over, for
+//! as long as the processes live. The next instance decides about the processes and reports their gates.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::GenerationId;
+
+use super::message::ProbeReport;
+use super::unit::LiveGeneration;
+use super::{ControlMessage, HelperReport, ModelTask, TaskMessage};
+use crate::clock;
+use crate::error::LeaseDenied;
+use crate::lease::cell::GenerationCell;
+use crate::lease::queue::QueueRefusal;
+use crate::lease::refused::ModelRefusal;
+use crate::process::ProbeResult;
+use crate::process::heir::OpenGate;
+
+/// Task of a model whose processes belong to the next instance.
+#[derive(Debug)]
+pub(super) struct RemainingTask {
+    model: Box<ModelTask>,
+    /// Processes of the next instance that requests of this instance may use.
+    guests: BTreeMap<GenerationId, Arc<GenerationCell>>,
+    /// Generations whose gates are open in the next instance, as last reported.
+    followed: Option<BTreeSet<GenerationId>>,
+    is_ending: bool,
+}
+
+impl RemainingTask {
+    pub(super) fn new(model: Box<ModelTask>) -> Self {
+        Self { model, guests: BTreeMap::new(), followed: None, is_ending: false }
+    }
+
+    pub(super) async fn run(mut self) {
+        let leases = Arc::clone(&self.model.leases);
+        loop {
+            let mail = &mut self.model.mail;
+            tokio::select! {
+                message = mail.inbox.recv() => match message {
+                    Some(TaskMessage::Control(ControlMessage::Disband)) | None => return,
+                    Some(message) => self.take_message(message),
+                },
+                () = leases.wake.notified() => {
+                    for generation in leases.take_doubts() {
+                        self.probe_doubted(generation);
+                    }
+                }
+                Some(_) = mail.helpers.join_next(), if !mail.helpers.is_empty() => {}
+            }
+            // Refuse requests that wait for a process which has ended or will not be started any more.
+            if self.is_ending && !leases.any_open() {
+                leases.refuse_waiting(&LeaseDenied::ShuttingDown);
+            }
+            // Nothing else of the state can change here except operators' answers.
+            self.model.operators.send_answers();
+        }
+    }
+
+    fn take_message(&mut self, message: TaskMessage) {
+        match message {
+            TaskMessage::Report(generation, HelperReport::Exited(..)) => self.note_lost_process(generation),
+            TaskMessage::Report(generation, HelperReport::Probed(report)) => {
+                if report.health == ProbeResult::Ready {
+                    self.reopen_gate(generation);
+                } else {
+                    self.probe_doubted(generation);
+                }
+            }
+            TaskMessage::Control(ControlMessage::Gates(gates, refused)) => {
+                self.follow_gates(&gates);
+                self.pass_on_refusals(&refused);
+            }
+            TaskMessage::Control(ControlMessage::Shutdown(_)) => {
+                self.model.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
+                self.is_ending = true;
+            }
+            // Operators have to ask the next instance. The dropped reply channel tells them that this
+            // instance ends.
+            TaskMessage::Control(control) => drop(control),
+            // Sending fails if the watchdog no longer waits.
+            TaskMessage::Beat(question) => drop(question.send(())),
+            TaskMessage::Report(..) | TaskMessage::Looked(..) | TaskMessage::StartSearched(..) => {}
+        }
+    }
+
+    fn live(&self, generation: GenerationId) -> Option<&LiveGeneration> {
+        self.model.units.lives().find(|live| live.id == generation)
+    }
+
+    /// Handles the death of a process that has requests here.
+    fn note_lost_process(&mut self, generation: GenerationId) {
+        let leases = &self.model.leases;
+        leases.close_gate(generation);
+        for unit in &mut self.model.units.all {
+            if let Some(live) = unit.live.take_if(|live| live.id == generation) {
+                live.cell.revoke();
+            }
+        }
+        // Waiting requests go on as soon as the next instance reports a new process.
+        leases.remove_generation(generation);
+    }
+
+    /// Opens and closes gates as the next instance does, so that requests of this instance can use the
+    /// processes of the next one.
+    fn follow_gates(&mut self, gates: &[OpenGate]) {
+        let leases = Arc::clone(&self.model.leases);
+        let open: BTreeSet<GenerationId> = gates.iter().map(|gate| gate.generation).collect();
+        for cell in leases.open_cells() {
+            if !open.contains(&cell.id) {
+                leases.close_gate(cell.id);
+            }
+        }
+        if gates.iter().any(|gate| gate.touched) {
+            leases.settings.note_touched();
+        }
+        for gate in gates {
+            let known = self.live(gate.generation).map(|live| &live.cell);
+            let cell = known.or_else(|| self.guests.get(&gate.generation)).cloned();
+            let cell = cell.unwrap_or_else(|| self.add_guest(gate));
+            leases.open_gate(&cell, self.model.lease_limit(gate.slots));
+        }
+        // Remove processes that the next instance no longer has.
+        for id in self.guests.keys().copied().collect::<Vec<_>>() {
+            if !open.contains(&id) && leases.is_unused(id) {
+                self.guests.remove(&id);
+                leases.remove_generation(id);
+            }
+        }
+        self.followed = Some(open);
+        self.model.context.followed.notify_one();
+    }
+
+    fn add_guest(&mut self, gate: &OpenGate) -> Arc<GenerationCell> {
+        let cell = Arc::new(GenerationCell::new(gate.generation, gate.endpoint.clone(), gate.facts));
+        // Without the process's identity, an interrupted answer could not be continued there.
+        if let Some(kin) = gate.kin {
+            let _first = cell.kin.set(kin);
+        }
+        self.guests.insert(gate.generation, Arc::clone(&cell));
+        cell
+    }
+
+    /// Refuses requests that were waiting here when the next instance refused requests of this model.
+    fn pass_on_refusals(&self, refused: &[ModelRefusal]) {
+        for refused in refused {
+            if let Some(denied) = refused.denied() {
+                self.model.leases.refuse_waiting_since(&denied, refused.moment());
+            } else {
+                let model = &self.model.spec.name;
+                tracing::debug!(%model, "unknown reason of a refusal by the next instance");
+            }
+        }
+    }
+
+    /// Probes a process that refused a connection.
+    fn probe_doubted(&mut self, generation: GenerationId) {
+        let policy = self.model.spec.lifecycle;
+        let Some(process) = self.live(generation).and_then(|live| live.child.process.clone()) else {
+            // The next instance owns this process, watches it and reports its successor: just reopen the
+            // gate here.
+            if let Some(cell) = self.guests.get(&generation)
+                && self.is_followed(generation)
+            {
+                let leases = &self.model.leases;
+                let limit = leases.slot_limit(generation).unwrap_or_else(|| self.model.lease_limit(None));
+                leases.open_gate(cell, limit);
+                self.model.context.followed.notify_one();
+            }
+            return;
+        };
+        let sent = Instant::now();
+        self.model.mail.spawn_helper(generation, async move {
+            let health = process.probe(policy.probe_timeout).await;
+            if health != ProbeResult::Ready {
+                tokio::time::sleep_until(clock::after_pause(sent, policy.start_probe_interval)).await;
+            }
+            HelperReport::Probed(ProbeReport::new(sent, health))
+        });
+    }
+
+    /// Reopens the gate of a generation, unless the next instance has closed it.
+    fn reopen_gate(&self, generation: GenerationId) {
+        if let Some(live) = self.live(generation)
+            && self.is_followed(generation)
+        {
+            self.model.leases.open_gate(&live.cell, self.model.lease_limit(live.start.slots));
+            self.model.context.followed.notify_one();
+        }
+    }
+
+    /// True if the generation's gate is open in the next instance, as last reported.
+    fn is_followed(&self, generation: GenerationId) -> bool {
+        self.followed.as_ref().is_none_or(|gates| gates.contains(&generation))
+    }
+}

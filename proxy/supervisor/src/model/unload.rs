@@ -1,0 +1,116 @@
+//! Keeps a model loaded that an operator has pinned, and unloads a model without requests after its `ttl`.
+//!
+//! A pin set by an operator overrides the configuration, even after a reload or a handover, until an operator
+//! changes it or the program ends. The next request for an unloaded model loads it again.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use warden_policies::lifecycle::BackendPhase;
+
+use super::ModelTask;
+use super::loading::ModelRoom;
+use super::unit::{ProcessUnit, UnitRole};
+use crate::clock;
+use crate::error::ControlError;
+use crate::spec::ModelSpec;
+use crate::view::entry::{PinEntry, PinKind, PinView};
+use crate::view::event::EventKind;
+
+/// Interval for checking whether a model that is kept loaded because of another one still has to stay.
+const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Last pin command of an operator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ManualPin {
+    pub(super) pinned: bool,
+    pub(super) by: String,
+}
+
+impl ModelRoom {
+    /// True if the model must never be unloaded for another one.
+    pub(super) fn is_pinned(&self, spec: &ModelSpec) -> bool {
+        self.manual_pin.as_ref().map_or(spec.loading.pin, |said| said.pinned)
+    }
+
+    pub(super) fn pin_view(&self, spec: &ModelSpec) -> PinView {
+        let by = self.manual_pin.as_ref().map(|said| said.by.clone());
+        PinView { pinned: self.is_pinned(spec), by }
+    }
+}
+
+impl ModelTask {
+    pub(super) fn set_pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
+        if self.life.end.is_some() {
+            return Err(ControlError::ShuttingDown);
+        }
+        if self.spec.canary_of.is_some() {
+            let because = "a canary is temporary, and is unloaded before all others".to_owned();
+            return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
+        }
+        // A command that repeats the present pin is not recorded.
+        if self.room.manual_pin.as_ref().is_none_or(|said| said.pinned != pinned) {
+            self.room.manual_pin = Some(ManualPin { pinned, by: by.to_owned() });
+            self.apply_loading();
+            let ledger = &self.context.ledger;
+            let entry = PinEntry {
+                kind: PinKind::Pin,
+                id: ledger.next_number(),
+                at: clock::wall_time(),
+                model: self.spec.name.clone(),
+                pinned,
+                configured: self.spec.loading.pin,
+                by: by.to_owned(),
+            };
+            ledger.append(&entry);
+            self.log_event(None, EventKind::Pinned { entry: Box::new(entry) });
+        }
+        Ok(self.room.pin_view(&self.spec))
+    }
+
+    /// Takes over the pin from the previous instance.
+    pub(super) fn inherit_pin(&mut self, said: Option<ManualPin>) {
+        if said.is_some() {
+            self.room.manual_pin = said;
+            self.apply_loading();
+        }
+    }
+
+    /// Drains and stops the model's processes if none had a request for `ttl`. A request that arrives at
+    /// this moment waits until the processes have ended and started again.
+    pub(super) fn unload_if_idle(&mut self) {
+        self.life.timers.idle = None;
+        let Some(ttl) = self.spec.ttl else { return };
+        let serves =
+            |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Ready;
+        // While a replica starts, ends or is replaced, nothing is unloaded; this check runs again
+        // afterwards.
+        if self.life.end.is_some()
+            || !self.replacements.is_empty()
+            || !self.operators.restarts.is_empty()
+            || self.units.all.is_empty()
+            || !self.units.all.iter().all(serves)
+        {
+            return;
+        }
+        let now = Instant::now();
+        let idle = self.units.lives().map(|live| self.leases.idle_since(live.id));
+        let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
+            Some(since) => clock::after(since, ttl),
+            // Requests are running, so the model can be unloaded after another `ttl` at the earliest.
+            None => clock::after(now, ttl),
+        };
+        if due > now || self.leases.waiting() > 0 {
+            self.life.timers.idle = Some(due.max(clock::after_pause(now, super::ROOM_CHECK_INTERVAL)));
+            return;
+        }
+        if self.context.loading.keeps_company(&self.room.who) {
+            self.life.timers.idle = Some(clock::after(now, COMPANY_CHECK_INTERVAL));
+            return;
+        }
+        self.log_event(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
+        self.room.wanted = false;
+        self.stop_all();
+    }
+}
