@@ -33,8 +33,7 @@ pub(crate) struct ProcessHeadroom {
     pub(crate) largest: u64,
     /// True if requests were running when memory was read, so that some memory may come back.
     pub(crate) busy: bool,
-    /// Time for which requests would wait during a replacement; `None` if the process may not be replaced
-    /// now.
+    /// Time that requests would wait during a replacement; `None` if none is possible now.
     pub(crate) recycle: Option<std::time::Duration>,
     pub(crate) left: Vec<MemoryHeadroom>,
     pub(crate) cost: PromptCost,
@@ -185,8 +184,7 @@ impl PromptAdmission {
         }
     }
 
-    /// Decides about a prompt for which process `chosen` was chosen. `leased`: the prompt already holds a
-    /// lease on it.
+    /// Decides about a prompt that would go to `chosen`. `leased`: it already holds a lease there.
     pub(crate) fn judge_prompt(
         &self,
         dispatch: &LeaseDispatch,

@@ -82,8 +82,7 @@ impl GenerationCell {
         }
     }
 
-    /// Sets facts of a process that this instance took over: the work done before, and who may save its
-    /// slots.
+    /// Sets facts of a process taken over: the work done before, and who may save its slots.
     pub(crate) fn inherit(&self, work: WorkDone, saves_for_us: bool) {
         *lock(&self.work) = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
@@ -105,8 +104,7 @@ impl GenerationCell {
         *lock(&self.facts) = facts;
     }
 
-    /// Records that we end the process because it has hung for `since`. Call before
-    /// [`GenerationCell::request_stop`].
+    /// Records, before the stop is requested, that we end the process because it has hung for `since`.
     pub(crate) fn note_hung(&self, since: Duration) {
         // Keep the first record.
         let _known = self.hung_for.set(since);
@@ -126,8 +124,7 @@ impl GenerationCell {
         self.revoke();
     }
 
-    /// Revokes the leases because the process is ending. Also drops the attached values, because
-    /// llama-server ends sooner without open connections.
+    /// Revokes the leases and drops the attached values: llama-server ends sooner without open connections.
     pub(crate) fn revoke(&self) {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));

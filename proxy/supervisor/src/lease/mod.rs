@@ -48,8 +48,7 @@ pub struct Lease {
     queued_for: Duration,
     pulse: Option<Arc<RequestProgress>>,
     request: OnceLock<Arc<dyn SentRequest>>,
-    /// True if the server no longer works on the request, or the end of the request is recorded in another
-    /// way.
+    /// True if the server no longer works on the request, or its end is recorded in another way.
     is_settled: AtomicBool,
     reads: AtomicBool,
     /// True if the server stops computing during the request.

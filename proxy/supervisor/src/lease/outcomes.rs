@@ -41,8 +41,7 @@ pub(crate) struct PrefillSpeed {
 pub(crate) struct DecodeSpeed {
     pub(crate) tokens: u64,
     pub(crate) ms: f64,
-    /// Number of requests that the generation was serving when the answer ended, including this one: they
-    /// shared the hardware.
+    /// Number of requests that shared the hardware when the answer ended, including this one.
     pub(crate) busy: u32,
 }
 

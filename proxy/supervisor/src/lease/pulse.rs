@@ -62,11 +62,9 @@ pub(crate) struct ProgressTracker {
     /// Time of the last received byte, in microseconds since `born`, plus one; 0 before the first byte.
     received: AtomicU64,
     all: Mutex<Vec<Arc<RequestProgress>>>,
-    /// Prompts whose clients left before the first token: time of leaving, and tokens. The server may still
-    /// evaluate them.
+    /// Prompts whose clients left before the first token, which may still be evaluated: time, tokens.
     abandoned: Mutex<VecDeque<(Instant, u64)>>,
-    /// Number of running requests that stop all computing of the server, because they save or restore a
-    /// slot.
+    /// Number of running requests that save or restore a slot, which stops all computing.
     pausing: AtomicU32,
     /// Total number of events with data and of complete answers.
     moves: AtomicU64,

@@ -24,8 +24,7 @@ pub struct ModelRefusal {
     pub(crate) model: String,
     /// Time of the refusal since the machine's boot. Requests that came later are not affected.
     at: Duration,
-    /// Serialized [`LeaseDenied`], kept in its received form, so that even a reason which this version does
-    /// not know can be passed on.
+    /// Serialized [`LeaseDenied`], so that a reason which this version does not know can be passed on.
     denied: serde_json::Value,
 }
 

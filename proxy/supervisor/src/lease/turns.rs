@@ -54,14 +54,12 @@ impl KeptConversation {
         (body + self.turn.said.bytes() + self.prints.bytes()) as u64
     }
 
-    /// Number of tokens that a slot holds for the conversation: the last token of an answer was never
-    /// evaluated.
+    /// Tokens that a slot holds for the conversation: an answer's last token is never evaluated.
     pub(crate) fn tokens(&self) -> u64 {
         self.turn.tokens.saturating_sub(1)
     }
 
-    /// True if this turn, which follows `old`, shows that the process did not use the slot restored for
-    /// `old`.
+    /// True if this turn shows that the process did not use the slot restored for `old`.
     fn disproves_restore(&self, old: &Self) -> bool {
         let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
         self.prints.contains_prompt(&old.prints)
@@ -156,8 +154,7 @@ impl ConversationStore {
         }
     }
 
-    /// True if a client's request has shown that processes with this hash (`made_of`) do not use restored
-    /// slots.
+    /// True if a client's request has shown that such processes do not use restored slots.
     pub(crate) fn are_slots_unused_by(&self, made_of: u64) -> bool {
         lock(&self.restored).unused_by == Some(made_of)
     }

@@ -138,8 +138,7 @@ impl FleetMemory {
         others.map(gave).fold(0, u64::saturating_add)
     }
 
-    /// Marks a generation that cannot be replaced now, so that another one is replaced if a shared budget
-    /// is exceeded.
+    /// Makes shared budgets choose another generation, because this one cannot be replaced now.
     pub(crate) fn pin(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             for (_, member) in &mut part.members {

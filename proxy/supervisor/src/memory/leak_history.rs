@@ -209,8 +209,7 @@ impl LeakHistory {
         self.find(key, |known| known.offload)?
     }
 
-    /// Records the GPU offload of a process that loaded completely. Writes the file if it is the first or
-    /// best with this key.
+    /// Records the GPU offload of a process that loaded completely, if it is the best with this key.
     pub(crate) fn note_offload(&self, key: &str, model: &ModelName, offload: GpuOffload, keep: usize) {
         let before = self.best_offload(key);
         let best = before.map_or(offload, |before| before.max(offload));
@@ -272,8 +271,7 @@ impl LeakHistory {
 }
 
 impl HistoryFile {
-    /// Applies pending changes to the present contents of the file, writes the file, and keeps the result
-    /// in memory.
+    /// Applies pending changes to the file's present contents, writes it, and keeps the result in memory.
     fn write_pending(&self) -> io::Result<()> {
         let (mut known, pending) = {
             let mut memory = lock(&self.memory);
@@ -440,8 +438,7 @@ const IGNORED_VARIABLES: [&str; 6] = [
     "LLAMA_WARDEN_ADMIN_SOCKET",
 ];
 
-/// Flags that name files which the process writes. Such files change at each start and must not change the
-/// key.
+/// Flags that name files which the process writes: they change at each start.
 const WRITTEN_FILE_FLAGS: [&str; 1] = ["--log-file"];
 /// Variables that name files which the process writes. Files named by variables of other programs do not
 /// count either.

@@ -156,7 +156,7 @@ impl MemoryTracker {
     }
 
     /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
-    /// judges memory differently; then the history begins anew.
+    /// judges memory differently; then the history is empty.
     pub(crate) fn restore(&mut self, written: &serde_json::Value) -> bool {
         let Some(monitor) = written.get("monitor") else { return false };
         let Ok(mut history) = MemoryHistory::deserialize(written) else { return false };
@@ -167,8 +167,7 @@ impl MemoryTracker {
         resumed
     }
 
-    /// Sets the results of an experiment with a process of the same kind: prompt prices, and memory with
-    /// the largest prompts.
+    /// Sets the results of an experiment with a process of the same kind.
     pub(crate) fn set_measurements(&mut self, measured: ExperimentNeeds) {
         for price in &measured.prices {
             self.cost.set_price(*price);
@@ -264,8 +263,7 @@ impl MemoryTracker {
         Some(ReadingResult { first, changes })
     }
 
-    /// Updates growth statistics. Returns changed verdicts; `None` if a reading that began later was
-    /// complete earlier.
+    /// Returns changed verdicts; `None` if a reading that began later was complete earlier.
     fn follow_growth(
         &mut self,
         taken: &ReadingContext,
@@ -415,8 +413,7 @@ impl MemoryTracker {
         self.monitor.growth().iter().any(|growth| growth.verdict == GrowthVerdict::Leaking)
     }
 
-    /// Memory that the process has held. For memory that leaks, the amount at readiness counts, because the
-    /// real need is unknown.
+    /// Memory that the process has held; for memory that leaks, the amount at readiness.
     pub(crate) fn held_memory(&self) -> Vec<HeldMemory> {
         let mut all = self.history.held.clone();
         for held in &mut all {

@@ -46,8 +46,7 @@ pub(crate) struct FleetContext {
     generations: AtomicU64,
     /// Number of removed models that still have processes.
     pub(crate) leaving: AtomicUsize,
-    /// Wakes the task that reports open gates to the previous instance, after this instance has applied the
-    /// gates of the next one.
+    /// Wakes the task that reports open gates to the previous instance.
     pub(crate) followed: Notify,
     /// Refusals to report to the previous instance.
     pub(crate) refused: RecentRefusals,
@@ -142,8 +141,7 @@ impl FleetContext {
         }
     }
 
-    /// Returns a permit to replace a process at once, despite other replacements. Later ones wait until it
-    /// is dropped.
+    /// Permit to replace a process at once. Later replacements wait until it is dropped.
     pub(crate) fn claim_permit(
         self: &Arc<Self>,
         model: &ModelName,
@@ -154,8 +152,7 @@ impl FleetContext {
         ReplacementPermit { context: Arc::clone(self), slot }
     }
 
-    /// True if a process may be ended because this memory is almost exhausted: no other was ended for it
-    /// just now.
+    /// True if no other process was ended just now because this memory is almost exhausted.
     pub(crate) fn may_end_backend(&self, series: MemoryKind) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
     }

@@ -64,8 +64,7 @@ impl OperatorRequests {
         asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
     }
 
-    /// Records the answer of a generation to a reclaim request. Returns the operators' requests that are
-    /// now complete.
+    /// Records a generation's answer. Returns the operators' requests that are now complete.
     pub(super) fn note_reclaimed(
         &mut self,
         generation: GenerationId,

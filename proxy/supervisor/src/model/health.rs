@@ -63,8 +63,7 @@ pub(super) struct HealthTracker {
     tells_slots: bool,
     /// True if the process's counters may be requested while no request runs.
     asked_idle: bool,
-    /// Time limit for reloading the model after llama-server's sleep; zero if the process never unloads the
-    /// model.
+    /// Time limit for reloading after llama-server's sleep; zero if it never unloads the model.
     wake: Duration,
     standing: Option<(Instant, ProcessRunState)>,
     paging: u64,
@@ -106,8 +105,7 @@ impl HealthTracker {
         (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.needs_query())
     }
 
-    /// Records a complete reading, and the answers since the last reading. `uses` says whether the process
-    /// has memory on a GPU.
+    /// Records a reading, and the answers since the last one. `uses`: the process has memory on a GPU.
     pub(super) fn note_reading(
         &mut self,
         now: Instant,

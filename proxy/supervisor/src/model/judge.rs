@@ -65,8 +65,7 @@ impl ModelTask {
         }
     }
 
-    /// Records for the cooldown which budgets the process exceeds, and warns operators about budgets that
-    /// are too small.
+    /// Records which budgets the process exceeds, and warns about budgets that are too small.
     fn note_exceeded_budgets(&mut self, id: UnitId, facts: &RecycleFacts) {
         let Some(live) = self.units.live_mut(id) else { return };
         let generation = live.id;
@@ -88,8 +87,7 @@ impl ModelTask {
         self.replacements.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
     }
 
-    /// Reason for holding this decision back until an operator acts, by the memory figures of the last
-    /// judgement.
+    /// Reason for holding this decision back until an operator acts.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
         let held = decision.series.and_then(|series| self.charged_bytes(id, series));
         self.replacements.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)
@@ -147,8 +145,7 @@ impl ModelTask {
         }
     }
 
-    /// Tries to make the process give memory back first. Returns the decision that is left to be carried
-    /// out, if any.
+    /// Tries to make the process give memory back first. Returns the decision that is left, if any.
     fn reclaim_first(
         &mut self,
         id: UnitId,
@@ -311,8 +308,7 @@ impl ModelTask {
         shown == Some(true)
     }
 
-    /// True if an exact reading, page by page, did not show the growth of host memory that the counters
-    /// show.
+    /// True if an exact reading did not show the growth of host memory that the counters show.
     fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
         let live = self.units.live(id);
         let interval = self.watch.sensors.confirm_interval;

@@ -149,8 +149,7 @@ impl ModelTask {
         current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
     }
 
-    /// True if the starts of all replicas failed and wait for a pause; other models may use the room
-    /// meanwhile.
+    /// True if all replicas wait after failed starts; other models may use the room meanwhile.
     fn all_starts_failed(&self) -> bool {
         self.units.all.iter().all(ProcessUnit::waits_for_change)
     }
@@ -263,8 +262,7 @@ impl ModelTask {
         self.stop_all();
     }
 
-    /// Handles room that the loader granted to request number `asked`. Answers to withdrawn requests are
-    /// ignored.
+    /// Takes the room granted to request number `asked`, unless that was withdrawn.
     fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
         let LoadState::Waiting { number, changed, .. } = self.room.state else { return };
         if number != asked {
@@ -321,8 +319,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Handles the loader's answer that the model may not stay: drains and stops it, and asks for room
-    /// again.
+    /// Drains and stops a model that may not stay with its new settings, and asks for room again.
     fn reload_model(&mut self, why: String, question: u64) {
         // Accept an answer to an earlier question, too: the loader already counts the model as leaving.
         if self.life.end.is_some()
@@ -350,8 +347,7 @@ impl ModelTask {
         self.stop_all();
     }
 
-    /// True while the model drains to make room for another one. Then running requests are not cut, however
-    /// long they take.
+    /// True while the model drains for another one: then running requests are not cut.
     pub(super) fn may_drain_long(&self, id: UnitId) -> bool {
         let Some(live) = self.units.live(id) else { return false };
         // Without running requests, the drain waits only for slots to be saved, which has its own time

@@ -179,8 +179,7 @@ impl ModelTask {
         self.fail_replacement(replica, &failure);
     }
 
-    /// True if a replacement for an operator or a new configuration may begin, by the check of the needed
-    /// files.
+    /// True if the check of the needed files allows a replacement to begin.
     pub(super) fn may_begin_replacement(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
         match self.may_replace(id, READ_AHEAD_LIMIT) {
             Some(Ok(())) => true,

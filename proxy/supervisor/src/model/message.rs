@@ -69,8 +69,7 @@ pub(crate) enum HelperReport {
     Looked(NeedsCheck),
     /// The starting process has made no progress for this time.
     Stalled(Duration),
-    /// The process has ended and is reaped. After a SIGKILL, the second value says if lack of memory was
-    /// the reason.
+    /// The process has ended and is reaped; after a SIGKILL, whether memory was short.
     Exited(ProcessExit, OomEvidence),
     /// Amount of memory that came back after the process had ended.
     MemoryReturned(ReturnedMemory),
@@ -180,8 +179,7 @@ pub(super) struct TaskMail {
     pub(super) inbox: TaskInbox,
     pub(super) outbox: TaskOutbox,
     pub(super) helpers: JoinSet<()>,
-    /// Running start searches. At the end of the task they are awaited (helpers are not), so that their
-    /// processes are reaped.
+    /// Running start searches; the end of the task awaits them, so that their processes are reaped.
     pub(super) searches: JoinSet<()>,
 }
 
@@ -203,11 +201,9 @@ impl TaskMail {
     }
 }
 
-/// Maximum number of lines about memory that wait for the model's task. A start writes some thirty such
-/// lines.
+/// Maximum number of waiting lines about memory; a start writes some thirty.
 const MAX_PENDING_LINES: usize = 256;
-/// Maximum number of waiting crash reports. A single report is enough: the task then searches the log for
-/// the line.
+/// Maximum number of waiting crash reports: the task searches the log for the line.
 const MAX_PENDING_ALARMS: usize = 1;
 
 /// Makes the handler of each output line of a process: it logs the line, and notifies the model's task if

@@ -123,8 +123,7 @@ pub(crate) struct ModelTask {
 #[derive(Debug)]
 struct TaskLife {
     end: Option<TaskEnd>,
-    /// True while no instance of the program decides about the processes, until the handover has succeeded
-    /// or failed.
+    /// True while no instance decides: until the handover has succeeded or failed.
     is_frozen: bool,
     /// False after a removal: then another model may have the same name in the published view.
     is_published: bool,
@@ -155,8 +154,7 @@ enum TaskEnd {
 /// Timers of the whole model. Only deadlines and messages wake the task.
 #[derive(Debug, Default)]
 struct ModelTimers {
-    /// Time before which no replacement begins for a new configuration, because the last one failed or
-    /// another one goes first.
+    /// Time of the next replacement for a new configuration, if one has failed or has to wait.
     configuration: Option<Instant>,
     /// Next check of the files that a process needs.
     look: Option<Instant>,
@@ -179,8 +177,7 @@ impl ModelTimers {
 /// Interval for checking whether removed models have freed their memory.
 const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum number of rounds of settling. No state needs that many, but a bug must not occupy a core for
-/// ever.
+/// Maximum number of rounds of settling: a bug must not occupy a core for ever.
 const ROUNDS: usize = 64;
 
 impl ModelTask {

@@ -225,8 +225,7 @@ impl ModelTask {
         }
     }
 
-    /// Carries out an operator's reclaim request: asks all serving processes at once to give memory back. The
-    /// reply has one entry per process.
+    /// Asks all serving processes at once; the reply to the operator has one entry per process.
     pub(super) fn reclaim_for_operator(
         &mut self,
         by: RequestedBy,
@@ -271,8 +270,7 @@ impl ModelTask {
         Ok(able)
     }
 
-    /// Asks these processes to give memory back, without a policy decision. A request already under way is
-    /// not repeated.
+    /// Asks these processes without a policy decision, unless a request is under way.
     fn ask_each(&mut self, ids: impl IntoIterator<Item = UnitId>, reason: Reason) {
         let at = self.context.now();
         for id in ids {

@@ -99,7 +99,7 @@ impl RemainingTask {
                 live.cell.revoke();
             }
         }
-        // Waiting requests go on as soon as the next instance reports a new process.
+        // Waiting requests continue as soon as the next instance reports a new process.
         leases.remove_generation(generation);
     }
 

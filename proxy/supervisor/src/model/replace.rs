@@ -216,8 +216,7 @@ impl ModelTask {
         }
     }
 
-    /// Ends a replacement whose new process does not serve. The ledger entry and waiting operators get the
-    /// reason.
+    /// Ends a replacement whose new process does not serve; ledger and operators get the reason.
     pub(super) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
@@ -325,8 +324,7 @@ impl ModelTask {
         }
     }
 
-    /// False if the loader said that a process with the latest settings does not fit next to an older
-    /// process.
+    /// False if a process with the latest settings has no room next to an older one.
     fn fits_next_to_old(&self, unit: &ProcessUnit) -> bool {
         let is_older = || unit.live.as_ref().is_some_and(|live| live.recipe != process_recipe(&self.spec));
         !matches!(self.room.state, LoadState::Granted { beside: false, .. }) || !is_older()

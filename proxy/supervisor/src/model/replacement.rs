@@ -28,8 +28,7 @@ use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementEvidence, Replac
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExceededBudget {
     pub(super) first: BudgetPass,
-    /// The previous replacement for this budget helped for a short time only, so this one will not help
-    /// longer.
+    /// True if the previous replacement for this budget helped for a short time only.
     pub(super) repeats: bool,
 }
 
@@ -38,16 +37,14 @@ pub(super) struct Replacement {
     /// Ledger entry with the facts known so far.
     entry: LedgerEntry,
     times: ReplacementTimes,
-    /// Bytes that the old generation held when it was new, of the memory that is the reason for the
-    /// replacement.
+    /// Bytes of the memory in question that the old generation held when it was new.
     young_bytes: Option<u64>,
     running_at_close: u32,
     /// True once the memory of the new process is known, or is known to stay unknown.
     sampled: bool,
     /// True once the amount of memory that came back from the old process is known.
     measured: bool,
-    /// True if the result says nothing about memory: the old process serves on, or we did not wait for its
-    /// end.
+    /// True if the result says nothing about memory, because the old process was not seen to end.
     pub(super) is_inconclusive: bool,
     pub(super) budget: Option<ExceededBudget>,
     /// Permit that keeps other replacements waiting.
@@ -64,8 +61,7 @@ struct ReplacementTimes {
     closed: Option<Instant>,
     drained: Option<Instant>,
     gone: Option<Instant>,
-    /// Time in which no process took requests. This time began before the replacement if a process had died
-    /// or did not answer.
+    /// Time in which no process took requests; it may have begun before the replacement.
     gap: Option<Duration>,
     /// Part of `gap` since the replacement began.
     gap_since_began: Option<Duration>,
@@ -75,8 +71,7 @@ struct ReplacementTimes {
 }
 
 impl Replacement {
-    /// Makes a replacement that begins now. `running`: number of requests that the unit's process is
-    /// serving.
+    /// Makes a replacement that begins now, while the old process serves `running` requests.
     pub(super) fn new(
         model: &ModelName,
         unit: &ProcessUnit,

@@ -1,5 +1,5 @@
 //! Handles the reports of helper tasks. A report about a generation that no unit has is ignored, but a
-//! process that nobody owns is killed.
+//! process without a unit is killed.
 
 use std::sync::Arc;
 
@@ -201,8 +201,7 @@ impl ModelTask {
         }
     }
 
-    /// Handles the end of a process. The life-cycle machine knows whether we requested the end; that
-    /// decides which event is logged.
+    /// Handles the end of a process. The life-cycle machine knows whether we requested it.
     fn note_end(
         &mut self,
         id: UnitId,

@@ -167,8 +167,7 @@ impl ModelTask {
         self.log_event(Some(generation), kind);
     }
 
-    /// Adds this process to the fleet's memory figures: memory held, and memory that its replacement would
-    /// free.
+    /// Publishes the memory that this process holds, and that its replacement would free.
     fn publish_memory(&self, id: UnitId) {
         let Some(unit) = self.units.get(id) else { return };
         let Some(live) = &unit.live else { return };
@@ -292,8 +291,7 @@ impl ModelTask {
         }
     }
 
-    /// Time for which requests would wait during a replacement; `None` if the replacement would be held
-    /// back.
+    /// Time that requests would wait during a replacement; `None` if it would be held back.
     fn recycle_wait(&self, unit: &ProcessUnit, live: &LiveGeneration) -> Option<Duration> {
         let ask = CooldownQuery {
             now: self.context.now(),

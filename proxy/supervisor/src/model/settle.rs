@@ -68,8 +68,7 @@ impl ModelTask {
         }
     }
 
-    /// Makes the successor of an overlap the current unit when it is ready, or when the old process has
-    /// ended first.
+    /// Makes the successor of an overlap current when it is ready or the old process has ended.
     fn switch_over(&mut self) {
         let successors = self.units.with_role(UnitRole::Successor);
         let successors: Vec<_> = successors.map(|unit| (unit.id, unit.replica)).collect();
@@ -94,8 +93,7 @@ impl ModelTask {
         }
     }
 
-    /// Pauses the time limits of queued requests while a process drains or stops and no other takes requests.
-    /// Resumes them afterwards.
+    /// Pauses the time limits of queued requests while a process ends and no other takes requests.
     fn pause_queue_clock(&mut self) {
         let is_ending =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
@@ -111,8 +109,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Begins a replacement, with a ledger entry, for an unresponsive process that the life-cycle machine
-    /// gave up.
+    /// Begins a replacement of an unresponsive process that the life-cycle machine gave up.
     fn replace_unresponsive(&mut self) {
         let is_given_up = |unit: &&ProcessUnit| {
             unit.machine.after_stop() == Some(AfterStop::Restart)
@@ -167,8 +164,7 @@ impl ModelTask {
         }
     }
 
-    /// Replaces processes that have an older configuration, one after another; stops when a replacement
-    /// fails.
+    /// Replaces outdated processes one after another; stops when a replacement fails.
     fn settle_configuration(&mut self) {
         if !self.replacements.is_empty()
             || self.life.timers.configuration.is_some_and(|at| at > Instant::now())
@@ -302,8 +298,7 @@ impl ModelTask {
         }
     }
 
-    /// Carries out removal and shutdown: running requests may continue until the deadline, and no process
-    /// is started.
+    /// Carries out removal and shutdown: running requests may continue until the deadline.
     fn settle_end(&mut self) {
         let (late, over) = match self.life.end {
             None => return,

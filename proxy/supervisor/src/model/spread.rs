@@ -53,8 +53,7 @@ impl ModelTask {
     }
 }
 
-/// Applies all client settings to a process before it serves. Returns descriptions of the settings that
-/// failed.
+/// Applies all client settings to a process before it serves. Returns descriptions of failures.
 pub(super) async fn apply_all_settings(
     process: &dyn BackendProcess,
     leases: &LeaseQueue,
@@ -67,8 +66,7 @@ pub(super) async fn apply_all_settings(
     told.collect()
 }
 
-/// Applies selected settings, and repeats that while newer ones arrive. Returns route and error of each
-/// setting that failed.
+/// Applies selected settings, also newer ones that arrive. Returns route and error of failed ones.
 async fn apply_settings(
     process: &dyn BackendProcess,
     settings: &ClientSettings,

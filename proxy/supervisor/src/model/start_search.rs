@@ -34,8 +34,7 @@ use crate::spec::{FallbackSpec, ServerCommand, SharedSpec};
 use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
 
-/// Consecutive starts without enough memory before the fallback arguments are used. After the first such
-/// start, other models make more room.
+/// Starts without enough memory before the fallback is used; others make room after the first.
 const SHORT_STARTS: u32 = 2;
 
 /// Configured command and memory needs, kept while the fallback arguments are in use.
@@ -193,8 +192,7 @@ impl ModelTask {
         }
     }
 
-    /// True if a search may use the model's room and the CPU: a start has failed, and the model has no
-    /// running process.
+    /// True if a start has failed, and a search may use the model's room and the CPU.
     fn may_search(&self) -> bool {
         let waits = |unit: &ProcessUnit| {
             unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0

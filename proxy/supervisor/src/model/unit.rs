@@ -125,8 +125,7 @@ pub(super) struct ProcessUnit {
     pub(super) timer: Option<(LifecycleTimer, Instant)>,
     /// Event that would start a process, kept until the loader grants room.
     pub(super) held_start: Option<LifecycleEvent>,
-    /// Present process. Boxed, because most models of a large configuration have none, and each would
-    /// reserve 1.6 KiB.
+    /// Boxed, because most models of a large configuration have none: each would reserve 1.6 KiB.
     pub(super) live: Option<Box<LiveGeneration>>,
     /// Number of consecutive starts that did not become ready.
     pub(super) start_failures: u32,
@@ -199,8 +198,7 @@ pub(super) struct PolicyWish {
     pub(super) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
     /// Moment since which the policy wants the process replaced.
     pub(super) since: Option<Instant>,
-    /// Moment since which the process has been draining while the policy demands at least an immediate
-    /// drain.
+    /// Begin of a drain during which the policy demands at least an immediate drain.
     pub(super) urgent_since: Option<Instant>,
     /// Earliest time of the next drain, set because requests outlasted the last drain.
     pub(super) not_before: Option<Instant>,
@@ -324,8 +322,7 @@ impl ProbeState {
         self.lines_at_answer = self.lines_at_probe;
     }
 
-    /// Time for which the process has answered no probe and made no progress; `None` until enough probes
-    /// are lost.
+    /// Time without answer and progress; `None` until enough probes are lost.
     pub(super) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
         let is_silent = self.probes_lost > 0 && self.probes_lost >= probes_lost;
         if is_silent { self.lost_since.map(|since| since.elapsed()) } else { None }
@@ -363,8 +360,7 @@ impl GenerationTimers {
         };
     }
 
-    /// If an idle sample is due, removes it and returns the moment since which the process must have been
-    /// idle.
+    /// Takes an idle sample that is due: the moment since which the process must have been idle.
     pub(super) fn take_idle_sample(&mut self, now: Instant) -> Option<Instant> {
         self.idle_sample.take_if(|(at, _)| *at <= now).map(|(_, since)| since)
     }

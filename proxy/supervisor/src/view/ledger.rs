@@ -203,8 +203,7 @@ impl LedgerEntry {
 /// Mode of the ledger file: model names and reasons are not for all users of the machine.
 const LEDGER_FILE_MODE: u32 = 0o640;
 
-/// Writer of the ledger. Entries of earlier runs stay; the file grows by a few hundred bytes per
-/// replacement.
+/// Writer of the ledger, which grows by a few hundred bytes per replacement.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     path: PathBuf,

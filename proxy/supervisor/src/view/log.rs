@@ -45,8 +45,7 @@ pub struct LogTail {
     pub receiver: broadcast::Receiver<LogLine>,
 }
 
-/// Maximum number of lines that a listener may lag behind; limits the buffer reserved for listeners of a
-/// long ring.
+/// Maximum lag of a listener in lines; limits the buffer reserved for listeners of a long ring.
 pub(crate) const MAX_LISTENER_LAG: usize = 4096;
 
 /// Ring of the last output lines of one model.

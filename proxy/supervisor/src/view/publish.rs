@@ -22,8 +22,7 @@ struct PublisherState {
     order: Vec<ModelName>,
     /// Models that clients cannot request.
     canaries: Vec<ModelName>,
-    /// Views of models that changed since the last publication. All other views are only in the published
-    /// one.
+    /// Views that changed since the last publication; others are only in the published one.
     pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
     /// Descriptions of memory that did not come back after a process ended, by GPU.
@@ -90,8 +89,7 @@ impl ViewPublisher {
         };
     }
 
-    /// Publishes a new view. The caller holds the lock of the state, so that views are published in order
-    /// of number.
+    /// Publishes a new view. The caller holds the lock, so that numbers ascend.
     fn publish(&self, desk: &mut PublisherState) {
         desk.number += 1;
         desk.machine_is_new = false;

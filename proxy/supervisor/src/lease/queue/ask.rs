@@ -68,8 +68,7 @@ struct WaitLimit {
 }
 
 impl WaitLimit {
-    /// End of the time limit, if there is no further pause; `None` if it is over. `stood`: total paused
-    /// time now.
+    /// End of the time limit; `None` if it is over. `stood`: total paused time now.
     fn ends_at(self, stood: Duration, now: Instant) -> Option<Instant> {
         let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.paused)));
         (end > now).then_some(end)
@@ -123,8 +122,7 @@ impl LeaseQueue {
         self.wait_for_lease(kind, tokens, LeaseTurn::First).await
     }
 
-    /// Waits for another lease after the generation of the first one died. The request is accepted even if
-    /// the queue is full.
+    /// Waits for another lease after the first one's generation died, even if the queue is full.
     pub(crate) async fn lease_again(
         self: &Arc<Self>,
         kind: LeaseKind,
@@ -133,8 +131,7 @@ impl LeaseQueue {
         self.wait_for_lease(kind, tokens, LeaseTurn::Repeated).await
     }
 
-    /// Returns a lease if one is available at once, else `None`. A failed attempt does not count as a
-    /// request.
+    /// Returns a lease if one is available at once. A failed attempt does not count as a request.
     pub(crate) fn lease_now(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         let mut state = lock(&self.state);
         if state.refusal.is_some() || !state.dispatch.any_open() {
@@ -284,8 +281,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Checks whether the prompt of a request that got a lease at once fits into memory. If not, the
-    /// request waits.
+    /// Makes a request that got a lease at once wait if its prompt does not fit into memory.
     fn admit_granted(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, QueueState>,

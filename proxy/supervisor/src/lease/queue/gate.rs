@@ -30,8 +30,7 @@ impl LeaseQueue {
         opened
     }
 
-    /// Closes a generation: no more leases on it are granted. Returns the number of leases that it still
-    /// has.
+    /// Grants no more leases on a generation. Returns the number of leases that it still has.
     pub(crate) fn close_gate(self: &Arc<Self>, generation: GenerationId) -> u32 {
         let mut state = lock(&self.state);
         state.close(generation);
@@ -121,8 +120,7 @@ impl LeaseQueue {
         send_answers(dismissed);
     }
 
-    /// Pauses or resumes the time limits of waiting requests. They are paused while a process drains and
-    /// stops.
+    /// Pauses or resumes the time limits of waiting requests.
     pub(crate) fn pause_clock(&self, stands: bool) {
         lock(&self.state).pause.set(stands);
     }

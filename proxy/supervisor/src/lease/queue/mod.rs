@@ -52,16 +52,14 @@ pub(crate) struct LeaseQueue {
     journal: Arc<EventJournal>,
     /// Wakes the model's task: a request waits and no generation is open, or a generation has become idle.
     pub(crate) wake: Notify,
-    /// True if admission checks prompts; read without the lock, so that requests skip the check if
-    /// admission is off.
+    /// Read without the lock, so that requests skip the check if admission is off.
     checks_prompts: AtomicBool,
     /// Settings that clients made in the model's processes.
     pub(crate) settings: ClientSettings,
     pub(crate) turns: ConversationStore,
     /// True if the model is a canary: another build that is tried next to a model's own.
     is_canary: AtomicBool,
-    /// True if the quarantine knows any request; read without the lock, so that requests skip the check
-    /// otherwise.
+    /// Read without the lock, so that requests skip the check if the quarantine knows none.
     has_suspects: AtomicBool,
     /// Wakes requests that wait until no other request runs, or until the state of a generation is known.
     changes: Notify,
@@ -160,8 +158,7 @@ struct QueueWaiter {
 struct GenerationEntry {
     cell: Arc<GenerationCell>,
     idle_since: Option<Instant>,
-    /// True if the task knows that the generation is idle and will check again by itself: do not wake it
-    /// again.
+    /// True if the task knows that the generation is idle, and will check again without being woken.
     task_will_look: bool,
 }
 
@@ -261,8 +258,7 @@ impl LeaseQueue {
         if self.checks_prompts.load(Ordering::Relaxed) { tokens } else { None }
     }
 
-    /// Records a setting that a process has accepted from a client, so that the model's other and later
-    /// processes get it, too.
+    /// Records a setting accepted from a client, for the model's other and later processes.
     pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
         if self.settings.set(generation, path, body) {
             self.wake.notify_one();
@@ -271,8 +267,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Records and logs that a setting, made in another instance, is lost because it was too large to be
-    /// kept.
+    /// Records and logs that a setting made in another instance was too large to be kept.
     pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
         self.settings.note_too_large(generation, path);
         self.log_lost_setting(generation, path);
@@ -373,8 +368,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Hands out one granted lease. If its prompt does not fit into memory, the lease is returned and may
-    /// be granted to other requests.
+    /// Hands out a lease. If its prompt does not fit into memory, the lease is returned for others.
     fn hand_out(
         self: &Arc<Self>,
         state: &mut QueueState,
@@ -455,8 +449,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Marks the requests that now wait in the previous instance as hopeless, so that no process is started
-    /// for them.
+    /// Starts no process for the requests that now wait in the previous instance.
     pub(crate) fn give_up_predecessor(&self) {
         let mut state = lock(&self.state);
         state.predecessor.hopeless = state.predecessor.waiting;
@@ -468,8 +461,7 @@ impl LeaseQueue {
         state.dispatch.in_flight(generation) == 0 && !state.predecessor.open.contains(&generation)
     }
 
-    /// Reason to refuse requests that wait in the previous instance: the one that applies to our own
-    /// requests.
+    /// Reason to refuse requests that wait in the previous instance, if our own are refused.
     pub(crate) fn predecessor_refusal(&self) -> Option<LeaseDenied> {
         let state = lock(&self.state);
         let refused = state.predecessor.waiting > 0 && !state.dispatch.any_open();
@@ -516,8 +508,7 @@ impl LeaseQueue {
         ModelActivity { requests: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
-    /// Moment since which the generation has had no lease; `None` while it has one, or if it was never
-    /// opened.
+    /// Moment since which the generation has had no lease; `None` while it has one or before it opens.
     pub(crate) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {
         lock(&self.state).generations.get(&generation).and_then(|entry| entry.idle_since)
     }

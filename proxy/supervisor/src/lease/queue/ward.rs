@@ -106,8 +106,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Records a broken connection like [`Self::note_broken`], for a generation that has ended and may have
-    /// been stopped.
+    /// Like [`Self::note_broken`], for a generation that may have been stopped.
     pub(crate) fn note_lost(&self, generation: GenerationId, request: RequestFingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {
@@ -302,8 +301,7 @@ impl LeaseQueue {
         QuarantineView { requests: state.quarantine.list(self.now()), quarantined, refusals }
     }
 
-    /// Clears all suspected and refused requests, or those whose fingerprint begins with `which`. Returns
-    /// their number.
+    /// Clears suspected and refused requests that begin with `which`, if given; returns their number.
     pub(crate) fn release_requests(&self, which: Option<&str>) -> usize {
         let mut state = lock(&self.state);
         let released = state.quarantine.release(which);

@@ -26,16 +26,14 @@ pub(crate) enum LoadingReport {
         leases: Arc<LeaseQueue>,
         listener: LoadingListener,
     },
-    /// The model wants to be loaded. `urgent`: unload others even if no request waits. `number`: of this
-    /// request.
+    /// The model wants to be loaded; if `urgent`, others are unloaded even if no request waits.
     Wanted {
         spec: Box<LoadSpec>,
         urgent: bool,
         number: u64,
     },
     SettingsChanged(Box<LoadSpec>),
-    /// The model is going to replace its processes because of new settings, and asks whether it may stay
-    /// loaded. The number identifies the question.
+    /// Question, with its number, whether the model may stay loaded with new settings.
     ReplacementPlanned(u64),
     /// The planned replacement is given up: the processes with the previous settings stay.
     ReplacementDropped,
@@ -46,8 +44,7 @@ pub(crate) enum LoadingReport {
     Measured(ModelReading),
     /// The model is being unloaded for a reason of its own.
     Leaving,
-    /// The model's processes were asked to give memory back and have answered. Its last reading shows the
-    /// effect.
+    /// The model's processes have been asked for memory, and its last reading shows the effect.
     Reclaimed,
     /// A start of the model failed for lack of memory.
     StartShort,
@@ -74,8 +71,7 @@ pub(crate) enum LoadingOrder {
     LoadAlong,
     /// Host memory is short: remove conversations and slots kept since the model was unloaded.
     DropKeptState,
-    /// The model can never be loaded, for this reason. `by_room`: a configuration that needs less memory
-    /// could be.
+    /// The model can never be loaded; if `by_room`, a configuration that needs less memory could be.
     NeverLoad { why: String, by_room: bool },
 }
 

@@ -42,8 +42,7 @@ impl KeptState {
         Self { replica, from, warm_state, no_file, until: clock::after(Instant::now(), time) }
     }
 
-    /// Removes slot files that are in memory (tmpfs), because memory is needed. The prompts are kept, and will
-    /// be evaluated again.
+    /// Removes slot files that are in memory (tmpfs). The prompts are kept, to be evaluated again.
     pub(in crate::model) fn clear_files(&self) {
         let mut state = lock(&self.warm_state);
         if matches!(&*state, Some(WarmState::Saved(Some(parcel))) if parcel.files.are_in_memory()) {

@@ -138,8 +138,7 @@ impl GateWarmer {
         WarmResult::Evaluated
     }
 
-    /// Waits until no request has run for a while. Returns false if the conversation needs no warming any
-    /// more.
+    /// Waits until no request has run for a while. False: the conversation needs no warming any more.
     async fn wait_quiet(&self, kept: &Arc<KeptConversation>) -> bool {
         let least = warden_policies::defaults().warmth.quiet_for;
         loop {

@@ -89,7 +89,7 @@ impl ProcessWarming {
         let parcel = match state {
             WarmState::Saved(parcel) => parcel,
             WarmState::Serving(Some(mut packing)) => {
-                // Set the deadline anew: the old one is from the time when the new process began to load.
+                // Renew the deadline: the old one is from the time when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
                 packing.conversations = self.leases.turns.conversations_of(self.from);
                 Some(Box::new(packing.run().await))
