@@ -7,10 +7,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory that our control groups permit, in bytes.
+use crate::files::{number_field, read_number};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CgroupAllowance {
-    /// Lowest limit of any group.
     pub(crate) limit: u64,
     /// Bytes left under the limit that leaves the least; file pages that the kernel would reclaim count as
     /// left.
@@ -18,22 +18,29 @@ pub(crate) struct CgroupAllowance {
 }
 
 /// Names of files and fields in one version of control groups.
-struct CgroupNames {
+pub(crate) struct CgroupNames {
     limit: &'static str,
     used: &'static str,
     /// Fields for file pages, which the kernel reclaims before an allocation fails. Includes recently used
     /// pages, as `MemAvailable` does: a mapped model consists of file pages.
     files: [&'static str; 2],
+    /// File with the line `oom_kill 3`.
+    pub(crate) kills: &'static str,
 }
 
 const V1: CgroupNames = CgroupNames {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     files: ["total_inactive_file", "total_active_file"],
+    kills: "memory.oom_control",
 };
 
-const V2: CgroupNames =
-    CgroupNames { limit: "memory.max", used: "memory.current", files: ["inactive_file", "active_file"] };
+const V2: CgroupNames = CgroupNames {
+    limit: "memory.max",
+    used: "memory.current",
+    files: ["inactive_file", "active_file"],
+    kills: "memory.events",
+};
 
 /// Returns the memory that our groups permit; `None` if there is no limit. A limit of `total` or more is
 /// ignored.
@@ -46,17 +53,17 @@ fn tightest_allowance(groups: &str, root: &Path, total: u64) -> Option<CgroupAll
     let limits = groups.lines().flat_map(|line| group_levels(line, root)).filter_map(|(directory, names)| {
         let limit = read_number(&directory.join(names.limit)).filter(|limit| *limit < total)?;
         let used = read_number(&directory.join(names.used))?;
-        let files =
-            names.files.iter().filter_map(|name| read_statistic(&directory.join("memory.stat"), name));
+        let statistics = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+        let files = names.files.iter().filter_map(|name| number_field(&statistics, name));
         let given_back = files.fold(0, u64::saturating_add);
         Some(CgroupAllowance { limit, left: limit.saturating_sub(used.saturating_sub(given_back)) })
     });
     limits.reduce(|a, b| CgroupAllowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
 }
 
-/// Returns the directories of our group and the groups above it, up to the root, for one line of
-/// `/proc/self/cgroup` (`hierarchy:controllers:path`).
-fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
+/// Returns the directories of a group and the groups above it, up to the root, for one line of
+/// `/proc/PID/cgroup` (`hierarchy:controllers:path`).
+pub(crate) fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
         return Vec::new();
@@ -68,19 +75,12 @@ fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)>
     } else {
         return Vec::new();
     };
+    // A path with `..` is outside of our cgroup namespace.
+    if path.split('/').any(|part| part == "..") {
+        return vec![(root, names)];
+    }
     let relative = Path::new(path.trim_start_matches('/'));
     relative.ancestors().map(|part| (root.join(part), names)).collect()
-}
-
-/// Reads a number; `None` if the file contains `max`.
-fn read_number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-fn read_statistic(path: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(path).ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    value.trim().parse().ok()
 }
 
 #[cfg(test)]

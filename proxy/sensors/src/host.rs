@@ -37,9 +37,7 @@ pub fn host_memory(leader: u32) -> Result<HostMemory, SensorError> {
     for member in members(Path::new(PROC), &process) {
         let status = Process::new(member).and_then(|process| process.status());
         if let Some(more) = status.ok().as_ref().and_then(memory_from_status) {
-            sum.anon = sum.anon.saturating_add(more.anon);
-            sum.swap = sum.swap.saturating_add(more.swap);
-            sum.rss = sum.rss.saturating_add(more.rss);
+            sum = sum_memory(sum, more);
         }
     }
     Ok(sum)
@@ -56,10 +54,21 @@ fn is_dead(status: &Status) -> bool {
     status.state.starts_with(['Z', 'X'])
 }
 
-/// Reads the host memory of one process; `None` if it has ended.
-pub(crate) fn memory_of_one(pid: u32) -> Option<HostMemory> {
-    let status = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.status()).ok()?;
-    memory_from_status(&status)
+/// Sums the host memory of these processes, skipping ended ones; `None` if all have ended.
+pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory> {
+    let memory = |pid: u32| {
+        let process = Process::new(i32::try_from(pid).ok()?);
+        memory_from_status(&process.and_then(|process| process.status()).ok()?)
+    };
+    pids.into_iter().filter_map(memory).reduce(sum_memory)
+}
+
+fn sum_memory(sum: HostMemory, more: HostMemory) -> HostMemory {
+    HostMemory {
+        anon: sum.anon.saturating_add(more.anon),
+        swap: sum.swap.saturating_add(more.swap),
+        rss: sum.rss.saturating_add(more.rss),
+    }
 }
 
 /// Returns the memory in a status; `None` for a zombie, which has none.
@@ -87,7 +96,6 @@ fn open_process(proc: &Path, pid: i32) -> ProcResult<Process> {
     Process::new_with_root(proc.join(pid.to_string()))
 }
 
-/// Returns the other members of the group that `leader` leads.
 fn members(proc: &Path, leader: &Process) -> BTreeSet<i32> {
     let group = leader.pid();
     descendants(proc, leader).unwrap_or_else(|_| scan_group(proc, group))

@@ -6,8 +6,7 @@
 //! |---|---|
 //! | [`backend_metrics`] | llama-server's own counters, from the text of its `/metrics` |
 //! | [`confirm`] | exact host memory of a process group, to confirm a verdict |
-//! | [`mod@effort`] | CPU time and I/O of a process |
-//! | [`ending`] | whether a process has begun to end |
+//! | [`activity`] | CPU time and I/O of a process; whether it can run, or has begun to end |
 //! | [`gpu`] | GPUs: VRAM in total and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
 //! | [`mod@listener`] | the process that listens on a port |
@@ -15,14 +14,13 @@
 //! | [`oom`] | whether the kernel killed a process for lack of memory |
 //! | [`mod@relatives`] | the processes that belong to a child, including those outside its group |
 //! | [`report`] | the memory report of a patched llama-server |
-//! | [`mod@standing`] | whether a process can run: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in total and available; less in a container |
 
+pub mod activity;
 pub mod backend_metrics;
 mod cgroup;
 pub mod confirm;
-pub mod effort;
-pub mod ending;
+mod files;
 pub mod gpu;
 pub mod host;
 pub mod listener;
@@ -30,24 +28,21 @@ pub mod oom;
 pub mod pressure;
 pub mod relatives;
 pub mod report;
-pub mod standing;
 pub mod totals;
 
+pub use activity::{ProcessRunState, effort, is_ending, process_run_state};
 pub use backend_metrics::BackendMetrics;
 pub use confirm::{HostConfirmed, host_confirmed, host_confirmed_of};
-pub use effort::effort;
-pub use ending::is_ending;
 pub use gpu::GpuSensors;
-pub use host::host_memory;
+pub use host::{host_memory, host_memory_of};
 pub use listener::{PortListener, has_unix_listener, port_listener, port_owner};
 pub use oom::OomKills;
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use relatives::{
-    ChildAncestry, RelatedProcess, StartedProcess, children_of, host_memory_of, marked_below, process_tree,
-    relatives, user_of,
+    ChildAncestry, RelatedProcess, StartedProcess, children_of, marked_below, process_tree, relatives,
+    user_of,
 };
 pub use report::CudaReport;
-pub use standing::{ProcessRunState, process_run_state};
 pub use totals::{HostTotals, host_totals};
 
 /// Error of reading a value.

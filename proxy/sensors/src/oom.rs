@@ -8,13 +8,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::cgroup::group_levels;
+use crate::files::number_field;
+
 /// Values of the counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OomKills {
     /// Counter files of the groups and their values, from the process's own group upwards.
     groups: Vec<(PathBuf, u64)>,
     vmstat: PathBuf,
-    /// Counter of the whole machine.
     machine: Option<u64>,
 }
 
@@ -38,8 +40,11 @@ impl OomKills {
 
     fn read_from(proc: &Path, root: &Path, pid: u32) -> Self {
         let listed = fs::read_to_string(proc.join(format!("{pid}/cgroup"))).unwrap_or_default();
-        let groups = listed.lines().flat_map(|line| counter_files(line, root));
-        let groups = groups.filter_map(|file| read_count(&file).map(|kills| (file, kills))).collect();
+        let groups = listed.lines().flat_map(|line| group_levels(line, root));
+        let groups = groups
+            .map(|(folder, names)| folder.join(names.kills))
+            .filter_map(|file| read_count(&file).map(|kills| (file, kills)))
+            .collect();
         let vmstat = proc.join("vmstat");
         Self { groups, machine: read_count(&vmstat), vmstat }
     }
@@ -59,32 +64,9 @@ impl OomKills {
     }
 }
 
-/// Returns the counter files for one line of `/proc/PID/cgroup` (`hierarchy:controllers:path`), from the
-/// process's group to the root.
-fn counter_files(line: &str, root: &Path) -> Vec<PathBuf> {
-    let mut fields = line.splitn(3, ':');
-    let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-        return Vec::new();
-    };
-    let (root, name) = if controllers.is_empty() {
-        (root.to_owned(), "memory.events")
-    } else if controllers.split(',').any(|controller| controller == "memory") {
-        (root.join("memory"), "memory.oom_control")
-    } else {
-        return Vec::new();
-    };
-    // A path with `..` is outside of our cgroup namespace.
-    if path.split('/').any(|part| part == "..") {
-        return vec![root.join(name)];
-    }
-    let relative = Path::new(path.trim_start_matches('/'));
-    relative.ancestors().map(|group| root.join(group).join(name)).collect()
-}
-
 /// Reads the number in the line `oom_kill 3`, which all counter files have.
 fn read_count(file: &Path) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    number_field(&fs::read_to_string(file).ok()?, "oom_kill")
 }
 
 #[cfg(test)]

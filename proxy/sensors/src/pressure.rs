@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::SensorError;
+use crate::files::{field, number_field};
 
 /// Memory of a backend's control group. A value is `None` if the kernel has no such file for the group, or
 /// denies access.
@@ -86,29 +87,24 @@ fn read_group(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, Sensor
     })
 }
 
-/// Returns the path in the line `0::/path`.
 fn v2_path(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
 fn parse_events(text: &str) -> Option<MemoryEvents> {
-    let count = |name: &str| -> Option<u64> {
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
-    };
     Some(MemoryEvents {
-        high: count("high")?,
-        max: count("max")?,
-        oom: count("oom")?,
-        oom_kill: count("oom_kill")?,
+        high: number_field(text, "high")?,
+        max: number_field(text, "max")?,
+        oom: number_field(text, "oom")?,
+        oom_kill: number_field(text, "oom_kill")?,
     })
 }
 
 /// Parses a line `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and another that begins with `full`.
 fn parse_pressure(text: &str) -> Option<MemoryPressure> {
     let share = |who: &str, over: &str| -> Option<f64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(who)?.strip_prefix(' '))?;
-        let share =
-            line.split_ascii_whitespace().find_map(|part| part.strip_prefix(over)?.strip_prefix('='))?;
+        let mut parts = field(text, who, ' ')?.split_ascii_whitespace();
+        let share = parts.find_map(|part| part.strip_prefix(over)?.strip_prefix('='))?;
         share.parse().ok().filter(|share: &f64| share.is_finite())
     };
     Some(MemoryPressure {

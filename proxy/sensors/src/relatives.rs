@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use procfs::process::{Process, Stat};
-use warden_policies::sample::HostMemory;
 
 use crate::host::{self, PROC};
 
@@ -22,7 +21,6 @@ const HANDED_ON_LOOKS: usize = 5;
 /// Maximum number of attempts to read an environment that is empty or incomplete.
 const EXEC_LOOKS: usize = 20;
 
-/// Pause between two attempts to read an environment.
 const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
 /// A process, identified by pid and start time, so that a later process with the same pid is not mistaken
@@ -119,7 +117,7 @@ fn relatives_among(children: &[u32], of: ChildAncestry<'_>) -> Vec<RelatedProces
     let orphans = children.iter().copied().filter(|pid| *pid != of.leader);
     let is_ours = |pid: &u32| {
         let in_group = RelatedProcess::with_pid(*pid).is_some_and(|orphan| orphan.group == of.leader);
-        in_group || has_mark(*pid, of.mark)
+        in_group || environment_has(*pid, |one| one == of.mark)
     };
     let mut unread: Vec<u32> = orphans.filter(is_ours).collect();
     unread.extend(table.direct(of.leader));
@@ -139,9 +137,8 @@ pub fn process_tree(top: StartedProcess) -> Vec<RelatedProcess> {
 pub fn marked_below(reaper: u32, name: &str) -> Vec<RelatedProcess> {
     let mut table = ChildTable::default();
     let prefix = format!("{name}=");
-    let marked =
-        table.direct(reaper).into_iter().filter(|pid| environment_has(*pid, |one| one.starts_with(&prefix)));
-    let marked = marked.collect();
+    let mut marked = table.direct(reaper);
+    marked.retain(|pid| environment_has(*pid, |one| one.starts_with(&prefix)));
     table.descendants(marked)
 }
 
@@ -156,21 +153,8 @@ pub fn children_of(pid: u32) -> Vec<RelatedProcess> {
     ChildTable::default().direct(pid).into_iter().filter_map(RelatedProcess::with_pid).collect()
 }
 
-/// Sums the host memory of these processes, skipping ended ones; `None` if all have ended.
-pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory> {
-    pids.into_iter().filter_map(host::memory_of_one).reduce(|sum, more| HostMemory {
-        anon: sum.anon.saturating_add(more.anon),
-        swap: sum.swap.saturating_add(more.swap),
-        rss: sum.rss.saturating_add(more.rss),
-    })
-}
-
 fn read_stat(pid: u32) -> Option<Stat> {
     Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()
-}
-
-fn has_mark(pid: u32, mark: &str) -> bool {
-    environment_has(pid, |one| one == mark)
 }
 
 /// Returns whether the environment with which a process was started has a matching entry. False for
@@ -218,7 +202,6 @@ impl ChildTable {
         self.all.get_or_insert_with(children_by_parent).get(&pid).cloned().unwrap_or_default()
     }
 
-    /// Returns these processes and all their descendants.
     fn descendants(&mut self, mut unread: Vec<u32>) -> Vec<RelatedProcess> {
         let mut found: BTreeMap<u32, RelatedProcess> = BTreeMap::new();
         while let Some(pid) = unread.pop() {
@@ -300,12 +283,12 @@ mod tests {
         let of = ChildAncestry { leader: other.id(), ..of };
         let found: Vec<u32> = relatives(of).iter().map(|relative| relative.process.pid).collect();
         assert!(found.contains(&left) && found.contains(&one.id()) && found.contains(&others), "{found:?}");
-        assert!(host_memory_of([left]).unwrap().anon > 0);
+        assert!(host::host_memory_of([left]).unwrap().anon > 0);
         for pid in [left, others] {
             Command::new("/bin/kill").arg(pid.to_string()).status().unwrap();
         }
         one.wait().unwrap();
         other.wait().unwrap();
-        assert_eq!(host_memory_of([left]), None);
+        assert_eq!(host::host_memory_of([left]), None);
     }
 }

@@ -6,9 +6,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use warden_policies::GpuIndex;
+
 use super::fdinfo::{self, DrmClient};
 use super::ladder::ChildProcesses;
-use super::{DeviceReading, GpuVendor};
+use super::{DeviceReading, GpuDevice, GpuVendor};
+use crate::files::{field, number_field, read_number};
 use crate::host;
 
 /// A GPU with the driver amdgpu, i915 or xe.
@@ -16,10 +19,10 @@ use crate::host;
 pub(super) struct DrmCard {
     /// `/sys/class/drm/cardN/device`.
     folder: PathBuf,
-    pub(super) vendor: GpuVendor,
-    pub(super) name: String,
-    pub(super) pci: String,
-    pub(super) unified: bool,
+    vendor: GpuVendor,
+    name: String,
+    pci: String,
+    unified: bool,
     /// Number of the GPU in KFD, the driver interface that HIP uses.
     kfd: Option<u64>,
 }
@@ -44,23 +47,17 @@ fn folders(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
     entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
 }
 
-fn read_number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 impl DrmCard {
     fn read(folder: PathBuf, nodes: &KfdNodes) -> Option<Self> {
         let uevent = fs::read_to_string(folder.join("uevent")).ok()?;
-        let field = |name: &str| {
-            uevent.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
-        };
-        let vendor = match field("DRIVER")?.as_str() {
+        let property = |name: &str| field(&uevent, name, '=');
+        let vendor = match property("DRIVER")? {
             "amdgpu" => GpuVendor::Amd,
             "i915" | "xe" => GpuVendor::Intel,
             _ => return None,
         };
-        let pci = field("PCI_SLOT_NAME")?.to_ascii_lowercase();
-        let ids = field("PCI_ID").unwrap_or_default();
+        let pci = property("PCI_SLOT_NAME")?.to_ascii_lowercase();
+        let ids = property("PCI_ID").unwrap_or_default();
         let product = fs::read_to_string(folder.join("product_name")).unwrap_or_default();
         let brand = if vendor == GpuVendor::Amd { "AMD" } else { "Intel" };
         let name = match product.trim() {
@@ -76,8 +73,21 @@ impl DrmCard {
         Some(Self { folder, vendor, name, pci, unified, kfd })
     }
 
+    /// Describes the card; the caller sets the index.
+    pub(super) fn described(&self) -> GpuDevice {
+        GpuDevice {
+            index: GpuIndex(0),
+            vendor: self.vendor,
+            name: self.name.clone(),
+            uuid: None,
+            pci: Some(self.pci.clone()),
+            total: self.total().filter(|_| !self.unified),
+            unified: self.unified,
+        }
+    }
+
     /// Returns the total VRAM in bytes; `None` for Intel, whose drivers do not report it.
-    pub(super) fn total(&self) -> Option<u64> {
+    fn total(&self) -> Option<u64> {
         read_number(&self.folder.join("mem_info_vram_total"))
     }
 
@@ -113,11 +123,10 @@ impl DrmCard {
     /// Reads the memory controller's counter of uncorrectable errors from a line such as `ue: 0`.
     fn uncorrected(&self) -> Option<u64> {
         let text = fs::read_to_string(self.folder.join("ras/umc_err_count")).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("ue:")?.trim().parse().ok())
+        field(&text, "ue", ':')?.parse().ok()
     }
 }
 
-/// KFD's nodes by PCI address.
 #[derive(Debug, Default)]
 struct KfdNodes {
     gpus: BTreeMap<String, u64>,
@@ -131,10 +140,7 @@ impl KfdNodes {
         for (_, folder) in folders(&sys.join("class/kfd/kfd/topology/nodes")) {
             let Some(id) = read_number(&folder.join("gpu_id")).filter(|id| *id > 0) else { continue };
             let text = fs::read_to_string(folder.join("properties")).unwrap_or_default();
-            let property = |name: &str| -> u64 {
-                let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-                value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-            };
+            let property = |name: &str| number_field(&text, name).unwrap_or(0);
             let place = property("location_id");
             let (bus, slot, function) = (place >> 8 & 0xff, place >> 3 & 0x1f, place & 7);
             let pci = format!("{:04x}:{bus:02x}:{slot:02x}.{function}", property("domain"));
@@ -158,7 +164,6 @@ pub(super) fn kfd_processes(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
         .collect()
 }
 
-/// GPU device files that the processes of a child have open.
 #[derive(Debug, Default)]
 pub(super) struct DrmClients {
     clients: Vec<DrmClient>,

@@ -1,7 +1,6 @@
 //! Parses `/proc/<pid>/fdinfo/<fd>` of an open GPU device file: the generic keys of the kernel's DRM drivers
 //! (Documentation/gpu/drm-usage-stats.rst), which amdgpu, i915, xe and others share.
 
-/// Facts about an open file of a GPU driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DrmClient {
     /// `drm-driver`: `amdgpu`, `i915`, `xe`, …

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use warden_policies::{GpuIndex, VramReading, VramSource};
 
-use super::baseline::DeviceBaseline;
+use super::snapshot::DeviceBaseline;
 use super::why::{EstimateDoubt, VramUnknown};
 
 /// Maximum number of bytes in use on a device that counts as idle although a container hides who uses it.
@@ -25,7 +25,6 @@ const IDLE_DEVICE_BYTES: u64 = 64 << 20;
 /// Minimum number of bytes that any program on a GPU uses; contexts take far more.
 const NO_PROGRAM_BYTES: u64 = 1 << 20;
 
-/// A process that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListedProcess {
     /// Pid of the process as the driver reports it.
@@ -36,7 +35,6 @@ pub(super) struct ListedProcess {
     pub(super) who: ProcessOwner,
 }
 
-/// Identity of a listed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessOwner {
     /// The process was found; with its ids in our pid namespace.
@@ -56,22 +54,18 @@ impl ProcessOwner {
     }
 }
 
-/// Processes that are measured together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChildProcesses<'a> {
     /// Pid of the leader; all members of its group are included.
     pub(super) leader: u32,
-    /// Pids of further processes outside that group.
     pub(super) outside: &'a [u32],
 }
 
-/// Data about one device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceUse<'a> {
     pub(super) gpu: GpuIndex,
     /// The driver's list of processes, or its error.
     pub(super) listed: Result<&'a [ListedProcess], &'a str>,
-    /// Bytes in use by all programs.
     pub(super) used: Option<u64>,
 }
 
@@ -86,7 +80,6 @@ pub(super) struct VramContext {
     pub(super) alone: bool,
 }
 
-/// Result for one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VramFinding {
     /// The group does not use the device.

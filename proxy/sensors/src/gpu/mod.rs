@@ -10,7 +10,6 @@
 //! Intel    DRM fdinfo of i915 and xe                         tested with artificial trees, not on hardware
 //! ```
 
-mod baseline;
 mod drm;
 mod fdinfo;
 mod ladder;
@@ -27,12 +26,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use warden_policies::{GpuIndex, VramReading};
 
-pub use baseline::GpuBaseline;
 use drm::DrmCard;
 use ladder::VramContext;
 use nvidia::NvidiaGpus;
 use process::ProcViews;
-pub use snapshot::GpuSnapshot;
+pub use snapshot::{GpuBaseline, GpuSnapshot};
 pub use why::{EstimateDoubt, VramUnknown};
 
 /// Vendor of a GPU.
@@ -163,28 +161,10 @@ impl GpuSensors {
             Err(missing) => (None, Some(missing)),
         };
         let cards = drm::drm_cards(&sources.sys);
-        let described = nvidia.iter().flat_map(NvidiaGpus::described).map(|one| GpuDevice {
-            index: GpuIndex(0),
-            vendor: GpuVendor::Nvidia,
-            name: one.name.clone(),
-            uuid: one.uuid.clone(),
-            pci: one.pci.clone(),
-            total: one.total.filter(|_| !one.unified),
-            unified: one.unified,
-        });
-        let more = cards.iter().map(|card| GpuDevice {
-            index: GpuIndex(0),
-            vendor: card.vendor,
-            name: card.name.clone(),
-            uuid: None,
-            pci: Some(card.pci.clone()),
-            total: card.total().filter(|_| !card.unified),
-            unified: card.unified,
-        });
-        let devices = described
-            .chain(more)
-            .zip(0..)
-            .map(|(device, index)| GpuDevice { index: GpuIndex(index), ..device });
+        let cards_described = cards.iter().map(DrmCard::described);
+        let described = nvidia.iter().flat_map(NvidiaGpus::described).cloned().chain(cards_described);
+        let devices =
+            described.zip(0..).map(|(device, index)| GpuDevice { index: GpuIndex(index), ..device });
         let processes = ProcViews::open(&sources.proc, &sources.host_proc);
         let place =
             VramContext { contained: processes.is_contained(), windows: sources.wsl.exists(), alone: false };

@@ -13,8 +13,9 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::event::EventSet;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device as Handle, Nvml};
+use warden_policies::GpuIndex;
 
-use super::{DeviceReading, GpuFault};
+use super::{DeviceReading, GpuDevice, GpuFault, GpuVendor};
 
 /// Names under which the library is found: the usual one; that of development packages; WSL; NixOS.
 pub(super) const NVML_LIBRARIES: [&str; 4] = [
@@ -38,7 +39,8 @@ pub(super) struct NvidiaGpus {
 
 #[derive(Debug)]
 struct NvidiaDevice {
-    described: NvidiaProperties,
+    /// The caller sets the index.
+    described: GpuDevice,
     handle: Handle<'static>,
     /// Xid and ECC events; `None` if the driver offers none. The lock is needed because two threads must
     /// not wait on one set.
@@ -46,7 +48,6 @@ struct NvidiaDevice {
     last: Mutex<LastFaults>,
 }
 
-/// State needed to report each fault only once.
 #[derive(Debug, Default)]
 struct LastFaults {
     /// Number of uncorrected errors at the last reading that reported it.
@@ -54,17 +55,6 @@ struct LastFaults {
     gone: bool,
 }
 
-/// Constant properties of a device.
-#[derive(Clone, Debug)]
-pub(super) struct NvidiaProperties {
-    pub(super) name: String,
-    pub(super) uuid: Option<String>,
-    pub(super) pci: Option<String>,
-    pub(super) total: Option<u64>,
-    pub(super) unified: bool,
-}
-
-/// A pid that NVML lists, and its bytes, if reported.
 pub(super) type NvmlProcess = (u32, Option<u64>);
 
 /// Reading of one device. The caller sets the device's index in the reading.
@@ -104,11 +94,10 @@ impl NvidiaGpus {
         Ok(Self { devices })
     }
 
-    pub(super) fn described(&self) -> impl Iterator<Item = &NvidiaProperties> {
+    pub(super) fn described(&self) -> impl Iterator<Item = &GpuDevice> {
         self.devices.iter().map(|one| &one.described)
     }
 
-    /// Returns the free bytes of each device, if reported. Reads nothing else.
     pub(super) fn free(&self) -> impl Iterator<Item = Option<u64>> {
         let free = |one: &NvidiaDevice| one.handle.memory_info().ok().map(|memory| memory.free);
         self.devices.iter().map(free)
@@ -159,12 +148,15 @@ impl NvidiaDevice {
         // A discrete GPU always reports its memory; GB10 and Jetson boards report that they have none.
         let unified = matches!(memory, Err(NvmlError::NotSupported))
             || UNIFIED_NAMES.iter().any(|part| name.contains(part));
-        let described = NvidiaProperties {
-            unified,
+        let total = memory.ok().map(|memory| memory.total).filter(|total| *total > 0);
+        let described = GpuDevice {
+            index: GpuIndex(0),
+            vendor: GpuVendor::Nvidia,
+            name,
             uuid: handle.uuid().ok(),
             pci: whole.pci_info().ok().map(|pci| kernel_address(&pci.bus_id)),
-            total: memory.ok().map(|memory| memory.total).filter(|total| *total > 0),
-            name,
+            total: if unified { None } else { total },
+            unified,
         };
         Self {
             described,

@@ -22,7 +22,6 @@ struct ProcView {
     namespace: Option<PathBuf>,
 }
 
-/// All available `/proc` directories.
 #[derive(Clone, Debug)]
 pub(super) struct ProcViews {
     own: PathBuf,
@@ -39,7 +38,6 @@ impl ProcViews {
         Self { own: proc.to_owned(), views, contained }
     }
 
-    /// Returns whether we are in a pid namespace.
     pub(super) fn is_contained(&self) -> bool {
         self.contained
     }
@@ -106,7 +104,6 @@ impl NamespaceIds {
     }
 }
 
-/// Returns the start time in clock ticks since the boot.
 fn start_ticks(root: &Path, pid: u32) -> Option<u64> {
     stat_field(root, &pid.to_string(), 22)
 }

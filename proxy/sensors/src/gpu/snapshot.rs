@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use warden_policies::{GpuIndex, VramReading, VramSource};
 
-use super::baseline::{DeviceBaseline, GpuBaseline};
 use super::drm::{self, DrmCard, DrmClients};
 use super::ladder::{self, ChildProcesses, DeviceUse, ListedProcess, VramContext, VramFinding};
 use super::{DeviceReading, GpuSensors, GroupVram, VramUnknown};
@@ -20,7 +19,6 @@ pub struct GpuSnapshot {
     none: String,
 }
 
-/// Processes on one device.
 #[derive(Clone, Debug)]
 enum DeviceUsers {
     /// The processes are not read, because the device has no memory of its own.
@@ -30,6 +28,20 @@ enum DeviceUsers {
     /// The memory has to be read from the files of each process; only KFD's list of processes is read
     /// already.
     Files { card: DrmCard, kfd: Vec<ListedProcess> },
+}
+
+/// Memory use of the devices right before a backend is spawned, as the reference for estimates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuBaseline {
+    devices: Vec<DeviceBaseline>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceBaseline {
+    gpu: GpuIndex,
+    pub(super) used: u64,
+    /// True if the driver listed no process on the device.
+    pub(super) is_unlisted: bool,
 }
 
 impl GpuSnapshot {
@@ -111,7 +123,9 @@ impl GpuSnapshot {
                 DeviceUsers::Listed(listed) => {
                     let listed = listed.as_deref().map_err(String::as_str);
                     let device = DeviceUse { gpu, listed, used: device.used };
-                    ladder::find_vram(&device, child, before.and_then(|before| before.for_gpu(gpu)), place)
+                    let mut baselines = before.into_iter().flat_map(|before| &before.devices);
+                    let before = baselines.find(|before| before.gpu == gpu).copied();
+                    ladder::find_vram(&device, child, before, place)
                 }
                 DeviceUsers::Files { card, kfd } => from_files(gpu, child, &clients.bytes_on(card), kfd),
             };

@@ -28,7 +28,8 @@ pub enum VramUnknown {
     NoBytes { gpu: GpuIndex, doubt: EstimateDoubt },
     /// The listed processes cannot be matched with the processes that we see.
     #[error(
-        "the processes that the driver lists on {} cannot be told apart in a container with its own process ids; {doubt}",
+        "the processes that the driver lists on {} cannot be told apart in a container with its own process \
+         ids; {doubt}",
         gpu_name(*.gpu)
     )]
     Hidden {

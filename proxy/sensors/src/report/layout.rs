@@ -3,7 +3,6 @@
 use super::counts::ContextCounts;
 use super::{ContextReport, FixSettings};
 
-/// Size of the file in bytes.
 pub(super) const FILE_BYTES: usize = 16_384;
 pub(super) const RECORD_COUNT: usize = 62;
 
@@ -24,7 +23,6 @@ pub(super) struct ReportHeader {
     pub(super) settings: FixSettings,
 }
 
-/// Reads numbers one after another from some bytes.
 struct WordReader<'a>(&'a [u8]);
 
 impl WordReader<'_> {
