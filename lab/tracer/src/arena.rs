@@ -8,7 +8,6 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Size of the arena in bytes.
 const ARENA_SIZE: usize = 64 * 1024;
 /// Bytes before each block: its size, and padding for malloc's alignment.
 const BLOCK_HEAD_BYTES: usize = 16;
@@ -36,7 +35,8 @@ pub(crate) fn arena_alloc(bytes: usize) -> *mut c_void {
             Err(used) => at = used,
         }
     }
-    // SAFETY: `wanted` bytes from `at` are within the arena and nobody else's, and a multiple of 16 is aligned for a size.
+    // SAFETY: `wanted` bytes from `at` are within the arena and nobody else's, and a multiple of 16 is
+    // aligned for a size.
     unsafe {
         let head = ARENA_BYTES.0.get().cast::<c_void>().byte_add(at);
         head.cast::<usize>().write(bytes);
@@ -44,7 +44,6 @@ pub(crate) fn arena_alloc(bytes: usize) -> *mut c_void {
     }
 }
 
-/// Returns true for a block of the arena.
 #[inline]
 pub(crate) fn is_in_arena(block: *mut c_void) -> bool {
     block.addr().wrapping_sub(ARENA_BYTES.0.get().addr()) < ARENA_SIZE
@@ -57,8 +56,8 @@ pub(crate) fn is_in_arena(block: *mut c_void) -> bool {
 #[cold]
 pub(crate) unsafe fn move_block(block: *mut c_void, new: *mut c_void, bytes: usize) -> *mut c_void {
     if !new.is_null() {
-        // SAFETY: the head of a block was written before anybody got the block. Two blocks share no byte, also not two of the
-        // arena, and both have the bytes that are copied.
+        // SAFETY: the head of a block was written before anybody got the block. Two blocks share no byte,
+        // also not two of the arena, and both have the bytes that are copied.
         unsafe {
             let size = block.byte_sub(BLOCK_HEAD_BYTES).cast::<usize>().read();
             core::ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast::<u8>(), size.min(bytes));

@@ -20,7 +20,6 @@ use crate::{sites, sys};
 const ONE_ALLOCATION: u32 = 256;
 const _: () = assert!(ONE_ALLOCATION as u64 == COUNT_UNIT, "the same unit in both widths");
 
-/// Records an allocated heap block.
 #[inline]
 pub(crate) fn record_alloc(block: *mut c_void, bytes: usize, function: u32) {
     if block.is_null() || !is_on() {
@@ -69,7 +68,6 @@ fn record_sample(local: &'static ThreadState, block: *mut c_void, bytes: usize, 
     sites::add(site, entry.bytes, u64::from(entry.count), followed);
 }
 
-/// The weight of a sampled allocation.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -95,7 +93,6 @@ fn seed_random(local: &ThreadState) {
     local.bytes_to_sample.set(bytes_to_next_sample(local));
 }
 
-/// Bytes until the next sample.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a random number")]
 fn bytes_to_next_sample(local: &ThreadState) -> i64 {
     // xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled", 2016).
@@ -127,7 +124,6 @@ pub(crate) fn take_entry(block: *mut c_void) -> Option<LiveEntry> {
     Some(entry)
 }
 
-/// Restores an entry after a failed free.
 #[cold]
 pub(crate) fn restore_entry(kind: AllocationKind, handle: usize, entry: LiveEntry) {
     if live::insert(key(kind, handle), entry) {
@@ -193,7 +189,6 @@ pub(crate) fn call_site(function: u32, kind: AllocationKind) -> Option<u32> {
     current_site(local, function)
 }
 
-/// Runs a call and attributes its allocations to its site.
 pub(crate) fn run_within<R>(site: Option<u32>, kind: AllocationKind, call: impl FnOnce() -> R) -> R {
     let Some(site) = site else { return call() };
     let local = thread_state();
@@ -217,7 +212,6 @@ pub(crate) fn record_handle(kind: AllocationKind, handle: usize, bytes: usize, s
     sites::add(site, entry.bytes, COUNT_UNIT, followed);
 }
 
-/// Removes the entry of a handle that is about to be released.
 pub(crate) fn take_handle(kind: AllocationKind, handle: usize) -> Option<LiveEntry> {
     let _busy = enter_if_on()?;
     let entry = live::take(key(kind, handle))?;

@@ -13,10 +13,12 @@
 
 use core::ffi::{CStr, c_int, c_void};
 
+use self::CallEffect::{Ends, Maps, Unmaps};
 use crate::count::{
     begin_unmap, call_site, end_unmap, record_handle, record_mapping, restore_entry, run_within, take_handle,
 };
-use crate::layout::{AllocationKind, number_of};
+use crate::layout::AllocationKind::{self, Cublas, Device, GraphExec, Handle, Pinned, Pool};
+use crate::layout::number_of;
 use crate::ranges::RangeList;
 use crate::real::RealFunction;
 
@@ -27,7 +29,6 @@ pub(crate) const MISSING_FUNCTION_ERROR: c_int = 3;
 /// A CUDA function with its arguments in registers.
 type CudaFn = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 
-/// Effect of a successful call.
 #[derive(Clone, Copy)]
 enum CallEffect {
     /// Writes an address or handle to the first argument's target; the second argument is the size, if
@@ -46,7 +47,6 @@ enum CallEffect {
     Unmaps,
 }
 
-/// An intercepted function of the driver or runtime.
 pub(crate) struct CudaHook {
     pub(crate) real: &'static RealFunction,
     ours: CudaFn,
@@ -114,12 +114,13 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
             let error = run_within(site, kind, run);
             let out = core::ptr::with_exposed_provenance::<usize>(first);
             if let (Some(site), 0, false) = (site, error, out.is_null()) {
-                // SAFETY: the function has just written an address or handle there, through a pointer to such, which C aligns.
+                // SAFETY: the function has just written an address or handle there, through a pointer to
+                // such, which C aligns.
                 record_handle(kind, unsafe { *out }, if sized { second } else { 0 }, site);
             }
             error
         }
-        CallEffect::Ends(kinds) => {
+        Ends(kinds) => {
             let ended = kinds.iter().find_map(|kind| Some((*kind, take_handle(*kind, first)?)));
             let error = run();
             if let (Some((kind, entry)), true) = (ended, error != 0) {
@@ -127,7 +128,7 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
             }
             error
         }
-        CallEffect::Maps { function } => {
+        Maps { function } => {
             let site = call_site(function, AllocationKind::DeviceMapped);
             let error = run_within(site, AllocationKind::DeviceMapped, run);
             if let (Some(site), 0) = (site, error) {
@@ -135,7 +136,7 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
             }
             error
         }
-        CallEffect::Unmaps => {
+        Unmaps => {
             let leaving = begin_unmap(RangeList::Device, first, second);
             let error = run();
             end_unmap(leaving, error == 0);
@@ -165,7 +166,8 @@ macro_rules! hooks {
         #[expect(non_upper_case_globals, reason = "named after the functions")]
         mod real {
             use super::*;
-            $(pub(super) static $symbol: RealFunction = RealFunction::anywhere(name(concat!(stringify!($symbol), "\0")));)*
+            $(pub(super) static $symbol: RealFunction =
+                RealFunction::anywhere(name(concat!(stringify!($symbol), "\0")));)*
         }
 
         /// All functions that may be looked up by name.
@@ -209,49 +211,59 @@ const OURS_V2: CudaFn =
     unsafe { core::mem::transmute::<UntypedLookupFn, CudaFn>(crate::dynamic::cuGetProcAddress_v2) };
 
 /// Kinds that `cudaFree` and the like release.
-const FREEABLE_KINDS: &[AllocationKind] = &[AllocationKind::Device, AllocationKind::Pool];
+const FREEABLE_KINDS: &[AllocationKind] = &[Device, Pool];
 
 hooks! {
-    cudaMalloc = makes("cudaMalloc", AllocationKind::Device, true), asked &[], None;
-    cudaMallocManaged = makes("cudaMallocManaged", AllocationKind::Device, true), asked &[], None;
-    cudaFree = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
-    cudaMallocAsync = makes("cudaMallocAsync", AllocationKind::Pool, true), asked &[], None;
-    cudaMallocAsync_ptsz = makes("cudaMallocAsync", AllocationKind::Pool, true), asked &[], None;
-    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", AllocationKind::Pool, true), asked &[], None;
-    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", AllocationKind::Pool, true), asked &[], None;
-    cudaFreeAsync = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
-    cudaFreeAsync_ptsz = CallEffect::Ends(FREEABLE_KINDS), asked &[], None;
-    cudaHostAlloc = makes("cudaHostAlloc", AllocationKind::Pinned, true), asked &[], None;
-    cudaMallocHost = makes("cudaMallocHost", AllocationKind::Pinned, true), asked &[], None;
-    cudaFreeHost = CallEffect::Ends(&[AllocationKind::Pinned]), asked &[], None;
-    cudaGraphInstantiate = makes("cudaGraphInstantiate", AllocationKind::GraphExec, false), asked &[], None;
-    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", AllocationKind::GraphExec, false), asked &[], None;
-    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", AllocationKind::GraphExec, false), asked &[], None;
-    cudaGraphExecDestroy = CallEffect::Ends(&[AllocationKind::GraphExec]), asked &[], None;
-    cublasCreate_v2 = makes("cublasCreate", AllocationKind::Cublas, false), asked &[], None;
-    cublasDestroy_v2 = CallEffect::Ends(&[AllocationKind::Cublas]), asked &[], None;
+    cudaMalloc = makes("cudaMalloc", Device, true), asked &[], None;
+    cudaMallocManaged = makes("cudaMallocManaged", Device, true), asked &[], None;
+    cudaFree = Ends(FREEABLE_KINDS), asked &[], None;
+    cudaMallocAsync = makes("cudaMallocAsync", Pool, true), asked &[], None;
+    cudaMallocAsync_ptsz = makes("cudaMallocAsync", Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync = makes("cudaMallocFromPoolAsync", Pool, true), asked &[], None;
+    cudaMallocFromPoolAsync_ptsz = makes("cudaMallocFromPoolAsync", Pool, true), asked &[], None;
+    cudaFreeAsync = Ends(FREEABLE_KINDS), asked &[], None;
+    cudaFreeAsync_ptsz = Ends(FREEABLE_KINDS), asked &[], None;
+    cudaHostAlloc = makes("cudaHostAlloc", Pinned, true), asked &[], None;
+    cudaMallocHost = makes("cudaMallocHost", Pinned, true), asked &[], None;
+    cudaFreeHost = Ends(&[Pinned]), asked &[], None;
+    cudaGraphInstantiate = makes("cudaGraphInstantiate", GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithFlags = makes("cudaGraphInstantiateWithFlags", GraphExec, false), asked &[], None;
+    cudaGraphInstantiateWithParams = makes("cudaGraphInstantiateWithParams", GraphExec, false),
+        asked &[], None;
+    cudaGraphExecDestroy = Ends(&[GraphExec]), asked &[], None;
+    cublasCreate_v2 = makes("cublasCreate", Cublas, false), asked &[], None;
+    cublasDestroy_v2 = Ends(&[Cublas]), asked &[], None;
 
-    cuMemAlloc_v2 = makes("cuMemAlloc", AllocationKind::Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
-    cuMemAllocManaged = makes("cuMemAllocManaged", AllocationKind::Device, true), asked &[since(b"cuMemAllocManaged", 6_000)], None;
-    cuMemFree_v2 = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFree", 3_020)], None;
-    cuMemAllocAsync = makes("cuMemAllocAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
-    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
-    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
-    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", AllocationKind::Pool, true), asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
-    cuMemFreeAsync = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
-    cuMemFreeAsync_ptsz = CallEffect::Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
-    cuMemHostAlloc = makes("cuMemHostAlloc", AllocationKind::Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
-    cuMemAllocHost_v2 = makes("cuMemAllocHost", AllocationKind::Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
-    cuMemFreeHost = CallEffect::Ends(&[AllocationKind::Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
-    cuMemCreate = makes("cuMemCreate", AllocationKind::Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
-    cuMemRelease = CallEffect::Ends(&[AllocationKind::Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
-    cuMemMap = CallEffect::Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
-    cuMemUnmap = CallEffect::Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
-    cuGraphInstantiate = makes("cuGraphInstantiate", AllocationKind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
-    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", AllocationKind::GraphExec, false), asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
-    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", AllocationKind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
-    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", AllocationKind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
-    cuGraphExecDestroy = CallEffect::Ends(&[AllocationKind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
+    cuMemAlloc_v2 = makes("cuMemAlloc", Device, true), asked &[since(b"cuMemAlloc", 3_020)], None;
+    cuMemAllocManaged = makes("cuMemAllocManaged", Device, true),
+        asked &[since(b"cuMemAllocManaged", 6_000)], None;
+    cuMemFree_v2 = Ends(FREEABLE_KINDS), asked &[since(b"cuMemFree", 3_020)], None;
+    cuMemAllocAsync = makes("cuMemAllocAsync", Pool, true),
+        asked &[since(b"cuMemAllocAsync", 11_020)], Some(false);
+    cuMemAllocAsync_ptsz = makes("cuMemAllocAsync", Pool, true),
+        asked &[since(b"cuMemAllocAsync", 11_020)], Some(true);
+    cuMemAllocFromPoolAsync = makes("cuMemAllocFromPoolAsync", Pool, true),
+        asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(false);
+    cuMemAllocFromPoolAsync_ptsz = makes("cuMemAllocFromPoolAsync", Pool, true),
+        asked &[since(b"cuMemAllocFromPoolAsync", 11_020)], Some(true);
+    cuMemFreeAsync = Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(false);
+    cuMemFreeAsync_ptsz = Ends(FREEABLE_KINDS), asked &[since(b"cuMemFreeAsync", 11_020)], Some(true);
+    cuMemHostAlloc = makes("cuMemHostAlloc", Pinned, true), asked &[since(b"cuMemHostAlloc", 2_020)], None;
+    cuMemAllocHost_v2 = makes("cuMemAllocHost", Pinned, true), asked &[since(b"cuMemAllocHost", 3_020)], None;
+    cuMemFreeHost = Ends(&[Pinned]), asked &[since(b"cuMemFreeHost", 2_000)], None;
+    cuMemCreate = makes("cuMemCreate", Handle, true), asked &[since(b"cuMemCreate", 10_020)], None;
+    cuMemRelease = Ends(&[Handle]), asked &[since(b"cuMemRelease", 10_020)], None;
+    cuMemMap = Maps { function: number_of("cuMemMap") }, asked &[since(b"cuMemMap", 10_020)], None;
+    cuMemUnmap = Unmaps, asked &[since(b"cuMemUnmap", 10_020)], None;
+    cuGraphInstantiate = makes("cuGraphInstantiate", GraphExec, false),
+        asked &[until(b"cuGraphInstantiate", 10_000, 11_000)], None;
+    cuGraphInstantiate_v2 = makes("cuGraphInstantiate", GraphExec, false),
+        asked &[until(b"cuGraphInstantiate", 11_000, 12_000)], None;
+    cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", GraphExec, false),
+        asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
+    cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", GraphExec, false),
+        asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
+    cuGraphExecDestroy = Ends(&[GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
 }
 
 #[cfg(test)]

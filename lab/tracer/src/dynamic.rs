@@ -52,10 +52,6 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
     )
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// As in the C library.
 #[cfg(target_arch = "aarch64")]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
@@ -143,7 +139,7 @@ const PER_THREAD_STREAM_FLAG: u64 = 2;
 /// As in the driver.
 ///
 /// # Safety
-/// As in the driver.
+/// As in the driver; so for the next function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn cuGetProcAddress(
     name: *const c_char,
@@ -156,10 +152,6 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     unsafe { look_up(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
 }
 
-/// As in the driver.
-///
-/// # Safety
-/// As in the driver.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     name: *const c_char,
@@ -186,7 +178,8 @@ unsafe fn look_up(
     if real.is_null() {
         return crate::cuda::MISSING_FUNCTION_ERROR;
     }
-    // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that nobody reads.
+    // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that
+    // nobody reads.
     let error = unsafe {
         core::mem::transmute::<*mut c_void, GetProcAddressFn>(real)(name, out, version, flags, rest)
     };

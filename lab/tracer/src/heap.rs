@@ -63,10 +63,6 @@ pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     block
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     let real = REAL_CALLOC.get();
@@ -79,10 +75,6 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
     block
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     if is_in_arena(block) {
@@ -108,10 +100,6 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     new
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     if block.is_null() || is_in_arena(block) {
@@ -127,20 +115,12 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     unsafe { core::mem::transmute::<*mut c_void, FreeFn>(real)(block) }
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
     unsafe { alloc_aligned(&REAL_MEMALIGN, alignment, bytes, MEMALIGN) }
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
@@ -160,10 +140,6 @@ unsafe fn alloc_aligned(real: &RealFunction, alignment: usize, bytes: usize, fun
     block
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn posix_memalign(
     out: *mut *mut c_void,
@@ -183,28 +159,18 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     error
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
     unsafe { alloc_paged(&REAL_VALLOC, bytes) }
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
     // SAFETY: the caller's promise.
     unsafe { alloc_paged(&REAL_PVALLOC, bytes) }
 }
 
-/// # Safety
-/// See [`alloc_aligned`].
 unsafe fn alloc_paged(real: &RealFunction, bytes: usize) -> *mut c_void {
     let real = real.get();
     if real.is_null() {

@@ -21,19 +21,15 @@ const BUCKET_KEYS: usize = 8;
 const BUCKET_COUNT: usize = 1 << 16;
 const KEY_BYTES: usize = BUCKET_COUNT * BUCKET_KEYS * 8;
 const VALUE_BYTES: usize = KEY_BYTES * 2;
-/// Size of the private mapping in bytes.
 pub(crate) const PRIVATE_BYTES: usize = KEY_BYTES + VALUE_BYTES + crate::ranges::LISTS_BYTES;
-/// Offset of the lists of ranges.
 pub(crate) const RANGES_OFFSET: usize = KEY_BYTES + VALUE_BYTES;
 
 /// Key of a slot that is being written.
 const CLAIMED_KEY: u64 = 1;
 
-/// Counted weight of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveEntry {
     pub(crate) site: u32,
-    /// Weight in bytes.
     pub(crate) bytes: u64,
     /// Weight in allocations, in 256ths.
     pub(crate) count: u32,
@@ -83,7 +79,6 @@ pub(crate) fn insert(key: u64, entry: LiveEntry) -> bool {
     false
 }
 
-/// Removes a key, if present.
 #[inline]
 pub(crate) fn take(key: u64) -> Option<LiveEntry> {
     let bucket = bucket(key);

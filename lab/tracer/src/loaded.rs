@@ -8,7 +8,6 @@ use crate::sys::{self, DynamicEntry, ElfSymbol, LoadedObject, ProgramHeader};
 
 const MAX_PATH: usize = 4096;
 
-/// A search by function name, with its result.
 struct FunctionSearch<'a> {
     name: &'a CStr,
     found: usize,
@@ -18,88 +17,75 @@ struct FunctionSearch<'a> {
 /// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
 pub(crate) fn find_function(name: &CStr) -> *mut c_void {
     let mut search = FunctionSearch { name, found: 0, path: [0; MAX_PATH] };
-    // SAFETY: `look` gets what it expects, and writes only to the search, which outlives the call.
+    // SAFETY: `search_object` gets what it expects, and writes only to the search, which outlives the call.
     unsafe { sys::dl_iterate_phdr(search_object, (&raw mut search).cast()) };
-    let first = search.path.first().copied().unwrap_or_default();
-    if search.found == 0 {
+    // Keep the library loaded, since an address in it is stored. Do so after the iteration, which holds a lock
+    // of the loader.
+    if search.found == 0 || !keep_library(&search.path) {
         return core::ptr::null_mut();
     }
-    if first != 0 {
-        // Keep the library loaded, since an address in it is stored. Do so after the iteration, which holds a
-        // lock of the loader.
-        // SAFETY: the path ends in a zero.
-        let kept =
-            unsafe { sys::dlopen(search.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD) };
-        if kept.is_null() {
-            return core::ptr::null_mut();
-        }
-    }
     core::ptr::with_exposed_provenance_mut(search.found)
+}
+
+/// Keeps a library loaded; returns false if it was unloaded meanwhile. The program itself has no path and
+/// stays loaded.
+fn keep_library(path: &[u8; MAX_PATH]) -> bool {
+    if path.first().copied().unwrap_or_default() == 0 {
+        return true;
+    }
+    // SAFETY: the path ends in a zero.
+    unsafe { !sys::dlopen(path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD).is_null() }
 }
 
 /// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. An address outside
 /// of any library (such as a stub made by the driver) needs nothing.
 pub(crate) fn keep_loaded(address: *mut c_void) -> bool {
-    struct Question {
-        address: usize,
-        known: bool,
-        path: [u8; MAX_PATH],
-    }
-    /// # Safety
-    /// The loader's own description, and a question that nobody else has.
-    unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
-        // SAFETY: the caller's promise.
-        let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
-        // SAFETY: as above.
-        if unsafe { !contains_address(object, question.address) } {
-            return 0;
-        }
-        question.known = true;
-        if !object.name.is_null() {
-            // SAFETY: a C string of the loader.
-            let bytes = unsafe { CStr::from_ptr(object.name) }.to_bytes_with_nul();
-            if let Some(room) = question.path.get_mut(..bytes.len()) {
-                room.copy_from_slice(bytes);
-            }
-        }
-        1
-    }
-    let mut question = Question { address: address.addr(), known: false, path: [0; MAX_PATH] };
-    // SAFETY: as in `find_function`.
-    unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
-    // The program itself has no name and stays loaded; an address outside of any library needs nothing.
-    if !question.known || question.path.first().copied().unwrap_or_default() == 0 {
-        return true;
-    }
-    // SAFETY: the path ends in a zero.
-    unsafe {
-        !sys::dlopen(question.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD).is_null()
-    }
+    keep_library(&object_at(address).path)
 }
 
-/// Returns true for an address in our own library.
 pub(crate) fn is_ours(address: *mut c_void) -> bool {
-    struct Question {
-        address: usize,
-        ours: bool,
-    }
+    object_at(address).is_ours
+}
+
+/// A search by address, with its result.
+struct ObjectSearch {
+    address: usize,
+    is_ours: bool,
+    /// Path of the object, with a terminating zero; empty for the program, and if there is no object.
+    path: [u8; MAX_PATH],
+}
+
+fn object_at(address: *mut c_void) -> ObjectSearch {
     /// # Safety
-    /// As in `keep_loaded`.
-    unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
+    /// The loader's own description, and a search that nobody else has.
+    unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: the caller's promise.
-        let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
+        let (object, search) = unsafe { (&*object, &mut *search.cast::<ObjectSearch>()) };
         // SAFETY: as above.
-        if unsafe { !contains_address(object, question.address) } {
+        if unsafe { !contains_address(object, search.address) } {
             return 0;
         }
         // SAFETY: as above.
-        question.ours = unsafe { contains_address(object, own_address()) };
+        unsafe {
+            search.is_ours = contains_address(object, own_address());
+            copy_path(object, &mut search.path);
+        }
         1
     }
-    let mut question = Question { address: address.addr(), ours: false };
+    let mut search = ObjectSearch { address: address.addr(), is_ours: false, path: [0; MAX_PATH] };
     // SAFETY: as in `find_function`.
-    unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
-    question.ours
+    unsafe { sys::dl_iterate_phdr(look, (&raw mut search).cast()) };
+    search
+}
+
+/// Copies the path of an object; returns false if it is too long.
+unsafe fn copy_path(object: &LoadedObject, path: &mut [u8; MAX_PATH]) -> bool {
+    // SAFETY: a name is a C string of the loader.
+    let name = if object.name.is_null() { c"" } else { unsafe { CStr::from_ptr(object.name) } };
+    let bytes = name.to_bytes_with_nul();
+    let Some(room) = path.get_mut(..bytes.len()) else { return false };
+    room.copy_from_slice(bytes);
+    true
 }
 
 /// An address in our library, of a function that cannot be interposed.
@@ -119,15 +105,10 @@ unsafe extern "C" fn search_object(object: *const LoadedObject, _: usize, search
         if contains_address(object, own_address()) { None } else { exported_function(object, search.name) }
     };
     let Some(found) = found else { return 0 };
-    let path = if object.name.is_null() {
-        c""
-    } else {
-        // SAFETY: a C string of the loader.
-        unsafe { CStr::from_ptr(object.name) }
-    };
-    let bytes = path.to_bytes_with_nul();
-    let Some(room) = search.path.get_mut(..bytes.len()) else { return 0 };
-    room.copy_from_slice(bytes);
+    // SAFETY: as above.
+    if unsafe { !copy_path(object, &mut search.path) } {
+        return 0;
+    }
     search.found = found;
     1
 }
@@ -144,7 +125,6 @@ unsafe fn segments(object: &LoadedObject) -> &[ProgramHeader] {
     unsafe { core::slice::from_raw_parts(object.segments, usize::from(object.segment_count)) }
 }
 
-/// Returns true if the object contains an address.
 unsafe fn contains_address(object: &LoadedObject, address: usize) -> bool {
     // SAFETY: the caller's promise.
     unsafe { segments(object) }.iter().any(|segment| {
@@ -153,7 +133,6 @@ unsafe fn contains_address(object: &LoadedObject, address: usize) -> bool {
     })
 }
 
-/// The address of an exported function.
 unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     // SAFETY: the caller's promise.
     let dynamic = unsafe { segments(object) }.iter().find(|segment| segment.kind == sys::PT_DYNAMIC)?;

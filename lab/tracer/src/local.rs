@@ -45,8 +45,8 @@ core::arch::global_asm!(
 #[inline]
 pub(crate) fn thread_state() -> &'static ThreadState {
     let place: *const ThreadState;
-    // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in; touches no memory
-    // of ours.
+    // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in;
+    // touches no memory of ours.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(

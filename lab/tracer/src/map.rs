@@ -24,7 +24,6 @@ pub(crate) type MmapFn = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, 
 type MunmapFn = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 type MremapFn = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
 
-/// The real `mmap`.
 pub(crate) fn real_mmap() -> Option<MmapFn> {
     let real = REAL_MMAP.get();
     // SAFETY: the function behind ours, of this signature.
@@ -48,10 +47,6 @@ pub(crate) unsafe extern "C" fn mmap(
     unsafe { map_counted(&REAL_MMAP, address, bytes, access, flags, file, offset) }
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`mmap`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn mmap64(
     address: *mut c_void,
@@ -112,10 +107,6 @@ pub(crate) fn look_up_mappings() {
     }
 }
 
-/// As in the C library.
-///
-/// # Safety
-/// See [`mmap`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
     let real = REAL_MUNMAP.get();
@@ -132,9 +123,6 @@ pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_
 
 /// Like `mremap` of the C library, except that the last argument is always read. Callers pass this argument
 /// only with some flags; otherwise, on our processors, it is read from a register that the call does not use.
-///
-/// # Safety
-/// See [`mmap`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn mremap(
     address: *mut c_void,

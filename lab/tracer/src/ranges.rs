@@ -17,7 +17,6 @@ use crate::sys;
 const MAX_RANGES: usize = 8192;
 /// Size of a list in bytes: lock, length, and three words per range.
 const LIST_BYTES: usize = 16 + MAX_RANGES * 24;
-/// Size of both lists in bytes.
 pub(crate) const LISTS_BYTES: usize = 2 * LIST_BYTES;
 /// Spins on the lock before the first yield.
 const LOCK_SPINS: u32 = 256;
@@ -29,7 +28,6 @@ const LOCK_YIELDS_AFTER_TIMEOUT: u32 = 4;
 
 #[derive(Clone, Copy)]
 pub(crate) enum RangeList {
-    /// Anonymous host memory.
     Host = 0,
     Device = 1,
 }
@@ -59,7 +57,6 @@ impl MappedRange {
     }
 }
 
-/// A locked list.
 struct LockedList(usize);
 
 impl LockedList {
@@ -215,7 +212,6 @@ pub(crate) fn add_range(
     held.push(MappedRange { start, end, site, whole: true, mark: 0 })
 }
 
-/// Ranges about to be unmapped.
 #[derive(Clone, Copy)]
 pub(crate) struct PendingUnmap {
     list: RangeList,
@@ -241,7 +237,6 @@ impl PendingUnmap {
         }
     }
 
-    /// Removes the mark after a failed unmapping.
     pub(crate) fn cancel(self) {
         let Some(held) = LockedList::lock(self.list) else { return state::increment(header::UNFOLLOWED) };
         for index in 0..held.len() {

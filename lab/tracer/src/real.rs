@@ -9,7 +9,6 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use crate::local::thread_state;
 use crate::sys;
 
-/// A real function.
 pub(crate) struct RealFunction {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -102,7 +101,6 @@ unsafe extern "C" fn no_dlsym(_: *mut c_void, _: *const core::ffi::c_char) -> *m
     core::ptr::null_mut()
 }
 
-/// Initializes [`DLSYM`].
 pub(crate) fn find_dlsym() -> *mut c_void {
     let known = DLSYM.load(Ordering::Acquire);
     if !known.is_null() {

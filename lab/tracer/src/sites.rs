@@ -5,7 +5,6 @@ use core::sync::atomic::Ordering;
 use crate::layout::{BUSY_HASH, HEADER_BYTES, MAX_FRAMES, MAX_SITES, RECORD_BYTES, header, record};
 use crate::state::{self, public_u32, public_u64};
 
-/// Slots searched before a call site is dropped.
 const MAX_PROBES: usize = 256;
 
 const fn record_offset(site: usize, offset: usize) -> usize {
@@ -95,7 +94,6 @@ const fn mix_bits(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Restores a live allocation whose free failed.
 pub(crate) fn restore_live(site: u32, bytes: u64, count: u64) {
     add_to_counter(site as usize, record::LIVE_BYTES, bytes);
     add_to_counter(site as usize, record::LIVE_COUNT, count);

@@ -33,9 +33,10 @@ extern "C" fn start() {
     crate::heap::look_up_heap();
     crate::map::look_up_mappings();
     crate::registered::prepare();
-    // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors of other libraries
-    // may have run, and one of them may have changed the environment; only a thread that does so at this very moment would be
-    // in the way, as it would be in the way of everybody else who starts.
+    // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors
+    // of other libraries may have run, and one of them may have changed the environment; only a thread that
+    // does so at this very moment would be in the way, as it would be in the way of everybody else who
+    // starts.
     let folder = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
     if folder.is_null() || state::is_on() {
         return;

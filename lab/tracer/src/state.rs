@@ -11,18 +11,14 @@ use crate::layout::{FILE_BYTES, header};
 /// Page with the switch; null before the start.
 static GATE_PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static PUBLIC_MAP: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// Private map: the tables of live allocations.
 static PRIVATE_MAP: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// Mean bytes between samples.
 static SAMPLE_INTERVAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Page size in bytes.
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(4096);
 
 /// Multiple of the interval from which every allocation is counted.
 const LARGE_INTERVALS: usize = 4;
 
-/// Returns true if this process is counted.
 #[inline]
 pub(crate) fn is_on() -> bool {
     let gate = GATE_PAGE.load(Ordering::Acquire);
@@ -30,7 +26,6 @@ pub(crate) fn is_on() -> bool {
     !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
 }
 
-/// Mean bytes between samples.
 pub(crate) fn interval() -> usize {
     SAMPLE_INTERVAL.load(Ordering::Relaxed)
 }
@@ -56,9 +51,8 @@ pub(crate) fn large_bytes() -> usize {
 
 /// Starts counting.
 ///
-/// # Safety
-/// `file` is [`FILE_BYTES`] bytes, `private` is [`crate::live::PRIVATE_BYTES`] bytes, both zero, mapped shared and never unmapped; `gate` is
-/// a page that a fork wipes.
+/// # Safety `file` is [`FILE_BYTES`] bytes, `private` is [`crate::live::PRIVATE_BYTES`] bytes, both zero,
+/// mapped shared and never unmapped; `gate` is a page that a fork wipes.
 pub(crate) unsafe fn start_counting(
     file: *mut c_void,
     private: *mut c_void,
@@ -84,7 +78,6 @@ pub(crate) fn public_u64(offset: usize) -> Option<&'static AtomicU64> {
     Some(unsafe { &*base.add(offset / 8) })
 }
 
-/// A 32-bit number in the published file.
 pub(crate) fn public_u32(offset: usize) -> Option<&'static AtomicU32> {
     let base = PUBLIC_MAP.load(Ordering::Relaxed);
     if base.is_null() || offset > FILE_BYTES - 4 || !offset.is_multiple_of(4) {
@@ -94,7 +87,6 @@ pub(crate) fn public_u32(offset: usize) -> Option<&'static AtomicU32> {
     Some(unsafe { &*base.cast::<AtomicU32>().add(offset / 4) })
 }
 
-/// A 64-bit number in the private tables.
 #[inline]
 pub(crate) fn private_u64(offset: usize) -> Option<&'static AtomicU64> {
     let base = PRIVATE_MAP.load(Ordering::Relaxed);
@@ -105,7 +97,6 @@ pub(crate) fn private_u64(offset: usize) -> Option<&'static AtomicU64> {
     Some(unsafe { &*base.add(offset / 8) })
 }
 
-/// Increments a counter of the header.
 pub(crate) fn increment(offset: usize) {
     if let Some(counter) = public_u64(offset) {
         counter.fetch_add(1, Ordering::Relaxed);

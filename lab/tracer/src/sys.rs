@@ -39,10 +39,8 @@ pub(crate) struct CTimespec {
     pub(crate) nanoseconds: c_long,
 }
 
-/// Limit on the size of a file that the process writes.
 pub(crate) const RLIMIT_FSIZE: c_int = 1;
 
-/// Soft and hard limit (`struct rlimit`).
 #[repr(C)]
 pub(crate) struct ResourceLimit {
     pub(crate) now: u64,
@@ -67,7 +65,6 @@ pub(crate) struct LoadedObject {
     pub(crate) segment_count: u16,
 }
 
-/// A 64-bit program header.
 #[repr(C)]
 pub(crate) struct ProgramHeader {
     pub(crate) kind: u32,
@@ -80,7 +77,6 @@ pub(crate) struct ProgramHeader {
     _alignment: u64,
 }
 
-/// An entry of the dynamic section.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct DynamicEntry {
@@ -88,7 +84,6 @@ pub(crate) struct DynamicEntry {
     pub(crate) value: usize,
 }
 
-/// An entry of the symbol table.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ElfSymbol {
@@ -114,13 +109,10 @@ impl ElfSymbol {
 
 pub(crate) type EachObject = unsafe extern "C" fn(*const LoadedObject, usize, *mut c_void) -> c_int;
 
-/// The unwinder's opaque context.
 pub(crate) enum UnwindContext {}
 
 pub(crate) type UnwindStep = unsafe extern "C" fn(*mut UnwindContext, *mut c_void) -> c_int;
-/// Unwinder code: continue.
 pub(crate) const URC_NO_REASON: c_int = 0;
-/// Unwinder code: stop.
 pub(crate) const URC_NORMAL_STOP: c_int = 4;
 
 // SAFETY: these are the signatures of glibc and of the unwinder that the Rust standard library links.

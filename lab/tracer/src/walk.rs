@@ -35,7 +35,6 @@ pub(crate) struct StackWalk {
 }
 
 impl StackWalk {
-    /// Walks the stack of this thread.
     #[inline(never)]
     pub(crate) fn current() -> Self {
         let mut walk = Self { addresses: [0; MAX_FRAMES], count: 0, limit: MAX_FRAMES };
@@ -47,8 +46,8 @@ impl StackWalk {
         if !is_within_budget() {
             walk.limit = TRUNCATED_FRAMES;
         }
-        // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right: see the module.
-        // The step only writes to the walk, which outlives the call.
+        // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right:
+        // see the module. The step only writes to the walk, which outlives the call.
         unsafe { sys::_Unwind_Backtrace(record_step, (&raw mut walk).cast()) };
         walk
     }

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// An executable mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CodeRegion {
     start: u64,

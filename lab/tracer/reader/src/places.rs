@@ -60,7 +60,6 @@ pub struct AllocationPlace {
     pub churned_bytes: u64,
 }
 
-/// Key by which sites are grouped into a place.
 type PlaceKey<'a> = (TracedMemory, &'a str, Option<&'a str>, String);
 
 /// Sums the sites of a snapshot by place, sorted by growth since `before`. Without `before`, everything

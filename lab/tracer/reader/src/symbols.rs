@@ -91,7 +91,6 @@ impl SymbolTables {
     }
 }
 
-/// Demangles a name, and removes its arguments.
 fn readable_name(mangled: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(mangled) {
         return format!("{rust:#}");
