@@ -137,7 +137,6 @@ pub fn resume_search(
 /// for a moment.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// Result of one attempt.
 enum ProcessAttempt {
     Seen(ProcessResult),
     /// Another attempt may succeed: the reason of the failure, and the result that counts if all attempts
@@ -217,7 +216,6 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         Ok(None)
     }
 
-    /// Runs a process under a workload.
     async fn run_workload(
         &self,
         lab: &Lab,
@@ -260,7 +258,6 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         }
     }
 
-    /// Runs a process that is timed or questioned.
     async fn run_visit(
         &self,
         lab: &Lab,
@@ -271,12 +268,10 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         let (answers, pace) = (ask.aim == RevisionAim::Answers, ask.aim == RevisionAim::Slowdown);
         let wanted =
             VisitTasks { answers, pace, lengths: self.lengths.get().copied(), ..VisitTasks::default() };
-        let seen = tokio::select! {
-            biased;
-            () = stop.cancelled() => return Ok(ProcessAttempt::Interrupted),
-            seen = visit::run_visit(lab, spec, wanted) => seen?,
+        let Some(seen) = stop.run_until_cancelled(visit::run_visit(lab, spec, wanted)).await else {
+            return Ok(ProcessAttempt::Interrupted);
         };
-        Ok(match seen {
+        Ok(match seen? {
             Ok(visited) => {
                 self.lengths.get_or_init(|| visited.lengths);
                 ProcessAttempt::Seen(ProcessResult::Visit(visited.visit))

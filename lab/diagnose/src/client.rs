@@ -12,7 +12,6 @@ use warden_supervisor::{ListenAddress, SoloProcess};
 
 use crate::error::DiagnoseError;
 
-/// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LabRequest {
     pub(crate) method: Method,
@@ -20,7 +19,6 @@ pub(crate) struct LabRequest {
     /// JSON body, if the request has one.
     pub(crate) body: Option<Value>,
     pub(crate) images: u64,
-    /// Number of audio clips.
     pub(crate) audio: u64,
 }
 
@@ -38,7 +36,6 @@ pub(crate) struct LabAnswer {
     pub(crate) prompt_tokens: u64,
     /// Tokens of the whole prompt, cached or not.
     pub(crate) prompt_size: u64,
-    /// Generated tokens.
     pub(crate) output_tokens: u64,
     /// Time for the generated tokens, as reported by the server.
     pub(crate) output_ms: Option<f64>,
@@ -63,7 +60,6 @@ pub(crate) enum LabRequestError {
     Late(Duration),
 }
 
-/// Sends requests to one server.
 #[derive(Debug)]
 pub(crate) struct LabClient {
     http: reqwest::Client,
@@ -99,7 +95,6 @@ impl LabClient {
         }
     }
 
-    /// Sends a request whose answer is one JSON value.
     pub(crate) async fn send_json(
         &self,
         ask: &LabRequest,
@@ -116,11 +111,6 @@ impl LabClient {
     pub(crate) async fn send_head(&self, ask: &LabRequest, limit: Duration) -> Result<(), LabRequestError> {
         let accepted = tokio::time::timeout(limit, self.send_accepted(ask)).await;
         accepted.unwrap_or(Err(LabRequestError::Late(limit))).map(drop)
-    }
-
-    /// Number of tokens of a text; `None` if the server does not report it.
-    pub(crate) async fn try_count_tokens(&self, text: &str, limit: Duration) -> Option<u32> {
-        self.count_tokens(text, limit).await.ok().filter(|count| *count > 0)
     }
 
     /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
@@ -244,7 +234,6 @@ impl LabAnswer {
     }
 }
 
-/// Parses server-sent events from pieces of a body.
 #[derive(Debug, Default)]
 struct EventParser {
     buffer: Vec<u8>,
@@ -276,7 +265,6 @@ impl EventParser {
     }
 }
 
-/// The message of an error answer, or its beginning.
 fn error_message(text: &str) -> String {
     let json: Option<Value> = serde_json::from_str(text).ok();
     let said = json.as_ref().and_then(|json| json["error"]["message"].as_str());

@@ -87,7 +87,9 @@ impl DiagnoseError {
                 Some(format!("its last lines:\n{}", failure.lines.join("\n")))
             }
             Self::Recording { .. } => Some(
-                "one JSON object a line: {\"method\": \"POST\", \"path\": \"/v1/chat/completions\", \"body\": {…}}".to_owned(),
+                "one JSON object a line: {\"method\": \"POST\", \"path\": \"/v1/chat/completions\", \
+                 \"body\": {…}}"
+                    .to_owned(),
             ),
             Self::Start(_) | Self::CannotDo { .. } | Self::Interrupted | Self::Own { .. } => None,
         }

@@ -79,7 +79,6 @@ impl ExperimentOutcome {
 }
 
 impl Experiment {
-    /// A leg of this experiment with this server.
     pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> LegSpec {
         LegSpec { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
     }

@@ -22,8 +22,8 @@ use warden_supervisor::{SoloProcess, SoloReading, SoloSpec};
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
-use crate::leg::stuck_crash_text;
-use crate::workload::{SAMPLE_WORDS, TextGenerator};
+use crate::leg::{server_facts, stuck_crash_text};
+use crate::workload::TextGenerator;
 
 mod context;
 
@@ -130,11 +130,8 @@ pub async fn measure_headroom(
     stop: &CancellationToken,
 ) -> Result<HeadroomMeasurement, DiagnoseError> {
     watch(HeadroomProgress::Starting);
-    let solo = tokio::select! {
-        biased;
-        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
-        started = lab.starter.start(&what.spec) => started.map_err(DiagnoseError::Start)?,
-    };
+    let started = stop.run_until_cancelled(lab.starter.start(&what.spec)).await;
+    let solo = started.ok_or(DiagnoseError::Interrupted)?.map_err(DiagnoseError::Start)?;
     let touched = send_prompts(lab, what, &solo, watch, stop).await;
     solo.stop().await;
     touched
@@ -152,13 +149,9 @@ async fn send_prompts(
     let first = async {
         tokio::time::sleep(lab.numbers.settle).await;
         let idle = solo.read_sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
-        (idle, client.try_count_tokens(&TextGenerator::sample(), lab.numbers.question_limit).await)
+        (idle, server_facts(solo, &client, lab.numbers.question_limit).await)
     };
-    let (idle, tokens) = tokio::select! {
-        biased;
-        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
-        known = first => known,
-    };
+    let (idle, facts) = stop.run_until_cancelled(first).await.ok_or(DiagnoseError::Interrupted)?;
     let mut touched = HeadroomMeasurement {
         setup,
         series: idle_memories(&idle),
@@ -166,12 +159,11 @@ async fn send_prompts(
         interrupted: false,
         less_context: None,
     };
-    let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
     let mut sender = PromptSender {
         lab,
         solo,
         client,
-        words: TextGenerator::new(per_word),
+        words: TextGenerator::new(facts.tokens_per_word),
         text_seed: 0,
         largest: 0,
         work: WorkDone::default(),
@@ -187,13 +179,9 @@ async fn send_prompts(
     }
     for (tokens, together) in lengths {
         watch(HeadroomProgress::Sending { tokens, together });
-        let sent = tokio::select! {
-            biased;
-            () = stop.cancelled() => {
-                touched.interrupted = true;
-                return Ok(touched);
-            }
-            sent = sender.send(tokens, together) => sent,
+        let Some(sent) = stop.run_until_cancelled(sender.send(tokens, together)).await else {
+            touched.interrupted = true;
+            break;
         };
         match sent {
             Ok((tokens, peaks)) => {
@@ -213,7 +201,6 @@ async fn send_prompts(
     Ok(touched)
 }
 
-/// llama-server's default micro-batch.
 const DEFAULT_UBATCH: u64 = 512;
 /// Context in tokens that is assumed if the real one is unknown.
 const DEFAULT_CONTEXT: u64 = 4096;
@@ -244,7 +231,6 @@ fn parse_logged_number(line: &str, name: &str) -> Option<u64> {
     (own.trim() == name).then(|| value.trim().parse().ok()).flatten()
 }
 
-/// The readable memories, with the bytes that are free.
 fn idle_memories(idle: &SoloReading) -> Vec<MeasuredMemory> {
     let mut all = Vec::new();
     for (series, bytes) in charged_bytes(&idle.sample) {
@@ -269,7 +255,6 @@ fn charged_bytes(sample: &BackendSample) -> Vec<(MemoryKind, u64)> {
     host.into_iter().chain(gpus).collect()
 }
 
-/// Sends prompts and watches the memory.
 struct PromptSender<'a> {
     lab: &'a Lab,
     solo: &'a SoloProcess,

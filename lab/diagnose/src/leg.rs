@@ -132,11 +132,8 @@ pub(crate) async fn run_leg(
     stop: &CancellationToken,
 ) -> Result<LegResult, DiagnoseError> {
     watch(LegProgress::Starting(leg.workload));
-    let solo = tokio::select! {
-        biased;
-        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
-        started = lab.starter.start(&leg.spec) => started.map_err(DiagnoseError::Start)?,
-    };
+    let started = stop.run_until_cancelled(lab.starter.start(&leg.spec)).await;
+    let solo = started.ok_or(DiagnoseError::Interrupted)?.map_err(DiagnoseError::Start)?;
     watch(LegProgress::Ready(leg.workload, solo.ready_after()));
     let mut run = LegRun {
         lab,
@@ -152,11 +149,10 @@ pub(crate) async fn run_leg(
     };
     let ended = run.run_steps(&solo, stop).await;
     let no_embeddings = match &ended {
-        Ok(LegEnd::Complete | LegEnd::Early) => tokio::select! {
-            biased;
-            () = stop.cancelled() => None,
-            known = check_embeddings(&solo, lab.numbers.question_limit) => known,
-        },
+        Ok(LegEnd::Complete | LegEnd::Early) => {
+            let known = check_embeddings(&solo, lab.numbers.question_limit);
+            stop.run_until_cancelled(known).await.flatten()
+        }
         _ => None,
     };
     let LegRun { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
@@ -197,7 +193,6 @@ pub(crate) async fn run_leg(
     })
 }
 
-/// A running leg.
 struct LegRun<'a> {
     lab: &'a Lab,
     leg: &'a LegSpec,
@@ -211,7 +206,6 @@ struct LegRun<'a> {
     watch: &'a mut (dyn FnMut(LegProgress<'_>) + Send),
 }
 
-/// Outcome of a step.
 enum StepOutcome {
     /// At least one request was answered.
     Answered,
@@ -376,7 +370,6 @@ impl LegRun<'_> {
     }
 }
 
-/// Waits for a reason to cut a leg short.
 async fn wait_cut(solo: &SoloProcess, stop: &CancellationToken, deadline: Instant) -> LegEnd {
     tokio::select! {
         biased;
@@ -387,12 +380,12 @@ async fn wait_cut(solo: &SoloProcess, stop: &CancellationToken, deadline: Instan
     }
 }
 
-/// Facts that are needed to make requests of the right size.
 pub(crate) async fn server_facts(solo: &SoloProcess, client: &LabClient, limit: Duration) -> ServerLimits {
     let props = solo.props();
-    let tokens = client.try_count_tokens(&TextGenerator::sample(), limit).await;
-    let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));
-    ServerLimits { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word: per_word }
+    // A server that does not count has 0 tokens per word.
+    let tokens = client.count_tokens(&TextGenerator::sample(), limit).await.unwrap_or(0);
+    let tokens_per_word = f64::from(tokens) / f64::from(SAMPLE_WORDS);
+    ServerLimits { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word }
 }
 
 /// A broken connection mostly means that the server has ended, which is noticed a moment later.
@@ -403,13 +396,11 @@ async fn broken_end(solo: &SoloProcess, error: &LabRequestError, noticed: Durati
     }
 }
 
-/// Distinguishes a crash from an end that was caused from outside.
 fn end_kind(exit: ProcessExit, failure: &BackendFailure) -> LegEnd {
     let why = failure_text(failure);
     if exit.is_from_outside() { LegEnd::Killed { why } } else { LegEnd::Crashed { why } }
 }
 
-/// Describes a process that crashed but did not end.
 pub(crate) fn stuck_crash_text(line: &str) -> String {
     format!("it crashed, but its process did not end by itself; it logged: {line}")
 }

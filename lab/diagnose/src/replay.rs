@@ -67,7 +67,6 @@ impl RequestRecording {
         self.asks.is_empty()
     }
 
-    /// All requests in their order.
     pub(crate) fn asks(&self) -> &[LabRequest] {
         &self.asks
     }

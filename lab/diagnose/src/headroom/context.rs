@@ -50,11 +50,7 @@ pub async fn measure_smaller_context(
         let idle = solo.read_sample(SampleEdge::Idle, WorkDone::default(), 0, 0).await;
         Ok((solo, charged_bytes(&idle.sample)))
     };
-    let (solo, idle) = tokio::select! {
-        biased;
-        () = stop.cancelled() => return Err(DiagnoseError::Interrupted),
-        measured = measured => measured?,
-    };
+    let (solo, idle) = stop.run_until_cancelled(measured).await.ok_or(DiagnoseError::Interrupted)??;
     solo.stop().await;
     Ok(SmallerContext { context, idle })
 }

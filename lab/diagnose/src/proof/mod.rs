@@ -11,9 +11,7 @@
 //! A build that does not start, dies, or does not answer ends the proof: every build has to answer these
 //! requests.
 
-mod lengths;
 mod questions;
-mod routes;
 pub(crate) mod visit;
 
 use std::sync::OnceLock;
@@ -25,9 +23,8 @@ use warden_experiment::proof::{
 };
 use warden_supervisor::SoloSpec;
 
-pub use self::lengths::TextLengths;
 use self::visit::VisitTasks;
-pub use self::visit::{PublishedRequest, published_requests};
+pub use self::visit::{PublishedRequest, TextLengths, published_requests};
 use crate::between::{RevisionLine, SearchEvent, ServerFuture};
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
@@ -85,13 +82,10 @@ impl ComparedBuilds {
             };
             let paths = (known.is_none()).then_some(self.paths.as_slice());
             let wanted = VisitTasks { answers: asks, pace: true, longest: true, paths, lengths };
-            let visiting = visit::run_visit(lab, spec, wanted);
-            let seen = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                seen = visiting => seen?,
+            let Some(seen) = stop.run_until_cancelled(visit::run_visit(lab, spec, wanted)).await else {
+                break;
             };
-            match seen {
+            match seen? {
                 Ok(visited) => {
                     lengths = Some(visited.lengths);
                     if let Some(routes) = visited.routes {
@@ -141,7 +135,6 @@ impl ComparedBuilds {
     }
 }
 
-/// Paths that each build serves.
 #[derive(Debug, Default)]
 struct BuildRoutes {
     old: Option<Vec<String>>,

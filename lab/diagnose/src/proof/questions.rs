@@ -7,9 +7,8 @@ use warden_policies::defaults::{Diagnose, Proof};
 use warden_supervisor::SoloProps;
 
 use crate::client::{LabRequest, LabRequestError};
-use crate::workload::{ServerLimits, TextGenerator, picture};
+use crate::workload::{ServerLimits, TextGenerator, media};
 
-/// A request, and the kind of its answer.
 #[derive(Clone, Debug)]
 pub(super) struct ProofQuestion {
     pub(super) name: String,
@@ -35,7 +34,6 @@ enum QuestionKind {
 const HARD_TEXT: &str =
     "Ça va?  3.14159e-10 kg/m²\n\tfn main() { let x = \"日本語\"; } // 1,234,567 — ﷽ 🦙🏽";
 
-/// All questions.
 pub(super) fn all_questions(
     numbers: &Diagnose,
     proof: &Proof,
@@ -65,10 +63,8 @@ pub(super) fn all_questions(
     all.push(of("chat", QuestionKind::Chat, talk));
     let mut schema = chat_request(&words.text(7, numbers.short_prompt), answer, false);
     let object = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
-    add_fields(
-        &mut schema,
-        &json!({ "response_format": { "type": "json_object", "schema": object }, "logprobs": true, "top_logprobs": top }),
-    );
+    let form = json!({ "type": "json_object", "schema": object });
+    add_fields(&mut schema, &json!({ "response_format": form, "logprobs": true, "top_logprobs": top }));
     all.push(of("schema", QuestionKind::Chat, schema));
     all.push(of(
         "tokens",
@@ -89,8 +85,8 @@ pub(super) fn all_questions(
     ));
     if props.modalities.is_some_and(|modalities| modalities.vision) {
         let (width, height) = numbers.image;
-        let url = picture::picture_url(width, height)
-            .map_err(|error| LabRequestError::Broken(error.to_string()))?;
+        let url =
+            media::picture_url(width, height).map_err(|error| LabRequestError::Broken(error.to_string()))?;
         let content = json!([
             { "type": "image_url", "image_url": { "url": url } },
             { "type": "text", "text": "What is in this picture?" },
@@ -105,7 +101,6 @@ pub(super) fn all_questions(
     Ok(all)
 }
 
-/// A chat request.
 pub(super) fn chat_request(text: &str, answer: u64, stream: bool) -> LabRequest {
     let body = json!({
         "messages": [{ "role": "system", "content": "Be brief." }, { "role": "user", "content": text }],
@@ -126,7 +121,6 @@ fn add_fields(ask: &mut LabRequest, more: &Value) {
 }
 
 impl ProofQuestion {
-    /// The compared part of an answer.
     pub(super) fn parse_reply(&self, json: &Value) -> BuildReply {
         let request = self.name.clone();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

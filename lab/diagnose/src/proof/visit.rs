@@ -1,43 +1,74 @@
 //! Runs one process of a proof, from its start to its end.
 
+use reqwest::Method;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::Instant;
 use warden_experiment::proof::{BuildMetric, BuildReply, BuildVisit};
 use warden_policies::MemoryKind;
 use warden_policies::sample::{SampleEdge, WorkDone};
-use warden_policies::units::{as_f64, scale_bytes};
+use warden_policies::units::{as_f64, format_span, scale_bytes};
 use warden_supervisor::{SoloProcess, SoloReading, SoloSpec};
 
-use super::lengths::TextLengths;
-use super::{questions, routes};
+use super::questions;
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 use crate::leg::{failure_text, stuck_crash_text};
-use crate::workload::{ServerLimits, TextGenerator};
+use crate::workload::{SAMPLE_WORDS, ServerLimits, TextGenerator};
 
-/// Tasks for a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct VisitTasks<'a> {
-    /// Answer the questions.
     pub(crate) answers: bool,
-    /// Be timed.
     pub(crate) pace: bool,
     /// Evaluate the longest prompt that fits.
     pub(crate) longest: bool,
-    /// Be checked for these paths.
     pub(crate) paths: Option<&'a [String]>,
     /// Lengths of the process's requests; `None`: this is the first process, which sets them.
     pub(crate) lengths: Option<TextLengths>,
 }
 
-/// Result of a process.
 pub(crate) struct VisitResult {
     pub(crate) visit: BuildVisit,
     /// Checked paths that exist; `None` if there were no paths to check.
     pub(super) routes: Option<Vec<String>>,
-    /// Lengths of the process's requests.
     pub(crate) lengths: TextLengths,
+}
+
+/// Lengths of the texts that processes are sent. All compared processes get the same texts, so the first
+/// process sets the lengths. Otherwise builds with other default slots, or a count that came too late,
+/// would lead to other texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextLengths {
+    /// Tokens of a text of a known number of words; 0 where a server does not count.
+    tokens: u32,
+    /// Tokens of context in a slot; `None` if unknown.
+    n_ctx: Option<u64>,
+}
+
+impl TextLengths {
+    async fn measure(lab: &Lab, solo: &SoloProcess, client: &LabClient) -> Result<Self, LabRequestError> {
+        let counted = client.count_tokens(&TextGenerator::sample(), lab.numbers.question_limit).await;
+        Self::from_count(counted, solo.props().n_ctx)
+    }
+
+    /// A server that refuses to count does so each time, so a refusal counts as 0. A count that came too late
+    /// is an error: the next process might count in time, and would get other texts.
+    fn from_count(
+        counted: Result<u32, LabRequestError>,
+        n_ctx: Option<u64>,
+    ) -> Result<Self, LabRequestError> {
+        match counted {
+            Ok(tokens) => Ok(Self { tokens, n_ctx }),
+            Err(LabRequestError::Refused { .. }) => Ok(Self { tokens: 0, n_ctx }),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn facts(self, slots: u32) -> ServerLimits {
+        let tokens_per_word = f64::from(self.tokens) / f64::from(SAMPLE_WORDS);
+        ServerLimits { slots, n_ctx: self.n_ctx, tokens_per_word }
+    }
 }
 
 /// Runs a process. An inner error is the build's own, in words.
@@ -57,7 +88,8 @@ pub(crate) async fn run_visit(
         failure = solo.until_end() => Err(format!("it ended: {}", failure_text(&failure))),
         line = solo.until_crash_hang() => Err(stuck_crash_text(&line)),
         () = tokio::time::sleep_until(deadline) => {
-            Err(format!("it did not answer everything within {}", warden_policies::units::format_span(lab.numbers.leg_limit)))
+            let limit = format_span(lab.numbers.leg_limit);
+            Err(format!("it did not answer everything within {limit}"))
         }
         seen = run_tasks(lab, &solo, &client, wanted) => match seen {
             Ok(visited) => Ok(visited),
@@ -104,10 +136,30 @@ async fn run_tasks(
         add_memory(&reading, BuildMetric::AtLongest, &mut measured);
     }
     let routes = match wanted.paths {
-        Some(paths) => Some(routes::existing_paths(lab, client, paths).await),
+        Some(paths) => Some(existing_paths(lab, client, paths).await),
         None => None,
     };
     Ok(VisitResult { visit: BuildVisit { measured, replies }, routes, lengths })
+}
+
+/// Returns those of the `paths` that a server has. A missing path is answered by 404 for every method; a
+/// disabled one by another status.
+async fn existing_paths(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<String> {
+    let limit = lab.numbers.question_limit;
+    let mut known = Vec::new();
+    for path in paths {
+        let get = LabRequest { method: Method::GET, body: None, ..LabRequest::post(path, json!({})) };
+        let is_there = |answer: Result<(), LabRequestError>| {
+            !matches!(answer, Err(LabRequestError::Refused { status: 404, .. }))
+        };
+        // No route can do anything with an empty request.
+        if is_there(client.send_head(&get, limit).await)
+            || is_there(client.send_head(&LabRequest::post(path, json!({})), limit).await)
+        {
+            known.push(path.clone());
+        }
+    }
+    known
 }
 
 /// Returns the requests that show how a server answers the questions; without questions, those that show how
@@ -275,3 +327,39 @@ async fn fill_context(lab: &Lab, client: &LabClient, facts: ServerLimits) -> Res
 
 /// Shares of the longest prompt, tried until one is accepted.
 const PROMPT_SHARES: [f64; 3] = [0.95, 0.85, 0.7];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proof::questions;
+    use std::time::Duration;
+    use warden_supervisor::SoloProps;
+
+    #[test]
+    fn a_count_that_came_too_late_is_no_count_of_zero() {
+        let late = Err(LabRequestError::Late(Duration::from_secs(5)));
+        assert_eq!(TextLengths::from_count(late, None), Err(LabRequestError::Late(Duration::from_secs(5))));
+        let refused = Err(LabRequestError::Refused { status: 501, message: String::new() });
+        assert_eq!(TextLengths::from_count(refused, Some(9)), Ok(TextLengths { tokens: 0, n_ctx: Some(9) }));
+    }
+
+    #[test]
+    fn what_is_kept_asks_the_same() {
+        let all = warden_policies::defaults();
+        let asked = |lengths: TextLengths, slots| -> Vec<_> {
+            let questions = questions::all_questions(
+                &all.diagnose,
+                &all.proof,
+                lengths.facts(slots),
+                SoloProps::default(),
+            );
+            questions.unwrap().into_iter().map(|question| question.ask).collect()
+        };
+        let first = TextLengths { tokens: 301, n_ctx: Some(1000) };
+        let kept: TextLengths = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
+        assert_eq!(asked(kept, 4), asked(first, 1), "whatever else another build has");
+        // Other lengths would give other texts.
+        assert_ne!(asked(TextLengths { tokens: 0, ..first }, 1), asked(first, 1));
+        assert_ne!(asked(TextLengths { n_ctx: Some(250), ..first }, 1), asked(first, 1));
+    }
+}

@@ -1,205 +1,50 @@
-//! Lists of request fields that are kept or redacted recursively. Fields in no list are dropped.
+//! Lists of request fields that are kept or redacted recursively, and of keywords of JSON Schema, from
+//! `fields.json`. Fields in no list are dropped.
 
-/// Fields whose number or truth value is kept.
-pub(super) const KEPT_FIELDS: [&str; 73] = [
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "n_predict",
-    "temperature",
-    "top_p",
-    "top_k",
-    "top_n",
-    "top_n_sigma",
-    "min_p",
-    "min_keep",
-    "typical_p",
-    "xtc_probability",
-    "xtc_threshold",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "seed",
-    "stream",
-    "n",
-    "n_cmpl",
-    "n_keep",
-    "n_discard",
-    "n_indent",
-    "n_cache_reuse",
-    "cache_prompt",
-    "id_slot",
-    "ignore_eos",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-    "repeat_last_n",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "logprobs",
-    "top_logprobs",
-    "n_probs",
-    "post_sampling_probs",
-    "backend_sampling",
-    "dimensions",
-    "embd_normalize",
-    "normalize",
-    "include_usage",
-    "timings_per_token",
-    "return_tokens",
-    "return_progress",
-    "verbose",
-    "t_max_prompt_ms",
-    "t_max_predict_ms",
-    "parallel_tool_calls",
-    "parse_tool_calls",
-    "reasoning_control",
-    "add_generation_prompt",
-    "continue_final_message",
-    "strict",
-    "is_error",
-    "index",
-    "budget_tokens",
-    "thinking_budget_tokens",
-    "reasoning_budget_tokens",
-    "enable_thinking",
-    "preserve_thinking",
-    "clear_thinking",
-    "thinking",
-    "add_special",
-    "parse_special",
-    "with_pieces",
-    "echo",
-    "disable_parallel_tool_use",
-];
+use std::collections::HashSet;
+use std::sync::LazyLock;
 
-/// Fields whose text is kept if it is one of [`KEPT_WORDS`].
-pub(super) const WORD_FIELDS: [&str; 11] = [
-    "role",
-    "type",
-    "encoding_format",
-    "tool_choice",
-    "format",
-    "reasoning_effort",
-    "effort",
-    "reasoning_format",
-    "continue_final_message",
-    "status",
-    "verbosity",
-];
+use serde::Deserialize;
 
-/// Fields among [`WORD_FIELDS`] that a request needs to be valid: an unknown text in them is replaced.
-pub(super) const REQUIRED_FIELDS: [&str; 2] = ["role", "type"];
+pub(super) static LISTS: LazyLock<FieldLists> = LazyLock::new(|| {
+    // Without lists, everything is dropped.
+    serde_json::from_str(include_str!("fields.json")).unwrap_or_default()
+});
 
-pub(super) const KEPT_WORDS: [&str; 54] = [
-    "user",
-    "assistant",
-    "system",
-    "tool",
-    "developer",
-    "ipython",
-    "text",
-    "input_text",
-    "output_text",
-    "summary_text",
-    "reasoning_text",
-    "refusal",
-    "image_url",
-    "input_image",
-    "image",
-    "document",
-    "input_audio",
-    "function",
-    "function_call",
-    "function_call_output",
-    "tool_calls",
-    "tool_use",
-    "tool_result",
-    "thinking",
-    "redacted_thinking",
-    "reasoning",
-    "reasoning_content",
-    "content",
-    "url",
-    "json_object",
-    "json_schema",
-    "float",
-    "base64",
-    "auto",
-    "any",
-    "none",
-    "required",
-    "enabled",
-    "disabled",
-    "adaptive",
-    "wav",
-    "mp3",
-    "minimal",
-    "low",
-    "medium",
-    "high",
-    "xhigh",
-    "max",
-    "message",
-    "completed",
-    "in_progress",
-    "incomplete",
-    "deepseek",
-    "hidden",
-];
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FieldLists {
+    /// Fields whose number or truth value is kept.
+    pub(super) kept_fields: HashSet<String>,
+    /// Fields whose text is kept if it is one of `kept_words`.
+    pub(super) word_fields: HashSet<String>,
+    /// Fields among `word_fields` that a request needs to be valid: an unknown text in them is replaced.
+    pub(super) required_fields: HashSet<String>,
+    pub(super) kept_words: HashSet<String>,
+    /// Fields with a text, or with a value that contains texts.
+    pub(super) text_fields: HashSet<String>,
+    /// Fields with identifiers; chat templates may require their length.
+    pub(super) id_fields: HashSet<String>,
+    /// Fields that are redacted recursively.
+    pub(super) nested_fields: HashSet<String>,
+    /// Fields of an adapter (`lora`), which are numbers. Here `id` is a position in a list and identifies no
+    /// person.
+    pub(super) adapter_fields: HashSet<String>,
+    /// Fields that cannot be replaced: a request with one of these is not recorded.
+    pub(super) unreplaceable_fields: HashSet<String>,
+    pub(super) schema: SchemaKeywords,
+}
 
-/// Fields with a text, or with a value that contains texts.
-pub(super) const TEXT_FIELDS: [&str; 19] = [
-    "content",
-    "text",
-    "texts",
-    "prompt",
-    "prompt_string",
-    "input",
-    "input_prefix",
-    "input_suffix",
-    "filename",
-    "instructions",
-    "system",
-    "reasoning_content",
-    "thinking",
-    "refusal",
-    "output",
-    "query",
-    "documents",
-    "tokens",
-    "description",
-];
-
-/// Fields with identifiers; chat templates may require their length.
-pub(super) const ID_FIELDS: [&str; 4] = ["id", "call_id", "tool_call_id", "tool_use_id"];
-
-/// Fields that are redacted recursively.
-pub(super) const NESTED_FIELDS: [&str; 15] = [
-    "messages",
-    "stream_options",
-    "input_extra",
-    "documents",
-    "tool_calls",
-    "function_call",
-    "function",
-    "tool_choice",
-    "response_format",
-    "format",
-    "thinking",
-    "reasoning",
-    "summary",
-    "chat_template_kwargs",
-    "output",
-];
-
-/// Fields of an adapter (`lora`), which are numbers. Here `id` is a position in a list and identifies no
-/// person.
-pub(super) const ADAPTER_FIELDS: [&str; 2] = ["id", "scale"];
-
-/// Fields that cannot be replaced: a request with one of these is not recorded.
-pub(super) const UNREPLACEABLE_FIELDS: [&str; 3] = ["input_video", "multimodal_data", "image_data"];
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SchemaKeywords {
+    pub(super) types: HashSet<String>,
+    /// Formats of texts (JSON Schema, Validation, section 7.3).
+    pub(super) formats: HashSet<String>,
+    /// Keywords whose number or truth value limits amounts and reveals no content.
+    pub(super) kept: HashSet<String>,
+    /// Keywords with schemas by name.
+    pub(super) named: HashSet<String>,
+    /// Keywords with a schema, or a list of them.
+    pub(super) nested: HashSet<String>,
+}

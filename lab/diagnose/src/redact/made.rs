@@ -87,7 +87,6 @@ impl ReplacementMaker {
         items.iter().map(next).collect()
     }
 
-    /// Replaces a single token among texts.
     pub(super) fn replace_token(&self, item: &Value) -> Value {
         json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST_TOKEN)
     }
@@ -150,7 +149,6 @@ fn indent_json(json: &Value, most: usize) -> Option<String> {
     String::from_utf8(short.bytes).ok()
 }
 
-/// A buffer that refuses more than `most` bytes.
 struct BoundedBuffer {
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -183,7 +181,6 @@ fn without_checksum(text: &str) -> Cow<'_, str> {
     value().unwrap_or(Cow::Borrowed(text))
 }
 
-/// Picks a letter.
 fn pick_letter(all: &str, seed: u64) -> char {
     let count = u64::try_from(all.chars().count()).unwrap_or(1).max(1);
     all.chars().nth(usize::try_from(seed % count).unwrap_or(0)).unwrap_or('a')

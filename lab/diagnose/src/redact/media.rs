@@ -3,14 +3,13 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::workload::{picture, sound};
+use crate::workload::media;
 
 /// Size of pictures whose own size cannot be read.
 const DEFAULT_SIZE: (u32, u32) = (640, 480);
 /// Limit of a side in pixels: no client sends a larger one, and making it could take any time.
 const MAX_SIDE: u32 = 4096;
 
-/// Width and height of the replacement for a picture in base64.
 pub(super) fn size_for(data: &str) -> (u32, u32) {
     let (width, height) = picture_size(data).unwrap_or(DEFAULT_SIZE);
     (width.clamp(1, MAX_SIDE), height.clamp(1, MAX_SIDE))
@@ -21,9 +20,8 @@ pub(super) fn picture_cost((width, height): (u32, u32)) -> usize {
     usize::try_from(width * height).unwrap_or(usize::MAX).saturating_add(1024)
 }
 
-/// A PNG file in base64.
 pub(super) fn encode_picture((width, height): (u32, u32)) -> String {
-    STANDARD.encode(picture::make_png(width, height).unwrap_or_default())
+    STANDARD.encode(media::make_png(width, height).unwrap_or_default())
 }
 
 /// Seconds of a sound in base64, estimated from its bytes (16,000 samples a second, 16 bits).
@@ -31,14 +29,12 @@ pub(super) fn sound_seconds(data: &str) -> u32 {
     u32::try_from(data.len() / 4 * 3 / 32_000).unwrap_or(1).clamp(1, 60)
 }
 
-/// Bytes of a sound in base64.
 pub(super) fn sound_cost(seconds: u32) -> usize {
     usize::try_from(seconds).unwrap_or(usize::MAX).saturating_mul(43_000)
 }
 
-/// A WAV file in base64.
 pub(super) fn encode_sound(seconds: u32) -> String {
-    STANDARD.encode(sound::make_wav(seconds))
+    STANDARD.encode(media::make_wav(seconds))
 }
 
 /// Width and height of a picture in base64, from the head of its file: PNG, JPEG, GIF and BMP.

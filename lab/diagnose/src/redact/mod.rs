@@ -24,10 +24,7 @@ use std::cell::Cell;
 
 use serde_json::{Map, Value, json};
 
-use self::fields::{
-    ADAPTER_FIELDS, ID_FIELDS, KEPT_FIELDS, KEPT_WORDS, NESTED_FIELDS, REQUIRED_FIELDS, TEXT_FIELDS,
-    UNREPLACEABLE_FIELDS, WORD_FIELDS,
-};
+use self::fields::LISTS;
 use self::made::ReplacementMaker;
 
 /// Redacts requests of one run.
@@ -92,7 +89,7 @@ impl Redactor {
 
     fn redact_field(&self, name: &str, value: &Value) -> Option<Value> {
         match (name, value) {
-            _ if UNREPLACEABLE_FIELDS.contains(&name) => {
+            _ if LISTS.unreplaceable_fields.contains(name) => {
                 self.take_budget(usize::MAX);
                 None
             }
@@ -101,30 +98,30 @@ impl Redactor {
             ("input_audio", Value::Object(sound)) => Some(self.replace_audio(sound)),
             ("lora", Value::Array(all)) => Some(all.iter().map(adapter_numbers).collect()),
             ("tools", Value::Array(all)) => Some(all.iter().map(|tool| self.redact_tool(tool)).collect()),
-            (_, Value::Bool(_) | Value::Number(_)) if KEPT_FIELDS.contains(&name) => Some(value.clone()),
-            (_, Value::String(text)) if WORD_FIELDS.contains(&name) => {
-                let known = KEPT_WORDS.contains(&text.as_str());
-                let other = || REQUIRED_FIELDS.contains(&name).then(|| json!(self.maker.replace_name(text)));
+            (_, Value::Bool(_) | Value::Number(_)) if LISTS.kept_fields.contains(name) => Some(value.clone()),
+            (_, Value::String(text)) if LISTS.word_fields.contains(name) => {
+                let known = LISTS.kept_words.contains(text);
+                let other =
+                    || LISTS.required_fields.contains(name).then(|| json!(self.maker.replace_name(text)));
                 if known { Some(value.clone()) } else { other() }
             }
             ("name", Value::String(text)) => Some(json!(self.maker.replace_name(text))),
-            (_, Value::String(text)) if ID_FIELDS.contains(&name) => {
+            (_, Value::String(text)) if LISTS.id_fields.contains(name) => {
                 Some(json!(self.maker.replace_id(text, 0)))
             }
-            (_, Value::Number(number)) if ID_FIELDS.contains(&name) => {
+            (_, Value::Number(number)) if LISTS.id_fields.contains(name) => {
                 Some(self.maker.replace_number(&number.to_string()))
             }
             ("arguments", Value::String(text)) => Some(self.within_budget(self.maker.replace_json(text))),
             ("arguments", _) => Some(self.maker.replace_value(value)),
-            _ if TEXT_FIELDS.contains(&name) => Some(self.redact_content(value)),
-            (_, Value::Array(_) | Value::Object(_)) if NESTED_FIELDS.contains(&name) => {
+            _ if LISTS.text_fields.contains(name) => Some(self.redact_content(value)),
+            (_, Value::Array(_) | Value::Object(_)) if LISTS.nested_fields.contains(name) => {
                 Some(self.redact_content(value))
             }
             _ => None,
         }
     }
 
-    /// Redacts a text, a list of texts or parts, or an object.
     fn redact_content(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.within_budget(self.maker.replace_text(text)),
@@ -146,7 +143,6 @@ impl Redactor {
         left > 0
     }
 
-    /// A made text within the limit.
     fn within_budget(&self, text: String) -> Value {
         if self.take_budget(text.len()) { Value::String(text) } else { Value::Null }
     }
@@ -186,13 +182,11 @@ impl Redactor {
         })
     }
 
-    /// Replaces a picture in base64.
     fn replace_picture(&self, data: &str) -> String {
         let size = media::size_for(data);
         if self.take_budget(media::picture_cost(size)) { media::encode_picture(size) } else { String::new() }
     }
 
-    /// Replaces a sound.
     fn replace_audio(&self, sound: &Map<String, Value>) -> Value {
         let data = sound.get("data").or_else(|| sound.get("url")).and_then(Value::as_str);
         let seconds = media::sound_seconds(data.unwrap_or_default());
@@ -205,10 +199,10 @@ impl Redactor {
     }
 }
 
-/// Keeps the numbers of an adapter.
 fn adapter_numbers(one: &Value) -> Value {
     let fields = one.as_object().into_iter().flatten();
-    let kept = fields.filter(|(name, value)| ADAPTER_FIELDS.contains(&name.as_str()) && value.is_number());
+    let kept =
+        fields.filter(|(name, value)| LISTS.adapter_fields.contains(name.as_str()) && value.is_number());
     Value::Object(kept.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 

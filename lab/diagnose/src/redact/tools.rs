@@ -4,51 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::fields::LISTS;
 use super::made::ReplacementMaker;
-
-/// Types of JSON Schema.
-const SCHEMA_TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
-/// Formats of texts (JSON Schema, Validation, section 7.3).
-const SCHEMA_FORMATS: [&str; 12] = [
-    "date",
-    "time",
-    "date-time",
-    "duration",
-    "uuid",
-    "email",
-    "hostname",
-    "uri",
-    "ipv4",
-    "ipv6",
-    "regex",
-    "json-pointer",
-];
-/// Keywords whose number or truth value limits amounts and reveals no content.
-const KEPT_KEYWORDS: [&str; 9] = [
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "minProperties",
-    "maxProperties",
-    "uniqueItems",
-    "nullable",
-    "deprecated",
-];
-/// Keywords with schemas by name.
-const NAMED_KEYWORDS: [&str; 4] = ["properties", "$defs", "definitions", "dependentSchemas"];
-/// Keywords with a schema, or a list of them.
-const NESTED_KEYWORDS: [&str; 9] = [
-    "items",
-    "prefixItems",
-    "additionalItems",
-    "additionalProperties",
-    "anyOf",
-    "oneOf",
-    "allOf",
-    "not",
-    "contains",
-];
 
 impl ReplacementMaker {
     /// Redacts a tool: of a chat, of a response, or of Anthropic's messages.
@@ -89,11 +46,11 @@ impl ReplacementMaker {
     }
 
     fn replace_keyword(&self, name: &str, value: &Value) -> Option<Value> {
-        let is_type = |value: &Value| value.as_str().is_some_and(|text| SCHEMA_TYPES.contains(&text));
+        let is_type = |value: &Value| value.as_str().is_some_and(|text| LISTS.schema.types.contains(text));
         match (name, value) {
             ("type", Value::String(_)) => is_type(value).then(|| value.clone()),
             ("type", Value::Array(all)) => Some(all.iter().filter(|one| is_type(one)).cloned().collect()),
-            ("format", Value::String(text)) => SCHEMA_FORMATS.contains(&text.as_str()).then(|| value.clone()),
+            ("format", Value::String(text)) => LISTS.schema.formats.contains(text).then(|| value.clone()),
             ("title" | "description" | "$comment", Value::String(text)) => {
                 Some(json!(self.replace_words(text)))
             }
@@ -103,13 +60,15 @@ impl ReplacementMaker {
             ("enum", Value::Array(all)) => Some(all.iter().map(|one| self.replace_value(one)).collect()),
             ("const" | "default" | "examples", _) => Some(self.replace_value(value)),
             ("$ref", Value::String(place)) => self.reference(place).map(Value::String),
-            (_, Value::Number(_) | Value::Bool(_)) if KEPT_KEYWORDS.contains(&name) => Some(value.clone()),
-            (_, Value::Object(all)) if NAMED_KEYWORDS.contains(&name) => {
+            (_, Value::Number(_) | Value::Bool(_)) if LISTS.schema.kept.contains(name) => Some(value.clone()),
+            (_, Value::Object(all)) if LISTS.schema.named.contains(name) => {
                 let other =
                     all.iter().map(|(name, schema)| (self.replace_name(name), self.replace_schema(schema)));
                 Some(Value::Object(other.collect()))
             }
-            (_, Value::Object(_) | Value::Array(_) | Value::Bool(_)) if NESTED_KEYWORDS.contains(&name) => {
+            (_, Value::Object(_) | Value::Array(_) | Value::Bool(_))
+                if LISTS.schema.nested.contains(name) =>
+            {
                 Some(self.replace_schema(value))
             }
             // A pattern reveals content, and a replaced one would be invalid.
@@ -124,15 +83,15 @@ impl ReplacementMaker {
         let mut is_name = false;
         for part in place.strip_prefix('#')?.split('/').skip(1) {
             made.push('/');
-            let known = NAMED_KEYWORDS.contains(&part)
-                || NESTED_KEYWORDS.contains(&part)
+            let known = LISTS.schema.named.contains(part)
+                || LISTS.schema.nested.contains(part)
                 || part.parse::<u16>().is_ok();
             match (is_name, known) {
                 (true, _) => made.push_str(&self.replace_name(part)),
                 (false, true) => made.push_str(part),
                 (false, false) => return None,
             }
-            is_name = !is_name && NAMED_KEYWORDS.contains(&part);
+            is_name = !is_name && LISTS.schema.named.contains(part);
         }
         Some(made)
     }

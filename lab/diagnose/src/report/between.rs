@@ -35,7 +35,6 @@ pub struct BetweenReport {
     pub conclusion: RevisionConclusion,
 }
 
-/// Digits of a shown commit.
 const SHORT_DIGITS: usize = 9;
 
 /// Limit of questions named in a sentence, and of those listed with their differences.
@@ -45,7 +44,6 @@ const MAX_ANSWER_CHARS: usize = 240;
 /// Least share of a slowdown that counts as all of it.
 const WHOLE_SLOWDOWN: f64 = 0.75;
 
-/// The head of the table.
 const TABLE_HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
 
 impl RevisionLabel {
@@ -74,7 +72,8 @@ impl BetweenReport {
                 format!("{} {did} {what}: {subject}", name(*revision))
             }
             RevisionOutcome::Among { first, last } => format!(
-                "one of {} revisions {did} {what}: from {} to {}; those between them cannot be told, which the table explains",
+                "one of {} revisions {did} {what}: from {} to {}; those between them cannot be told, which \
+                 the table explains",
                 last - first + 1,
                 name(*first),
                 name(*last)
@@ -136,7 +135,8 @@ impl BetweenReport {
             _ => {}
         }
         lines.extend(found.ratios.iter().map(speed_text));
-        lines.extend(found.differences.iter().take(MAX_NAMED).map(distance_text));
+        let named = found.differences.iter().take(MAX_NAMED);
+        lines.extend(named.map(|one| distance_text(&one.request, one.distance, one.shared, one.of)));
         lines
     }
 
@@ -147,7 +147,8 @@ impl BetweenReport {
         if let Some(third) = judged().find(third) {
             let name = self.line.get(third.revision).map(RevisionLabel::full_label)?;
             return Some(format!(
-                "more than one revision changed answers, because {name} answers neither as the older end nor as the newer one; this is the \
+                "more than one revision changed answers, because {name} answers neither as the older end \
+                 nor as the newer one; this is the \
                  first that differs from the older end"
             ));
         }
@@ -227,18 +228,19 @@ fn small_difference_text(differences: &[EndsDifference]) -> Option<String> {
     let count = Some(differences.len()).filter(|count| *count > 0)?;
     let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
     Some(format!(
-        "both ends answer nearly the same: {count} answer{} otherwise, no difference is larger than {most:.3}, and `proof.distance` allows \
+        "both ends answer nearly the same: {count} answer{} otherwise, no difference is larger than \
+         {most:.3}, and `proof.distance` allows \
          for more; `proof.answers = \"equal\"` counts all",
         if count == 1 { " reads" } else { "s read" }
     ))
 }
 
-/// Describes ends that do not differ.
 const fn no_difference_text(aim: RevisionAim, sure: bool) -> &'static str {
     match (aim, sure) {
         (RevisionAim::Answers, true) => "both ends answer the same, so there is nothing to look for",
         (RevisionAim::Answers, false) => {
-            "no question tells the ends apart: one of them does not answer alike each time, and that hides what else differs"
+            "no question tells the ends apart: one of them does not answer alike each time, and that hides \
+             what else differs"
         }
         (_, true) => "neither end is slower than the other, so there is nothing to look for",
         (_, false) => "processes of one build differ too much to say whether an end is slower",
@@ -258,18 +260,16 @@ fn speed_text(ratio: &MetricRatio) -> String {
 }
 
 /// `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`
-fn distance_text(one: &EndsDifference) -> String {
-    let request = &one.request;
-    match one.distance {
-        Some(distance) if one.of > 0 => {
-            format!("“{request}”: {} of {} tokens agree, {distance:.3} nats apart", one.shared, one.of)
+pub(super) fn distance_text(request: &str, distance: Option<f64>, shared: usize, of: usize) -> String {
+    match distance {
+        Some(distance) if of > 0 => {
+            format!("“{request}”: {shared} of {of} tokens agree, {distance:.3} nats apart")
         }
         Some(distance) => format!("“{request}”: {distance:.3} apart"),
         None => format!("“{request}”: another answer"),
     }
 }
 
-/// Describes one judgement.
 fn judgement_text(judged: &JudgedRevision) -> String {
     let stands = match &judged.standing {
         RevisionStanding::Healthy => "healthy",

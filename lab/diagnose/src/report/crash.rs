@@ -27,7 +27,6 @@ pub struct SurvivalReport {
     pub added: CommandChanges,
 }
 
-/// Describes the crash in a sentence.
 pub(super) fn crash_text(leg: &LegFinding, crash: &WorkloadCrash) -> String {
     format!(
         "the server crashed under {} at request {}, {}: {}",
@@ -38,7 +37,6 @@ pub(super) fn crash_text(leg: &LegFinding, crash: &WorkloadCrash) -> String {
     )
 }
 
-/// Repetition of the crash, in a few words.
 pub(super) fn repeat_text(crash: &WorkloadCrash) -> String {
     let died = crash.runs.iter().filter(|run| run.died).count();
     match (crash.again, crash.runs.len()) {
@@ -84,7 +82,6 @@ pub(super) fn runs_text(runs: &[CrashRun]) -> String {
     }
 }
 
-/// The head of the table.
 const TABLE_HEAD: [&str; 5] = ["SWITCHES", "RUNS", "DOES", "MEMORY", "TOKENS/S"];
 
 impl SurvivalReport {

@@ -92,7 +92,6 @@ pub struct UntriedSwitch {
     pub why: String,
 }
 
-/// The head of the table.
 const TABLE_HEAD: [&str; 8] =
     ["SWITCHES", "WORKLOAD", "MEMORY", "A REQUEST", "WITH IT", "LEFT", "DOES", "TOKENS/S"];
 
@@ -238,13 +237,11 @@ impl CureReport {
     }
 }
 
-/// Names of switches, quoted.
 pub(super) fn names(all: &[TrialSwitch], switches: &[usize]) -> String {
     let name = |at: &usize| all.get(*at).map(|switch| format!("`{}`", switch.item));
     switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
 }
 
-/// The switches with, or without, a trial.
 fn switches_by_trial<'a>(
     all: &'a [TrialSwitch],
     trials: impl Iterator<Item = &'a [usize]>,
@@ -254,7 +251,6 @@ fn switches_by_trial<'a>(
     all.iter().enumerate().filter(move |(at, _)| known.contains(at) == tried).map(|(_, switch)| switch)
 }
 
-/// Explanations of the tried switches, a line each.
 pub(super) fn explained<'a>(
     all: &'a [TrialSwitch],
     trials: impl Iterator<Item = &'a [usize]>,
@@ -286,7 +282,6 @@ fn speed_change_text(cost: &SwitchCost) -> String {
     cost.tokens_per_second.map_or_else(String::new, |rate| format!("{:+.1} %", rate.change() * 100.0))
 }
 
-/// Describes the cost of a set of switches.
 pub(crate) fn cost_text(cost: &SwitchCost) -> String {
     let rate = cost.tokens_per_second.map(|rate| {
         format!(

@@ -12,7 +12,6 @@ use warden_policies::{BackendSample, ByteSize, MemoryKind, phrases, secrets};
 use super::table::leg_name;
 use super::{DiagnoseReport, LegReport};
 
-/// The plot of one memory of a leg.
 pub(super) fn memory_plot(report: &DiagnoseReport, leg: &LegReport, found: &SeriesFinding) -> LinePlot {
     let series = found.series;
     let budget = report.budgets.iter().find(|one| one.series == series).map(|one| one.budget);
@@ -80,7 +79,6 @@ fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
     })
 }
 
-/// Events of a leg that concern this memory.
 fn event_marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
     let mut marks = Vec::new();
     // The last words of a server may quote a key.

@@ -17,45 +17,32 @@ impl DiagnoseReport {
     /// A copy of the report for other readers.
     pub(super) fn without_quotations(&self) -> Self {
         let mut report = self.clone();
-        for refused in report.legs.iter_mut().filter_map(|leg| leg.refused.as_mut()) {
-            refused.why = secrets::redact_text(&refused.why);
-        }
+        let is_replay = |workload| workload == Workload::Replay;
         for one in &mut report.skipped {
-            one.why = secrets::redact_text(&one.why);
+            hide_message(&mut one.why, is_replay(one.workload));
         }
-        // The last words of a server may quote a key.
-        for finding in report.legs.iter_mut().map(|leg| &mut leg.finding) {
-            if let LegEnd::Crashed { why }
-            | LegEnd::Killed { why }
-            | LegEnd::Failed { why }
-            | LegEnd::OutOfMemory { why } = &mut finding.ended
-            {
-                *why = secrets::redact_text(why);
-            }
-            if let Some(crash) = &mut finding.crash {
-                crash.why = secrets::redact_text(&crash.why);
-                crash.lines.iter_mut().for_each(|line| *line = secrets::redact_text(line));
-            }
-        }
-        let mut replayed = false;
-        for leg in report.legs.iter_mut().filter(|leg| leg.finding.workload == Workload::Replay) {
-            replayed = true;
+        for leg in &mut report.legs {
+            let replayed = is_replay(leg.finding.workload);
             if let Some(refused) = &mut leg.refused {
-                refused.why = without_quotation(&refused.why);
+                hide_message(&mut refused.why, replayed);
             }
-            if let LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } =
-                &mut leg.finding.ended
-            {
-                *why = without_quotation(why);
+            // The last words of a server may quote a key.
+            match &mut leg.finding.ended {
+                LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => {
+                    hide_message(why, replayed);
+                }
+                LegEnd::OutOfMemory { why } => hide_message(why, false),
+                LegEnd::Complete | LegEnd::Early | LegEnd::OutOfTime | LegEnd::Interrupted => {}
             }
             if let Some(crash) = &mut leg.finding.crash {
-                crash.why = without_quotation(&crash.why);
-                crash.lines.clear();
+                hide_message(&mut crash.why, replayed);
+                crash.lines.iter_mut().for_each(|line| hide_message(line, false));
+                if replayed {
+                    crash.lines.clear();
+                }
             }
         }
-        for one in report.skipped.iter_mut().filter(|one| one.workload == Workload::Replay) {
-            one.why = without_quotation(&one.why);
-        }
+        let replayed = report.legs.iter().any(|leg| is_replay(leg.finding.workload));
         let conclusion = report.cure.as_mut().map(|cure| &mut cure.conclusion);
         if let Some(conclusion) = conclusion.filter(|_| replayed) {
             for why in conclusion.trials.iter_mut().filter_map(|trial| trial.crashed.as_mut()) {
@@ -65,7 +52,7 @@ impl DiagnoseReport {
                 *why = without_quotation(why);
             }
         }
-        for one in report.survival.iter_mut().filter(|one| one.workload == Workload::Replay) {
+        for one in report.survival.iter_mut().filter(|one| is_replay(one.workload)) {
             for why in one.conclusion.trials.iter_mut().filter_map(|trial| trial.failed.as_mut()) {
                 *why = without_quotation(why);
             }
@@ -74,6 +61,14 @@ impl DiagnoseReport {
             }
         }
         report
+    }
+}
+
+/// Hides secrets in a server's message, and quotations of recorded requests.
+fn hide_message(why: &mut String, replayed: bool) {
+    *why = secrets::redact_text(why);
+    if replayed {
+        *why = without_quotation(why);
     }
 }
 

@@ -24,9 +24,7 @@ use crate::replay::RequestRecording;
 
 /// Files that every report rewrites.
 const REPORT_FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
-/// The script, where there is something to reproduce.
 const SCRIPT_FILE: &str = "reproduce.sh";
-/// Suffix of request files.
 const REQUEST_SUFFIX: &str = ".json";
 
 /// Content of a folder in addition to the report.
@@ -50,10 +48,8 @@ pub struct ReportFolder<'a> {
     pub visit: &'a [PublishedRequest],
 }
 
-/// Subject of the script.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ScriptSubject<'a> {
-    /// There is no script.
     Nothing,
     /// The finding of this leg.
     Leg(&'a LegReport),

@@ -36,7 +36,6 @@ pub struct PromptPrediction {
     pub measured: u64,
 }
 
-/// The head of the table.
 const TABLE_HEAD: [&str; 8] =
     ["MEMORY", "IDLE", "PEAK", "AT TOKENS", "A TOKEN", "WORST CASE", "MAY HOLD", "FITS"];
 

@@ -74,7 +74,6 @@ fn setup_facts(report: &DiagnoseReport, html: &mut Html) {
     html.terms(own.chain(under).chain(about.system.iter().cloned()).chain(devices).chain(command));
 }
 
-/// Explains the verdicts in the table, and the plots.
 fn verdict_meanings(findings: &[&LegFinding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
     let found = words::ALL_VERDICTS

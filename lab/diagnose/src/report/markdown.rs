@@ -89,8 +89,10 @@ impl DiagnoseReport {
         if !findings.is_empty() {
             let _ = writeln!(
                 text,
-                "Each workload ran in a fresh process. Host memory is RssAnon + VmSwap of its process group, read after each \
-                 request when nothing was in flight; VRAM is what the driver charges it with. Growth is Sen's slope over the \
+                "Each workload ran in a fresh process. Host memory is RssAnon + VmSwap of its process \
+                 group, read after each \
+                 request when nothing was in flight; VRAM is what the driver charges it with. Growth is \
+                 Sen's slope over the \
                  last two thirds of a run, with a 95 % interval:\n"
             );
         }
@@ -133,7 +135,8 @@ fn write_reproduction(text: &mut String, shows: ScriptSubject<'_>) {
     let _ = match shows {
         ScriptSubject::Leg(leg) => writeln!(
             text,
-            "It starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` by curl, and prints \
+            "It starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` \
+             by curl, and prints \
              the memory of the process as it goes. Without the variables it takes the files of the machine that it was \
              seen on. It needs a Linux /proc; VRAM is shown where there is nvidia-smi.",
             if leg.finding.control { " and `--cache-ram 0`" } else { "" },
@@ -141,8 +144,10 @@ fn write_reproduction(text: &mut String, shows: ScriptSubject<'_>) {
         ),
         _ => writeln!(
             text,
-            "It starts llama-server with the arguments above, sends the requests in `requests/` by curl, and prints what is \
-             answered and how fast: run it with the builds of both revisions. Without the variables it takes the files of the machine \
+            "It starts llama-server with the arguments above, sends the requests in `requests/` by curl, \
+             and prints what is \
+             answered and how fast: run it with the builds of both revisions. Without the variables it \
+             takes the files of the machine \
              that it was seen on."
         ),
     };

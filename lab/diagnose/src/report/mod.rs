@@ -123,7 +123,6 @@ impl ExperimentSetup {
         self
     }
 
-    /// The command line as typed.
     pub(crate) fn command_line(&self) -> String {
         let env = self
             .inherited

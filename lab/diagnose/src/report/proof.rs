@@ -8,7 +8,7 @@ use warden_experiment::proof::{
 use warden_policies::units::scale_bytes;
 use warden_policies::{ByteSize, MemoryKind, phrases};
 
-use super::between::symptom_text;
+use super::between::{distance_text, symptom_text};
 
 /// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,9 +27,7 @@ pub struct ProofReport {
     pub proof: BuildProof,
 }
 
-/// The head of the table.
 const TABLE_HEAD: [&str; 5] = ["WHAT", "OLD", "NEW", "CHANGE", "SAYS"];
-/// Limit of names listed in a sentence.
 const MAX_LISTED: usize = 12;
 
 impl ProofReport {
@@ -109,7 +107,6 @@ impl ProofReport {
     }
 }
 
-/// Returns the reasons why a build may not replace another.
 fn rejection_reasons(proof: &BuildProof) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(fault) = &proof.fault {
@@ -126,12 +123,7 @@ fn rejection_reasons(proof: &BuildProof) -> Vec<String> {
             (Some(why), _) => {
                 format!("“{}”: only the new build answers; the old one says: {why}", one.request)
             }
-            (None, Some(distance)) if one.of > 0 => format!(
-                "“{}”: {} of {} tokens agree, {distance:.3} nats apart",
-                one.request, one.shared, one.of
-            ),
-            (None, Some(distance)) => format!("“{}”: {distance:.3} apart", one.request),
-            (None, None) => format!("“{}”: another answer", one.request),
+            (None, distance) => distance_text(&one.request, distance, one.shared, one.of),
         }));
     }
     for ratio in proof.ratios.iter().filter(|ratio| ratio.ruling == ProofRuling::Worse) {
@@ -151,7 +143,6 @@ fn rejection_reasons(proof: &BuildProof) -> Vec<String> {
     all
 }
 
-/// Differences that do not count against a build.
 fn difference_notes(proof: &BuildProof) -> Vec<String> {
     let faces = &proof.faces;
     let mut all = Vec::new();

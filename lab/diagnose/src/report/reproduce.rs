@@ -30,25 +30,19 @@ const NUMBER_MARK: &str = "@N@";
 /// Placeholder in a conversation for the number of the round: within one round, requests share their
 /// beginning.
 const ROUND_MARK: &str = "@ROUND@";
-/// A request of the script.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ScriptRequest {
-    /// URL path.
     path: String,
     pub(crate) body: String,
 }
 
-/// The requests of a script.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ScriptRequests {
     pub(crate) bodies: Vec<ScriptRequest>,
-    /// Number of concurrent requests.
     concurrent: usize,
-    /// A remark about the requests.
     note: Option<String>,
 }
 
-/// Environment of the tested server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScriptEnvironment<'a> {
     /// Variables that the server must not inherit.
@@ -221,7 +215,6 @@ const RESULT_MARK: &str = "@SHOWN@";
 /// First line of the script's part about memory.
 const MEMORY_SECTION: &str = "# Anonymous memory of the process";
 
-/// Fills in the parts common to all scripts.
 fn fill_template(
     text: &str,
     about: &ExperimentSetup,

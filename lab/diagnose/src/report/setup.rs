@@ -36,11 +36,9 @@ const SCRIPT_FILES: [ScriptFile; 2] = [
 /// Flags with secrets, or with files of secrets; without them the server requires none.
 const SECRET_FLAGS: [&str; 2] = ["--api-key", "--api-key-file"];
 
-/// The option that named a file.
 enum FileOption {
     Flag(PathBuf),
     Variable(PathBuf),
-    /// An address with secrets.
     Secret,
 }
 
@@ -95,7 +93,6 @@ pub(super) fn arguments(about: &ExperimentSetup, directory: &Path) -> String {
     words.join(" ")
 }
 
-/// The absolute path, if the word is a file.
 fn absolute_path(word: &str, before: &str, directory: &Path) -> String {
     let path = directory.join(word);
     let is_file = before.starts_with('-') && !word.starts_with('-') && path.is_file();
@@ -138,7 +135,6 @@ pub(super) fn export_lines(about: &ExperimentSetup, directory: &Path) -> String 
     lines.concat()
 }
 
-/// Returns true if a text can be the name of a shell variable.
 pub(super) fn is_variable_name(name: &str) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)

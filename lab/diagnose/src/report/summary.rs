@@ -10,14 +10,11 @@ use super::crash::crash_text;
 use super::table::leg_name;
 use super::{BetweenReport, DiagnoseReport, HeadroomReport};
 
-/// Overall result of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OverallResult {
     /// A server ended by itself; a memory may leak as well.
     Crashes,
-    /// A memory leaks.
     Leaks,
-    /// A memory may leak.
     Suspected,
     /// No examined memory leaks; some legs may have been too short.
     Clean,
@@ -25,7 +22,6 @@ pub(super) enum OverallResult {
     CleanHost,
     /// All legs were too short for a verdict.
     TooFew,
-    /// There was no leg.
     NotRun,
     /// There was no leg, and a revision is slower than another.
     Slower,
@@ -76,7 +72,6 @@ impl OverallResult {
     }
 }
 
-/// Returns true if there were enough readings for a verdict.
 fn has_verdict(found: &SeriesFinding) -> bool {
     found.verdict.is_known() && !found.is_too_short()
 }

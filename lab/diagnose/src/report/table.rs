@@ -113,7 +113,6 @@ fn blame_cell(found: &SeriesFinding) -> String {
     }
 }
 
-/// Describes an unusual end of a leg.
 fn end_note(ended: &LegEnd) -> String {
     match ended {
         // A crash has a section of its own.
@@ -140,7 +139,8 @@ pub fn leg_notes(legs: &[&LegFinding]) -> Vec<String> {
             let cut = leg.crash.is_some() && found.is_too_short();
             if let Some(follows) = found.graphs.filter(|_| found.verdict.leaks()) {
                 lines.push(format!(
-                    "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a request, {:.0} KiB each \
+                    "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a \
+                     request, {:.0} KiB each \
                      (correlation {:.2})",
                     leg_name(leg),
                     found.series,
@@ -176,7 +176,11 @@ fn series_note(found: &SeriesFinding, enough: u64) -> Option<String> {
     let pooled = found.pooled_per_request.filter(|pooled| *pooled >= 0.1 * slope.value.max(1.0));
     match (found.verdict, found.settles) {
         (GrowthVerdict::Steady | GrowthVerdict::Suspected, GrowthEnd::No) if slope.value >= found.sees => {
-            Some("it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger number".to_owned())
+            Some(
+                "it grows, too unevenly or not long enough to be called a leak: give `--requests` a larger \
+                  number"
+                    .to_owned(),
+            )
         }
         (GrowthVerdict::Steady | GrowthVerdict::Suspected, GrowthEnd::No) => Some(format!(
             "it grows to the end, and too slowly for so few requests: a leak is told from {:.2} MiB a request on; give \
@@ -185,23 +189,36 @@ fn series_note(found: &SeriesFinding, enough: u64) -> Option<String> {
         )),
         (GrowthVerdict::Bounded, GrowthEnd::Unknown | GrowthEnd::No) => {
             let fills = match pooled {
-            Some(pooled) if pooled >= slope.value => {
-                "all of its growth goes into what the server keeps on purpose, which is not full yet".to_owned()
-            }
-            Some(pooled) => format!(
-                "{:.2} MiB of {:.2} MiB a request go into what the server keeps on purpose, which is not full yet",
-                pooled / MIB,
-                slope.value / MIB
-            ),
-            None => "it grows within what the server is told to keep, whose size its log does not tell; the row without the \
+                Some(pooled) if pooled >= slope.value => {
+                    "all of its growth goes into what the server keeps on purpose, which is not full yet"
+                        .to_owned()
+                }
+                Some(pooled) => format!(
+                    "{:.2} MiB of {:.2} MiB a request go into what the server keeps on purpose, which is not full yet",
+                    pooled / MIB,
+                    slope.value / MIB
+                ),
+                None => {
+                    "it grows within what the server is told to keep, whose size its log does not tell; the \
+                     row without the \
                      prompt cache says what is left"
-                .to_owned(),
+                        .to_owned()
+                }
             };
             let cache = found.series == MemoryKind::Host;
-            Some(if cache { format!("{fills}. To bound the prompt cache, give the server `--cache-ram 512` (MiB)") } else { fills })
+            Some(if cache {
+                format!(
+                    "{fills}. To bound the prompt cache, give the server `--cache-ram 512` \
+                                     (MiB)"
+                )
+            } else {
+                fills
+            })
         }
         (GrowthVerdict::Leaking | GrowthVerdict::Suspected, _) => match &found.blame {
-            Some(GrowthBlame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
+            Some(GrowthBlame::Undecided { why }) => {
+                Some(format!("nothing is blamed: {}", why.trim_end_matches('.')))
+            }
             _ => None,
         },
         _ => None,

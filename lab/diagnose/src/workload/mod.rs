@@ -4,9 +4,7 @@
 //! order of sizes matters, it is drawn at random, the same for every run, so that growth with size differs
 //! from growth with time.
 
-mod conversation;
-pub(crate) mod picture;
-pub(crate) mod sound;
+pub(crate) mod media;
 mod text;
 
 use std::sync::Arc;
@@ -18,20 +16,16 @@ use warden_experiment::Workload;
 use warden_policies::defaults::Diagnose;
 use warden_policies::world::SplitMix;
 
-use self::conversation::GrowingConversation;
 pub(crate) use self::text::{SAMPLE_WORDS, TextGenerator};
 use crate::client::{LabAnswer, LabRequest};
 use crate::error::DiagnoseError;
 use crate::replay::RequestRecording;
 
-/// Facts about the server that size its requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits {
-    /// Concurrent requests.
     pub(crate) slots: u32,
     /// Tokens of context in a slot; `None` if unknown.
     pub(crate) n_ctx: Option<u64>,
-    /// Tokens per word of our texts.
     pub(crate) tokens_per_word: f64,
 }
 
@@ -43,7 +37,6 @@ impl ServerLimits {
     }
 }
 
-/// The requests of one leg.
 #[derive(Debug)]
 pub(crate) struct WorkloadScript {
     workload: Workload,
@@ -76,7 +69,7 @@ impl WorkloadScript {
         let mut sizes = sizes.to_vec();
         // The largest first.
         sizes.sort_by_key(|(width, height)| std::cmp::Reverse(u64::from(*width) * u64::from(*height)));
-        let pictures = sizes.iter().map(|(width, height)| picture::picture_url(*width, *height));
+        let pictures = sizes.iter().map(|(width, height)| media::picture_url(*width, *height));
         let slots = facts.slots.clamp(1, numbers.conversations.max(1));
         let conversations = match workload {
             Workload::Conversation => {
@@ -93,7 +86,7 @@ impl WorkloadScript {
             conversations,
             pictures: pictures.collect::<Result<_, DiagnoseError>>()?,
             clip: (workload == Workload::Audio)
-                .then(|| STANDARD.encode(sound::make_wav(numbers.audio_seconds))),
+                .then(|| STANDARD.encode(media::make_wav(numbers.audio_seconds))),
             recording,
             numbers: numbers.clone(),
         })
@@ -218,6 +211,48 @@ fn largest_first(sizes: &[u64], step: u64, order: &mut SplitMix) -> Option<u64> 
     }
     let which = order.below(u64::try_from(sizes.len()).ok()?);
     sizes.get(usize::try_from(which).ok()?).copied()
+}
+
+/// A conversation that grows turn by turn, and starts over when it is long enough.
+#[derive(Debug)]
+struct GrowingConversation {
+    slot: u64,
+    messages: Vec<Value>,
+    turns: u64,
+    /// Number of turns so far, which makes their texts distinct.
+    turn_count: u64,
+    tokens: u64,
+}
+
+impl GrowingConversation {
+    fn new(slot: u64) -> Self {
+        Self { slot, messages: Vec::new(), turns: 0, turn_count: 0, tokens: 0 }
+    }
+
+    /// The messages of the next turn. `room`: tokens that fit.
+    fn next_turn(&mut self, words: TextGenerator, numbers: &Diagnose, room: Option<u64>) -> Value {
+        let next = self.tokens + numbers.turn + numbers.answer;
+        if self.turns >= numbers.turns || room.is_some_and(|room| next > room) {
+            self.messages.clear();
+            (self.turns, self.tokens) = (0, 0);
+        }
+        self.turn_count += 1;
+        self.turns += 1;
+        let text = words.text(self.slot << 32 | self.turn_count, numbers.turn);
+        self.messages.push(json!({ "role": "user", "content": text }));
+        self.tokens += numbers.turn + numbers.answer;
+        Value::Array(self.messages.clone())
+    }
+
+    /// Adds the answer; without one the conversation starts over.
+    fn add_answer(&mut self, answer: Option<&LabAnswer>) {
+        let Some(answer) = answer else {
+            self.turns = u64::MAX;
+            return;
+        };
+        self.tokens = self.tokens.max(answer.prompt_size + answer.output_tokens);
+        self.messages.push(json!({ "role": "assistant", "content": answer.text }));
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ pub(crate) const SAMPLE_WORDS: u32 = 256;
 /// Tokens per word of English, for a server that does not count tokens: four for three words.
 const DEFAULT_TOKENS_PER_WORD: f64 = 1.33;
 
-/// Makes texts for one server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TextGenerator {
     per_token: f64,

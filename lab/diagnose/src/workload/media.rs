@@ -1,4 +1,5 @@
-//! Generated pictures: colour gradients with shapes, so that a vision encoder has work to do.
+//! Generated pictures: colour gradients with shapes, so that a vision encoder has work to do. A generated
+//! sound: a rising tone.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,7 +7,9 @@ use warden_policies::world::SplitMix;
 
 use crate::error::DiagnoseError;
 
-/// A picture of this size as a `data:` URL.
+/// Samples per second, as expected by speech encoders.
+const SAMPLE_RATE: u32 = 16_000;
+
 pub(crate) fn picture_url(width: u32, height: u32) -> Result<String, DiagnoseError> {
     Ok(format!("data:image/png;base64,{}", STANDARD.encode(make_png(width, height)?)))
 }
@@ -25,7 +28,6 @@ pub(crate) fn make_png(width: u32, height: u32) -> Result<Vec<u8>, DiagnoseError
     Ok(file)
 }
 
-/// Rows of red, green and blue.
 fn pixels(width: u32, height: u32) -> Vec<u8> {
     let mut random = SplitMix::new(u64::from(width) << 32 | u64::from(height));
     let mut draw = |end: u32| u32::try_from(random.below(u64::from(end.max(1)))).unwrap_or(0);
@@ -55,6 +57,35 @@ fn to_byte(value: u32) -> u8 {
     u8::try_from(value.min(255)).unwrap_or(u8::MAX)
 }
 
+/// A WAV file of this length: one channel, 16 bits (RIFF, PCM format 1).
+pub(crate) fn make_wav(seconds: u32) -> Vec<u8> {
+    let samples = SAMPLE_RATE * seconds.max(1);
+    let data = samples * 2;
+    let mut file = Vec::new();
+    file.extend(b"RIFF");
+    file.extend((36 + data).to_le_bytes());
+    file.extend(b"WAVEfmt ");
+    file.extend(16_u32.to_le_bytes());
+    // PCM, one channel, rate, bytes a second, bytes a sample, bits a sample.
+    file.extend(1_u16.to_le_bytes());
+    file.extend(1_u16.to_le_bytes());
+    file.extend(SAMPLE_RATE.to_le_bytes());
+    file.extend((SAMPLE_RATE * 2).to_le_bytes());
+    file.extend(2_u16.to_le_bytes());
+    file.extend(16_u16.to_le_bytes());
+    file.extend(b"data");
+    file.extend(data.to_le_bytes());
+    let mut phase = 0.0_f64;
+    for n in 0..samples {
+        let hertz = 220.0 + 440.0 * f64::from(n) / f64::from(samples);
+        phase += std::f64::consts::TAU * hertz / f64::from(SAMPLE_RATE);
+        #[expect(clippy::cast_possible_truncation, reason = "a sine times less than what fits")]
+        let level = (phase.sin() * 12_000.0) as i16;
+        file.extend(level.to_le_bytes());
+    }
+    file
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,5 +98,13 @@ mod tests {
         assert_eq!((reader.info().width, reader.info().height), (64, 48));
         assert_eq!(file, make_png(64, 48).unwrap());
         assert_ne!(pixels(64, 48)[..48], pixels(48, 64)[..48]);
+    }
+
+    #[test]
+    fn a_clip_says_its_own_length() {
+        let file = make_wav(2);
+        assert_eq!((&file[..4], &file[8..12]), (&b"RIFF"[..], &b"WAVE"[..]));
+        assert_eq!(file.len(), 44 + 2 * 2 * 16_000);
+        assert_eq!(u32::from_le_bytes([file[4], file[5], file[6], file[7]]) as usize, file.len() - 8);
     }
 }
