@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {
-        let place = || ConfigPlace::File { path: "w.toml".into(), line: 3 };
+        let place = || ConfigPlace::File { path: std::path::Path::new("w.toml").into(), line: 3 };
         let failure = CommandError::from(ConfigProblems(vec![
             ConfigProblem::new(place(), "bad").with_hint("cure"),
             ConfigProblem::new(ConfigPlace::Env("X".into()), "worse"),

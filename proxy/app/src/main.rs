@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-#[cfg(test)]
-use warden_config::printed;
 use warden_config::{self as config, advice};
 
 mod access_line;
@@ -24,6 +22,9 @@ mod logging;
 mod mutated;
 mod otel;
 mod out;
+#[cfg(test)]
+#[path = "../../config/src/printed_tests.rs"]
+mod printed;
 mod private_temp;
 mod probe;
 mod replay;

@@ -71,7 +71,7 @@ impl RecorderSet {
     }
 
     fn missing_paths(&self, resolved: &ResolvedConfig) -> BTreeSet<PathBuf> {
-        let named = resolved.record_requests.iter().flatten();
+        let named = resolved.models.iter().filter_map(|model| model.record_requests.as_ref());
         named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
 
@@ -81,9 +81,11 @@ impl RecorderSet {
     }
 
     pub(crate) fn by_model(&self, resolved: &ResolvedConfig) -> QuickMap<ModelName, Arc<dyn BodyRecorder>> {
-        let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
+        let models = resolved.fleet.models.iter().zip(&resolved.models);
         let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn BodyRecorder>);
-        models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
+        models
+            .filter_map(|(spec, model)| Some((spec.name.clone(), open(model.record_requests.as_ref()?)?)))
+            .collect()
     }
 }
 

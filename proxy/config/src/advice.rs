@@ -14,7 +14,6 @@ use crate::resolve::mitigations::{ModelMitigations, catalogue};
 
 /// Maximum number of leaks to report. More candidates do not help an operator.
 const MAX_ADVICE: usize = 2;
-/// Minimum likelihood of a reported leak.
 const MIN_LIKELIHOOD: f64 = 0.2;
 
 /// Facts about a model's server that advice depends on.

@@ -3,13 +3,6 @@
 //! All other flags pass through unchanged. As in llama-server, a flag and its value are separate words
 //! (`--port 9000`, never `--port=9000`), and `_` in a long flag counts as `-`.
 
-/// Number of words that a flag takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FlagArity {
-    Nothing,
-    Value,
-}
-
 /// Meaning of a listening flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListeningFlag {
@@ -29,24 +22,19 @@ pub enum ListeningFlag {
     Key,
 }
 
-const LISTENING_FLAGS: [(&str, FlagArity, ListeningFlag); 8] = [
-    ("--host", FlagArity::Value, ListeningFlag::Host),
-    ("--port", FlagArity::Value, ListeningFlag::Port),
-    ("--reuse-port", FlagArity::Nothing, ListeningFlag::Ignored),
-    ("--ssl-key-file", FlagArity::Value, ListeningFlag::PrivateKey),
-    ("--ssl-cert-file", FlagArity::Value, ListeningFlag::Certificate),
-    ("--api-prefix", FlagArity::Value, ListeningFlag::Prefix),
-    ("--api-key", FlagArity::Value, ListeningFlag::Key),
-    ("--api-key-file", FlagArity::Value, ListeningFlag::Key),
+/// Listening flags: name, whether a value follows, meaning.
+const LISTENING_FLAGS: [(&str, bool, ListeningFlag); 8] = [
+    ("--host", true, ListeningFlag::Host),
+    ("--port", true, ListeningFlag::Port),
+    ("--reuse-port", false, ListeningFlag::Ignored),
+    ("--ssl-key-file", true, ListeningFlag::PrivateKey),
+    ("--ssl-cert-file", true, ListeningFlag::Certificate),
+    ("--api-prefix", true, ListeningFlag::Prefix),
+    ("--api-key", true, ListeningFlag::Key),
+    ("--api-key-file", true, ListeningFlag::Key),
 ];
 
-const MODEL_FLAGS: [&str; 2] = ["-m", "--model"];
 const ALIAS_FLAGS: [&str; 2] = ["-a", "--alias"];
-const CONTEXT_FLAGS: [&str; 2] = ["-c", "--ctx-size"];
-const UBATCH_FLAGS: [&str; 2] = ["-ub", "--ubatch-size"];
-const HTTP_THREADS_FLAGS: [&str; 1] = ["--threads-http"];
-const PING_FLAGS: [&str; 1] = ["--sse-ping-interval"];
-const SLOTS_FLAGS: [&str; 2] = ["-np", "--parallel"];
 const REMOTE_MODEL_FLAGS: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
@@ -63,7 +51,7 @@ fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
 
 /// Returns the model file given with `-m` or `--model`.
 pub fn model_path(args: &[String]) -> Option<&str> {
-    value_of(args, &MODEL_FLAGS)
+    value_of(args, &["-m", "--model"])
 }
 
 /// Returns the remote source of the model (repository, URL, folder), if one is given instead of a file.
@@ -91,28 +79,28 @@ pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
 
 /// Number of slots (`-np`); `None` if the flag is missing, or leaves the number to the server.
 pub fn slots(args: &[String]) -> Option<u32> {
-    value_of(args, &SLOTS_FLAGS)?.parse().ok().filter(|slots| *slots > 0)
+    value_of(args, &["-np", "--parallel"])?.parse().ok().filter(|slots| *slots > 0)
 }
 
 /// Context size in tokens (`-c`); `None` if the flag is missing.
 pub fn context(args: &[String]) -> Option<u64> {
-    value_of(args, &CONTEXT_FLAGS)?.parse().ok()
+    value_of(args, &["-c", "--ctx-size"])?.parse().ok()
 }
 
 /// Micro-batch size in tokens (`-ub`); `None` if the flag is missing.
 pub fn ubatch(args: &[String]) -> Option<u64> {
-    value_of(args, &UBATCH_FLAGS)?.parse().ok()
+    value_of(args, &["-ub", "--ubatch-size"])?.parse().ok()
 }
 
 /// Seconds without an event after which a stream gets a comment (`--sse-ping-interval`); with a value below
 /// 1, it gets none. `None` if the flag is missing.
 pub fn ping_interval(args: &[String]) -> Option<i64> {
-    value_of(args, &PING_FLAGS)?.parse().ok()
+    value_of(args, &["--sse-ping-interval"])?.parse().ok()
 }
 
 /// Number of HTTP threads (`--threads-http`); `None` if the flag is missing or has no valid number.
 pub fn http_threads(args: &[String]) -> Option<u32> {
-    value_of(args, &HTTP_THREADS_FLAGS)?.parse().ok()
+    value_of(args, &["--threads-http"])?.parse().ok()
 }
 
 /// Finds the last of the flags `names` in a command line; returns its text with its value, and true if flag
@@ -154,8 +142,8 @@ pub fn split_listening(args: &[String]) -> SplitArguments {
     while let Some(word) = words.next() {
         let found = LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == normalize_flag(word));
         match found {
-            Some((flag, takes, what)) if *what != ListeningFlag::Key => {
-                let value = if *takes == FlagArity::Value { words.next().cloned() } else { None };
+            Some((flag, takes_value, what)) if *what != ListeningFlag::Key => {
+                let value = if *takes_value { words.next().cloned() } else { None };
                 split.listening.push((flag, value.unwrap_or_default(), *what));
             }
             _ => split.args.push(word.clone()),

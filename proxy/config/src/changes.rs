@@ -1,10 +1,11 @@
 //! Finds the keys that differ between two configurations. The parsed trees are compared, so no key can be
 //! forgotten.
 
-use figment::value::{Dict, Value};
+use std::collections::BTreeSet;
 
 use super::problem::dotted_key;
 use super::source::layers::LoadedConfig;
+use super::source::tree::{ConfigNode, ConfigValue};
 
 /// Differences between two configurations.
 #[derive(Debug, Default)]
@@ -18,46 +19,61 @@ pub struct ConfigChanges {
 
 /// Compares two configurations. Ignores models that only one of them has.
 pub fn compare_loaded(old: &LoadedConfig, new: &LoadedConfig) -> ConfigChanges {
-    let (mut keys, mut models) = (Vec::new(), Vec::new());
-    compare_tables(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
+    let mut keys = Vec::new();
+    let mut models = Vec::new();
+    for name in either_keys(&old.tree, &new.tree).filter(|name| *name != "models") {
+        compare(&mut vec![name.to_owned()], old.tree.find(&[name]), new.tree.find(&[name]), &mut keys);
+    }
     let shared: Vec<Vec<String>> =
         keys.iter().filter(|key| key[0] == "defaults").map(|key| key[1..].to_vec()).collect();
-    let same_defaults = old.settings.defaults == new.settings.defaults;
+    let figment = |node: Option<&ConfigNode>| node.map(ConfigNode::to_figment);
+    let same_defaults = figment(old.tree.find(&["defaults"])) == figment(new.tree.find(&["defaults"]));
     for (name, _) in &new.models {
         if !old.models.iter().any(|(known, _)| known == name)
-            || (same_defaults && old.own_table(name) == new.own_table(name))
+            || (same_defaults && figment(old.own_table(name)) == figment(new.own_table(name)))
         {
             continue;
         }
-        let mut of_model = Vec::new();
-        compare_tables(&mut Vec::new(), &old.merged_table(name), &new.merged_table(name), &mut of_model);
-        if !of_model.is_empty() {
+        let mut changed = Vec::new();
+        let before = old.merged_table(name);
+        compare(&mut Vec::new(), Some(&before), Some(&new.merged_table(name)), &mut changed);
+        if !changed.is_empty() {
             models.push(name.clone());
         }
-        of_model.retain(|key| !shared.contains(key));
-        keys.extend(
-            of_model.into_iter().map(|key| {
-                ["models".to_owned(), name.clone()].into_iter().chain(key).collect::<Vec<String>>()
-            }),
-        );
+        changed.retain(|key| !shared.contains(key));
+        let of_model = |key: Vec<String>| [vec!["models".to_owned(), name.clone()], key].concat();
+        keys.extend(changed.into_iter().map(of_model));
     }
     ConfigChanges { keys: keys.iter().map(|key| dotted_key(key)).collect(), models }
 }
 
-fn compare_tables(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<String>>) {
-    let mut names: Vec<&String> = old.keys().chain(new.keys()).collect();
-    names.sort_unstable();
-    names.dedup();
-    for name in names {
-        path.push(name.clone());
-        // If only one side has a table, compare that with an empty table, so that its keys are listed.
-        match (old.get(name), new.get(name)) {
-            (Some(Value::Dict(_, old)), Some(Value::Dict(_, new))) => compare_tables(path, old, new, keys),
-            (Some(Value::Dict(_, old)), None) => compare_tables(path, old, &Dict::new(), keys),
-            (None, Some(Value::Dict(_, new))) => compare_tables(path, &Dict::new(), new, keys),
-            (old, new) if old != new => keys.push(path.clone()),
-            _ => {}
+fn either_keys<'a>(old: &'a ConfigNode, new: &'a ConfigNode) -> impl Iterator<Item = &'a str> {
+    let names: BTreeSet<&str> =
+        old.entries().iter().chain(new.entries()).map(|entry| entry.key.as_str()).collect();
+    names.into_iter()
+}
+
+fn compare(
+    path: &mut Vec<String>,
+    old: Option<&ConfigNode>,
+    new: Option<&ConfigNode>,
+    keys: &mut Vec<Vec<String>>,
+) {
+    let is_table =
+        |node: Option<&ConfigNode>| node.is_none_or(|node| matches!(node.kind, ConfigValue::Table(_)));
+    if !is_table(old) || !is_table(new) {
+        // Places do not count.
+        if old.map(ConfigNode::to_figment) != new.map(ConfigNode::to_figment) {
+            keys.push(path.clone());
         }
+        return;
+    }
+    // If only one side has a table, compare that with an empty table, so that its keys are listed.
+    let empty = ConfigNode::table();
+    let (old, new) = (old.unwrap_or(&empty), new.unwrap_or(&empty));
+    for name in either_keys(old, new) {
+        path.push(name.to_owned());
+        compare(path, old.find(&[name]), new.find(&[name]), keys);
         path.pop();
     }
 }

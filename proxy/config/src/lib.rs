@@ -28,8 +28,9 @@ pub mod model_files;
 pub mod named;
 pub mod needs;
 pub mod policy;
-pub mod policy_file;
-pub mod printed;
+#[cfg(test)]
+#[path = "printed_tests.rs"]
+mod printed;
 pub mod problem;
 mod remote;
 pub mod request;

@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use warden_gateway::ListingRules as Listed;
+use warden_gateway::ListingRules;
 
-use super::problem::ConfigProblem;
 use super::resolve::ConfigResolver;
 use super::schema;
 
@@ -25,7 +24,6 @@ pub struct ModelListing {
     pub description: Option<String>,
     /// Tags by which clients group models.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub tags: Vec<String>,
     /// Leaves the model out of lists. Its requests are served.
     #[serde(default)]
@@ -45,11 +43,9 @@ pub struct ModelListing {
 pub struct ModelCapabilities {
     /// Input: `text`, `image`, `audio`.
     #[serde(default, rename = "in")]
-    #[schemars(with = "Vec<ContentModality>")]
     pub inputs: Vec<ContentModality>,
     /// Output: `text`, `image`, `audio`.
     #[serde(default, rename = "out")]
-    #[schemars(with = "Vec<ContentModality>")]
     pub outputs: Vec<ContentModality>,
     /// The model calls tools.
     #[serde(default)]
@@ -75,80 +71,74 @@ impl ModelListing {
     /// Members of the model's entry in `/v1/models`.
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
-        let mut put = |name: &str, value: Value| {
-            fields.insert(name.to_owned(), value);
-        };
-        let text = |text: &Option<String>| {
-            text.as_deref().map(str::trim).filter(|text| !text.is_empty()).map(Value::from)
-        };
-        for (key, words) in [("name", &self.name), ("description", &self.description)] {
-            if let Some(words) = text(words) {
-                put(key, words);
+        for (key, text) in [("name", &self.name), ("description", &self.description)] {
+            let text = text.as_deref().map(str::trim).unwrap_or_default();
+            if !text.is_empty() {
+                fields.insert(key.to_owned(), json!(text));
             }
-        }
-        if !self.tags.is_empty() {
-            put("tags", json!(self.tags));
         }
         let able = &self.capabilities;
-        let (inputs, outputs) = (&able.inputs, &able.outputs);
-        let mut architecture = Map::new();
-        for (name, kinds) in [("input_modalities", inputs), ("output_modalities", outputs)] {
-            if !kinds.is_empty() {
-                architecture.insert(name.to_owned(), json!(kinds));
-            }
-        }
-        if !architecture.is_empty() {
-            put("architecture", Value::Object(architecture));
-        }
-        let (takes, gives) = (|kind| inputs.contains(&kind), |kind| outputs.contains(&kind));
-        let words: Map<String, Value> = [
-            ("vision", takes(ContentModality::Image)),
-            ("audio_transcriptions", takes(ContentModality::Audio) && gives(ContentModality::Text)),
-            ("audio_speech", takes(ContentModality::Text) && gives(ContentModality::Audio)),
-            ("image_generation", takes(ContentModality::Text) && gives(ContentModality::Image)),
-            ("image_to_image", takes(ContentModality::Image) && gives(ContentModality::Image)),
-            ("function_calling", able.tools),
-            ("reranker", able.reranker),
-        ]
-        .into_iter()
-        .filter(|(_, is)| *is)
-        .map(|(name, _)| (name.to_owned(), Value::Bool(true)))
-        .collect();
-        if !words.is_empty() {
-            put("capabilities", Value::Object(words));
-        }
-        if able.tools {
-            put("supported_parameters", json!(["tools", "tool_choice"]));
-        }
         let mut meta = Map::new();
         if let Some(context) = able.context {
-            put("context_length", json!(context));
             meta.insert("n_ctx".to_owned(), json!(context));
         }
         if !self.metadata.is_empty() {
             meta.insert("llamaswap".to_owned(), json!(self.metadata));
         }
-        if !meta.is_empty() {
-            put("meta", Value::Object(meta));
+        for (key, value) in [
+            ("tags", json!(self.tags)),
+            ("architecture", able.architecture()),
+            ("capabilities", able.words()),
+            ("supported_parameters", if able.tools { json!(["tools", "tool_choice"]) } else { Value::Null }),
+            ("context_length", json!(able.context)),
+            ("meta", Value::Object(meta)),
+        ] {
+            // Leave out members that the configuration does not set.
+            if ![Value::Null, json!([]), json!({})].contains(&value) {
+                fields.insert(key.to_owned(), value);
+            }
         }
         fields
     }
 }
 
+impl ModelCapabilities {
+    fn architecture(&self) -> Value {
+        let all = [("input_modalities", &self.inputs), ("output_modalities", &self.outputs)];
+        let named = all.into_iter().filter(|(_, kinds)| !kinds.is_empty());
+        Value::Object(named.map(|(name, kinds)| (name.to_owned(), json!(kinds))).collect())
+    }
+
+    fn words(&self) -> Value {
+        use ContentModality::{Audio, Image, Text};
+        let takes = |kind| self.inputs.contains(&kind);
+        let gives = |kind| self.outputs.contains(&kind);
+        let words = [
+            ("vision", takes(Image)),
+            ("audio_transcriptions", takes(Audio) && gives(Text)),
+            ("audio_speech", takes(Text) && gives(Audio)),
+            ("image_generation", takes(Text) && gives(Image)),
+            ("image_to_image", takes(Image) && gives(Image)),
+            ("function_calling", self.tools),
+            ("reranker", self.reranker),
+        ];
+        let words = words.into_iter().filter(|(_, is)| *is);
+        Value::Object(words.map(|(name, is)| (name.to_owned(), json!(is))).collect())
+    }
+}
+
 impl ConfigResolver<'_> {
-    /// Resolves the listing of a model for the gateway.
-    pub(super) fn listing(&mut self, name: &str, listing: &ModelListing) -> Listed {
+    pub(super) fn listing(&mut self, name: &str, listing: &ModelListing) -> ListingRules {
         let fields = listing.fields();
         let bytes = json!(fields).to_string().len();
         if bytes > MAX_LISTING_BYTES {
             let message = format!(
                 "model `{name}`: its `listing` has {bytes} bytes, at most {MAX_LISTING_BYTES} are taken"
             );
-            let place = self.place(&["models", name, "listing"]);
-            self.problems
-                .push(ConfigProblem::new(place, message).with_hint("each list of models has them: say less"));
+            let hint = "each list of models has them: say less";
+            self.report(&["models", name, "listing"], message, hint);
         }
-        Listed { hidden: listing.hidden, fields }
+        ListingRules { hidden: listing.hidden, fields }
     }
 }
 

@@ -10,9 +10,8 @@ use warden_policies::ModelName;
 use warden_policies::modes::ChooseMode;
 use warden_supervisor::spec::RemoteSpec;
 
-use super::problem::ConfigProblem;
 use super::request::{PROMPT_PARAMETERS, RequestConfig, TOKEN_LIMIT_PARAMETERS};
-use super::resolve::ConfigResolver;
+use super::resolve::{ConfigResolver, ResolvedModel};
 use super::schema;
 use super::settings::ModelConfig;
 
@@ -35,53 +34,50 @@ pub struct NameConfig {
 }
 
 impl ConfigResolver<'_> {
-    /// Resolves the names for the gateway. `rules` has the rules of each model in order, and `remote_rules`
-    /// those of each remote model.
+    /// Resolves the names for the gateway. `models` are in the order of the configuration, and `remote_rules`
+    /// are those of each remote model.
     pub(super) fn resolve_names(
         &mut self,
-        rules: &[Arc<ModelRules>],
+        models: &[ResolvedModel],
         remotes: &[RemoteSpec],
         remote_rules: &[Arc<ModelRules>],
     ) -> BTreeMap<String, VirtualName> {
         let loaded = self.loaded;
+        let here =
+            loaded.models.iter().map(|(name, ..)| name.as_str()).zip(models.iter().map(|one| &one.rules));
+        let there = remotes.iter().map(|spec| spec.name.as_str()).zip(remote_rules);
+        let rules: Vec<(&str, &Arc<ModelRules>)> = here.chain(there).collect();
         let mut all = BTreeMap::new();
         for (name, named) in &loaded.settings.names {
+            let key = ["names", name];
             let taken = loaded.models.iter().find(|(model, own)| model == name || own.aliases.contains(name));
             let of_remotes = remotes
                 .iter()
                 .find(|spec| spec.name.as_str() == name || spec.aliases.contains(name))
                 .map(|spec| spec.name.as_str());
             let taken = taken.map(|(model, ..)| model.as_str()).or(of_remotes);
-            let place = self.place(&["names", name]);
-            let mut problem = |message: String, hint: String| {
-                self.problems.push(ConfigProblem::new(place.clone(), message).with_hint(hint));
-            };
             // Allow an entry for a model's own name: it changes requests to that name, but not to its
             // aliases.
             let is_own = taken == Some(name) && named.models.iter().eq([name]);
-            if let Some(model) = taken.filter(|_| !is_own) {
-                problem(
-                    format!("`names.{name}`: the name is used by model `{model}`, too"),
-                    "every name must be unique".into(),
-                );
+            if let Some(model) = taken
+                && !is_own
+            {
+                let message = format!("`names.{name}`: the name is used by model `{model}`, too");
+                self.report(&key, message, "every name must be unique");
             }
             if name.is_empty() || named.models.is_empty() {
-                problem(
-                    format!("`names.{name}`: a name must not be empty, and needs a model"),
-                    "name the models in `models`, the best first".into(),
-                );
+                let message = format!("`names.{name}`: a name must not be empty, and needs a model");
+                self.report(&key, message, "name the models in `models`, the best first");
             }
-            let own = self.request_rules(&["names", name], &named.request);
+            let own = self.request_rules(&key, &named.request);
             let mut models: Vec<(ModelName, Arc<ModelRules>)> = Vec::new();
             for model in &named.models {
-                let here = loaded.models.iter().map(|(known, ..)| known.as_str()).zip(rules);
-                let there = remotes.iter().map(|spec| spec.name.as_str()).zip(remote_rules);
-                let Some((_, rules)) = here.chain(there).find(|(known, _)| known == model) else {
+                let Some((_, rules)) = rules.iter().find(|(known, _)| *known == model) else {
                     self.report_unknown_model(&["names", name, "models"], model, "the name means the others");
                     continue;
                 };
                 let request = merge_rules(&rules.request, &own);
-                models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
+                models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(***rules).clone() })));
             }
             if !models.is_empty() {
                 all.insert(name.clone(), VirtualName { models, choose: named.choose });
@@ -93,36 +89,28 @@ impl ConfigResolver<'_> {
     /// Models that are loaded together with a model (`with`).
     pub(super) fn loaded_with(&mut self, name: &str, model: &ModelConfig) -> Vec<ModelName> {
         let loaded = self.loaded;
+        let key = ["models", name, "with"];
         let mut all = Vec::new();
         for other in &model.with {
-            let known = loaded.models.iter().find(|(known, ..)| known == other);
-            let mut problem = |message: &str, hint: &str| {
-                let place = self.place(&["models", name, "with"]);
-                self.problems.push(
-                    ConfigProblem::new(place, format!("`models.{name}.with`: {message}")).with_hint(hint),
-                );
-            };
-            match known {
-                Some(_) if other == name => problem("it names the model itself", "leave it out"),
-                Some((_, known)) if known.groups.iter().any(|group| model.groups.contains(group)) => {
-                    problem(
-                        &format!("`{other}` is in the same group, so the two are never loaded at a time"),
-                        "take one of them out of the group, or leave it out here",
-                    );
-                }
-                Some(_) => all.push(ModelName::new(other)),
-                None if loaded.settings.remotes.contains_key(other) => problem(
-                    &format!("`{other}` is served by an endpoint: there is nothing to load"),
-                    "leave it out",
+            let (message, hint) = match loaded.models.iter().find(|(known, ..)| known == other) {
+                Some(_) if other == name => ("it names the model itself".to_owned(), "leave it out"),
+                Some((_, known)) if known.groups.iter().any(|group| model.groups.contains(group)) => (
+                    format!("`{other}` is in the same group, so the two are never loaded at a time"),
+                    "take one of them out of the group, or leave it out here",
                 ),
-                None => {
-                    self.report_unknown_model(
-                        &["models", name, "with"],
-                        other,
-                        "the model is loaded without it",
-                    );
+                Some(_) => {
+                    all.push(ModelName::new(other));
+                    continue;
                 }
-            }
+                None if loaded.settings.remotes.contains_key(other) => {
+                    (format!("`{other}` is served by an endpoint: there is nothing to load"), "leave it out")
+                }
+                None => {
+                    self.report_unknown_model(&key, other, "the model is loaded without it");
+                    continue;
+                }
+            };
+            self.report(&key, format!("`models.{name}.with`: {message}"), hint);
         }
         all
     }
@@ -131,16 +119,14 @@ impl ConfigResolver<'_> {
     /// effect.
     fn report_unknown_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
         let loaded = self.loaded;
-        let place = self.place(key);
-        let known = loaded.models.iter().map(|(known, ..)| known).chain(loaded.settings.remotes.keys());
-        let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
-        let problem = ConfigProblem::new(place, format!("`{}`: there is no model `{model}`", key.join(".")));
+        let message = format!("`{}`: there is no model `{model}`", key.join("."));
         if loaded.folders.is_empty() {
-            self.problems.push(problem.with_hint(format!("the models are {}", known.join(", "))));
+            let known = loaded.models.iter().map(|(known, ..)| known).chain(loaded.settings.remotes.keys());
+            let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
+            self.report(key, message, format!("the models are {}", known.join(", ")));
         } else {
-            self.warnings.push(
-                problem.with_hint(format!("it is added when its file appears; until then {meanwhile}")),
-            );
+            let hint = format!("it is added when its file appears; until then {meanwhile}");
+            self.warn(key, message, hint);
         }
     }
 }

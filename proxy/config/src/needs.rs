@@ -22,9 +22,7 @@ use super::problem::{ConfigPlace, ConfigProblem};
 use super::resolve::ResolvedConfig;
 use super::{arguments, model_files};
 
-/// Variable that selects the visible NVIDIA GPUs.
 const CUDA_DEVICES_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
-/// Environment variables that select visible GPUs.
 const VISIBLE_DEVICES_VARIABLES: [&str; 4] =
     [CUDA_DEVICES_VARIABLE, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
 
@@ -49,7 +47,6 @@ pub fn is_for_cpu(build: Option<&BuildFacts>) -> bool {
     backend(build) == Some("cpu")
 }
 
-/// Backend of a build, such as `cuda`; `None` if unknown.
 fn backend(build: Option<&BuildFacts>) -> Option<&str> {
     Some(build?.provenance.as_ref()?.backend.as_str())
 }
@@ -123,15 +120,15 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     // llama-warden can restrict the visible GPUs of a process only for NVIDIA GPUs.
     let nvidia = own().all(|gpu| gpu.vendor == GpuVendor::Nvidia);
     let room = left_for_models(machine.memory.0, &own_memory(&gpus), &resolved.fleet.loading);
-    let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
-    for (spec, build) in models {
+    for (spec, model) in resolved.fleet.models.iter_mut().zip(&resolved.models) {
+        let build = model.build.as_ref();
         let mut env = inherited.clone();
         env.extend(spec.command.env.iter().cloned());
         for name in &spec.command.env_remove {
             env.remove(name);
         }
-        let on_cpu = is_for_cpu(build.as_ref());
-        let server = server_build(build.as_ref(), on_gpus && !on_cpu);
+        let on_cpu = is_for_cpu(build);
+        let server = server_build(build, on_gpus && !on_cpu);
         if !tells && !on_cpu {
             continue;
         }
@@ -181,7 +178,6 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     }
 }
 
-/// Returns warnings about budgets that are too small for the recorded memory of the model's processes.
 fn small_budget_warnings(
     spec: &ModelSpec,
     seen: &[HeldMemory],
@@ -243,27 +239,25 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
         problems.push(ConfigProblem::new(ConfigPlace::Nowhere, message).with_hint(hint));
     };
     for (one, spec) in &wanted {
-        if let Err(misfit) = book::fit_models(room, &[one]) {
-            if let Some(FallbackSpec { args, needs }) = &spec.fallback {
-                let less = needs.clone().map(|needs| PlacementRequest { needs, ..one.clone() });
-                if let Some(misfit) = less.and_then(|less| book::fit_models(room, &[&less]).err()) {
-                    let message = format!(
-                        "model `{}` does not fit on this machine even alone and with its fallback arguments ({}): {}",
-                        one.name,
-                        args.join(" "),
-                        misfit_text(&misfit)
-                    );
-                    told(message, "`llama-warden plan` says with which context it would fit");
-                }
-                continue;
-            }
-            let message = format!(
+        let Err(misfit) = book::fit_models(room, &[one]) else { continue };
+        let message = if let Some(FallbackSpec { args, needs }) = &spec.fallback {
+            let less = needs.clone().map(|needs| PlacementRequest { needs, ..one.clone() });
+            let misfit = less.and_then(|less| book::fit_models(room, &[&less]).err());
+            let Some(misfit) = misfit else { continue };
+            format!(
+                "model `{}` does not fit on this machine even alone and with its fallback arguments ({}): {}",
+                one.name,
+                args.join(" "),
+                misfit_text(&misfit)
+            )
+        } else {
+            format!(
                 "model `{}` does not fit on this machine even alone: {}; it is tried when no other model is loaded",
                 one.name,
                 misfit_text(&misfit)
-            );
-            told(message, "`llama-warden plan` says with which context it would fit");
-        }
+            )
+        };
+        told(message, "`llama-warden plan` says with which context it would fit");
     }
     let pinned: Vec<&PlacementRequest> =
         wanted.iter().filter(|(_, spec)| spec.loading.pin).map(|(one, _)| one).collect();
@@ -283,7 +277,8 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
         if let Err(misfit) = book::fit_models(room, &all) {
             let names: Vec<String> = spec.loading.companions.iter().map(|name| format!("`{name}`")).collect();
             let message = format!(
-                "model `{}` and those that are to be loaded along with it (`with`: {}) do not fit together: {}; it is loaded without them",
+                "model `{}` and those that are to be loaded along with it (`with`: {}) do not fit together: \
+                 {}; it is loaded without them",
                 one.name,
                 names.join(", "),
                 misfit_text(&misfit)

@@ -1,7 +1,9 @@
 //! Problems of a configuration: source, message and hint. All problems of a file are reported together.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 
 /// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +11,7 @@ pub enum ConfigPlace {
     /// The value is in a file.
     File {
         /// Path of the file.
-        path: PathBuf,
+        path: Arc<Path>,
         /// Line, from 1; 0 if unknown.
         line: usize,
     },
@@ -24,11 +26,27 @@ pub enum ConfigPlace {
 }
 
 impl ConfigPlace {
-    /// Returns the line of a file that contains the byte at this offset.
-    pub fn in_file(path: &Path, text: &str, byte: Option<usize>) -> Self {
-        let line =
-            byte.and_then(|byte| text.get(..byte)).map_or(0, |before| before.matches('\n').count() + 1);
-        Self::File { path: path.to_owned(), line }
+    /// Returns the place of a whole file.
+    pub fn whole_file(path: &Path) -> Self {
+        Self::File { path: path.into(), line: 0 }
+    }
+}
+
+/// A text file whose byte offsets are converted to lines.
+pub(crate) struct SourceLines {
+    path: Arc<Path>,
+    ends: Vec<usize>,
+}
+
+impl SourceLines {
+    pub(crate) fn new(path: &Path, text: &str) -> Self {
+        Self { path: path.into(), ends: text.match_indices('\n').map(|(end, _)| end).collect() }
+    }
+
+    /// Returns the line in which a range of bytes begins; the whole file if there is no range.
+    pub(crate) fn place(&self, span: Option<Range<usize>>) -> ConfigPlace {
+        let line = span.map_or(0, |span| self.ends.partition_point(|end| *end < span.start) + 1);
+        ConfigPlace::File { path: Arc::clone(&self.path), line }
     }
 }
 
@@ -105,6 +123,10 @@ impl From<ConfigProblem> for ConfigProblems {
 pub fn similarity(one: &str, other: &str) -> f64 {
     let alike = strsim::jaro_winkler(one, other);
     if strsim::osa_distance(one, other) == 1 { alike.max(0.95) } else { alike }
+}
+
+pub(crate) fn owned_path(path: &[&str]) -> Vec<String> {
+    path.iter().map(|&key| key.to_owned()).collect()
 }
 
 /// Formats a key path as TOML: `models."org/name".args`.

@@ -14,7 +14,6 @@ use warden_supervisor::RemoteOrigin;
 use warden_supervisor::spec::RemoteSpec;
 
 use super::policy::optional_duration;
-use super::problem::ConfigProblem;
 use super::request::RequestConfig;
 use super::resolve::ConfigResolver;
 use super::schema;
@@ -48,11 +47,9 @@ pub struct RemoteModel {
 }
 
 impl ConfigResolver<'_> {
-    /// Resolves all remote models, with the rules for the gateway.
     pub(super) fn resolve_remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
         let loaded = self.loaded;
-        // Use the queue settings of all models: a remote model has none of its own.
-        let (queue, numbers) = (loaded.defaults.queue, loaded.settings.remote);
+        let numbers = loaded.settings.remote;
         let mut all = Vec::new();
         for (name, remote) in &loaded.settings.remotes {
             let model = remote.model.as_ref().unwrap_or(name);
@@ -68,33 +65,22 @@ impl ConfigResolver<'_> {
                 self.report_remote(name, "max_in_flight", "no request could be sent", "give it 1 or more");
             }
             if remote.timeout.is_some_and(|timeout| timeout.is_zero()) {
-                self.report_remote(
-                    name,
-                    "timeout",
-                    "no answer comes in no time",
-                    "give it more, or leave it out",
-                );
+                let hint = "give it more, or leave it out";
+                self.report_remote(name, "timeout", "no answer comes in no time", hint);
             }
             let key = remote.key_file.as_ref().and_then(|path| self.read_remote_key(name, path));
             let origin = match RemoteOrigin::parse(&remote.url, key.as_deref()) {
                 Ok(origin) => Arc::new(origin),
                 Err(why) => {
-                    let hint = "write it like `https://host/v1`";
-                    self.report_remote(
-                        name,
-                        "url",
-                        &format!("`{}`: {why}", secrets::redact_text(&remote.url)),
-                        hint,
-                    );
+                    let message = format!("`{}`: {why}", secrets::redact_text(&remote.url));
+                    self.report_remote(name, "url", &message, "write it like `https://host/v1`");
                     continue;
                 }
             };
             if origin.has_key() && !origin.is_encrypted() && !origin.is_local() {
-                let path = ["remotes", name, "url"];
                 let message =
                     format!("`remotes.{name}`: its key and all requests go over the network unencrypted");
-                self.warnings
-                    .push(ConfigProblem::new(self.place(&path), message).with_hint("use `https://`"));
+                self.warn(&["remotes", name, "url"], message, "use `https://`");
             }
             let rules = ModelRules {
                 request: self.request_rules(&["remotes", name], &remote.request),
@@ -110,7 +96,8 @@ impl ConfigResolver<'_> {
                 aliases: remote.aliases.clone(),
                 origin,
                 model: model.clone(),
-                queue,
+                // Use the queue settings of all models: a remote model has none of its own.
+                queue: loaded.defaults.queue,
                 max_in_flight: remote.max_in_flight.unwrap_or(numbers.max_in_flight),
                 numbers,
             };
@@ -120,12 +107,9 @@ impl ConfigResolver<'_> {
     }
 
     fn report_remote(&mut self, name: &str, key: &str, message: &str, hint: &str) {
-        let place = self.place(&["remotes", name, key]);
-        self.problems
-            .push(ConfigProblem::new(place, format!("`remotes.{name}.{key}`: {message}")).with_hint(hint));
+        self.report(&["remotes", name, key], format!("`remotes.{name}.{key}`: {message}"), hint);
     }
 
-    /// Reads the key from a file.
     fn read_remote_key(&mut self, name: &str, path: &Path) -> Option<String> {
         let path = self.absolute(path);
         let hint = "write the endpoint's key into it, and nothing else";
@@ -142,16 +126,19 @@ impl ConfigResolver<'_> {
             self.report_remote(name, "key_file", &format!("{} has no key in it", path.display()), hint);
             return None;
         }
-        let mode = std::fs::metadata(&path).map_or(0, |about| about.permissions().mode());
         // Check others only: a group may be the service's own, as with `server.keys`.
-        if mode & 0o007 != 0 {
+        if is_open_to_all(&path) {
             let message =
                 format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());
-            let place = self.place(&["remotes", name, "key_file"]);
-            self.warnings.push(ConfigProblem::new(place, message).with_hint("`chmod 600` it"));
+            self.warn(&["remotes", name, "key_file"], message, "`chmod 600` it");
         }
         Some(key.to_owned())
     }
+}
+
+/// Returns true if users other than owner and group have any access to a file.
+pub(super) fn is_open_to_all(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|facts| facts.permissions().mode() & 0o007 != 0)
 }
 
 #[cfg(test)]

@@ -28,10 +28,12 @@ fn a_model_of_an_endpoint_has_rules_of_its_own_and_those_of_names() {
         0o600,
     )
     .unwrap();
-    let ([spec], [rules]) = (&resolved.fleet.remotes[..], &resolved.remote_rules[..]) else { panic!("one") };
+    let ([spec], [rules]) = (&resolved.fleet.remotes[..], &resolved.gateway.remotes[..]) else {
+        panic!("one")
+    };
     assert_eq!((spec.queue.wait.as_secs(), spec.max_in_flight), (7, 64));
     assert_eq!((rules.upstream_model.as_deref(), rules.request.max_tokens), (Some("far"), Some(10)));
-    let (_, of_name) = &resolved.by_name["best"].models[0];
+    let (_, of_name) = &resolved.gateway.by_name["best"].models[0];
     assert_eq!((of_name.upstream_model.as_deref(), of_name.timeout), (Some("far"), rules.timeout));
     assert!(of_name.request.max_tokens == Some(10) && of_name.request.set.len() == 1);
     assert!(resolved.fleet.models.is_empty() && resolved.warnings.is_empty());

@@ -9,7 +9,7 @@ use serde_json::Value;
 use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
 use warden_policies::modes::CancelMode;
 
-use super::problem::{ConfigPlace, ConfigProblem, dotted_key};
+use super::problem::{dotted_key, owned_path};
 use super::resolve::ConfigResolver;
 use super::schema;
 use super::settings::ModelConfig;
@@ -41,7 +41,6 @@ pub struct RequestConfig {
     pub default: BTreeMap<String, Value>,
     /// Parameters that are removed. One that is also in `set` is set.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub strip: Vec<String>,
     /// System prompt for chat, messages and responses.
     pub system_prompt: Option<String>,
@@ -84,14 +83,12 @@ impl From<SystemPromptMode> for SystemMode {
 }
 
 impl ConfigResolver<'_> {
-    /// Resolves the rules of a model for the gateway.
     pub(super) fn model_rules(&mut self, name: &str, model: &ModelConfig) -> ModelRules {
         let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
         if model.upstream_model.as_ref().is_some_and(unfit) {
-            let path = ["models", name, "upstream_model"].map(str::to_owned);
-            let place = self.loaded.place(&path);
-            let problem = ConfigProblem::new(place, format!("`{}`: this is no name", dotted_key(&path)));
-            self.problems.push(problem.with_hint("write the name under which the backend knows the model"));
+            let key = ["models", name, "upstream_model"];
+            let message = format!("`{}`: this is no name", dotted_key(&owned_path(&key)));
+            self.report(&key, message, "write the name under which the backend knows the model");
         }
         ModelRules {
             assemble: model.run.cancel == CancelMode::Assemble,
@@ -105,41 +102,32 @@ impl ConfigResolver<'_> {
         }
     }
 
-    /// Resolves the request rules written in this table.
     pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &RequestConfig) -> RequestRules {
-        let mut problem = |place: ConfigPlace, path: &[&str], message: &str, hint: &str| {
-            let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
-            self.problems.push(
-                ConfigProblem::new(place, format!("`{}`: {message}", dotted_key(&path))).with_hint(hint),
-            );
+        let mut report = |key: &[&str], message: &str, hint: &str| {
+            let key = [&table[..], &["request"], key].concat();
+            self.report(&key, format!("`{}`: {message}", dotted_key(&owned_path(&key))), hint);
         };
-        let place = |path: &[&str]| {
-            let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
-            self.loaded.place(&path)
-        };
-        let tables = [("set", &request.set), ("default", &request.default)];
-        let named = tables.iter().flat_map(|(table, all)| all.keys().map(|key| (*table, key.as_str())));
-        for (table, key) in named.chain(request.strip.iter().map(|key| ("strip", key.as_str()))) {
-            let at = if table == "strip" { vec!["request", "strip"] } else { vec!["request", table, key] };
+        let set = request.set.keys().map(|key| (vec!["set", key.as_str()], key));
+        let default = request.default.keys().map(|key| (vec!["default", key.as_str()], key));
+        let strip = request.strip.iter().map(|key| (vec!["strip"], key));
+        for (path, key) in set.chain(default).chain(strip) {
             if let Some((_, hint)) = FORBIDDEN_PARAMETERS.iter().find(|(name, _)| *name == key) {
-                let message = format!("`{key}` says what the request is, and stays the client's");
-                problem(place(&at), &at, &message, hint);
+                report(&path, &format!("`{key}` says what the request is, and stays the client's"), hint);
             }
-            if request.system_prompt.is_some() && PROMPT_PARAMETERS.contains(&key) {
-                let message = format!("`{key}` is where `system_prompt` is put");
-                problem(place(&at), &at, &message, "keep one of them");
+            if request.system_prompt.is_some() && PROMPT_PARAMETERS.contains(&key.as_str()) {
+                report(&path, &format!("`{key}` is where `system_prompt` is put"), "keep one of them");
             }
         }
         if request.system_prompt.as_ref().is_some_and(String::is_empty) {
-            let at = ["request", "system_prompt"];
-            problem(place(&at), &at, "this is empty", "leave it out, or write what the model is to be told");
+            report(
+                &["system_prompt"],
+                "this is empty",
+                "leave it out, or write what the model is to be told",
+            );
         }
-        let pairs = |table: &BTreeMap<String, Value>| {
-            table.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
-        };
         RequestRules {
-            set: pairs(&request.set),
-            default: pairs(&request.default),
+            set: request.set.clone().into_iter().collect(),
+            default: request.default.clone().into_iter().collect(),
             strip: request.strip.clone(),
             system_prompt: request
                 .system_prompt

@@ -23,7 +23,9 @@ fn rules(text: &str) -> Result<Vec<ModelRules>, String> {
             .map(|problem| format!("{problem} | {}", problem.hint.clone().unwrap_or_default()));
         told.collect::<Vec<_>>().join("\n")
     };
-    resolved.map(|resolved| resolved.rules.iter().map(|rules| (**rules).clone()).collect()).map_err(told)
+    resolved
+        .map(|resolved| resolved.models.iter().map(|model| (*model.rules).clone()).collect())
+        .map_err(told)
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use figment::value::Dict;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use warden_policies::defaults;
 
 use super::listing::ModelListing;
@@ -87,11 +87,11 @@ pub struct ConfigSettings {
     pub probe: defaults::Probe,
     /// Settings for all models; a model's own settings override them.
     #[schemars(with = "AllModels")]
-    pub defaults: Dict,
+    pub defaults: IgnoredAny,
     /// Models, by the name that clients use.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, NamedTable<ModelConfig>>")]
-    pub models: BTreeMap<String, Dict>,
+    pub models: IgnoredAny,
     /// Models served by remote endpoints, by the name that clients use.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, NamedTable<RemoteModel>>")]
@@ -158,38 +158,31 @@ pub struct ModelConfig {
     /// Command in front of the binary, which must end by running it: `["nice", "-n", "5"]`, `["numactl",
     /// "-N", "0"]`. llama-warden queries the binary (`--version`, `--help`) through it, too.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub wrapper: Vec<String>,
     /// Build of the store, by its id or the beginning of it.
     pub build: Option<String>,
     /// llama-server's own flags, without those for listening, which llama-warden sets.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub args: Vec<String>,
     /// Arguments added behind `args` if the model does not fit into memory without them, or dies while
     /// loading and starts with them: a shorter context, fewer layers on GPUs.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub fallback: Vec<String>,
     /// Variables added to the environment of llama-warden.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
     pub env: BTreeMap<String, String>,
     /// Mitigations against growing memory: `id`, `id=value` or `id.part=value`, such as
     /// `["graph-cache-cap=64", "no-mmap"]`. `llama-warden mitigations list` shows them.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub mitigations: Vec<String>,
     /// Working directory of the process. Relative to the configuration file. Default: that of llama-warden.
     #[schemars(schema_with = "schema::path")]
     pub directory: Option<PathBuf>,
     /// Other names that clients may use.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub aliases: Vec<String>,
     /// Description of the model in lists of models.
     #[serde(default)]
-    #[schemars(with = "ModelListing")]
     pub listing: ModelListing,
     /// Limits and modes with defaults.
     #[serde(flatten)]
@@ -211,16 +204,13 @@ pub struct ModelConfig {
     pub ttl: Option<Duration>,
     /// Allowed GPUs, by their numbers in `llama-warden plan`. Default: those on which the model fits.
     #[serde(default)]
-    #[schemars(with = "Vec<usize>")]
     pub gpus: Vec<usize>,
     /// Names of exclusive groups: at most one model of a group is loaded at a time.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub groups: Vec<String>,
     /// Models to load together with this one. They are not evicted or unloaded by their `ttl` while it is
     /// loaded.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
     pub with: Vec<String>,
     /// Queue in front of the model.
     #[schemars(with = "SectionSchema<defaults::Queue>")]
@@ -235,7 +225,6 @@ pub struct ModelConfig {
     pub policy: PolicyConfig,
     /// Changes to requests before the model gets them.
     #[serde(default)]
-    #[schemars(with = "RequestConfig")]
     pub request: RequestConfig,
     /// Model name for the backend in place of the client's, for a backend that evaluates it, such as a
     /// llama-server with several models. Replaces `model` in the body, the form and the query; everything

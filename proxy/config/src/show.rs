@@ -3,20 +3,20 @@
 //! If secrets are included, the output is an equivalent configuration file. Secrets are included only on
 //! request, because operators share this output.
 
+use std::slice::from_ref;
 use std::sync::Arc;
-
-use figment::value::{Dict, Value};
 
 use warden_policies::secrets;
 
 use super::machine::HostMachine;
-use super::problem::{ConfigPlace, dotted_key, quoted_key};
+use super::problem::{ConfigPlace, dotted_key, owned_path, quoted_key};
 use super::resolve::mitigations::explain_mitigations;
 use super::schema::compiled_in;
 use super::source::layers::LoadedConfig;
+use super::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
-/// Order of the printed sections, most important first; sections about models come last.
-const SECTION_ORDER: [&str; 17] = [
+/// Order of the printed sections, most important first; the models follow.
+const SECTION_ORDER: [&str; 16] = [
     "server",
     "admin",
     "paths",
@@ -33,7 +33,6 @@ const SECTION_ORDER: [&str; 17] = [
     "proof",
     "update",
     "defaults",
-    "models",
 ];
 
 /// The configuration that is kept to be displayed.
@@ -65,11 +64,11 @@ impl DisplayedConfig {
 pub fn print_config(loaded: &LoadedConfig, machine: &HostMachine, reveal: bool) -> String {
     let mut text = String::new();
     let shown = ConfigPrinter { loaded, reveal };
-    for section in SECTION_ORDER.iter().filter(|section| **section != "models") {
-        if *section == "paths" {
+    for section in SECTION_ORDER {
+        if section == "paths" {
             print_paths(&mut text, loaded, machine);
-        } else if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
-            shown.print_table(&mut text, &[(*section).to_owned()], dict);
+        } else if let Some(table) = loaded.tree.find(&[section]) {
+            shown.print_table(&mut text, &[section.to_owned()], table);
         }
     }
     for (name, model) in &loaded.models {
@@ -106,7 +105,7 @@ fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) 
         ("data_dir", dirs.data),
         ("cache_dir", dirs.cache),
     ] {
-        let place = loaded.place(&["paths".to_owned(), key.to_owned()]);
+        let place = loaded.place(&owned_path(&["paths", key]));
         let dir = toml_edit::Value::from(dir.to_string_lossy().into_owned()).to_string();
         let line = match place {
             ConfigPlace::Nowhere if key == "runtime_dir" => {
@@ -119,7 +118,7 @@ fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) 
     }
     let patches = &loaded.settings.paths.patches;
     if !patches.is_empty() {
-        let place = loaded.place(&["paths".to_owned(), "patches".to_owned()]);
+        let place = loaded.place(&owned_path(&["paths", "patches"]));
         let all: toml_edit::Array = patches
             .iter()
             .map(|path| loaded.absolute(machine, path).to_string_lossy().into_owned())
@@ -128,13 +127,15 @@ fn print_paths(text: &mut String, loaded: &LoadedConfig, machine: &HostMachine) 
     }
 }
 
-/// Prints the compiled-in numbers that the configuration sets.
 fn print_internal(text: &mut String, loaded: &LoadedConfig) {
     let mut last = "";
     for (section, home, name) in compiled_in::settable_numbers() {
         let path: Vec<String> = home.into_iter().chain([name.to_owned()]).collect();
         let place = loaded.place(&path);
-        let Some(value) = loaded.value(&path).filter(|_| place != ConfigPlace::Default) else { continue };
+        let Some(value) = loaded.tree.find(&path) else { continue };
+        if place == ConfigPlace::Default {
+            continue;
+        }
         if section != last {
             text.extend(["\n[", compiled_in::INTERNAL, ".", section, "]\n"]);
             last = section;
@@ -151,32 +152,56 @@ struct ConfigPrinter<'a> {
 }
 
 impl ConfigPrinter<'_> {
-    fn print_table(&self, text: &mut String, path: &[String], dict: &Dict) {
-        table(text, self, path, dict);
+    fn print_table(&self, text: &mut String, path: &[String], table: &ConfigNode) {
+        let entries = table.sorted_entries().into_iter();
+        let shown = entries.filter(|entry| !compiled_in::is_compiled_in(path, &entry.key));
+        let is_table =
+            |entry: &&TableEntry| matches!(entry.value.kind, ConfigValue::Table(_)) && entry.key != "env";
+        let (tables, values): (Vec<_>, Vec<_>) = shown.partition(is_table);
+        if !values.is_empty() {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.extend(["[", &dotted_key(path), "]\n"]);
+        }
+        for entry in values {
+            let value = self.value(&entry.key, &entry.value).to_string();
+            text.extend([quoted_key(&entry.key).as_str(), " = ", value.trim()]);
+            match self.loaded.place(&[path, from_ref(&entry.key)].concat()) {
+                ConfigPlace::Nowhere => text.push('\n'),
+                place => text.extend(["  # ", &place.to_string(), "\n"]),
+            }
+        }
+        for entry in tables {
+            self.print_table(text, &[path, from_ref(&entry.key)].concat(), &entry.value);
+        }
     }
 
-    /// Formats the value of a key; secrets are hidden if `reveal` is not set.
-    fn value(&self, key: &str, value: &Value) -> toml_edit::Value {
-        match value {
-            value if self.reveal => toml_value(value),
-            Value::Dict(_, variables) if key == "env" => {
-                let shown = variables.iter().map(|(name, value)| match value {
-                    Value::String(_, text) => (name.clone(), secrets::redact_variable(name, text).1.into()),
-                    other => (name.clone(), toml_value(other)),
+    fn value(&self, key: &str, value: &ConfigNode) -> toml_edit::Value {
+        if self.reveal {
+            return toml_value(value);
+        }
+        match &value.kind {
+            ConfigValue::Table(_) if key == "env" => {
+                let shown = value.sorted_entries().into_iter().map(|entry| {
+                    let value = match entry.value.text() {
+                        Some(text) => secrets::redact_variable(&entry.key, text).1.into(),
+                        None => toml_value(&entry.value),
+                    };
+                    (entry.key.clone(), value)
                 });
                 toml_edit::Value::InlineTable(shown.collect())
             }
-            Value::Array(_, words) if key == "args" => {
-                let words: Vec<String> =
-                    words.iter().map(|word| word.as_str().unwrap_or_default().to_owned()).collect();
-                secrets::redact_arguments(&words).into_iter().collect::<toml_edit::Array>().into()
+            ConfigValue::List(words) if key == "args" => {
+                let words = words.iter().map(|word| word.text().unwrap_or_default().to_owned());
+                let words = secrets::redact_arguments(&words.collect::<Vec<_>>());
+                words.into_iter().collect::<toml_edit::Array>().into()
             }
-            value => without_secrets(toml_value(value)),
+            _ => without_secrets(toml_value(value)),
         }
     }
 }
 
-/// Hides secrets in all texts within a value.
 fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
     match value {
         toml_edit::Value::String(text) => secrets::redact_text(text.value()).into(),
@@ -191,58 +216,17 @@ fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
     }
 }
 
-fn table(text: &mut String, shown: &ConfigPrinter<'_>, path: &[String], dict: &Dict) {
-    let loaded = shown.loaded;
-    let is_table = |key: &str, value: &Value| matches!(value, Value::Dict(..)) && key != "env";
-    let mut lines = Vec::new();
-    for (key, value) in
-        dict.iter().filter(|(key, value)| !is_table(key, value) && !compiled_in::is_compiled_in(path, key))
-    {
-        let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
-        let value = shown.value(key, value).to_string();
-        lines.push((format!("{} = {}", quoted_key(key), value.trim()), loaded.place(&path)));
-    }
-    if !lines.is_empty() {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text.extend(["[", &dotted_key(path), "]\n"]);
-        for (line, place) in lines {
-            let comment = match place {
-                ConfigPlace::Nowhere => String::new(),
-                place => format!("  # {place}"),
-            };
-            text.extend([
-                line.as_str(),
-                &comment,
-                "
-",
-            ]);
-        }
-    }
-    let tables =
-        dict.iter().filter(|(key, value)| is_table(key, value) && !compiled_in::is_compiled_in(path, key));
-    for (key, value) in tables {
-        if let Value::Dict(_, inner) = value {
-            let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
-            table(text, shown, &path, inner);
-        }
-    }
-}
-
-fn toml_value(value: &Value) -> toml_edit::Value {
-    match value {
-        Value::String(_, text) => text.as_str().into(),
-        Value::Char(_, one) => one.to_string().into(),
-        Value::Bool(_, value) => (*value).into(),
-        Value::Num(_, number) => match (number.to_f64(), number.to_i128()) {
-            (Some(float), _) => float.into(),
-            (None, whole) => whole.and_then(|whole| i64::try_from(whole).ok()).unwrap_or(i64::MAX).into(),
-        },
-        Value::Empty(..) => "".into(),
-        Value::Array(_, items) => items.iter().map(toml_value).collect::<toml_edit::Array>().into(),
-        Value::Dict(_, dict) => {
-            let pairs = dict.iter().map(|(key, value)| (key.as_str(), toml_value(value)));
+fn toml_value(value: &ConfigNode) -> toml_edit::Value {
+    match &value.kind {
+        ConfigValue::Text(text) | ConfigValue::Raw(text) => text.as_str().into(),
+        ConfigValue::Bool(value) => (*value).into(),
+        ConfigValue::Int(number) => (*number).into(),
+        ConfigValue::Float(number) => (*number).into(),
+        ConfigValue::Date => "".into(),
+        ConfigValue::List(items) => items.iter().map(toml_value).collect::<toml_edit::Array>().into(),
+        ConfigValue::Table(_) => {
+            let entries = value.sorted_entries().into_iter();
+            let pairs = entries.map(|entry| (entry.key.as_str(), toml_value(&entry.value)));
             toml_edit::Value::InlineTable(pairs.collect())
         }
     }

@@ -77,11 +77,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
-    let models = resolved.fleet.models.iter().zip(&resolved.builds);
+    let models = resolved.fleet.models.iter().zip(&resolved.models);
     let sheets: Vec<PlanSheet> = models
         .filter(|(spec, _)| asked(spec.name.as_str()))
-        .map(|(spec, build)| {
-            let build = build.as_ref();
+        .map(|(spec, model)| {
+            let build = model.build.as_ref();
             // With `--gpus`, assume a build that can use these GPUs.
             let has_gpu = !room.gpus.is_empty() && (args.gpus.is_some() || !is_for_cpu(build));
             let mut sheet = PlanSheet {

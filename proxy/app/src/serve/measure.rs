@@ -39,13 +39,13 @@ pub(super) struct MeasureJob {
 impl MeasureJob {
     /// Creates the job; `None` if all facts are known, or measuring is switched off.
     pub(super) fn new(resolved: &ResolvedConfig, nursery: NurseryHandle) -> Option<Self> {
-        let wanted = resolved.child.measure && !resolved.unmeasured.is_empty();
+        let wanted = resolved.settings.child.measure && !resolved.unmeasured.is_empty();
         wanted.then(|| Self {
             unmeasured: resolved.unmeasured.clone(),
             models: resolved.fleet.models.clone(),
             watch: resolved.fleet.watch,
             cache: resolved.dirs.cache.clone(),
-            limit: resolved.child.measure_timeout,
+            limit: resolved.settings.child.measure_timeout,
             nursery,
         })
     }

@@ -98,7 +98,7 @@ impl ConfigSource {
                 .config
                 .config
                 .as_ref()
-                .map_or(ConfigPlace::Nowhere, |path| ConfigPlace::File { path: path.clone(), line: 0 });
+                .map_or(ConfigPlace::Nowhere, |path| ConfigPlace::whole_file(path));
             let problem = ConfigProblem::new(place, "no model is configured");
             let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
             return Err(CommandError::Config(problem.with_hint(hint).into()));
@@ -207,13 +207,13 @@ async fn serve(
         resolved = plan.resolve(machine) => resolved?,
         () = signals.wait_end() => return Ok(()),
     };
-    logging::start_logging(&resolved.log, resolved.fleet.any_name)?;
+    logging::start_logging(&resolved.settings.log, resolved.fleet.any_name)?;
     raise_file_limit();
     log_warnings(&resolved.warnings);
-    let looks = resolved.child.models_look;
+    let looks = resolved.settings.child.models_look;
     let mut folders = FolderWatch::new(resolved.dirs.models.clone(), looks).await;
-    let deadline = resolved.server.shutdown_deadline;
-    let mut renewing = UpdateSchedule::new(resolved.update.every, &resolved.dirs.state, &plan);
+    let deadline = resolved.settings.server.shutdown_deadline;
+    let mut renewing = UpdateSchedule::new(resolved.settings.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
     let inheritance = match predecessor {
         Some(predecessor) => Some(predecessor.receive_handover(Where::from_configuration(&resolved)).await?),
@@ -221,8 +221,9 @@ async fn serve(
     };
     let begun = inheritance.as_ref().map(|left| left.begun.clone());
     let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
-    let longest =
-        deadline.saturating_add(resolved.probe.drain_delay).saturating_add(graces.max().unwrap_or_default());
+    let longest = deadline
+        .saturating_add(resolved.settings.probe.drain_delay)
+        .saturating_add(graces.max().unwrap_or_default());
     let mut server =
         Box::pin(RunningInstance::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();

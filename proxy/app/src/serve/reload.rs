@@ -14,18 +14,20 @@ pub(crate) fn needs_restart(old: &ResolvedConfig, new: &ResolvedConfig) -> Vec<&
         }
     };
     // Settings that the gateway reloads while it serves do not count.
-    let mut server = new.server.clone();
-    server.keys.clone_from(&old.server.keys);
-    server.cors.clone_from(&old.server.cors);
-    server.names.clone_from(&old.server.names);
-    server.cors_max_age = old.server.cors_max_age;
-    note("server", differs(&old.server, &server));
-    note("upstream", differs(&old.upstream, &new.upstream));
-    note("log", differs(&old.log, &new.log));
-    note("series", differs(&old.series, &new.series));
+    let (before, after) = (&old.settings, &new.settings);
+    let mut server = after.server.clone();
+    server.keys.clone_from(&before.server.keys);
+    server.cors.clone_from(&before.server.cors);
+    server.names.clone_from(&before.server.names);
+    server.cors_max_age = before.server.cors_max_age;
+    note("server", differs(&before.server, &server));
+    note("upstream", differs(&before.upstream, &after.upstream));
+    note("log", differs(&before.log, &after.log));
+    note("series", differs(&before.series, &after.series));
     note("telemetry", old.collector != new.collector);
-    note("probe", differs(&old.probe, &new.probe));
-    note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);
+    note("probe", differs(&before.probe, &after.probe));
+    let (old_at, new_at) = (&old.addresses, &new.addresses);
+    note("admin", old_at.admin_socket != new_at.admin_socket || old_at.admin != new_at.admin);
     // Folders of models are reloaded.
     let dirs = WardenDirs { models: old.dirs.models.clone(), ..new.dirs.clone() };
     note("paths", old.dirs != dirs);

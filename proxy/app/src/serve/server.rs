@@ -140,10 +140,10 @@ impl RunningInstance {
         if !given.is_empty() {
             tracing::info!("serving on sockets that the service manager has opened");
         }
-        let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
+        let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.settings.log)?;
         let mut recorders = RecorderSet::default();
         recorders.open(&resolved)?;
-        let config = GatewayConfig::new(&resolved.server, &resolved.upstream);
+        let config = GatewayConfig::new(&resolved.settings.server, &resolved.settings.upstream);
         let config = match &resolved.collector {
             Some(collector) => config.with_traces(collector.numbers.ratio),
             None => config,
@@ -160,12 +160,12 @@ impl RunningInstance {
         let (control, requests) = (gateway.control(), gateway.requests());
         let (tls, pulse) = (gateway.tls(), gateway.pulse());
         control.update(gateway_config(&resolved, &recorders));
-        let pause = resolved.server.accept_pause;
+        let pause = resolved.settings.server.accept_pause;
         let listeners = if let Some(InheritedAdmin { socket, address, from_manager: given }) = admin_sockets {
             inherit_listeners(socket, address, given, pause).map_err(|error| socket_failure(&error))?
         } else {
             let given = GivenSockets { unix: given.admin, tcp: given.admin_tcp };
-            bind_listeners(&resolved.admin_socket, resolved.admin_address, given, pause).await?
+            bind_listeners(&resolved.addresses.admin_socket, resolved.addresses.admin, given, pause).await?
         };
         let admin_given = listeners.given();
         let (operators, admin_stays) =
@@ -173,7 +173,7 @@ impl RunningInstance {
         let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.pulse());
         let admin_remade = listeners.restored();
         let admin_address = listeners.address();
-        let probe = listen::ProbeListeners::bind(resolved.probe_address, resolved.agent_address, left)?;
+        let probe = listen::ProbeListeners::bind(resolved.addresses.probe, resolved.addresses.agent, left)?;
         let probe_sockets = probe.sockets().map_err(|error| socket_failure(&error))?;
         let probes = probe.addresses();
         let unmeasured = measure::MeasureJob::new(&resolved, nursery.clone());
@@ -220,7 +220,7 @@ impl RunningInstance {
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
-        let kept = series::SeriesStore::new(&resolved.series, &resolved.dirs.state);
+        let kept = series::SeriesStore::new(&resolved.settings.series, &resolved.dirs.state);
         let books = RecordingTasks {
             tasks: TaskTracker::new(),
             closed: stop.child_token(),
@@ -244,13 +244,14 @@ impl RunningInstance {
         if leaves {
             leaving.begin();
         }
-        let board = Arc::new(ProbeBoard::new(resolved.probe.clone(), gauges.clone(), metrics.probe_pace()));
+        let board =
+            Arc::new(ProbeBoard::new(resolved.settings.probe.clone(), gauges.clone(), metrics.probe_pace()));
         // Viewers of the page on the public listener must not delay its end.
         let retiring = ends.stop.child_token();
         let admin = AdminState {
             leaving: leaving.clone(),
-            probe: Arc::new(resolved.probe.clone()),
-            connections: resolved.server.connections,
+            probe: Arc::new(resolved.settings.probe.clone()),
+            connections: resolved.settings.server.connections,
             fleet: fleet.clone(),
             metrics: metrics.clone(),
             config: told,
@@ -288,7 +289,7 @@ impl RunningInstance {
         let watcher = RequestObserver { metrics, access: access.clone(), fleet: fleet.clone(), tracer };
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), ends.clone());
         if let Some(tls) = tls.clone() {
-            let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
+            let (every, warn) = (resolved.settings.server.tls_check, resolved.settings.server.tls_warn);
             tasks.spawn(certificate::watch_certificate(tls, gauges.clone(), every, warn, stop.clone()));
         }
         let done = gateway_done.clone().drop_guard();
@@ -358,7 +359,7 @@ impl RunningInstance {
 
     /// Announces the end of the program to load balancers. Returns how long requests are still accepted.
     pub(crate) fn announce_stop(&self) -> Duration {
-        self.leaving.end(self.resolved.probe.drain_delay)
+        self.leaving.end(self.resolved.settings.probe.drain_delay)
     }
 
     pub(crate) fn admin_socket(&self) -> &Path {
@@ -471,7 +472,7 @@ impl RunningInstance {
 
     /// Interval of updates of llama-server; zero: never.
     pub(crate) const fn update_interval(&self) -> Duration {
-        self.resolved.update.every
+        self.resolved.settings.update.every
     }
 
     /// Folders of models.
@@ -486,7 +487,7 @@ impl RunningInstance {
         // The fleet waits for leases; the gateway's last bytes to clients get the same time. Requests on
         // their way are admitted.
         let fleet = async {
-            let grace = self.resolved.server.stopped_keep_alive.min(deadline);
+            let grace = self.resolved.settings.server.stopped_keep_alive.min(deadline);
             // Also those on their way to our predecessor, which go to our processes.
             let ended = async {
                 self.gateway_done.cancelled().await;
@@ -510,7 +511,7 @@ impl RunningInstance {
         // The token ends admin answers and watchers; a client that does not read must not delay us.
         self.books.tasks.close();
         let all = async { tokio::join!(self.tasks.wait(), self.books.tasks.wait()) };
-        let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, all);
+        let tasks = tokio::time::timeout(self.resolved.settings.upstream.connect_timeout, all);
         let _ = tokio::join!(tasks, self.exporting.end());
         self.books.finish().await;
         self.access.flush();
@@ -573,7 +574,7 @@ fn canary_settings(resolved: &ResolvedConfig) -> CanarySettings {
     CanarySettings {
         data: resolved.dirs.data.clone(),
         cache: resolved.dirs.cache.clone(),
-        version_timeout: resolved.child.version_timeout,
+        version_timeout: resolved.settings.child.version_timeout,
         numbers: resolved.fleet.canary,
     }
 }

@@ -24,14 +24,13 @@ use warden_supervisor::ServerCommand;
 use super::cancel;
 use super::judge::with_access_variables;
 use super::mitigations::{MitigatedCommand, MitigationChecker, ModelMitigations};
-use super::server_facts::{self, ServerKnowledge, UnmeasuredBinary, slot_files_in, unix_sockets_in};
+use super::server_facts::{self, ServerKnowledge, slot_files_in, unix_sockets_in};
 use super::start_switches;
 use crate::arguments;
 use crate::machine::{HostMachine, is_executable};
 use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
 use crate::resolve::ResolvedConfig;
 
-/// Variable for llama-server's `--alias`.
 const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
 
 /// Binary that a model's configuration asks for.
@@ -104,12 +103,22 @@ impl FoundBinary {
         }
     }
 
-    /// Facts of the build; `version` is the output of `--version`.
-    fn facts(self, version: &str) -> BuildFacts {
-        match self {
+    async fn query(
+        self,
+        asked: ServerCommand,
+        cache: &Path,
+        timeout: Duration,
+        place: &ConfigPlace,
+        machine: &HostMachine,
+    ) -> Result<(BuildFacts, ServerKnowledge), ConfigProblem> {
+        let asked = ServerCommand { binary: self.path().to_owned(), ..asked };
+        let version = try_version(&asked, timeout, place, machine).await?;
+        let behaves = self.known_behaviour(&asked, cache, &version, timeout).await;
+        let facts = match self {
             Self::Built(build) => build.facts,
-            Self::Foreign(path) => BuildFacts::from_binary(&path, version),
-        }
+            Self::Foreign(path) => BuildFacts::from_binary(&path, &version),
+        };
+        Ok((facts, behaves))
     }
 }
 
@@ -126,55 +135,46 @@ pub async fn fill_binaries(
     let mut known: HashMap<(BinaryChoice, ServerCommand), Option<(BuildFacts, ServerKnowledge)>> =
         HashMap::new();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut unmeasured: Vec<UnmeasuredBinary> = Vec::new();
     let mut judge = MitigationChecker::default();
-    let timeout = resolved.child.version_timeout;
+    let timeout = resolved.settings.child.version_timeout;
     let drop_in = resolved.fleet.any_name;
-    let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
-    let models = models.zip(&resolved.cancel).zip(resolved.builds.iter_mut().zip(&mut resolved.flags));
-    for ((((spec, (choice, place)), mitigations), cancel), (build, flags)) in models {
+    for (spec, model) in resolved.fleet.models.iter_mut().zip(&mut resolved.models) {
         let asked = query_command(&spec.command);
-        let key = (choice.clone(), asked.clone());
+        let key = (model.choice.clone(), asked.clone());
         if !known.contains_key(&key) {
-            let tried = match find_binary(choice, runs_elsewhere(&asked), place, machine, builds) {
-                Ok(found) => {
-                    let asked = ServerCommand { binary: found.path().to_owned(), ..asked };
-                    match try_version(&asked, timeout, place, machine).await {
-                        Ok(version) => {
-                            let behaves =
-                                found.known_behaviour(&asked, &resolved.dirs.cache, &version, timeout).await;
-                            Ok((found.facts(&version), behaves))
-                        }
-                        Err(problem) => Err(problem),
-                    }
-                }
+            let place = &model.choice_place;
+            let tried = match find_binary(&model.choice, runs_elsewhere(&asked), place, machine, builds) {
+                Ok(found) => found.query(asked, &resolved.dirs.cache, timeout, place, machine).await,
                 Err(problem) => Err(problem),
             };
             let facts = tried.map_err(|problem| problems.push(problem)).ok();
             known.insert(key.clone(), facts);
         }
-        if let Some(Some((facts, behaves))) = known.get(&key) {
-            let name = spec.name.as_str();
-            let command = judge.check(name, mitigations, facts, &mut problems, &mut resolved.warnings);
-            spec.command.binary.clone_from(&facts.binary);
-            *build = Some(facts.clone());
-            flags.clone_from(&behaves.flags);
-            let name = spec.name.clone();
-            let command = command.respelled(flags.as_deref());
-            set_command(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
-            let known = flags.as_deref();
-            spec.start_switches =
-                start_switches::find_switches(name.as_str(), mitigations, facts, known, drop_in);
-            let facts = server_facts::server_facts(behaves.measured, &spec.command, cores);
-            spec.facts = ServerFacts { slot_files: behaves.slot_files, ..facts };
-            unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
+        let Some(Some((facts, behaves))) = known.get(&key) else { continue };
+        let name = spec.name.clone();
+        let mitigations = &model.mitigations;
+        let command = judge.check(name.as_str(), mitigations, facts, &mut problems, &mut resolved.warnings);
+        let flags = behaves.flags.as_deref();
+        spec.command.binary.clone_from(&facts.binary);
+        let command = command.respelled(flags);
+        set_command(&mut spec.command, &name, command, mitigations, facts, model.cancel, drop_in);
+        spec.start_switches =
+            start_switches::find_switches(name.as_str(), mitigations, facts, flags, drop_in);
+        spec.facts = ServerFacts {
+            slot_files: behaves.slot_files,
+            ..server_facts::server_facts(behaves.measured, &spec.command, cores)
+        };
+        model.build = Some(facts.clone());
+        model.flags.clone_from(&behaves.flags);
+        if let Some(new) = &behaves.unmeasured
+            && !resolved.unmeasured.contains(new)
+        {
+            resolved.unmeasured.push(new.clone());
         }
     }
-    resolved.unmeasured = unmeasured;
     if problems.is_empty() { Ok(()) } else { Err(ConfigProblems(problems)) }
 }
 
-/// Sets arguments and variables of a command.
 fn set_command(
     own: &mut ServerCommand,
     name: &ModelName,
@@ -267,15 +267,15 @@ impl ResolvedConfig {
         list: &[String],
         judge: &mut MitigationChecker,
     ) -> Result<AlternativeCommand, String> {
-        let all = self.fleet.models.get(model).zip(self.mitigations.get(model)).zip(self.cancel.get(model));
-        let Some(((spec, configured), cancel)) = all else { return Err("there is no such model".to_owned()) };
-        let Some(Some(facts)) = self.builds.get(model) else {
-            return Err("its llama-server is not known".to_owned());
+        let Some((spec, own)) = self.fleet.models.get(model).zip(self.models.get(model)) else {
+            return Err("there is no such model".to_owned());
         };
-        let (mitigations, mut notes) = configured.with_list(list)?;
-        let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+        let Some(facts) = &own.build else { return Err("its llama-server is not known".to_owned()) };
+        let (mitigations, mut notes) = own.mitigations.with_list(list)?;
+        let flags = own.flags.as_deref();
         let name = spec.name.as_str();
-        let flags = self.flags.get(model).and_then(Option::as_deref);
+        let mut problems = Vec::new();
+        let mut warnings = Vec::new();
         let done = judge.check(name, &mitigations, facts, &mut problems, &mut warnings).respelled(flags);
         let prefix = format!("model `{name}`: ");
         let bare = |problem: ConfigProblem| {
@@ -287,7 +287,7 @@ impl ResolvedConfig {
         }
         notes.extend(warnings.into_iter().map(bare));
         let mut command = spec.command.clone();
-        set_command(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
+        set_command(&mut command, &spec.name, done, &mitigations, facts, own.cancel, self.fleet.any_name);
         Ok(AlternativeCommand { command, notes, descriptions: mitigations.describe_effects() })
     }
 }

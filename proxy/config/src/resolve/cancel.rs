@@ -12,7 +12,6 @@ use warden_policies::modes::CancelMode;
 use super::mitigations::ModelMitigations;
 
 const CANCEL_FIX: &str = "cancel-nonstream";
-/// Variable that switches the fix on.
 pub(crate) const CANCEL_FIX_VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
 /// Returns the variable that switches the fix on, if `cancel` allows the fix, the build has it, and the

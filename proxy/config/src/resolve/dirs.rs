@@ -42,7 +42,8 @@ impl LoadedConfig {
         let given = |path: &Option<PathBuf>| path.as_ref().map(|path| self.absolute(machine, path));
         let Some(state) = given(&paths.state_dir).or_else(|| machine.state_dir()) else {
             let message = format!(
-                "there is no place for our state: HOME is not set, and the system's list of users has no home for user {}",
+                "there is no place for our state: HOME is not set, and the system's list of users has no \
+                 home for user {}",
                 machine.uid
             );
             let hint = "set HOME, or name directories with `paths.state_dir` and its like";

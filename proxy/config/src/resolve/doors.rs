@@ -1,15 +1,16 @@
-//! Access rules: the file of API keys, accepted host names, and allowed web pages.
+//! Access rules: TLS files, the file of API keys, accepted host names, and allowed web pages.
 
 use std::net::{IpAddr, ToSocketAddrs};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use warden_gateway::KeySpec;
-use warden_policies::{AllowedOrigins, HostNames, ModelName};
+use warden_gateway::{KeySpec, TlsFiles, TlsState};
+use warden_policies::{AllowedOrigins, HostNames, ModelName, defaults};
 use warden_supervisor::spec::SharedSpec;
 
 use super::keys::KeyFile;
 use crate::arguments::{self, ListeningFlag};
-use crate::problem::{ConfigPlace, ConfigProblem};
+use crate::problem::{ConfigPlace, ConfigProblem, owned_path};
 use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 
@@ -25,7 +26,6 @@ impl ConfigResolver<'_> {
         (!named.is_empty()).then(|| self.absolute(Path::new(named)))
     }
 
-    /// Returns whether clients need API keys.
     pub(crate) fn has_keys(&self) -> bool {
         !self.loaded.settings.server.keys.is_empty()
     }
@@ -39,26 +39,22 @@ impl ConfigResolver<'_> {
         let path = self.resolve_file(&self.loaded.settings.server.keys)?;
         let models = models.iter().map(|model| (model.name.clone(), model.aliases.clone()));
         let names: Vec<_> = models.chain(others).collect();
-        match KeyFile::load(&path) {
-            Ok(file) => {
-                let (specs, warnings) = file.specs(&names);
-                if specs.iter().any(|key| key.operator) && !self.loaded.settings.server.api_prefix.is_empty()
-                {
-                    let message = "a key has `operator = true`, which opens the page at /page/, and with \
-                                   `server.api_prefix` the page's own addresses would lead elsewhere";
-                    let hint = "take `operator` from the key, or listen without `server.api_prefix`";
-                    self.problems.push(
-                        ConfigProblem::new(self.place(&["server", "api_prefix"]), message).with_hint(hint),
-                    );
-                }
-                self.warnings.extend(warnings);
-                Some(specs)
-            }
+        let file = match KeyFile::load(&path) {
+            Ok(file) => file,
             Err(problems) => {
                 self.problems.extend(problems.0);
-                None
+                return None;
             }
+        };
+        let (specs, warnings) = file.specs(&names);
+        if specs.iter().any(|key| key.operator) && !self.loaded.settings.server.api_prefix.is_empty() {
+            let message = "a key has `operator = true`, which opens the page at /page/, and with \
+                           `server.api_prefix` the page's own addresses would lead elsewhere";
+            let hint = "take `operator` from the key, or listen without `server.api_prefix`";
+            self.report(&["server", "api_prefix"], message, hint);
         }
+        self.warnings.extend(warnings);
+        Some(specs)
     }
 
     /// Returns the source of the variable that makes a model's process require a key, if it is set.
@@ -69,7 +65,6 @@ impl ConfigResolver<'_> {
         self.machine.var(KEY_VARIABLE).map(|_| ConfigPlace::Env(KEY_VARIABLE.to_owned()))
     }
 
-    /// Returns whether every process requires a key itself.
     fn processes_need_keys(&self) -> bool {
         self.loaded.models.iter().all(|(name, model)| {
             let flag =
@@ -104,9 +99,48 @@ impl ConfigResolver<'_> {
              of the network opens can use the models",
             server.host
         );
-        let hint = "name a file of keys in `server.keys`, or the pages in `server.cors`, or set `server.cors = \"off\"`";
-        self.warnings.push(ConfigProblem::new(self.place(&["server", "host"]), message).with_hint(hint));
+        let hint = "name a file of keys in `server.keys`, or the pages in `server.cors`, or set \
+                    `server.cors = \"off\"`";
+        self.warn(&["server", "host"], message, hint);
     }
+
+    /// Returns the section `[server]` with absolute paths. Unusable files are reported as problems.
+    pub(crate) fn server(&mut self) -> defaults::Server {
+        let mut server = self.loaded.settings.server.clone();
+        for path in [&mut server.tls_cert, &mut server.tls_key] {
+            if !path.is_empty() {
+                *path = self.absolute(Path::new(path)).to_string_lossy().into_owned();
+            }
+        }
+        if let Some(files) = TlsFiles::from_settings(&server.tls_cert, &server.tls_key) {
+            self.check_tls(files, server.h2);
+        }
+        server
+    }
+
+    fn check_tls(&mut self, files: TlsFiles, h2: bool) {
+        let loaded = self.loaded;
+        let place = |key| match loaded.place(&owned_path(&["server", key])) {
+            ConfigPlace::Default => ConfigPlace::Nowhere,
+            place => place,
+        };
+        if is_readable_by_all(&files.key) {
+            let message = format!("the TLS key {} can be read by everybody here", files.key.display());
+            let hint = format!("run `chmod o-r {}`", files.key.display());
+            self.warnings.push(ConfigProblem::new(place("tls_key"), message).with_hint(hint));
+        }
+        if let Err(error) = TlsState::load(files, h2) {
+            let is_key = self.loaded.settings.server.tls_cert.is_empty();
+            let place = place(if is_key { "tls_key" } else { "tls_cert" });
+            let hint = "`server.tls_cert` and `server.tls_key` are PEM files that llama-warden can read; \
+                        without both, it speaks HTTP";
+            self.problems.push(ConfigProblem::new(place, error.to_string()).with_hint(hint));
+        }
+    }
+}
+
+fn is_readable_by_all(key: &Path) -> bool {
+    std::fs::metadata(key).is_ok_and(|facts| facts.permissions().mode() & 0o004 != 0)
 }
 
 /// Returns true if all hosts are loopback addresses. A name that does not resolve is reported elsewhere.
@@ -155,12 +189,12 @@ mod tests {
     #[test]
     fn the_file_is_beside_the_configuration_and_unknown_models_are_told() {
         let resolved = read(KEYS, "aliases = [\"nick\"]", false, &[]).unwrap();
-        let keys = resolved.keys.unwrap();
+        let keys = resolved.gateway.keys.unwrap();
         assert_eq!((keys.len(), &*keys[0].name), (1, "alice"));
         assert_eq!(keys[0].models.as_ref().unwrap().len(), 1, "by name and by alias it is one model");
         let [warning] = resolved.warnings.as_slice() else { panic!("{:?}", resolved.warnings) };
         assert!(warning.to_string().ends_with("keys.toml:1: key `alice`: `z` in `models` means no model"));
-        assert!(read("", "", false, &[]).unwrap().keys.is_none());
+        assert!(read("", "", false, &[]).unwrap().gateway.keys.is_none());
         assert!(
             read("keys = \"no.toml\"", "", false, &[])
                 .unwrap_err()
@@ -198,8 +232,9 @@ mod tests {
 
     #[test]
     fn foreign_names_are_refused_only_where_they_get_a_page_past_closed_doors() {
-        let takes =
-            |server: &str, model: &str| read(server, model, true, &[]).unwrap().names.allow("evil.example");
+        let takes = |server: &str, model: &str| {
+            read(server, model, true, &[]).unwrap().gateway.names.allow("evil.example")
+        };
         for server in
             ["cors = \"off\"", "cors = [\"https://app.example\"]", "cors = \"off\"\nhost = \"localhost\""]
         {

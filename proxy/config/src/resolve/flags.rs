@@ -7,14 +7,12 @@ use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::time::Duration;
 
-use warden_patches::mitigation::BuildFacts;
 use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
 use warden_supervisor::ServerCommand;
 
 use super::binary::{query_command, query_program};
-use super::mitigations::ModelMitigations;
-use crate::problem::{ConfigPlace, ConfigProblem, similarity};
-use crate::resolve::ResolvedConfig;
+use crate::problem::{ConfigPlace, ConfigProblem, owned_path, similarity};
+use crate::resolve::{ResolvedConfig, ResolvedModel};
 use crate::source::layers::LoadedConfig;
 
 /// Least similarity (Jaro-Winkler, 0 to 1) at which another flag is suggested.
@@ -34,106 +32,101 @@ pub struct UnknownWords {
 pub async fn find_unknown_words(loaded: &LoadedConfig, resolved: &ResolvedConfig) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut unknown = UnknownWords::default();
-    let models =
-        loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.mitigations).zip(&resolved.builds);
-    for ((((name, model), spec), mitigations), build) in models {
+    let models = loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.models);
+    for (((name, written), spec), model) in models {
         let binary = spec.command.binary.as_path();
         let key = (spec.command.wrapper.as_slice(), binary);
         let list = match lists.entry(key) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                entry.insert(known_flags(&spec.command, resolved.child.version_timeout).await)
+                entry.insert(known_flags(&spec.command, resolved.settings.child.version_timeout).await)
             }
         };
-        let check = ModelFlagCheck { name, binary, list: list.as_ref(), build: build.as_ref() };
-        for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
-            let path = ["models".to_owned(), name.clone(), key.to_owned()];
-            let place = |index: usize| loaded.item_place(&path, index);
-            unknown.refused.extend(check.check_arguments(args, mitigations, &place));
+        let check = ModelFlagCheck { name, binary, list: list.as_ref(), model };
+        for (key, args) in [("args", &written.args), ("fallback", &written.fallback)] {
+            let path = owned_path(&["models", name, key]);
+            unknown.refused.extend(check.check_arguments(args, &|index| loaded.item_place(&path, index)));
         }
-        let place = |key: &str| loaded.place(&["models", name.as_str(), "env", key].map(str::to_owned));
-        unknown.ignored.extend(model.env.keys().filter_map(|key| check.check_variable(key, place(key))));
-        unknown.refused.extend(check.check_mitigation_flags(&spec.command.args, mitigations));
+        let place = |key: &str| loaded.place(&owned_path(&["models", name, "env", key]));
+        unknown.ignored.extend(written.env.keys().filter_map(|key| check.check_variable(key, place(key))));
+        unknown.refused.extend(check.check_mitigation_flags(&spec.command.args));
     }
     unknown
 }
 
-/// Checks one model against the flags that its llama-server lists.
 struct ModelFlagCheck<'a> {
     name: &'a str,
     binary: &'a Path,
     list: Option<&'a FlagList>,
-    build: Option<&'a BuildFacts>,
+    model: &'a ResolvedModel,
 }
 
 impl ModelFlagCheck<'_> {
-    /// Checks the arguments that the operator configured.
-    fn check_arguments(
-        &self,
-        args: &[String],
-        mitigations: &ModelMitigations,
-        place: &dyn Fn(usize) -> ConfigPlace,
-    ) -> Vec<ConfigProblem> {
-        let (name, binary) = (self.name, self.binary.display());
-        let unknown = self.list.map(|list| unknown_flags(args, list)).unwrap_or_default();
-        let unknown = unknown.into_iter().map(|(index, word)| {
-            let message = format!("model `{name}`: {binary} has no flag `{word}`");
+    fn problem(&self, place: ConfigPlace, what: &str) -> ConfigProblem {
+        ConfigProblem::new(place, format!("model `{}`: {what}", self.name))
+    }
+
+    fn check_arguments(&self, args: &[String], place: &dyn Fn(usize) -> ConfigPlace) -> Vec<ConfigProblem> {
+        let mut problems = Vec::new();
+        for (index, word) in self.list.map(|list| unknown_flags(args, list)).unwrap_or_default() {
             let next = args.get(index + 1).map(String::as_str);
-            ConfigProblem::new(place(index), message).with_hint(self.hint(word, next))
-        });
-        let catalogue = mitigations.available().ok().zip(self.build);
-        let refused = catalogue.map(|(list, build)| list.refused_values(args, build)).unwrap_or_default();
-        let refused = refused.into_iter().map(|(index, why)| {
-            let hint = "choose another value, or another build";
-            ConfigProblem::new(place(index), format!("model `{name}`: {why}")).with_hint(hint)
-        });
+            let problem =
+                self.problem(place(index), &format!("{} has no flag `{word}`", self.binary.display()));
+            problems.push(problem.with_hint(self.hint(word, next)));
+        }
         // Check values only for builds from the store: a fork may number its builds differently.
-        let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
-        unknown.chain(refused.filter(|_| is_ours)).collect()
+        let build = self.model.build.as_ref().filter(|build| build.provenance.is_some());
+        if let Some((list, build)) = self.model.mitigations.available().ok().zip(build) {
+            for (index, why) in list.refused_values(args, build) {
+                let hint = "choose another value, or another build";
+                problems.push(self.problem(place(index), &why).with_hint(hint));
+            }
+        }
+        problems
     }
 
     /// Checks a variable that the operator sets, because llama-server silently ignores unknown ones.
     fn check_variable(&self, key: &str, place: ConfigPlace) -> Option<ConfigProblem> {
-        let list = self.list.filter(|list| !list.knows_variable(key))?;
-        let (name, binary) = (self.name, self.binary.display());
+        let list = self.list?;
+        if list.knows_variable(key) {
+            return None;
+        }
+        let binary = self.binary.display();
         let hint = match nearest(key, list.variables(), strip_variable_prefix) {
             Some(nearest) => format!("the nearest is `{nearest}`"),
             None => format!("`{binary} --help` lists those that it knows"),
         };
-        Some(
-            ConfigProblem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`"))
-                .with_hint(hint),
-        )
+        Some(self.problem(place, &format!("{binary} ignores the variable `{key}`")).with_hint(hint))
     }
 
     /// Checks the flags that mitigations added to `args`, in this binary's spelling.
-    fn check_mitigation_flags(&self, args: &[String], mitigations: &ModelMitigations) -> Vec<ConfigProblem> {
+    fn check_mitigation_flags(&self, args: &[String]) -> Vec<ConfigProblem> {
         let Some(list) = self.list else { return Vec::new() };
-        let (name, binary) = (self.name, self.binary.display());
-        let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
+        let wrong = self.model.mitigations.given_flags().filter_map(|(place, mitigation, words)| {
             let words = list.translate(words).words;
             let flag = words.first().filter(|flag| !list.knows(flag))?;
             // Skip a flag that was not added, because it is for another backend or was overruled.
-            args.windows(words.len()).any(|own| own == words).then(|| {
-                let message = format!(
-                    "model `{name}`: mitigation {mitigation} gives `{}`, and {binary} has no flag `{flag}`",
-                    words.join(" ")
-                );
-                let hint = self.hint(flag, words.get(1).map(String::as_str));
-                ConfigProblem::new(place.clone(), message)
-                    .with_hint(format!("remove it from `mitigations`; {hint}"))
-            })
+            if !args.windows(words.len()).any(|own| own == words) {
+                return None;
+            }
+            let binary = self.binary.display();
+            let message = format!(
+                "mitigation {mitigation} gives `{}`, and {binary} has no flag `{flag}`",
+                words.join(" ")
+            );
+            let hint = self.hint(flag, words.get(1).map(String::as_str));
+            let hint = format!("remove it from `mitigations`; {hint}");
+            Some(self.problem(place.clone(), &message).with_hint(hint))
         });
         wrong.collect()
     }
 
     /// Suggests a flag in place of an unknown one.
     fn hint(&self, word: &str, next: Option<&str>) -> String {
-        let list = self.list;
-        list.and_then(|list| list.renamed_hint(word, next))
-            .or_else(|| {
-                Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names(), |word| word)?))
-            })
+        let renamed = self.list.and_then(|list| list.renamed_hint(word, next));
+        let near = || nearest(&normal_flag(word), self.list?.names(), |word| word);
+        renamed
+            .or_else(|| Some(format!("the nearest is `{}`", near()?)))
             .unwrap_or_else(|| format!("`{} --help` lists its flags", self.binary.display()))
     }
 }

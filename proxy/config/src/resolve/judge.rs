@@ -31,12 +31,11 @@ pub(crate) fn with_access_variables(mut removed: Vec<String>, drop_in: bool) -> 
 
 impl ConfigResolver<'_> {
     pub(crate) fn check_directory(&mut self, name: &str, directory: Option<&Path>) {
-        if let Some(path) = directory.filter(|path| !path.is_dir()) {
-            let place = self.place(&["models", name, "directory"]);
-            self.problems.push(ConfigProblem::new(
-                place,
-                format!("model `{name}`: there is no directory {}", path.display()),
-            ));
+        if let Some(path) = directory
+            && !path.is_dir()
+        {
+            let message = format!("model `{name}`: there is no directory {}", path.display());
+            self.problems.push(ConfigProblem::new(self.place(&["models", name, "directory"]), message));
         }
     }
 
@@ -52,41 +51,35 @@ impl ConfigResolver<'_> {
             let in_env =
                 model.env.contains_key("LLAMA_ARG_MODEL") || self.machine.var("LLAMA_ARG_MODEL").is_some();
             if arguments::remote_model(args).is_none() && !in_env {
-                let place = self.place(&["models", name]);
-                let problem = ConfigProblem::new(place, format!("model `{name}`: no model file is given"));
-                self.warnings.push(
-                    problem
-                        .with_hint(format!("set `model = \"file.gguf\"` in [models.{}]", quoted_key(name))),
-                );
+                let hint = format!("set `model = \"file.gguf\"` in [models.{}]", quoted_key(name));
+                self.warn(&["models", name], format!("model `{name}`: no model file is given"), hint);
             }
             return;
         };
         let path = directory.unwrap_or(&self.machine.cwd).join(file);
+        let shown = path.display();
         let complaint = match std::fs::metadata(&path) {
             Ok(facts) if facts.is_file() => return,
-            Ok(_) => format!("model `{name}`: {} is not a file", path.display()),
+            Ok(_) => format!("model `{name}`: {shown} is not a file"),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                format!("model `{name}`: there is no file {}", path.display())
+                format!("model `{name}`: there is no file {shown}")
             }
-            Err(error) => format!("model `{name}`: {} cannot be read: {error}", path.display()),
+            Err(error) => format!("model `{name}`: {shown} cannot be read: {error}"),
         };
-        let place = self.place(&["models", name, key]);
         let hint =
             "check the path; `llama-warden sample-model -o FILE` writes a small model to try things with";
-        self.problems.push(ConfigProblem::new(place, complaint).with_hint(hint));
+        self.report(&["models", name, key], complaint, hint);
     }
 
     pub(crate) fn check_listening(&mut self, name: &str, model: &ModelConfig, args: &[String]) {
-        let place = self.place(&["models", name, "args"]);
-        let in_env =
-            ["LLAMA_ARG_HOST", "LLAMA_ARG_PORT"].into_iter().find(|key| model.env.contains_key(*key));
-        if let Some(key) = in_env {
-            let place = self.place(&["models", name, "env", key]);
-            let problem = ConfigProblem::new(
-                place,
-                format!("model `{name}`: {key} in `env` says where to listen, which llama-warden decides"),
-            );
-            self.problems.push(problem.with_hint("set `host` and `port` in [server]"));
+        for key in ["LLAMA_ARG_HOST", "LLAMA_ARG_PORT"] {
+            if model.env.contains_key(key) {
+                let message = format!(
+                    "model `{name}`: {key} in `env` says where to listen, which llama-warden decides"
+                );
+                self.report(&["models", name, "env", key], message, "set `host` and `port` in [server]");
+                break;
+            }
         }
         if let Some((key, place)) = self.harmful_variable(name, model) {
             let message = format!("model `{name}`: with {key} we could not reach the process");
@@ -97,9 +90,9 @@ impl ConfigResolver<'_> {
         if self.has_keys()
             && let Some(place) = self.key_variable(name, model)
         {
-            let problem =
-                ConfigProblem::new(place, format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}"));
-            self.problems.push(problem.with_hint("unset it, or remove `server.keys`"));
+            let message = format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}");
+            let hint = "unset it, or remove `server.keys`";
+            self.problems.push(ConfigProblem::new(place, message).with_hint(hint));
         }
         let Some((flag, what)) = arguments::first_listening(args) else { return };
         let (why, hint) = match what {
@@ -123,8 +116,8 @@ impl ConfigResolver<'_> {
                 "remove it, and name a file of keys in `server.keys`",
             ),
         };
-        let problem = ConfigProblem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
-        self.problems.push(problem.with_hint(hint));
+        let message = format!("model `{name}`: `{flag}` in `args`: {why}");
+        self.report(&["models", name, "args"], message, hint);
     }
 
     /// Finds a variable from [`ACCESS_VARIABLES`], set for the model or inherited from llama-warden.
@@ -138,9 +131,10 @@ impl ConfigResolver<'_> {
             .or_else(|| inherited.next().map(|key| (key, ConfigPlace::Env(key.to_owned()))))
     }
 
-    /// Finds contradictions in the whole configuration.
     pub(crate) fn check_contradictions(&mut self, specs: &[SharedSpec]) {
         let inherited = self.machine.text_vars();
+        let settings = &self.loaded.settings;
+        let memory = self.machine.memory;
         let models = self.loaded.models.iter().zip(specs).map(|((name, model), spec)| {
             let command = &spec.command;
             let mut env: BTreeMap<String, String> = inherited.iter().cloned().collect();
@@ -148,13 +142,10 @@ impl ConfigResolver<'_> {
             env.extend(command.env.iter().cloned());
             let slots = arguments::slots(&command.args);
             let keeps = DeclaredMemory::from_command(&command.args, &env, None);
-            ModelSummary { name, model, declared: keeps, args: &command.args, slots }
+            let args = command.args.as_slice();
+            ModelSummary { settings, memory, name, model, declared: keeps, args, slots }
         });
-        let whole = ConfigSummary {
-            settings: &self.loaded.settings,
-            memory: self.machine.memory,
-            models: models.collect(),
-        };
+        let whole = ConfigSummary { settings, memory, models: models.collect() };
         for found in contradictions::find(&whole) {
             let problem =
                 ConfigProblem::new(self.loaded.place(&found.path), found.message).with_hint(found.hint);

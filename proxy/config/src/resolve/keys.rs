@@ -25,7 +25,7 @@ use warden_gateway::{KeyHash, KeySpec};
 use warden_policies::{ModelName, RateLimit, pattern_matches};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted_key};
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, SourceLines, quoted_key};
 use crate::schema::validate::validate_as;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
@@ -72,15 +72,15 @@ impl KeyFile {
     /// # Errors
     /// The file cannot be read, other users may write it, or a key in it is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigProblems> {
-        let whole = || ConfigPlace::File { path: path.to_owned(), line: 0 };
+        let problem = |message: String| ConfigProblem::new(ConfigPlace::whole_file(path), message);
         let unreadable = |error: std::io::Error| {
-            ConfigProblem::new(whole(), format!("the file of keys cannot be read: {error}"))
+            problem(format!("the file of keys cannot be read: {error}"))
                 .with_hint("`llama-warden keys new NAME --file FILE` writes one; `server.keys` names it")
         };
         let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
         let bytes = Zeroizing::new(std::fs::read(path).map_err(unreadable)?);
         let text = std::str::from_utf8(&bytes)
-            .map_err(|_| ConfigProblem::new(whole(), "the file of keys is not text in UTF-8"))?;
+            .map_err(|_| problem("the file of keys is not text in UTF-8".to_owned()))?;
         let file = Self::parse(path, text)?;
         let secrets = file.keys.iter().any(|key| key.in_clear);
         let why = if mode & OTHERS_WRITE != 0 {
@@ -94,7 +94,7 @@ impl KeyFile {
             "`chmod 600 {}`; a file with nothing but `sha256` may be read by everybody",
             path.display()
         );
-        Err(ConfigProblem::new(whole(), format!("the file of keys: {why}")).with_hint(hint).into())
+        Err(problem(format!("the file of keys: {why}")).with_hint(hint).into())
     }
 
     /// Parses the text of a key file.
@@ -102,32 +102,28 @@ impl KeyFile {
     /// # Errors
     /// The file is not TOML, or a key in it is wrong.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigProblems> {
-        let locate = |byte: Option<usize>| ConfigPlace::in_file(path, text, byte);
+        let lines = SourceLines::new(path, text);
         let table = DeTable::parse(text).map_err(|error| {
-            let byte = error.span().map(|span| span.start);
             // Keep only the first line, which describes the error; further lines would quote the text.
-            let message = error.message().lines().next().unwrap_or_default().to_owned();
-            ConfigProblem::new(locate(byte), format!("this is not TOML: {message}"))
+            let message = error.message().lines().next().unwrap_or_default();
+            ConfigProblem::new(lines.place(error.span()), format!("this is not TOML: {message}"))
         })?;
         let mut problems = Vec::new();
-        let mut tree = to_tree(table, &locate, &mut problems);
-        problems.extend(validate_as(&mut tree, key_file_schema(), &locate));
-        let ConfigValue::Table(entries) = &tree.kind else { return Err(ConfigProblems(problems)) };
+        let mut tree = to_tree(table, &lines, &mut problems);
+        problems.extend(validate_as(&mut tree, key_file_schema()));
         let mut keys: Vec<WrittenKey> = Vec::new();
-        for entry in entries {
-            let place = locate(entry.key_span.as_ref().map(|span| span.start));
-            let Some(key) = convert_entry(entry, place, &locate, &mut problems) else { continue };
+        for entry in tree.entries() {
+            let Some(key) = convert_entry(entry, &mut problems) else { continue };
             if let Some(same) = keys.iter().find(|other| other.hash == key.hash) {
                 let message = format!("`{}` and `{}` are the same key", same.name, key.name);
-                problems.push(
-                    ConfigProblem::new(key.place.clone(), message)
-                        .with_hint("give each its own, or remove one"),
-                );
+                let problem = ConfigProblem::new(key.place.clone(), message);
+                problems.push(problem.with_hint("give each its own, or remove one"));
             }
             keys.push(key);
         }
         if keys.is_empty() && problems.is_empty() {
-            let problem = ConfigProblem::new(locate(None), "there is no key in the file of keys");
+            let place = ConfigPlace::whole_file(path);
+            let problem = ConfigProblem::new(place, "there is no key in the file of keys");
             problems.push(problem.with_hint("`llama-warden keys new NAME` prints one"));
         }
         if problems.is_empty() { Ok(Self { keys }) } else { Err(ConfigProblems(problems)) }
@@ -192,20 +188,10 @@ fn key_file_schema() -> &'static Value {
     &SCHEMA
 }
 
-fn convert_entry(
-    entry: &TableEntry,
-    place: ConfigPlace,
-    locate: &dyn Fn(Option<usize>) -> ConfigPlace,
-    problems: &mut Vec<ConfigProblem>,
-) -> Option<WrittenKey> {
+fn convert_entry(entry: &TableEntry, problems: &mut Vec<ConfigProblem>) -> Option<WrittenKey> {
     let name = entry.key.clone();
-    let text = |field: &str| match &entry.value.entry(field)?.value.kind {
-        ConfigValue::Text(text) => Some(text.as_str()),
-        _ => None,
-    };
-    let at = |field: &str| {
-        locate(entry.value.entry(field).and_then(|entry| entry.value.span.as_ref()).map(|span| span.start))
-    };
+    let place = entry.key_place.clone();
+    let field = |field: &str| Some(&entry.value.entry(field)?.value);
     let is_name = !name.is_empty()
         && name.len() <= 64
         && name.chars().all(|c| c.is_alphanumeric() || "_-.@+".contains(c));
@@ -213,106 +199,106 @@ fn convert_entry(
         let message = "the name of a key has 1 to 64 letters, digits or `_-.@+`";
         problems.push(ConfigProblem::new(place.clone(), message));
     }
-    let mut rate = |field: &str| {
-        let parsed = text(field)?.parse::<RateLimit>();
-        parsed
-            .map_err(|e| {
-                problems.push(ConfigProblem::new(at(field), format!("`{}.{field}`: {e}", quoted_key(&name))));
-            })
-            .ok()
+    let mut rate = |name: &str| {
+        let written = field(name)?;
+        match written.text()?.parse::<RateLimit>() {
+            Ok(rate) => Some(rate),
+            Err(error) => {
+                let message = format!("`{}.{name}`: {error}", quoted_key(&entry.key));
+                problems.push(ConfigProblem::new(written.place.clone(), message));
+                None
+            }
+        }
     };
-    let (rate, tokens) = (rate("rate"), rate("tokens"));
-    let missing = |message: String| {
-        ConfigProblem::new(place.clone(), message)
-            .with_hint("`llama-warden keys new NAME` prints a key and what to write")
+    let requests = rate("rate");
+    let tokens = rate("tokens");
+    let hash = find_hash(entry, problems)?;
+    let texts =
+        |list: &ConfigNode| list.items().iter().filter_map(ConfigNode::text).map(str::to_owned).collect();
+    Some(WrittenKey {
+        name,
+        place,
+        hash,
+        in_clear: field("key").is_some(),
+        models: field("models").map(texts),
+        rate: requests,
+        tokens,
+        concurrency: field("concurrency").and_then(|value| match value.kind {
+            ConfigValue::Int(number) => usize::try_from(number).ok(),
+            _ => None,
+        }),
+        operator: field("operator").is_some_and(|value| value.kind == ConfigValue::Bool(true)),
+    })
+}
+
+/// Returns the hash of a key, and reports an entry without a hash.
+fn find_hash(entry: &TableEntry, problems: &mut Vec<ConfigProblem>) -> Option<KeyHash> {
+    let name = &entry.key;
+    let text = |field: &str| {
+        let value = &entry.value.entry(field)?.value;
+        Some((value.text()?, &value.place))
     };
-    let hash = match (text("key"), text("sha256")) {
-        (Some(_), Some(_)) => {
-            problems.push(
-                ConfigProblem::new(at("sha256"), format!("key `{name}`: both `key` and `sha256` are given"))
-                    .with_hint("keep `sha256`"),
-            );
-            None
+    let (place, message, hint) = match (text("key"), text("sha256")) {
+        (Some(_), Some((_, place))) => {
+            (place, format!("key `{name}`: both `key` and `sha256` are given"), "keep `sha256`")
         }
         // The parser has hashed the clear-text key, and has reported an unsuitable one.
-        (Some(hash), None) => KeyHash::from_hex(hash),
-        (None, Some(hash)) => {
+        (Some((hash, _)), None) => return KeyHash::from_hex(hash),
+        (None, Some((hash, place))) => {
             let parsed = KeyHash::from_hex(hash.trim());
-            if parsed.is_none() {
-                let message = format!("key `{name}`: `sha256` needs 64 hexadecimal digits");
-                problems.push(
-                    ConfigProblem::new(at("sha256"), message)
-                        .with_hint("`printf %s \"$KEY\" | sha256sum` prints them"),
-                );
+            if parsed.is_some() {
+                return parsed;
             }
-            parsed
+            let message = format!("key `{name}`: `sha256` needs 64 hexadecimal digits");
+            (place, message, "`printf %s \"$KEY\" | sha256sum` prints them")
         }
         (None, None) => {
-            problems.push(missing(format!("key `{name}`: neither `sha256` nor `key` says which key it is")));
-            None
+            let message = format!("key `{name}`: neither `sha256` nor `key` says which key it is");
+            (&entry.key_place, message, "`llama-warden keys new NAME` prints a key and what to write")
         }
     };
-    let models = match entry.value.entry("models").map(|entry| &entry.value.kind) {
-        Some(ConfigValue::List(items)) => Some(
-            items
-                .iter()
-                .filter_map(
-                    |item| if let ConfigValue::Text(text) = &item.kind { Some(text.clone()) } else { None },
-                )
-                .collect(),
-        ),
-        _ => None,
-    };
-    let concurrency = match entry.value.entry("concurrency").map(|entry| &entry.value.kind) {
-        Some(ConfigValue::Int(number)) => usize::try_from(*number).ok(),
-        _ => None,
-    };
-    let operator =
-        matches!(entry.value.entry("operator").map(|entry| &entry.value.kind), Some(ConfigValue::Bool(true)));
-    let in_clear = text("key").is_some();
-    Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency, operator })
+    problems.push(ConfigProblem::new(place.clone(), message).with_hint(hint));
+    None
 }
 
 /// Converts the parsed file for validation, with a hash in place of each clear-text key.
 fn to_tree(
     table: Spanned<DeTable<'_>>,
-    locate: &dyn Fn(Option<usize>) -> ConfigPlace,
+    lines: &SourceLines,
     problems: &mut Vec<ConfigProblem>,
 ) -> ConfigNode {
-    let span = table.span();
+    let place = lines.place(Some(table.span()));
     let mut entries = Vec::new();
     for (name, value) in table.into_inner() {
-        let at = name.span();
-        if name.get_ref().starts_with(SECRET_PREFIX) {
+        let start = name.span().start;
+        let key_place = lines.place(Some(name.span()));
+        let key = name.into_inner().into_owned();
+        if key.starts_with(SECRET_PREFIX) {
             let message = "a name begins like a secret key, and names are shown in logs";
-            let problem = ConfigProblem::new(locate(Some(at.start)), message);
-            problems.push(
-                problem
-                    .with_hint("write a section like `[alice]` with `key = \"...\"` or `sha256 = \"...\"`"),
-            );
+            let hint = "write a section like `[alice]` with `key = \"...\"` or `sha256 = \"...\"`";
+            problems.push(ConfigProblem::new(key_place, message).with_hint(hint));
             continue;
         }
-        let mut value = to_node(value);
+        let mut value = to_node(value, lines);
         if let ConfigValue::Table(fields) = &mut value.kind
             && let Some(field) = fields.iter_mut().find(|field| field.key == "key")
             && let ConfigValue::Text(text) = &mut field.value.kind
         {
             if let Some(wrong) = unsuitable_key(text) {
-                let place = locate(field.value.span.as_ref().map(|span| span.start));
-                problems.push(
-                    ConfigProblem::new(place, format!("key `{}`: {wrong}", name.get_ref()))
-                        .with_hint("`llama-warden keys new NAME` prints one that nobody guesses"),
-                );
+                let message = format!("key `{key}`: {wrong}");
+                let hint = "`llama-warden keys new NAME` prints one that nobody guesses";
+                problems.push(ConfigProblem::new(field.value.place.clone(), message).with_hint(hint));
             }
             let hash = KeyHash::from_key(text.as_bytes()).to_hex();
             text.zeroize();
             *text = hash;
         }
-        entries.push(TableEntry { key: name.into_inner().into_owned(), key_span: Some(at), value });
+        entries.push((start, TableEntry { key, key_place, value }));
     }
-    // Sort the entries back into the order of the file.
-    entries.sort_by_key(|entry| entry.key_span.as_ref().map(|span| span.start));
-    ConfigNode { span: Some(span), kind: ConfigValue::Table(entries) }
+    // Restore the order of the file.
+    entries.sort_by_key(|(start, _)| *start);
+    let entries = entries.into_iter().map(|(_, entry)| entry);
+    ConfigNode { place, kind: ConfigValue::Table(entries.collect()) }
 }
 
 /// Returns the reason why a text cannot be used as a key; `None` if it can.
@@ -324,8 +310,8 @@ fn unsuitable_key(key: &str) -> Option<String> {
         .then(|| format!("a key of {} letters can be guessed; {MIN_KEY_BYTES} are the least", key.len()))
 }
 
-fn to_node(value: Spanned<DeValue<'_>>) -> ConfigNode {
-    let span = value.span();
+fn to_node(value: Spanned<DeValue<'_>>, lines: &SourceLines) -> ConfigNode {
+    let place = lines.place(Some(value.span()));
     let kind = match value.into_inner() {
         DeValue::String(text) => ConfigValue::Text(text.into_owned()),
         DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
@@ -333,22 +319,19 @@ fn to_node(value: Spanned<DeValue<'_>>) -> ConfigNode {
         DeValue::Float(number) => ConfigValue::Float(number.as_str().parse().unwrap_or(f64::NAN)),
         DeValue::Boolean(flag) => ConfigValue::Bool(flag),
         DeValue::Datetime(_) => ConfigValue::Date,
-        DeValue::Array(items) => ConfigValue::List(items.into_iter().map(to_node).collect()),
-        DeValue::Table(table) => ConfigValue::Table(
-            table
-                .into_iter()
-                .map(|(key, value)| {
-                    let span = key.span();
-                    TableEntry {
-                        key: key.into_inner().into_owned(),
-                        key_span: Some(span),
-                        value: to_node(value),
-                    }
-                })
-                .collect(),
-        ),
+        DeValue::Array(items) => {
+            ConfigValue::List(items.into_iter().map(|item| to_node(item, lines)).collect())
+        }
+        DeValue::Table(table) => {
+            let entries = table.into_iter().map(|(key, value)| TableEntry {
+                key_place: lines.place(Some(key.span())),
+                key: key.into_inner().into_owned(),
+                value: to_node(value, lines),
+            });
+            ConfigValue::Table(entries.collect())
+        }
     };
-    ConfigNode { span: Some(span), kind }
+    ConfigNode { place, kind }
 }
 
 /// Creates a key with 256 random bits.

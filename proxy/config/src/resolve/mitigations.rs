@@ -16,7 +16,7 @@ use warden_policies::server_flags::FlagList;
 
 use crate::arguments;
 use crate::machine::HostMachine;
-use crate::problem::{ConfigPlace, ConfigProblem};
+use crate::problem::{ConfigPlace, ConfigProblem, owned_path};
 use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
@@ -35,7 +35,6 @@ pub fn catalogue() -> Result<Arc<MitigationCatalogue>, String> {
 /// Resolved mitigations of a model, before they are checked against its llama-server.
 #[derive(Clone, Debug, Default)]
 pub struct ModelMitigations {
-    /// The list as written.
     list: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
@@ -77,7 +76,6 @@ impl ModelMitigations {
         &self.list
     }
 
-    /// Arguments with a list that has no effects, for tests.
     #[cfg(test)]
     pub(crate) fn from_args(args: Vec<String>, list: Vec<String>) -> Self {
         Self { list, args, ..Self::default() }
@@ -240,11 +238,13 @@ impl ConfigResolver<'_> {
         model: &ModelConfig,
         args: Vec<String>,
     ) -> ModelMitigations {
-        let env: Vec<(String, String)> =
-            model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let mut all =
-            ModelMitigations { list: model.mitigations.clone(), args, env, ..ModelMitigations::default() };
-        let path = ["models".to_owned(), name.to_owned(), "mitigations".to_owned()];
+        let mut all = ModelMitigations {
+            list: model.mitigations.clone(),
+            args,
+            env: model.env.clone().into_iter().collect(),
+            ..ModelMitigations::default()
+        };
+        let path = owned_path(&["models", name, "mitigations"]);
         let list = match self.mitigations_for(name, model) {
             Ok(list) => list,
             Err(error) => {
@@ -265,17 +265,17 @@ impl ConfigResolver<'_> {
             let into = if finding.error { &mut self.problems } else { &mut self.warnings };
             into.push(problem);
         }
-        let placed = |effect: MitigationEffect| {
+        for effect in done.effects {
             let place = self.loaded.item_place(&path, effect.item);
-            (effect, place)
-        };
-        all.effects = done.effects.into_iter().map(placed).collect();
-        for (index, what) in all.command(&[]).overruled {
-            let place = all.effects[index].1.clone();
-            let hint = "remove one of the two";
-            self.warnings.push(ConfigProblem::new(place, format!("model `{name}`: {what}")).with_hint(hint));
+            all.effects.push((effect, place));
         }
-        self.warn_about_inherited(name, &all);
+        let done = all.command(&[]);
+        for (index, what) in &done.overruled {
+            let place = all.effects[*index].1.clone();
+            let problem = ConfigProblem::new(place, format!("model `{name}`: {what}"));
+            self.warnings.push(problem.with_hint("remove one of the two"));
+        }
+        self.warn_about_inherited(name, &all, &done);
         all
     }
 
@@ -288,25 +288,25 @@ impl ConfigResolver<'_> {
             };
             let given = model.env.get(key).map(|value| value.trim().to_lowercase());
             if given.is_some_and(|value| ["", "0", "off", "false", "no"].contains(&value.as_str())) {
-                let place = self.place(&["models", name, "env", key]);
                 let message = format!(
                     "model `{name}`: {key} acts by being present, whatever its value: {}",
                     entry.title
                 );
-                self.warnings.push(ConfigProblem::new(place, message).with_hint(format!(
+                let hint = format!(
                     "remove it from `env`; `mitigations = [\"{}\"]` says it without the trap",
                     entry.id
-                )));
+                );
+                self.warn(&["models", name, "env", key], message, hint);
             }
         }
     }
 
-    fn warn_about_inherited(&mut self, name: &str, all: &ModelMitigations) {
-        let done = all.command(&[]);
+    /// Warns of variables that override inherited ones.
+    fn warn_about_inherited(&mut self, name: &str, all: &ModelMitigations, done: &MitigatedCommand) {
         for (effect, place) in &all.effects {
             for (key, value) in effect.set.iter().filter(|pair| done.env.contains(pair)) {
-                let inherited = self.machine.var(key).map(|own| own.to_string_lossy().into_owned());
-                if let Some(own) = inherited.filter(|own| own != value) {
+                let Some(own) = self.machine.var(key).map(|own| own.to_string_lossy()) else { continue };
+                if own != value.as_str() {
                     let message = format!(
                         "model `{name}`: our own environment has {key}={own}; the process gets {value} from \
                          mitigation {}",

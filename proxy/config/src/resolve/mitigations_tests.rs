@@ -105,7 +105,7 @@ fn judged(lines: &str, build: &BuildFacts) -> (MitigatedCommand, String, String)
     let (mut problems, mut warnings) = (Vec::new(), Vec::new());
     let command = MitigationChecker::default().check(
         "a",
-        &resolved.mitigations[0],
+        &resolved.models[0].mitigations,
         build,
         &mut problems,
         &mut warnings,

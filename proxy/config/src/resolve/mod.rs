@@ -17,7 +17,6 @@ pub mod server_facts;
 mod start_switches;
 pub mod store;
 pub mod telemetry;
-mod tls;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -45,97 +44,102 @@ use self::telemetry::TraceCollector;
 use crate::advice::{AdvisedServer, AdvisedServers};
 use crate::arguments;
 use crate::machine::HostMachine;
-use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted_key};
-use crate::settings::ModelConfig;
+use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, owned_path, quoted_key};
+use crate::settings::{ConfigSettings, ModelConfig};
 use crate::source::layers::LoadedConfig;
 
 /// Resolved settings for the parts of the program.
 #[derive(Clone, Debug)]
 pub struct ResolvedConfig {
-    /// Settings of the public listener.
-    pub server: defaults::Server,
-    /// Settings of connections to backends.
-    pub upstream: defaults::Upstream,
-    /// Log settings.
-    pub log: defaults::Log,
-    /// Settings of experiments (`diagnose`).
-    pub diagnose: defaults::Diagnose,
-    /// Settings of proofs that a build may replace another.
-    pub proof: defaults::Proof,
-    /// Settings of `update`.
-    pub update: defaults::Update,
-    /// Settings of the recorded memory history.
-    pub series: defaults::Series,
-    /// Settings of child processes.
-    pub child: defaults::Child,
+    /// All settings except those of models; the paths of the TLS files are absolute.
+    pub settings: ConfigSettings,
     /// Directories of llama-warden.
     pub dirs: WardenDirs,
-    /// Unix socket of the admin routes.
-    pub admin_socket: PathBuf,
-    /// TCP address of the admin routes.
-    pub admin_address: Option<SocketAddr>,
-    /// Answers to probes and load balancers (`[probe]`).
-    pub probe: defaults::Probe,
-    /// Address for probes.
-    pub probe_address: Option<SocketAddr>,
-    /// Address for agent checks of `HAProxy`.
-    pub agent_address: Option<SocketAddr>,
-    /// All models and their settings; [`binary`] fills in the binaries according to `choices`.
+    /// Addresses of the listeners other than the public one.
+    pub addresses: ListenerAddresses,
+    /// All models and their settings; [`binary`] fills in the binaries.
     pub fleet: FleetConfig,
-    /// Request rules, in the order of the models.
-    pub rules: Vec<Arc<ModelRules>>,
-    /// Request rules of remote models.
-    pub remote_rules: Vec<Arc<ModelRules>>,
-    /// Names that clients may use but that have no process of their own.
-    pub by_name: BTreeMap<String, VirtualName>,
-    /// Binary choice of each model, in the order of the models.
-    pub choices: Vec<(BinaryChoice, ConfigPlace)>,
-    /// The mitigations of each model, in the order of the models.
-    pub mitigations: Vec<ModelMitigations>,
-    /// Facts about the llama-server of each model, in the order of the models; [`binary`] fills them in.
-    pub builds: Vec<Option<BuildFacts>>,
-    /// Flags that the llama-server of each model lists, in the order of the models; [`binary`] fills them in.
-    pub flags: Vec<Option<Arc<FlagList>>>,
+    /// Settings of models that the fleet does not need, in the order of its models.
+    pub models: Vec<ResolvedModel>,
+    /// Rules of the gateway.
+    pub gateway: GatewayRules,
     /// Binaries from outside the store that must still be measured; [`binary`] fills them in.
     pub unmeasured: Vec<UnmeasuredBinary>,
     /// Another store in which builds are searched for.
     pub other_store: Option<PathBuf>,
-    /// API keys; `None` if clients need no key.
-    pub keys: Option<Vec<KeySpec>>,
-    /// Host names by which clients may address this server; never `Auto`.
-    pub names: HostNames,
     /// File of the access log; `None` if it is part of the log.
     pub access_log: Option<PathBuf>,
-    /// Files for recorded requests, in the order of the models.
-    pub record_requests: Vec<Option<PathBuf>>,
     /// OpenTelemetry collector for traces of requests.
     pub collector: Option<TraceCollector>,
-    /// Way of stopping work for disconnected clients, in the order of the models.
-    pub cancel: Vec<CancelMode>,
     /// Settings that are allowed but probably unintended.
     pub warnings: Vec<ConfigProblem>,
     /// The configuration as written, if it is kept for display.
     pub written: Option<Arc<LoadedConfig>>,
 }
 
+/// Addresses of the listeners other than the public one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerAddresses {
+    /// Unix socket of the admin routes.
+    pub admin_socket: PathBuf,
+    /// TCP address of the admin routes.
+    pub admin: Option<SocketAddr>,
+    /// Address for probes.
+    pub probe: Option<SocketAddr>,
+    /// Address for agent checks of `HAProxy`.
+    pub agent: Option<SocketAddr>,
+}
+
+/// Rules of the gateway that belong to no single model.
+#[derive(Clone, Debug)]
+pub struct GatewayRules {
+    /// Request rules of remote models, in their order.
+    pub remotes: Vec<Arc<ModelRules>>,
+    /// Names that clients may use but that have no process of their own.
+    pub by_name: BTreeMap<String, VirtualName>,
+    /// API keys; `None` if clients need no key.
+    pub keys: Option<Vec<KeySpec>>,
+    /// Host names by which clients may address this server; never `Auto`.
+    pub names: HostNames,
+}
+
+/// Settings of a model that its fleet does not need.
+#[derive(Clone, Debug)]
+pub struct ResolvedModel {
+    /// Request rules.
+    pub rules: Arc<ModelRules>,
+    /// Binary that the configuration asks for.
+    pub choice: BinaryChoice,
+    /// Source of the choice.
+    pub choice_place: ConfigPlace,
+    /// Mitigations.
+    pub mitigations: ModelMitigations,
+    /// Facts about the llama-server; [`binary`] fills them in.
+    pub build: Option<BuildFacts>,
+    /// Flags that the llama-server lists; [`binary`] fills them in.
+    pub flags: Option<Arc<FlagList>>,
+    /// File for recorded requests.
+    pub record_requests: Option<PathBuf>,
+    /// Way of stopping work for disconnected clients.
+    pub cancel: CancelMode,
+}
+
 impl ResolvedConfig {
     /// Returns the names of models whose configuration names a build or a program.
     pub fn bound_models(&self) -> Vec<String> {
-        let all = self.choices.iter().zip(&self.fleet.models);
-        let bound = all.filter(|((choice, _), _)| *choice != BinaryChoice::Newest);
-        bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
+        let all = self.models.iter().zip(&self.fleet.models);
+        let bound = all.filter(|(model, _)| model.choice != BinaryChoice::Newest);
+        bound.map(|(_, spec)| spec.name.as_str().to_owned()).collect()
     }
 
     /// Returns the facts about each model's server that advice depends on.
     pub fn servers(&self, machine: &HostMachine) -> AdvisedServers {
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
-        let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
-        models
-            .map(|((spec, facts), mitigations)| {
-                let server = AdvisedServer::from_spec(spec, facts.as_ref(), mitigations, &inherited);
-                (spec.name.as_str().to_owned(), server)
-            })
-            .collect()
+        let models = self.fleet.models.iter().zip(&self.models).map(|(spec, model)| {
+            let server = AdvisedServer::from_spec(spec, model.build.as_ref(), &model.mitigations, &inherited);
+            (spec.name.as_str().to_owned(), server)
+        });
+        models.collect()
     }
 }
 
@@ -171,19 +175,13 @@ impl LoadedConfig {
             return Err(ConfigProblems(resolver.problems));
         }
         let data = self.dirs(machine)?.data;
-        let built = match &choice {
-            BinaryChoice::Build(id) => store::find_build(&data, Some(id)),
-            BinaryChoice::Newest => store::find_build(&data, None),
-            BinaryChoice::Path(_) | BinaryChoice::InPath(_) => Ok(None),
-        };
         let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
-        // Ignore a damaged store: here it only costs facts, and a start reports it.
         Ok(LaunchSettings {
             args,
             env,
             env_remove,
             mitigations: mitigations.ids(),
-            facts: built.ok().flatten().map(|build| build.facts),
+            facts: store::chosen_build(&data, &choice).map(|build| build.facts),
         })
     }
 }
@@ -199,61 +197,28 @@ pub fn resolve_config(
 ) -> Result<ResolvedConfig, ConfigProblems> {
     let mut resolver = ConfigResolver { any_name, ..ConfigResolver::new(loaded, machine) };
     let dirs = loaded.dirs(machine)?;
-    let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
-    let mut rules = Vec::new();
-    for (name, model) in &loaded.models {
-        rules.push(Arc::new(resolver.model_rules(name, model)));
-        let (spec, choice, own) = resolver.resolve_model(name, model);
-        models.push(SharedSpec::new(spec, ServerFacts::default()));
-        choices.push(choice);
-        mitigations.push(own);
-    }
-    for (spec, (name, model)) in models.iter_mut().zip(&loaded.models) {
-        let shares = |other: &ModelConfig| other.groups.iter().any(|group| model.groups.contains(group));
-        let others = loaded.models.iter().filter(|(other, model)| other != name && shares(model));
-        spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
-        spec.loading.companions = resolver.loaded_with(name, model);
-    }
+    let (mut specs, models) = resolver.resolve_models();
+    resolver.resolve_companions(&mut specs);
     resolver.check_names();
     let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.resolve_remotes().into_iter().unzip();
-    let by_name = resolver.resolve_names(&rules, &remotes, &remote_rules);
-    resolver.check_runtime_dir(&dirs, &models);
+    let by_name = resolver.resolve_names(&models, &remotes, &remote_rules);
+    resolver.check_runtime_dir(&dirs, &specs);
     resolver.check_state_dir(&dirs);
-    let server = resolver.server();
+    let settings = ConfigSettings { server: resolver.server(), ..loaded.settings.clone() };
     resolver.check_log_level();
     let others = remotes.iter().map(|spec| (spec.name.clone(), spec.aliases.clone()));
     let others = others.chain(by_name.keys().map(|name| (ModelName::new(name), Vec::new())));
-    let keys = resolver.resolve_keys(&models, others.collect());
+    let keys = resolver.resolve_keys(&specs, others.collect());
     resolver.check_origins();
     let names = resolver.host_names();
-    resolver.check_contradictions(&models);
-    let settings = &loaded.settings;
-    resolver.warnings.extend(loaded.internal.iter().map(|(key, place)| {
-        let message = format!(
-            "`{key}` replaces a number that is compiled in: it is for tests, and may change without notice"
-        );
-        ConfigProblem::new(place.clone(), message).with_hint("leave it out")
-    }));
-    resolver.warnings.extend(loaded.skipped_models.iter().map(|name| {
-        let place = loaded.place(&["models".to_owned(), name.clone()]);
-        let message = format!(
-            "model `{name}` names no file, and the folders of models have none of that name: it is left out"
-        );
-        ConfigProblem::new(place, message)
-            .with_hint("it is added when its file appears; or name one with `model`")
-    }));
-    let admin_address = resolver.admin_address();
-    let probe_address = resolver.probe_address("address", &settings.probe.address);
-    let agent_address = resolver.probe_address("agent", &settings.probe.agent);
+    resolver.check_contradictions(&specs);
+    resolver.warn_about_internal();
+    resolver.warn_about_skipped();
+    let addresses = resolver.listener_addresses(&dirs);
     let access_log = resolver.resolve_file(&settings.log.access);
     let collector = resolver.resolve_collector();
-    let admin_socket = settings
-        .admin
-        .socket
-        .as_ref()
-        .map_or_else(|| dirs.runtime.join(ADMIN_SOCKET), |path| resolver.absolute(path));
     let fleet = FleetConfig {
-        models,
+        models: specs,
         remotes,
         any_name,
         shared: resolver.shared_budgets(),
@@ -265,51 +230,25 @@ pub fn resolve_config(
         state_dir: dirs.state.clone(),
         watch: WatchConfig { sensors: settings.sensors, child: settings.child },
     };
-    let ConfigResolver { problems, warnings, .. } = resolver;
-    if !problems.is_empty() {
-        return Err(ConfigProblems(problems));
+    if !resolver.problems.is_empty() {
+        return Err(ConfigProblems(resolver.problems));
     }
     Ok(ResolvedConfig {
-        server,
-        upstream: settings.upstream.clone(),
-        log: settings.log.clone(),
-        diagnose: settings.diagnose.clone(),
-        proof: settings.proof.clone(),
-        update: settings.update.clone(),
-        series: settings.series,
-        child: settings.child,
+        settings,
         dirs,
-        admin_socket,
-        admin_address,
-        probe: settings.probe.clone(),
-        probe_address,
-        agent_address,
+        addresses,
         fleet,
-        rules,
-        remote_rules,
-        by_name,
-        choices,
-        keys,
-        names,
+        models,
+        gateway: GatewayRules { remotes: remote_rules, by_name, keys, names },
+        unmeasured: Vec::new(),
+        other_store: None,
         access_log,
         collector,
-        builds: vec![None; mitigations.len()],
-        flags: vec![None; mitigations.len()],
-        other_store: None,
-        unmeasured: Vec::new(),
-        record_requests: loaded
-            .models
-            .iter()
-            .map(|(_, model)| model.record_requests.as_ref().map(|path| loaded.absolute(machine, path)))
-            .collect(),
-        cancel: loaded.models.iter().map(|(_, model)| model.run.cancel).collect(),
-        mitigations,
-        warnings,
+        warnings: resolver.warnings,
         written: None,
     })
 }
 
-/// State of a resolution.
 pub(crate) struct ConfigResolver<'a> {
     pub(crate) loaded: &'a LoadedConfig,
     pub(crate) machine: &'a HostMachine,
@@ -320,7 +259,6 @@ pub(crate) struct ConfigResolver<'a> {
 }
 
 impl<'a> ConfigResolver<'a> {
-    /// Creates a resolver without findings.
     pub(crate) fn new(loaded: &'a LoadedConfig, machine: &'a HostMachine) -> Self {
         Self {
             loaded,
@@ -331,34 +269,101 @@ impl<'a> ConfigResolver<'a> {
             own: OwnSets::default(),
         }
     }
-}
 
-impl ConfigResolver<'_> {
-    pub(crate) fn place(&self, path: &[&str]) -> ConfigPlace {
-        let path: Vec<String> = path.iter().map(|&key| key.to_owned()).collect();
-        self.loaded.place(&path)
+    pub(crate) fn place(&self, key: &[&str]) -> ConfigPlace {
+        self.loaded.place(&owned_path(key))
+    }
+
+    pub(crate) fn report(&mut self, key: &[&str], message: impl Into<String>, hint: impl Into<String>) {
+        self.problems.push(ConfigProblem::new(self.place(key), message).with_hint(hint));
+    }
+
+    pub(crate) fn warn(&mut self, key: &[&str], message: impl Into<String>, hint: impl Into<String>) {
+        self.warnings.push(ConfigProblem::new(self.place(key), message).with_hint(hint));
     }
 
     pub(crate) fn absolute(&self, path: &Path) -> PathBuf {
         self.loaded.absolute(self.machine, path)
     }
 
+    fn resolve_models(&mut self) -> (Vec<SharedSpec>, Vec<ResolvedModel>) {
+        let mut specs = Vec::new();
+        let mut models = Vec::new();
+        for (name, model) in &self.loaded.models {
+            let rules = Arc::new(self.model_rules(name, model));
+            let (spec, mitigations) = self.resolve_model(name, model);
+            let (choice, choice_place) = self.binary_choice(name, model);
+            specs.push(SharedSpec::new(spec, ServerFacts::default()));
+            models.push(ResolvedModel {
+                rules,
+                choice,
+                choice_place,
+                mitigations,
+                build: None,
+                flags: None,
+                record_requests: model.record_requests.as_ref().map(|path| self.absolute(path)),
+                cancel: model.run.cancel,
+            });
+        }
+        (specs, models)
+    }
+
+    /// Sets which models are loaded together with a model, and which are never loaded at the same time.
+    fn resolve_companions(&mut self, specs: &mut [SharedSpec]) {
+        let models = &self.loaded.models;
+        for (spec, (name, model)) in specs.iter_mut().zip(models) {
+            let shares = |other: &ModelConfig| other.groups.iter().any(|group| model.groups.contains(group));
+            let others = models.iter().filter(|(other, model)| other != name && shares(model));
+            spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
+            spec.loading.companions = self.loaded_with(name, model);
+        }
+    }
+
+    /// Warns about compiled-in numbers that the configuration sets.
+    fn warn_about_internal(&mut self) {
+        self.warnings.extend(self.loaded.internal.iter().map(|(key, place)| {
+            let message = format!(
+                "`{key}` replaces a number that is compiled in: it is for tests, and may change without notice"
+            );
+            ConfigProblem::new(place.clone(), message).with_hint("leave it out")
+        }));
+    }
+
+    /// Warns about models that are left out for lack of a file.
+    fn warn_about_skipped(&mut self) {
+        for name in &self.loaded.skipped_models {
+            let message = format!(
+                "model `{name}` names no file, and the folders of models have none of that name: it is left out"
+            );
+            let hint = "it is added when its file appears; or name one with `model`";
+            self.warn(&["models", name], message, hint);
+        }
+    }
+
+    fn listener_addresses(&mut self, dirs: &WardenDirs) -> ListenerAddresses {
+        let settings = &self.loaded.settings;
+        let socket = settings.admin.socket.as_ref().map(|path| self.absolute(path));
+        ListenerAddresses {
+            admin_socket: socket.unwrap_or_else(|| dirs.runtime.join(ADMIN_SOCKET)),
+            admin: self.admin_address(),
+            probe: self.probe_address("address", &settings.probe.address),
+            agent: self.probe_address("agent", &settings.probe.agent),
+        }
+    }
+
     fn admin_address(&mut self) -> Option<SocketAddr> {
+        let key = ["admin", "address"];
         let text = self.loaded.settings.admin.address.as_deref()?;
-        let place = self.place(&["admin", "address"]);
         let Some(address) = text.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
-            let problem =
-                ConfigProblem::new(place, format!("`admin.address`: `{text}` is no address with a port"));
-            self.problems.push(problem.with_hint("write it like `127.0.0.1:9090`"));
+            let message = format!("`admin.address`: `{text}` is no address with a port");
+            self.report(&key, message, "write it like `127.0.0.1:9090`");
             return None;
         };
         if !address.ip().is_loopback() {
             let message = format!(
                 "`admin.address`: `{text}` can be reached from other machines, and admin routes ask for no key"
             );
-            self.problems.push(
-                ConfigProblem::new(place, message).with_hint("use a loopback address like `127.0.0.1:9090`"),
-            );
+            self.report(&key, message, "use a loopback address like `127.0.0.1:9090`");
         }
         Some(address)
     }
@@ -368,8 +373,7 @@ impl ConfigResolver<'_> {
         let address = text.to_socket_addrs().ok().and_then(|mut all| all.next());
         if address.is_none() && !text.is_empty() {
             let message = format!("`probe.{key}`: `{text}` is no address with a port");
-            let problem = ConfigProblem::new(self.place(&["probe", key]), message);
-            self.problems.push(problem.with_hint("write it like `0.0.0.0:8081`"));
+            self.report(&["probe", key], message, "write it like `0.0.0.0:8081`");
         }
         address
     }
@@ -392,20 +396,17 @@ impl ConfigResolver<'_> {
         }
     }
 
-    /// Checks that no two models share a name or an alias.
     fn check_names(&mut self) {
         let mut owners: HashMap<&String, (&str, &String)> = HashMap::new();
         let loaded = self.loaded;
         let models = loaded.models.iter().map(|(name, model)| ("models", name, &model.aliases));
         let remotes = loaded.settings.remotes.iter().map(|(name, remote)| ("remotes", name, &remote.aliases));
         for (table, name, aliases) in models.chain(remotes) {
-            let keys = std::iter::once((name, false)).chain(aliases.iter().map(|alias| (alias, true)));
-            for (key, is_alias) in keys {
-                let place =
-                    if is_alias { self.place(&[table, name, "aliases"]) } else { self.place(&[table, name]) };
+            let aliases = aliases.iter().map(|alias| (alias, vec![table, name, "aliases"]));
+            for (key, path) in std::iter::once((name, vec![table, name])).chain(aliases) {
                 if key.is_empty() {
-                    self.problems
-                        .push(ConfigProblem::new(place, format!("model `{name}`: a name must not be empty")));
+                    let message = format!("model `{name}`: a name must not be empty");
+                    self.problems.push(ConfigProblem::new(self.place(&path), message));
                 } else if is_pattern(key) {
                     let message = format!("model `{name}`: `{key}` is a pattern, and a model has names");
                     let hint = format!(
@@ -413,35 +414,26 @@ impl ConfigResolver<'_> {
                         quoted_key(key),
                         toml::Value::from(name.as_str())
                     );
-                    self.problems.push(ConfigProblem::new(place, message).with_hint(hint));
+                    self.report(&path, message, hint);
                 } else if let Some(other) = owners.insert(key, (table, name)) {
                     let who = if other == (table, name) {
                         "twice by this model".to_owned()
                     } else {
                         format!("by model `{}`, too", other.1)
                     };
-                    let problem =
-                        ConfigProblem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
-                    self.problems.push(problem.with_hint("every name and alias must be unique"));
+                    let message = format!("model `{name}`: the name `{key}` is used {who}");
+                    self.report(&path, message, "every name and alias must be unique");
                 }
             }
         }
     }
 
-    fn resolve_model(
-        &mut self,
-        name: &str,
-        model: &ModelConfig,
-    ) -> (ModelSpec, (BinaryChoice, ConfigPlace), ModelMitigations) {
+    fn resolve_model(&mut self, name: &str, model: &ModelConfig) -> (ModelSpec, ModelMitigations) {
         let mut args = model.args.clone();
         if let Some(file) = &model.model {
             if arguments::model_path(&args).is_some() {
-                let place = self.place(&["models", name, "model"]);
-                let problem = ConfigProblem::new(
-                    place,
-                    format!("model `{name}`: the file is given in `model` and again in `args`"),
-                );
-                self.problems.push(problem.with_hint("keep one of them"));
+                let message = format!("model `{name}`: the file is given in `model` and again in `args`");
+                self.report(&["models", name, "model"], message, "keep one of them");
             }
             args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
         }
@@ -449,11 +441,9 @@ impl ConfigResolver<'_> {
         // Include effects that the build may not support; [`binary`] removes them later.
         let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
         if model.wrapper.first().is_some_and(String::is_empty) {
-            let place = self.place(&["models", name, "wrapper"]);
-            let problem =
-                ConfigProblem::new(place, format!("model `{name}`: `wrapper` begins with an empty word"));
-            self.problems
-                .push(problem.with_hint("begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`"));
+            let message = format!("model `{name}`: `wrapper` begins with an empty word");
+            let hint = "begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`";
+            self.report(&["models", name, "wrapper"], message, hint);
         }
         let directory = model.directory.as_ref().map(|path| self.absolute(path));
         self.check_directory(name, directory.as_deref());
@@ -497,37 +487,28 @@ impl ConfigResolver<'_> {
             quarantine: model.quarantine,
             canary_of: None,
         };
-        (spec, self.binary_choice(name, model), mitigations)
+        (spec, mitigations)
     }
 
     fn binary_choice(&mut self, name: &str, model: &ModelConfig) -> (BinaryChoice, ConfigPlace) {
-        match (&model.binary, &model.build) {
+        let (choice, key) = match (&model.binary, &model.build) {
             (Some(_), Some(_)) => {
-                let place = self.place(&["models", name, "build"]);
-                let problem = ConfigProblem::new(
-                    place.clone(),
-                    format!("model `{name}`: both `binary` and `build` say what to run"),
-                );
-                self.problems.push(problem.with_hint("keep one of them"));
-                (BinaryChoice::Newest, place)
+                let message = format!("model `{name}`: both `binary` and `build` say what to run");
+                self.report(&["models", name, "build"], message, "keep one of them");
+                (BinaryChoice::Newest, "build")
             }
             // Search a name without a folder in PATH, like a shell.
             (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
                 let beside = self.absolute(binary);
-                let choice = if beside.is_file() {
-                    BinaryChoice::Path(beside)
-                } else {
-                    BinaryChoice::InPath(binary.clone())
-                };
-                (choice, self.place(&["models", name, "binary"]))
+                let is_file = beside.is_file();
+                let choice =
+                    if is_file { BinaryChoice::Path(beside) } else { BinaryChoice::InPath(binary.clone()) };
+                (choice, "binary")
             }
-            (Some(binary), None) => {
-                (BinaryChoice::Path(self.absolute(binary)), self.place(&["models", name, "binary"]))
-            }
-            (None, Some(build)) => {
-                (BinaryChoice::Build(build.clone()), self.place(&["models", name, "build"]))
-            }
-            (None, None) => (BinaryChoice::Newest, self.place(&["models", name])),
-        }
+            (Some(binary), None) => (BinaryChoice::Path(self.absolute(binary)), "binary"),
+            (None, Some(build)) => (BinaryChoice::Build(build.clone()), "build"),
+            (None, None) => return (BinaryChoice::Newest, self.place(&["models", name])),
+        };
+        (choice, self.place(&["models", name, key]))
     }
 }

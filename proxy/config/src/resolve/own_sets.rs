@@ -14,7 +14,7 @@ use super::binary::BinaryChoice;
 use super::mitigations::catalogue;
 use super::store;
 use crate::machine::HostMachine;
-use crate::problem::{ConfigPlace, ConfigProblem};
+use crate::problem::{ConfigProblem, owned_path};
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
 
@@ -32,11 +32,11 @@ impl LoadedConfig {
     /// A set is broken, or its name is in use; the problem names file and line.
     pub fn patch_sets(&self, machine: &HostMachine) -> Result<Sets, ConfigProblem> {
         let broken = |error: &warden_patches::PatchError| {
-            let path = ["paths".to_owned(), "patches".to_owned()];
-            let place =
-                if self.settings.paths.patches.is_empty() { ConfigPlace::Nowhere } else { self.place(&path) };
-            ConfigProblem::new(place, format!("a patch set of `paths.patches`: {error}"))
-                .with_hint("`llama-warden patches list` tells when it is well; docs/patches.md explains sets of your own")
+            let place = self.place(&owned_path(&["paths", "patches"]));
+            ConfigProblem::new(place, format!("a patch set of `paths.patches`: {error}")).with_hint(
+                "`llama-warden patches list` tells when it is well; docs/patches.md explains \
+                            sets of your own",
+            )
         };
         let mut all = Sets::embedded().map_err(|error| broken(&error))?;
         for folder in &self.settings.paths.patches {
@@ -93,7 +93,11 @@ impl ConfigResolver<'_> {
             return Ok(Arc::clone(list));
         }
         let mut list = MitigationCatalogue::clone(&curated);
-        if let Some(build) = self.build_provenance(&choice).filter(|build| !build.own.is_empty()) {
+        let dirs = self.loaded.dirs(self.machine).ok();
+        let build = dirs.and_then(|dirs| store::chosen_build(&dirs.data, &choice)?.facts.provenance);
+        if let Some(build) = build
+            && !build.own.is_empty()
+        {
             list = with_build(list, &build).unwrap_or_else(|error| {
                 let problem = ConfigProblem::new(place, format!("model `{name}`: {error}"));
                 self.warnings.push(problem.with_hint("build it again, with the fix under another name"));
@@ -126,16 +130,5 @@ impl ConfigResolver<'_> {
             self.own.folders = Some(Arc::new(sets));
         }
         self.own.folders.clone()
-    }
-
-    /// Returns the provenance of a chosen build. A damaged store is ignored here, because a start reports it.
-    fn build_provenance(&self, choice: &BinaryChoice) -> Option<ProvenanceFacts> {
-        let data = self.loaded.dirs(self.machine).ok()?.data;
-        let id = match choice {
-            BinaryChoice::Build(id) => Some(id.as_str()),
-            BinaryChoice::Newest => None,
-            BinaryChoice::Path(_) | BinaryChoice::InPath(_) => return None,
-        };
-        store::find_build(&data, id).ok().flatten()?.facts.provenance
     }
 }

@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 use warden_supervisor::SharedSpec;
 
 use crate::arguments;
-use crate::problem::ConfigProblem;
 use crate::resolve::ConfigResolver;
 use crate::resolve::dirs::WardenDirs;
 
 impl ConfigResolver<'_> {
-    /// Refuses an unsuitable `paths.runtime_dir`.
     pub(crate) fn check_runtime_dir(&mut self, dirs: &WardenDirs, models: &[SharedSpec]) {
         if self.loaded.settings.paths.runtime_dir.is_none() {
             return;
@@ -19,20 +17,17 @@ impl ConfigResolver<'_> {
         let base = resolve_links(&dirs.runtime_base);
         let Some(what) = self.other_purpose(&base, dirs, models) else { return };
         let message = format!("`paths.runtime_dir`: {} is {what}", dirs.runtime_base.display());
-        let problem = ConfigProblem::new(self.place(&["paths", "runtime_dir"]), message);
-        self.problems.push(problem.with_hint("name a directory for sockets alone, like `/run/llama-warden`"));
+        let hint = "name a directory for sockets alone, like `/run/llama-warden`";
+        self.report(&["paths", "runtime_dir"], message, hint);
     }
 
     /// Warns if data that should survive a reboot would be kept in a file system in memory.
     pub(crate) fn check_state_dir(&mut self, dirs: &WardenDirs) {
+        let paths = &self.loaded.settings.paths;
+        let state = "the ledger and what is known of the models' memory";
         for (key, named, dir, what) in [
-            (
-                "state_dir",
-                &self.loaded.settings.paths.state_dir,
-                &dirs.state,
-                "the ledger and what is known of the models' memory",
-            ),
-            ("data_dir", &self.loaded.settings.paths.data_dir, &dirs.data, "builds"),
+            ("state_dir", &paths.state_dir, &dirs.state, state),
+            ("data_dir", &paths.data_dir, &dirs.data, "builds"),
         ] {
             if named.is_none() || !is_in_memory(&resolve_links(dir)) {
                 continue;
@@ -41,11 +36,8 @@ impl ConfigResolver<'_> {
                 "`paths.{key}`: {} is in the machine's memory (tmpfs), and a restart of it takes {what} away",
                 dir.display()
             );
-            let problem = ConfigProblem::new(self.place(&["paths", key]), message);
-            self.warnings
-                .push(problem.with_hint(format!(
-                    "name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)"
-                )));
+            let hint = format!("name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)");
+            self.warn(&["paths", key], message, hint);
         }
     }
 
@@ -84,7 +76,6 @@ fn is_in_memory(path: &Path) -> bool {
     there.and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|facts| facts.f_type == TMPFS)
 }
 
-/// Returns false: other systems have no tmpfs.
 #[cfg(not(target_os = "linux"))]
 fn is_in_memory(_: &Path) -> bool {
     false

@@ -10,7 +10,6 @@ use crate::machine::HostMachine;
 use crate::problem::{ConfigPlace, ConfigProblem};
 use crate::source::layers::LoadedConfig;
 
-/// Name of the file.
 const PROOFS_FILE: &str = "verified.toml";
 
 /// Returns the path of the file: next to the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
@@ -43,8 +42,9 @@ pub fn load_proofs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Proof
 /// # Errors
 /// The file exists but cannot be read or parsed. The file stays unchanged.
 pub fn read_proofs(file: &Path) -> Result<ProofRecords, ConfigProblem> {
-    let place = || ConfigPlace::File { path: file.to_owned(), line: 0 };
-    let hint = "repair it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
+    let place = || ConfigPlace::whole_file(file);
+    let hint = "repair it, or move it away: then nothing counts as locally verified until `llama-warden \
+                patches prove` shows it again";
     match std::fs::read_to_string(file) {
         Ok(text) => ProofRecords::parse(&text).map_err(|why| {
             ConfigProblem::new(place(), format!("this is no record of `patches prove`: {why}"))
@@ -61,11 +61,9 @@ pub fn read_proofs(file: &Path) -> Result<ProofRecords, ConfigProblem> {
 /// The file cannot be written; the previous file is kept.
 pub fn write_proofs(file: &Path, proofs: &ProofRecords) -> Result<(), ConfigProblem> {
     let trouble = |error: &dyn std::fmt::Display| {
-        ConfigProblem::new(
-            ConfigPlace::File { path: file.to_owned(), line: 0 },
-            format!("cannot be written: {error}"),
+        ConfigProblem::new(ConfigPlace::whole_file(file), format!("cannot be written: {error}")).with_hint(
+            "what was shown is not recorded; make the folder writable, or name another configuration",
         )
-        .with_hint("what was shown is not recorded; make the folder writable, or name another configuration")
     };
     let text = proofs.to_toml().map_err(|error| trouble(&error))?;
     let folder = file.parent().unwrap_or_else(|| Path::new("."));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use warden_builder::{BuildStore, BuilderError};
 
-use super::binary::{self, StoreBuild};
+use super::binary::{self, BinaryChoice, StoreBuild};
 use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
 use crate::resolve::ResolvedConfig;
@@ -31,23 +31,29 @@ pub async fn fill_from_store(
 /// The prefix matches several builds, or the build is damaged.
 pub fn find_build(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
     let store = BuildStore::new(data_dir);
-    let found = match id {
-        Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
-        None => match store.default_build() {
-            Ok(Some(build)) => Ok(build),
-            Ok(None) => return Ok(None),
-            Err(error) => Err(error),
-        },
-    };
-    let build = found.and_then(|provenance| {
+    let find = || -> Result<Option<StoreBuild>, BuilderError> {
+        let found = match id {
+            Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)).map(Some)?,
+            None => store.default_build()?,
+        };
+        let Some(provenance) = found else { return Ok(None) };
         let facts = provenance.facts(&store.binary(&provenance.id)?);
-        Ok(StoreBuild { facts, measured: provenance.verified.measured })
-    });
-    match build {
-        Ok(build) => Ok(Some(build)),
+        Ok(Some(StoreBuild { facts, measured: provenance.verified.measured }))
+    };
+    match find() {
         Err(BuilderError::NoSuchBuild { .. }) => Ok(None),
-        Err(error) => Err(error.to_string()),
+        found => found.map_err(|error| error.to_string()),
     }
+}
+
+/// Returns a chosen build of the store. Ignores a damaged store, because a start reports it.
+pub(super) fn chosen_build(data_dir: &Path, choice: &BinaryChoice) -> Option<StoreBuild> {
+    let id = match choice {
+        BinaryChoice::Build(id) => Some(id.as_str()),
+        BinaryChoice::Newest => None,
+        BinaryChoice::Path(_) | BinaryChoice::InPath(_) => return None,
+    };
+    find_build(data_dir, id).ok().flatten()
 }
 
 #[cfg(test)]

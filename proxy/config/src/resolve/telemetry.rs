@@ -10,16 +10,16 @@ use warden_policies::{defaults, secrets};
 use warden_supervisor::RemoteOrigin;
 
 use super::ConfigResolver;
-use crate::problem::ConfigProblem;
+use crate::remote::is_open_to_all;
 
 /// Maximum size in bytes of a file with headers; a larger file is likely something else.
 const MAX_HEADERS_BYTES: u64 = 64 << 10;
 
-/// Path that is added to an endpoint configured for all kinds of telemetry.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// Default `service.name`.
 const DEFAULT_SERVICE_NAME: &str = "llama-warden";
+
+const ENDPOINT_HINT: &str = "write it like `http://127.0.0.1:4318`";
 
 /// An OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,22 +37,17 @@ pub struct TraceCollector {
 }
 
 impl ConfigResolver<'_> {
-    /// Resolves the collector, if one is configured.
     pub(super) fn resolve_collector(&mut self) -> Option<TraceCollector> {
         let numbers = self.loaded.settings.telemetry.clone();
-        let written = numbers.endpoint.clone();
+        let written = &numbers.endpoint;
         let (origin, path) = if written.is_empty() {
             self.endpoint_from_variables()?
         } else {
-            let place = self.place(&["telemetry", "endpoint"]);
-            match parse_endpoint(&written, true) {
+            match parse_endpoint(written, true) {
                 Ok(found) => found,
                 Err(why) => {
-                    let message =
-                        format!("`telemetry.endpoint`: `{}`: {why}", secrets::redact_text(&written));
-                    self.problems.push(
-                        ConfigProblem::new(place, message).with_hint("write it like `http://127.0.0.1:4318`"),
-                    );
+                    let message = format!("`telemetry.endpoint`: `{}`: {why}", secrets::redact_text(written));
+                    self.report(&["telemetry", "endpoint"], message, ENDPOINT_HINT);
                     return None;
                 }
             }
@@ -62,9 +57,8 @@ impl ConfigResolver<'_> {
             None => self.headers_from_variables(),
         };
         if !headers.is_empty() && !origin.is_encrypted() && !origin.is_local() {
-            let place = self.place(&["telemetry", "headers"]);
             let message = "`telemetry`: the collector's headers go over the network unencrypted";
-            self.warnings.push(ConfigProblem::new(place, message).with_hint("use an `https://` endpoint"));
+            self.warn(&["telemetry", "headers"], message, "use an `https://` endpoint");
         }
         Some(TraceCollector { origin, path, headers, resource: self.resource_attributes(), numbers })
     }
@@ -81,8 +75,7 @@ impl ConfigResolver<'_> {
 
     /// Reports an unusable variable as a warning, because it may be meant for other programs.
     fn warn_unusable(&mut self, message: String, hint: &str) {
-        let place = self.place(&["telemetry"]);
-        self.warnings.push(ConfigProblem::new(place, message).with_hint(hint));
+        self.warn(&["telemetry"], message, hint);
     }
 
     fn endpoint_from_variables(&mut self) -> Option<(RemoteOrigin, String)> {
@@ -111,7 +104,7 @@ impl ConfigResolver<'_> {
                     "variables of OpenTelemetry name the endpoint `{}`: {why}; no traces are exported",
                     secrets::redact_text(&written)
                 );
-                self.warn_unusable(message, "write it like `http://127.0.0.1:4318`");
+                self.warn_unusable(message, ENDPOINT_HINT);
                 None
             }
         }
@@ -119,34 +112,25 @@ impl ConfigResolver<'_> {
 
     /// Reads the file with headers. If it is unusable, reports that and returns `None`.
     fn read_headers(&mut self, file: &Path) -> Option<HeaderMap> {
-        use std::os::unix::fs::PermissionsExt as _;
+        let key = ["telemetry", "headers"];
         let read = || {
             let about = std::fs::metadata(file).map_err(|error| format!("cannot be read: {error}"))?;
             if !about.is_file() || about.len() > MAX_HEADERS_BYTES {
                 return Err("is no small file".to_owned());
             }
             let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
-            Ok((parse_headers(&text)?, about.permissions().mode()))
+            parse_headers(&text)
         };
-        let place = self.place(&["telemetry", "headers"]);
-        match read() {
-            Ok((headers, mode)) => {
-                if mode & 0o007 != 0 {
-                    let message = format!(
-                        "`telemetry.headers`: every user of this machine can read {}",
-                        file.display()
-                    );
-                    self.warnings.push(ConfigProblem::new(place, message).with_hint("`chmod 600` it"));
-                }
-                Some(headers)
-            }
-            Err(why) => {
-                let message = format!("`telemetry.headers`: {} {why}", file.display());
-                let hint = "write one header on a line, like `Authorization: Bearer …`";
-                self.problems.push(ConfigProblem::new(place, message).with_hint(hint));
-                None
-            }
+        let headers = read();
+        if let Err(why) = &headers {
+            let message = format!("`telemetry.headers`: {} {why}", file.display());
+            self.report(&key, message, "write one header on a line, like `Authorization: Bearer …`");
+        } else if is_open_to_all(file) {
+            let message =
+                format!("`telemetry.headers`: every user of this machine can read {}", file.display());
+            self.warn(&key, message, "`chmod 600` it");
         }
+        headers.ok()
     }
 
     fn headers_from_variables(&mut self) -> HeaderMap {

@@ -24,7 +24,6 @@ use crate::source::tree::{ConfigNode, ConfigValue};
 /// The table in which compiled-in numbers can be set.
 pub(crate) const INTERNAL: &str = "internal";
 
-/// A section of `defaults.toml`.
 struct CompiledSection {
     name: &'static str,
     /// Path of the section's keys in a configuration; `None` if they cannot be set.
@@ -32,42 +31,38 @@ struct CompiledSection {
     keys: &'static [DefaultsKey],
 }
 
-const fn settable_section<T: DefaultsSection>(home: &'static [&'static str]) -> CompiledSection {
-    CompiledSection { name: T::NAME, path: Some(home), keys: T::KEYS }
-}
-
-const fn fixed_section<T: DefaultsSection>() -> CompiledSection {
-    CompiledSection { name: T::NAME, path: None, keys: T::KEYS }
+const fn section<T: DefaultsSection>(path: Option<&'static [&'static str]>) -> CompiledSection {
+    CompiledSection { name: T::NAME, path, keys: T::KEYS }
 }
 
 static PARTS: [CompiledSection; 27] = [
-    settable_section::<defaults::Server>(&["server"]),
-    settable_section::<defaults::Log>(&["log"]),
-    settable_section::<defaults::Upstream>(&["upstream"]),
-    settable_section::<defaults::Sensors>(&["sensors"]),
-    settable_section::<defaults::Growth>(&["growth"]),
-    settable_section::<defaults::Remote>(&["remote"]),
-    settable_section::<defaults::Canary>(&["canary"]),
-    settable_section::<defaults::Series>(&["series"]),
-    settable_section::<defaults::Health>(&["health"]),
-    settable_section::<defaults::Child>(&["child"]),
-    settable_section::<defaults::Loading>(&["loading"]),
-    settable_section::<defaults::Build>(&["build"]),
-    settable_section::<defaults::Diagnose>(&["diagnose"]),
-    settable_section::<defaults::Proof>(&["proof"]),
-    settable_section::<defaults::Update>(&["update"]),
-    settable_section::<defaults::Telemetry>(&["telemetry"]),
-    settable_section::<defaults::Probe>(&["probe"]),
-    settable_section::<defaults::Model>(&["defaults"]),
-    settable_section::<defaults::Queue>(&["defaults", "queue"]),
-    settable_section::<defaults::Quarantine>(&["defaults", "quarantine"]),
-    settable_section::<defaults::Lifecycle>(&["defaults", "lifecycle"]),
-    settable_section::<defaults::Recycle>(&["defaults", "policy"]),
-    fixed_section::<defaults::Levels>(),
-    fixed_section::<defaults::Moment>(),
-    fixed_section::<defaults::Admission>(),
-    fixed_section::<defaults::Warmth>(),
-    fixed_section::<defaults::StartSearch>(),
+    section::<defaults::Server>(Some(&["server"])),
+    section::<defaults::Log>(Some(&["log"])),
+    section::<defaults::Upstream>(Some(&["upstream"])),
+    section::<defaults::Sensors>(Some(&["sensors"])),
+    section::<defaults::Growth>(Some(&["growth"])),
+    section::<defaults::Remote>(Some(&["remote"])),
+    section::<defaults::Canary>(Some(&["canary"])),
+    section::<defaults::Series>(Some(&["series"])),
+    section::<defaults::Health>(Some(&["health"])),
+    section::<defaults::Child>(Some(&["child"])),
+    section::<defaults::Loading>(Some(&["loading"])),
+    section::<defaults::Build>(Some(&["build"])),
+    section::<defaults::Diagnose>(Some(&["diagnose"])),
+    section::<defaults::Proof>(Some(&["proof"])),
+    section::<defaults::Update>(Some(&["update"])),
+    section::<defaults::Telemetry>(Some(&["telemetry"])),
+    section::<defaults::Probe>(Some(&["probe"])),
+    section::<defaults::Model>(Some(&["defaults"])),
+    section::<defaults::Queue>(Some(&["defaults", "queue"])),
+    section::<defaults::Quarantine>(Some(&["defaults", "quarantine"])),
+    section::<defaults::Lifecycle>(Some(&["defaults", "lifecycle"])),
+    section::<defaults::Recycle>(Some(&["defaults", "policy"])),
+    section::<defaults::Levels>(None),
+    section::<defaults::Moment>(None),
+    section::<defaults::Admission>(None),
+    section::<defaults::Warmth>(None),
+    section::<defaults::StartSearch>(None),
 ];
 
 impl CompiledSection {
@@ -101,7 +96,6 @@ fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Compile
     own.or_else(|| PARTS.iter().filter(|_| bare && path.is_empty()).find(|part| part.has(key)))
 }
 
-/// Returns true if the key at this path is a compiled-in number.
 pub(crate) fn is_compiled_in(path: &[String], key: &str) -> bool {
     section_of(path, key, path.is_empty()).is_some()
 }
@@ -112,7 +106,6 @@ pub(crate) fn is_section(path: &[String], key: &str) -> bool {
     path.is_empty() && PARTS.iter().any(|part| part.name == key && all_hidden(part))
 }
 
-/// Creates the problem for a compiled-in number that is set outside `[internal]`.
 pub(crate) fn compiled_in_problem(
     place: ConfigPlace,
     path: &[String],
@@ -120,7 +113,7 @@ pub(crate) fn compiled_in_problem(
     bare: bool,
 ) -> Option<ConfigProblem> {
     let part = section_of(path, key, bare)?;
-    let full: Vec<String> = path.iter().cloned().chain([key.to_owned()]).collect();
+    let full = [path, &[key.to_owned()]].concat();
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
     let why = "leave it out; `llama-warden config show --defaults` says why it is what it is";
     // A compiled-in table or list of numbers cannot be set, even in `[internal]`.
@@ -144,29 +137,34 @@ pub(crate) fn internal() -> &'static Value {
             .iter()
             .filter(|part| part.path.is_some())
             .map(|part| (part.name.to_owned(), schema::section_schema(part.name, part.hidden()).to_value()));
-        json!({ "type": "object", "properties": sections.collect::<serde_json::Map<_, _>>(), "additionalProperties": false })
+        let sections: serde_json::Map<_, _> = sections.collect();
+        json!({ "type": "object", "properties": sections, "additionalProperties": false })
     });
     &SCHEMA
 }
 
-/// Moves the values in `[internal]` to their sections. Returns their names, each with its byte offset in
-/// the file.
-pub(crate) fn move_internal(tree: &mut ConfigNode) -> Vec<(String, Option<usize>)> {
-    let mut taken = Vec::new();
-    let Some(internal) = tree.take(INTERNAL) else { return taken };
-    let ConfigValue::Table(sections) = internal.value.kind else { return taken };
+/// Moves the values in `[internal]` to their sections. Returns their names and places.
+pub(crate) fn move_internal(tree: &mut ConfigNode) -> Vec<(String, ConfigPlace)> {
+    let Some(internal) = tree.take(INTERNAL) else { return Vec::new() };
+    let moved = move_sections(internal.value, tree);
+    moved.into_iter().map(|(name, place)| (format!("{INTERNAL}.{name}"), place)).collect()
+}
+
+/// Moves the keys of sections, named as in `defaults.toml`, to their paths in a configuration.
+pub(crate) fn move_sections(sections: ConfigNode, tree: &mut ConfigNode) -> Vec<(String, ConfigPlace)> {
+    let mut moved = Vec::new();
+    let ConfigValue::Table(sections) = sections.kind else { return moved };
     for section in sections {
         let (Some(home), ConfigValue::Table(keys)) = (section_path(&section.key), section.value.kind) else {
             continue;
         };
         for key in keys {
-            let byte = key.key_span.or_else(|| key.value.span.clone()).map(|span| span.start);
-            taken.push((format!("{INTERNAL}.{}.{}", section.key, key.key), byte));
+            moved.push((format!("{}.{}", section.key, key.key), key.key_place));
             let path: Vec<String> = home.iter().cloned().chain([key.key]).collect();
             tree.set(&path, key.value);
         }
     }
-    taken
+    moved
 }
 
 /// Returns the compiled-in numbers that can be set: section, path in a configuration, and name of each.

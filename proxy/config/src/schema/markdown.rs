@@ -38,7 +38,7 @@ const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
 ];
 
 /// Mark at the end of each table in a page.
-pub const TABLE_END_MARK: &str = "<!-- end -->\n";
+const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Prints all tables.
 pub fn all_tables() -> String {

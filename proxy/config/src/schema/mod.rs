@@ -112,17 +112,21 @@ pub fn paths(_: &mut SchemaGenerator) -> Schema {
 
 /// Schema of an age, such as `24h`; at least 1 s, because a shorter age is always exceeded.
 pub fn age(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "format": format::DURATION, format::MIN_DURATION: "1s", "examples": ["24h", "7d"] })
+    json_schema!({
+        "type": "string", "format": format::DURATION, format::MIN_DURATION: "1s", "examples": ["24h", "7d"],
+    })
 }
 
 /// Schema of a memory limit, such as `12GiB` or `80%`.
 pub fn limit(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 1, "examples": ["12GiB", "80%"] })
+    let examples = ["12GiB", "80%"];
+    json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 1, "examples": examples })
 }
 
 /// Schema of a memory budget, such as `12GiB`, `80%` or `auto`.
 pub fn budget(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 1, "examples": ["12GiB", "80%", "auto"] })
+    let examples = ["12GiB", "80%", "auto"];
+    json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 1, "examples": examples })
 }
 
 /// Schema of times of day, such as `02:00-05:00`.
@@ -155,9 +159,6 @@ impl<T: DefaultsSection> JsonSchema for SectionSchema<T> {
     fn schema_name() -> Cow<'static, str> {
         T::NAME.into()
     }
-    fn inline_schema() -> bool {
-        true
-    }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         section_schema(T::NAME, T::KEYS.iter().filter(|key| key.is_public))
     }
@@ -169,9 +170,6 @@ pub struct NamedTable<T>(std::marker::PhantomData<T>);
 impl<T: JsonSchema> JsonSchema for NamedTable<T> {
     fn schema_name() -> Cow<'static, str> {
         format!("One{}", T::schema_name()).into()
-    }
-    fn inline_schema() -> bool {
-        true
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         close_schema(T::json_schema(generator), &[])
@@ -188,9 +186,6 @@ pub struct AllModels;
 impl JsonSchema for AllModels {
     fn schema_name() -> Cow<'static, str> {
         "AllModels".into()
-    }
-    fn inline_schema() -> bool {
-        true
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         close_schema(ModelConfig::json_schema(generator), &SINGLE_MODEL_KEYS)
@@ -284,7 +279,8 @@ fn value_schema(takes: AcceptedValues, default: &toml_edit::Value) -> Map<String
             json!({ "type": "string", "format": format::DURATION, format::MIN_DURATION: least })
         }
         AcceptedValues::Within(least, most) => {
-            json!({ "type": "string", "format": format::LIMIT_OF_WORK, format::MIN_DURATION: least, format::MAX_DURATION: most })
+            let form = format::LIMIT_OF_WORK;
+            json!({ "type": "string", "format": form, format::MIN_DURATION: least, format::MAX_DURATION: most })
         }
         AcceptedValues::Origins => json!({
             "type": ["string", "array"], "items": { "type": "string" }, "format": format::ORIGINS,

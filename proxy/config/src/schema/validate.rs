@@ -8,34 +8,31 @@ use serde_json::Value;
 
 use super::compiled_in;
 use super::values::{accepts_type, check_value, convert_raw};
-use crate::problem::{ConfigPlace, ConfigProblem, dotted_key, similarity};
+use crate::problem::{ConfigProblem, dotted_key, similarity};
 use crate::schema::root_schema;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
-/// Maps a byte offset to its place in the configuration.
-pub type PlaceOfByte<'a> = &'a dyn Fn(Option<usize>) -> ConfigPlace;
-
 /// Validates a whole tree, and converts raw text to the types of the schema.
-pub fn validate(tree: &mut ConfigNode, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
-    validate_as(tree, root_schema(), locate)
+pub(crate) fn validate(tree: &mut ConfigNode) -> Vec<ConfigProblem> {
+    validate_as(tree, root_schema())
 }
 
 /// Validates a part of a configuration against the matching part of the schema.
-pub fn validate_as(tree: &mut ConfigNode, schema: &Value, locate: PlaceOfByte<'_>) -> Vec<ConfigProblem> {
-    let mut walk = TreeValidator { locate, problems: Vec::new() };
+pub(crate) fn validate_as(tree: &mut ConfigNode, schema: &Value) -> Vec<ConfigProblem> {
+    let mut walk = TreeValidator::default();
     walk.check(tree, schema, &mut Vec::new());
     walk.problems
 }
 
-struct TreeValidator<'a> {
-    locate: PlaceOfByte<'a>,
+#[derive(Default)]
+struct TreeValidator {
     problems: Vec<ConfigProblem>,
 }
 
-impl TreeValidator<'_> {
+impl TreeValidator {
     fn check(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         if let ConfigValue::Raw(text) = &node.kind {
-            node.kind = convert_raw(text, schema);
+            node.kind = convert_raw(text, &node.place, schema);
         }
         if schema["format"].is_null() && !schema["enum"].is_array() {
             if accepts_type(schema, "object") {
@@ -51,18 +48,15 @@ impl TreeValidator<'_> {
     }
 
     fn report(&mut self, node: &ConfigNode, path: &[String], message: &str) {
-        let place = (self.locate)(node.span.as_ref().map(|span| span.start));
-        self.problems.push(ConfigProblem::new(place, format!("`{}`: {message}", dotted_key(path))));
+        let message = format!("`{}`: {message}", dotted_key(path));
+        self.problems.push(ConfigProblem::new(node.place.clone(), message));
     }
 
     fn check_list(&mut self, node: &mut ConfigNode, schema: &Value, path: &mut Vec<String>) {
         let noun = node.noun();
         let ConfigValue::List(items) = &mut node.kind else {
-            return self.report(
-                node,
-                path,
-                &format!("this is {noun}; a list is needed, like `[\"a\", \"b\"]`"),
-            );
+            let message = format!("this is {noun}; a list is needed, like `[\"a\", \"b\"]`");
+            return self.report(node, path, &message);
         };
         for item in items {
             self.check(item, &schema["items"], path);
@@ -99,45 +93,40 @@ impl TreeValidator<'_> {
 
     /// Reports an unknown entry. For a section without public keys, each of its keys is reported instead.
     fn report_unknown(&mut self, entry: &TableEntry, path: &[String], schema: &Value) {
-        let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
-        match &entry.value.kind {
-            ConfigValue::Table(inner) if compiled_in::is_section(path, &entry.key) && !inner.is_empty() => {
-                let path = [entry.key.clone()];
-                for entry in inner {
-                    let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
-                    self.problems.push(unknown(place, &entry.key, &path, &Value::Null));
-                }
-            }
-            ConfigValue::Table(_) if compiled_in::is_section(path, &entry.key) => {
-                let message = format!("nothing in `[{}]` is a key: its numbers are compiled in", entry.key);
-                self.problems.push(ConfigProblem::new(place, message).with_hint("leave the section out"));
-            }
-            _ => self.problems.push(unknown(place, &entry.key, path, schema)),
+        if !matches!(entry.value.kind, ConfigValue::Table(_)) || !compiled_in::is_section(path, &entry.key) {
+            self.problems.push(unknown(entry, path, schema));
+            return;
+        }
+        let path = [entry.key.clone()];
+        let inner = entry.value.entries();
+        self.problems.extend(inner.iter().map(|entry| unknown(entry, &path, &Value::Null)));
+        if inner.is_empty() {
+            let message = format!("nothing in `[{}]` is a key: its numbers are compiled in", entry.key);
+            let problem = ConfigProblem::new(entry.key_place.clone(), message);
+            self.problems.push(problem.with_hint("leave the section out"));
         }
     }
 }
 
-fn unknown(place: ConfigPlace, key: &str, path: &[String], schema: &Value) -> ConfigProblem {
-    if let Some(compiled_in) =
-        compiled_in::compiled_in_problem(place.clone(), path, key, !std::ptr::eq(schema, root_schema()))
-    {
-        return compiled_in;
+fn unknown(entry: &TableEntry, path: &[String], schema: &Value) -> ConfigProblem {
+    let key = entry.key.as_str();
+    let place = entry.key_place.clone();
+    let is_bare = !std::ptr::eq(schema, root_schema());
+    if let Some(problem) = compiled_in::compiled_in_problem(place.clone(), path, key, is_bare) {
+        return problem;
     }
     let section =
         if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted_key(path)) };
     let problem = ConfigProblem::new(place, format!("unknown key `{key}` {section}"));
-    let near = schema["properties"].as_object().and_then(|known| {
-        let scored = known.keys().map(|known| (similarity(key, known), known));
-        scored.max_by(|a, b| a.0.total_cmp(&b.0))
-    });
-    let elsewhere = section_of_key(key, root_schema(), &mut Vec::new());
-    match (near, elsewhere) {
-        (Some((score, known)), _) if score >= 0.8 => {
-            problem.with_hint(format!("the nearest valid key is `{known}`"))
+    let known = schema["properties"].as_object().into_iter().flatten();
+    let scored = known.map(|(known, _)| (similarity(key, known), known));
+    let near = scored.max_by(|a, b| a.0.total_cmp(&b.0));
+    match (near, section_of_key(key, root_schema(), &mut Vec::new())) {
+        (near, Some(home)) if near.is_none_or(|(score, _)| score < 0.8) => {
+            problem.with_hint(format!("`{key}` belongs in [{home}]"))
         }
-        (_, Some(home)) => problem.with_hint(format!("`{key}` belongs in [{home}]")),
-        (Some((_, known)), None) => problem.with_hint(format!("the nearest valid key is `{known}`")),
-        (None, None) => problem,
+        (Some((_, known)), _) => problem.with_hint(format!("the nearest valid key is `{known}`")),
+        (None, _) => problem,
     }
 }
 
@@ -164,12 +153,13 @@ fn section_of_key(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::SourceLines;
 
     fn problems(text: &str) -> Vec<ConfigProblem> {
         let document = toml_edit::Document::parse(text).unwrap();
-        let mut tree = ConfigNode::from(document.as_item());
-        let locate = |byte| ConfigPlace::in_file("w.toml".as_ref(), text, byte);
-        validate(&mut tree, &locate)
+        let lines = SourceLines::new("w.toml".as_ref(), text);
+        let mut tree = ConfigNode::from_item(document.as_item(), &|span| lines.place(span));
+        validate(&mut tree)
     }
 
     /// Reports on texts with one problem each.

@@ -2,6 +2,7 @@
 //! Each check returns a message that shows the expected form, or `None` if the value is valid.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use serde_json::Value;
 use warden_builder::git::{GitLocation, GitSource};
@@ -12,6 +13,7 @@ use warden_policies::schedule::DayWindows;
 use warden_policies::units::{SizeError, format_span};
 use warden_policies::{AllowedOrigins, ByteSize, HostNames, MemoryLimit};
 
+use crate::problem::ConfigPlace;
 use crate::schema::format;
 use crate::source::tree::{ConfigNode, ConfigValue};
 
@@ -19,25 +21,18 @@ use crate::source::tree::{ConfigNode, ConfigValue};
 pub(crate) fn check_value(node: &ConfigNode, schema: &Value) -> Option<String> {
     match schema["format"].as_str() {
         Some(format::DURATION | format::LIMIT_OF_WORK) => check_duration(node, schema),
-        Some(format::SIZE) => {
-            check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
-        }
+        Some(format::SIZE) => check_size(node, parse_error::<ByteSize>),
         Some(format::LIMIT | format::BUDGET) if node.kind == ConfigValue::Int(0) => {
             Some(always_exceeded("0"))
         }
         Some(format::LIMIT) => check_size(node, |text| match text.parse() {
-            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_exceeded(text)),
-            Ok(MemoryLimit::Auto) => Err(
+            Ok(MemoryLimit::Auto) => Some(
                 "`auto` is for the budgets of one model; a size or a share is needed, like `12GiB` or `80%`"
                     .to_owned(),
             ),
-            Ok(MemoryLimit::Bytes(_) | MemoryLimit::Percent(_)) => Ok(()),
-            Err(error) => Err(error.to_string()),
+            parsed => limit_error(text, parsed),
         }),
-        Some(format::BUDGET) => check_size(node, |text| match text.parse() {
-            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_exceeded(text)),
-            other => other.map(drop).map_err(|error: SizeError| error.to_string()),
-        }),
+        Some(format::BUDGET) => check_size(node, |text| limit_error(text, text.parse())),
         Some(format::WINDOWS) => check_windows(node),
         Some(format::ORIGINS) => check_origins(node),
         Some(format::NAMES) => check_names(node),
@@ -56,19 +51,28 @@ pub(crate) fn accepts_type(schema: &Value, kind: &str) -> bool {
     }
 }
 
-/// Converts raw text to the type of the schema. Text of another form stays text, which the check then
-/// reports.
-pub(crate) fn convert_raw(text: &str, schema: &Value) -> ConfigValue {
-    let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| ConfigNode::from(&value).kind);
-    let wants_text = accepts_type(schema, "string");
-    match parsed() {
-        Some(kind @ (ConfigValue::List(_) | ConfigValue::Table(_))) if !wants_text => kind,
-        Some(kind @ ConfigValue::List(_)) if accepts_type(schema, "array") => kind,
-        Some(kind @ (ConfigValue::Int(_) | ConfigValue::Float(_) | ConfigValue::Bool(_))) if !wants_text => {
-            kind
-        }
-        Some(kind @ ConfigValue::Int(_)) if accepts_type(schema, "integer") => kind,
-        _ => ConfigValue::Text(text.to_owned()),
+/// Converts the raw text of a node to the type of the schema. Text of another form stays text, which the
+/// check then reports.
+pub(crate) fn convert_raw(text: &str, place: &ConfigPlace, schema: &Value) -> ConfigValue {
+    let parsed = text.trim().parse::<toml_edit::Value>().ok();
+    let parsed = parsed.map(|value| ConfigNode::from_value(&value, &|_| place.clone()).kind);
+    let is_wanted = |kind: &ConfigValue| match kind {
+        ConfigValue::List(_) if accepts_type(schema, "array") => true,
+        ConfigValue::Int(_) if accepts_type(schema, "integer") => true,
+        ConfigValue::Text(_) | ConfigValue::Raw(_) | ConfigValue::Date => false,
+        _ => !accepts_type(schema, "string"),
+    };
+    parsed.filter(is_wanted).unwrap_or_else(|| ConfigValue::Text(text.to_owned()))
+}
+
+fn parse_error<T: FromStr<Err: ToString>>(text: &str) -> Option<String> {
+    text.parse::<T>().err().map(|error| error.to_string())
+}
+
+fn limit_error(text: &str, parsed: Result<MemoryLimit, SizeError>) -> Option<String> {
+    match parsed {
+        Ok(MemoryLimit::Bytes(ByteSize(0))) => Some(always_exceeded(text)),
+        parsed => parsed.err().map(|error| error.to_string()),
     }
 }
 
@@ -76,40 +80,36 @@ fn always_exceeded(text: &str) -> String {
     format!("`{text}` is always passed; for no budget leave the key out")
 }
 
-/// Checks a duration against the bounds in the schema.
 fn check_duration(node: &ConfigNode, schema: &Value) -> Option<String> {
-    let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
-    let (least, most) = (bound(format::MIN_DURATION), bound(format::MAX_DURATION));
-    match &node.kind {
-        ConfigValue::Text(text) => match parse_duration(text) {
-            Err(error) => Some(error.to_string()),
-            Ok(given)
-                if least.is_none_or(|least| given >= least) && most.is_none_or(|most| given <= most) =>
-            {
-                None
-            }
-            Ok(_) => Some(match (least, most) {
-                (Some(least), Some(most)) => {
-                    format!(
-                        "`{text}` is out of range: it goes from {} to {}",
-                        format_span(least),
-                        format_span(most)
-                    )
-                }
-                (Some(least), None) => format!("`{text}` is too short: {} is the least", format_span(least)),
-                _ => format!("`{text}` is out of range"),
-            }),
-        },
+    let text = match &node.kind {
+        ConfigValue::Text(text) => text,
         ConfigValue::Int(number) => {
-            Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"))
+            return Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"));
         }
-        _ => Some(format!("this is {}; a duration in quotes is needed, like `\"30s\"`", node.noun())),
+        _ => {
+            return Some(format!("this is {}; a duration in quotes is needed, like `\"30s\"`", node.noun()));
+        }
+    };
+    let given = match parse_duration(text) {
+        Ok(given) => given,
+        Err(error) => return Some(error.to_string()),
+    };
+    let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
+    let least = bound(format::MIN_DURATION);
+    let most = bound(format::MAX_DURATION);
+    if least.is_none_or(|least| given >= least) && most.is_none_or(|most| given <= most) {
+        return None;
     }
+    Some(match (least.map(format_span), most.map(format_span)) {
+        (Some(least), Some(most)) => format!("`{text}` is out of range: it goes from {least} to {most}"),
+        (Some(least), None) => format!("`{text}` is too short: {least} is the least"),
+        _ => format!("`{text}` is out of range"),
+    })
 }
 
-fn check_size(node: &ConfigNode, parse: impl Fn(&str) -> Result<(), String>) -> Option<String> {
+fn check_size(node: &ConfigNode, error: impl Fn(&str) -> Option<String>) -> Option<String> {
     match &node.kind {
-        ConfigValue::Text(text) => parse(text).err(),
+        ConfigValue::Text(text) => error(text),
         ConfigValue::Int(number) if *number >= 0 => None,
         ConfigValue::Int(number) => {
             Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`"))
@@ -118,42 +118,41 @@ fn check_size(node: &ConfigNode, parse: impl Fn(&str) -> Result<(), String>) -> 
     }
 }
 
-/// Checks a time window, or a list of windows.
 fn check_windows(node: &ConfigNode) -> Option<String> {
-    let one = |node: &ConfigNode| match &node.kind {
-        ConfigValue::Text(text) => text.parse::<DayWindows>().err().map(|error| error.to_string()),
-        _ => Some(format!(
-            "this is {}; a time of day from when to when is needed, like `\"02:00-05:00\"`",
-            node.noun()
-        )),
-    };
+    let wanted = "a time of day from when to when is needed, like `\"02:00-05:00\"`";
     match &node.kind {
-        ConfigValue::List(items) => items.iter().find_map(one),
-        _ => one(node),
+        ConfigValue::Text(text) => parse_error::<DayWindows>(text),
+        ConfigValue::List(items) => items.iter().find_map(|item| match &item.kind {
+            ConfigValue::Text(text) => parse_error::<DayWindows>(text),
+            _ => Some(format!("this is {}; {wanted}", item.noun())),
+        }),
+        _ => Some(format!("this is {}; {wanted}", node.noun())),
     }
 }
 
 /// Checks `mirror`, `off`, or a list of origins.
 fn check_origins(node: &ConfigNode) -> Option<String> {
-    let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
-    match &node.kind {
-        ConfigValue::Text(text) => AllowedOrigins::parse(&[text]).err().map(|error| error.to_string()),
-        ConfigValue::List(items) => items.iter().find_map(|item| match &item.kind {
-            ConfigValue::Text(text) => text.parse::<WebOrigin>().err().map(|error| error.to_string()),
-            _ => Some(wrong()),
-        }),
-        _ => Some(wrong()),
-    }
+    let whole = |text: &str| AllowedOrigins::parse(&[text]).err().map(|error| error.to_string());
+    check_words::<WebOrigin>(node, whole, "`\"mirror\"`, `\"off\"` or a list of origins")
 }
 
 /// Checks `auto`, `any`, or a list of host names.
 fn check_names(node: &ConfigNode) -> Option<String> {
-    let wrong =
-        || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
+    let whole = |text: &str| HostNames::parse(&[text]).err().map(|error| error.to_string());
+    check_words::<HostPattern>(node, whole, "`\"auto\"`, `\"any\"` or a list of host names")
+}
+
+/// Checks a text, or a list of texts of type `T`.
+fn check_words<T: FromStr<Err: ToString>>(
+    node: &ConfigNode,
+    whole: impl Fn(&str) -> Option<String>,
+    wanted: &str,
+) -> Option<String> {
+    let wrong = || format!("this is {}; {wanted} is needed", node.noun());
     match &node.kind {
-        ConfigValue::Text(text) => HostNames::parse(&[text]).err().map(|error| error.to_string()),
+        ConfigValue::Text(text) => whole(text),
         ConfigValue::List(items) => items.iter().find_map(|item| match &item.kind {
-            ConfigValue::Text(text) => text.parse::<HostPattern>().err().map(|error| error.to_string()),
+            ConfigValue::Text(text) => parse_error::<T>(text),
             _ => Some(wrong()),
         }),
         _ => Some(wrong()),
@@ -259,14 +258,15 @@ mod tests {
     #[test]
     fn text_from_the_environment_gets_the_type_that_the_schema_wants() {
         let schema = |kind: &str| serde_json::json!({ "type": kind });
-        assert_eq!(convert_raw("1", &schema("integer")), ConfigValue::Int(1));
-        assert_eq!(convert_raw("1", &schema("string")), ConfigValue::Text("1".to_owned()));
-        assert_eq!(convert_raw("true", &schema("boolean")), ConfigValue::Bool(true));
-        assert_eq!(convert_raw("12GiB", &schema("string")), ConfigValue::Text("12GiB".to_owned()));
+        let convert = |text: &str, schema: &Value| convert_raw(text, &ConfigPlace::Nowhere, schema);
+        assert_eq!(convert("1", &schema("integer")), ConfigValue::Int(1));
+        assert_eq!(convert("1", &schema("string")), ConfigValue::Text("1".to_owned()));
+        assert_eq!(convert("true", &schema("boolean")), ConfigValue::Bool(true));
+        assert_eq!(convert("12GiB", &schema("string")), ConfigValue::Text("12GiB".to_owned()));
         assert!(
-            matches!(convert_raw("[\"-c\", \"1\"]", &schema("array")), ConfigValue::List(items) if items.len() == 2)
+            matches!(convert("[\"-c\", \"1\"]", &schema("array")), ConfigValue::List(items) if items.len() == 2)
         );
         let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
-        assert_eq!(convert_raw("512", &size), ConfigValue::Int(512));
+        assert_eq!(convert("512", &size), ConfigValue::Int(512));
     }
 }

@@ -5,36 +5,50 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::tree::{ConfigNode, ConfigValue};
+use super::tree::{ConfigNode, ConfigValue, TableEntry};
 use crate::problem::ConfigProblem;
 use crate::schema::format;
-use crate::schema::validate::PlaceOfByte;
 
-/// Prefix of a value that names a credential.
 const CREDENTIAL_PREFIX: &str = "credential:";
 /// Variable that names the directory of credentials; the service manager sets it.
 pub(super) const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
 /// Replaces `credential:NAME` by a path, in all values that are paths according to the schema.
 pub(super) fn resolve_credentials(
-    tree: &mut ConfigNode,
+    node: &mut ConfigNode,
     schema: &Value,
     directory: Option<&str>,
-    locate: PlaceOfByte<'_>,
 ) -> Vec<ConfigProblem> {
-    let mut problems = Vec::new();
-    visit_paths(tree, schema, &mut |node| {
-        let ConfigValue::Text(text) = &node.kind else { return };
-        let Some(name) = text.strip_prefix(CREDENTIAL_PREFIX) else { return };
-        match credential_path(name, directory) {
-            Ok(path) => node.kind = ConfigValue::Text(path),
-            Err((message, hint)) => {
-                let place = locate(node.span.as_ref().map(|span| span.start));
-                problems.push(ConfigProblem::new(place, format!("`{text}`: {message}")).with_hint(hint));
+    match &mut node.kind {
+        ConfigValue::Table(entries) => {
+            let resolve = |entry: &mut TableEntry| {
+                let inner = match &schema["properties"][&entry.key] {
+                    Value::Null => &schema["additionalProperties"],
+                    inner => inner,
+                };
+                resolve_credentials(&mut entry.value, inner, directory)
+            };
+            entries.iter_mut().flat_map(resolve).collect()
+        }
+        ConfigValue::List(items) => {
+            let items = items.iter_mut();
+            items.flat_map(|item| resolve_credentials(item, &schema["items"], directory)).collect()
+        }
+        ConfigValue::Text(text) if schema["format"] == format::PATH => {
+            let Some(name) = text.strip_prefix(CREDENTIAL_PREFIX) else { return Vec::new() };
+            match credential_path(name, directory) {
+                Ok(path) => {
+                    *text = path;
+                    Vec::new()
+                }
+                Err((message, hint)) => {
+                    let problem = ConfigProblem::new(node.place.clone(), format!("`{text}`: {message}"));
+                    vec![problem.with_hint(hint)]
+                }
             }
         }
-    });
-    problems
+        _ => Vec::new(),
+    }
 }
 
 fn credential_path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, String)> {
@@ -47,33 +61,13 @@ fn credential_path(name: &str, directory: Option<&str>) -> Result<String, (&'sta
     }
     let Some(directory) = directory.filter(|directory| !directory.is_empty()) else {
         let hint = format!(
-            "`LoadCredential={name}:/etc/llama-warden/{name}` in the unit hands it over; to check the file by hand, set \
+            "`LoadCredential={name}:/etc/llama-warden/{name}` in the unit hands it over; to check the file \
+             by hand, set \
              {CREDENTIALS_VARIABLE} to the folder that it is in"
         );
         return Err(("no credentials were passed to this process", hint));
     };
     Ok(Path::new(directory).join(name).to_string_lossy().into_owned())
-}
-
-fn visit_paths(node: &mut ConfigNode, schema: &Value, see: &mut impl FnMut(&mut ConfigNode)) {
-    match &mut node.kind {
-        ConfigValue::Table(entries) => {
-            for entry in entries {
-                let inner = match &schema["properties"][&entry.key] {
-                    Value::Null => &schema["additionalProperties"],
-                    inner => inner,
-                };
-                visit_paths(&mut entry.value, inner, see);
-            }
-        }
-        ConfigValue::List(items) => {
-            for item in items {
-                visit_paths(item, &schema["items"], see);
-            }
-        }
-        _ if schema["format"] == format::PATH => see(node),
-        _ => {}
-    }
 }
 
 #[cfg(test)]

@@ -24,7 +24,6 @@ const MAX_DEFAULT_CONTEXT: u64 = 32_768;
 /// Minimum default context in tokens, because a smaller context is of no use.
 const MIN_DEFAULT_CONTEXT: u64 = 2_048;
 
-/// A model file found in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FolderModel {
     pub(crate) name: String,
@@ -183,7 +182,6 @@ fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<P
         .map(|one| (*one).clone())
 }
 
-/// Returns the words in a file name that identify the model.
 fn name_words(stem: &str) -> Vec<String> {
     let lower = stem.to_ascii_lowercase();
     let all = lower.split(['-', '_', '.']).filter(|word| !word.is_empty() && *word != "mmproj");

@@ -45,7 +45,10 @@ fn flags_come_over_the_environment_over_the_file_over_the_defaults() {
     assert_eq!(loaded.settings.server.host, "::1");
     assert_eq!(loaded.place(&path("server.host")), ConfigPlace::Env("LLAMA_WARDEN_SERVER__HOST".into()));
     assert_eq!(loaded.settings.server.connections, 7);
-    assert_eq!(loaded.place(&path("server.connections")), ConfigPlace::File { path: file, line: 4 });
+    assert_eq!(
+        loaded.place(&path("server.connections")),
+        ConfigPlace::File { path: file.as_path().into(), line: 4 }
+    );
 }
 
 #[test]
@@ -67,7 +70,7 @@ fn a_model_has_its_own_values_over_those_for_all_models() {
     assert_eq!((a.queue.depth, a.queue.wait), (9, Duration::from_secs(3)));
     assert_eq!((a.binary.as_ref(), a.build.as_deref()), (None, Some("b")));
     let depth: Vec<String> = ["models", "z.1", "queue", "depth"].map(str::to_owned).into();
-    assert_eq!(loaded.place(&depth), ConfigPlace::File { path: file, line: 5 });
+    assert_eq!(loaded.place(&depth), ConfigPlace::File { path: file.as_path().into(), line: 5 });
 }
 
 #[test]

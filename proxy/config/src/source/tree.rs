@@ -1,18 +1,24 @@
-//! A configuration as a tree of values with their positions in the file.
+//! A configuration as a tree of values, each with the place where it is written.
 //!
-//! Every source (file, environment, flags, defaults) is converted to this form. So there is one validation,
-//! one way to report the source of a value, and one conversion to the crate figment, which merges the
-//! sources. This module validates nothing.
+//! Every source (file, environment, flags, defaults) becomes such a tree. The trees are validated, and merged
+//! into one in order of priority. Types are read from it by figment, whose errors name the path of a value.
 
 use std::ops::Range;
 
 use figment::value::{Dict, Value};
+use serde::de::DeserializeOwned;
+use toml_edit::{Item, TableLike};
 
-/// A value with its byte range in the file.
+use crate::problem::ConfigPlace;
+
+/// Converts a range of bytes in a source to its place.
+pub(crate) type PlaceOfSpan<'a> = &'a dyn Fn(Option<Range<usize>>) -> ConfigPlace;
+
+/// A value with its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigNode {
-    /// Byte range in the file; `None` for other sources.
-    pub span: Option<Range<usize>>,
+    /// Place of the value.
+    pub place: ConfigPlace,
     /// The value.
     pub kind: ConfigValue,
 }
@@ -43,21 +49,43 @@ pub enum ConfigValue {
 pub struct TableEntry {
     /// The key.
     pub key: String,
-    /// Byte range of the key.
-    pub key_span: Option<Range<usize>>,
+    /// Place of the key.
+    pub key_place: ConfigPlace,
     /// The value.
     pub value: ConfigNode,
 }
 
 impl ConfigNode {
-    /// Creates a value without a position in a file.
+    /// Creates a value without a place.
     pub fn new(kind: ConfigValue) -> Self {
-        Self { span: None, kind }
+        Self { place: ConfigPlace::Nowhere, kind }
     }
 
     /// Creates an empty table.
     pub fn table() -> Self {
         Self::new(ConfigValue::Table(Vec::new()))
+    }
+
+    /// Creates a tree with a single value, written at this place.
+    pub(crate) fn with_value(place: &ConfigPlace, path: &[String], mut value: Self) -> Self {
+        value.set_place(place);
+        let mut tree = Self { place: place.clone(), ..Self::table() };
+        tree.set(path, value);
+        tree
+    }
+
+    fn set_place(&mut self, place: &ConfigPlace) {
+        self.place.clone_from(place);
+        match &mut self.kind {
+            ConfigValue::Table(entries) => {
+                for entry in entries {
+                    entry.key_place.clone_from(place);
+                    entry.value.set_place(place);
+                }
+            }
+            ConfigValue::List(items) => items.iter_mut().for_each(|item| item.set_place(place)),
+            _ => {}
+        }
     }
 
     /// Describes the type of the value, for messages.
@@ -72,31 +100,53 @@ impl ConfigNode {
         }
     }
 
-    /// Returns the value at a path, if it exists.
-    pub fn find(&self, path: &[String]) -> Option<&ConfigNode> {
-        let Some((first, rest)) = path.split_first() else { return Some(self) };
-        self.entry(first).and_then(|entry| entry.value.find(rest))
+    /// Returns the entries of a table; none for other values.
+    pub fn entries(&self) -> &[TableEntry] {
+        match &self.kind {
+            ConfigValue::Table(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// Returns the entries of a table in the order of their keys.
+    pub(crate) fn sorted_entries(&self) -> Vec<&TableEntry> {
+        let mut entries: Vec<&TableEntry> = self.entries().iter().collect();
+        entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+        entries
     }
 
     /// Returns the entry for a key; `None` if there is none or this value is not a table.
     pub fn entry(&self, key: &str) -> Option<&TableEntry> {
+        self.entries().iter().find(|entry| entry.key == key)
+    }
+
+    /// Returns the items of a list; none for other values.
+    pub(crate) fn items(&self) -> &[ConfigNode] {
         match &self.kind {
-            ConfigValue::Table(entries) => entries.iter().find(|entry| entry.key == key),
+            ConfigValue::List(items) => items,
+            _ => &[],
+        }
+    }
+
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.kind {
+            ConfigValue::Text(text) | ConfigValue::Raw(text) => Some(text),
             _ => None,
         }
     }
 
-    /// The keys of a table, in their order; empty for other values.
-    pub fn keys(&self) -> impl Iterator<Item = &str> {
-        let entries = match &self.kind {
-            ConfigValue::Table(entries) => entries.as_slice(),
-            _ => &[],
-        };
-        entries.iter().map(|entry| entry.key.as_str())
+    /// Returns the value at a path, if it exists.
+    pub fn find<K: AsRef<str>>(&self, path: &[K]) -> Option<&ConfigNode> {
+        path.iter().try_fold(self, |node, key| Some(&node.entry(key.as_ref())?.value))
     }
 
-    /// Removes an entry from a table.
-    pub fn take(&mut self, key: &str) -> Option<TableEntry> {
+    /// Returns the place of the key at a path, if it exists.
+    pub(crate) fn place_of(&self, path: &[String]) -> Option<&ConfigPlace> {
+        let (last, parent) = path.split_last()?;
+        Some(&self.find(parent)?.entry(last)?.key_place)
+    }
+
+    pub(crate) fn take(&mut self, key: &str) -> Option<TableEntry> {
         let ConfigValue::Table(entries) = &mut self.kind else { return None };
         let at = entries.iter().position(|entry| entry.key == key)?;
         Some(entries.remove(at))
@@ -114,16 +164,47 @@ impl ConfigNode {
         }
         let ConfigValue::Table(entries) = &mut self.kind else { return };
         let at = entries.iter().position(|entry| entry.key == *first).unwrap_or_else(|| {
-            entries.push(TableEntry { key: first.clone(), key_span: None, value: Self::table() });
+            let table = Self { place: value.place.clone(), ..Self::table() };
+            entries.push(TableEntry { key: first.clone(), key_place: value.place.clone(), value: table });
             entries.len() - 1
         });
         entries[at].value.set(rest, value);
     }
 
+    /// Merges a tree of higher priority into this one: tables key by key, other values as a whole.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.place = other.place;
+        match (&mut self.kind, other.kind) {
+            (ConfigValue::Table(entries), ConfigValue::Table(others)) => {
+                for other in others {
+                    match entries.iter_mut().find(|entry| entry.key == other.key) {
+                        Some(entry) => {
+                            entry.key_place = other.key_place;
+                            entry.value.merge(other.value);
+                        }
+                        None => entries.push(other),
+                    }
+                }
+            }
+            (kind, other) => *kind = other,
+        }
+    }
+
+    /// Reads a type from the value.
+    ///
+    /// # Errors
+    /// A value does not fit the type; the error has the path of the value.
+    pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Box<figment::Error>> {
+        self.to_figment().deserialize().map_err(Box::new)
+    }
+
     /// Converts the value for figment. Dates become text, but the validation has refused them before.
-    pub fn to_figment(&self) -> Value {
+    pub(crate) fn to_figment(&self) -> Value {
         match &self.kind {
-            ConfigValue::Table(_) => self.to_dict().into(),
+            ConfigValue::Table(entries) => {
+                let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.to_figment()));
+                pairs.collect::<Dict>().into()
+            }
             ConfigValue::List(items) => items.iter().map(Self::to_figment).collect::<Vec<_>>().into(),
             ConfigValue::Text(text) | ConfigValue::Raw(text) => text.as_str().into(),
             ConfigValue::Int(number) => (*number).into(),
@@ -133,60 +214,42 @@ impl ConfigNode {
         }
     }
 
-    /// Converts a table for figment; any other value becomes an empty table.
-    pub fn to_dict(&self) -> Dict {
-        match &self.kind {
-            ConfigValue::Table(entries) => {
-                entries.iter().map(|entry| (entry.key.clone(), entry.value.to_figment())).collect()
-            }
-            _ => Dict::new(),
-        }
-    }
-}
-
-impl From<&toml_edit::Item> for ConfigNode {
-    fn from(item: &toml_edit::Item) -> Self {
+    pub(crate) fn from_item(item: &Item, place: PlaceOfSpan<'_>) -> Self {
         let kind = match item {
-            toml_edit::Item::None => ConfigValue::Table(Vec::new()),
-            toml_edit::Item::Value(value) => return value.into(),
-            toml_edit::Item::Table(table) => return table.into(),
-            toml_edit::Item::ArrayOfTables(tables) => {
-                ConfigValue::List(tables.iter().map(ConfigNode::from).collect())
-            }
+            Item::None => ConfigValue::Table(Vec::new()),
+            Item::Value(value) => return Self::from_value(value, place),
+            Item::Table(table) => table_from(table, place),
+            Item::ArrayOfTables(tables) => ConfigValue::List(
+                tables
+                    .iter()
+                    .map(|table| Self { place: place(table.span()), kind: table_from(table, place) })
+                    .collect(),
+            ),
         };
-        Self { span: item.span(), kind }
+        Self { place: place(item.span()), kind }
     }
-}
 
-impl From<&toml_edit::Table> for ConfigNode {
-    fn from(table: &toml_edit::Table) -> Self {
-        let entries = table.iter().map(|(key, item)| TableEntry {
-            key: key.to_owned(),
-            key_span: table.key(key).and_then(toml_edit::Key::span),
-            value: item.into(),
-        });
-        Self { span: table.span(), kind: ConfigValue::Table(entries.collect()) }
-    }
-}
-
-impl From<&toml_edit::Value> for ConfigNode {
-    fn from(value: &toml_edit::Value) -> Self {
+    pub(crate) fn from_value(value: &toml_edit::Value, place: PlaceOfSpan<'_>) -> Self {
         let kind = match value {
             toml_edit::Value::String(text) => ConfigValue::Text(text.value().clone()),
             toml_edit::Value::Integer(number) => ConfigValue::Int(*number.value()),
             toml_edit::Value::Float(number) => ConfigValue::Float(*number.value()),
             toml_edit::Value::Boolean(value) => ConfigValue::Bool(*value.value()),
             toml_edit::Value::Datetime(_) => ConfigValue::Date,
-            toml_edit::Value::Array(items) => ConfigValue::List(items.iter().map(ConfigNode::from).collect()),
-            toml_edit::Value::InlineTable(table) => {
-                let entries = table.iter().map(|(key, item)| TableEntry {
-                    key: key.to_owned(),
-                    key_span: table.key(key).and_then(toml_edit::Key::span),
-                    value: item.into(),
-                });
-                ConfigValue::Table(entries.collect())
+            toml_edit::Value::Array(items) => {
+                ConfigValue::List(items.iter().map(|item| Self::from_value(item, place)).collect())
             }
+            toml_edit::Value::InlineTable(table) => table_from(table, place),
         };
-        Self { span: value.span(), kind }
+        Self { place: place(value.span()), kind }
     }
+}
+
+fn table_from(table: &dyn TableLike, place: PlaceOfSpan<'_>) -> ConfigValue {
+    let entries = table.iter().map(|(key, item)| TableEntry {
+        key: key.to_owned(),
+        key_place: place(table.key(key).and_then(toml_edit::Key::span).or_else(|| item.span())),
+        value: ConfigNode::from_item(item, place),
+    });
+    ConfigValue::Table(entries.collect())
 }

@@ -7,21 +7,17 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
-
-use super::layers::{ConfigLayer, ENV_PREFIX};
-use super::tree::ConfigNode;
+use super::layers::ENV_PREFIX;
+use super::tree::{ConfigNode, ConfigValue};
 use crate::problem::{ConfigPlace, ConfigProblem, similarity};
 use crate::schema::{format, root_schema};
 
 /// Returns the known names at a path of the configuration, such as those of the models.
 type KnownNames<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
 
-/// A variable that may stand for several names.
 #[derive(Debug, PartialEq, Eq)]
 struct AmbiguousVariable {
     written: String,
-    /// Names that the variable may stand for.
     names: Vec<String>,
 }
 
@@ -29,8 +25,9 @@ struct AmbiguousVariable {
 /// letters, and the validation reports them.
 fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariable> {
     let parts: Vec<&str> = key.split("__").collect();
-    let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) =
-        (root_schema(), Vec::new(), parts.as_slice());
+    let mut rest = parts.as_slice();
+    let mut schema = root_schema();
+    let mut path: Vec<String> = Vec::new();
     while let Some((first, more)) = rest.split_first() {
         let small = first.to_lowercase();
         let inner = &schema["properties"][&small];
@@ -46,10 +43,10 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
         }
         if named["format"] == format::JSON {
             // Names of request parameters become lower-case, because no known parameter has capitals.
-            path.extend(
-                rest.iter()
-                    .map(|part| if is_capitals(part) { part.to_lowercase() } else { (*part).to_owned() }),
-            );
+            let is_capitals = |part: &str| !part.chars().any(char::is_lowercase);
+            let lower =
+                |part: &&str| if is_capitals(part) { part.to_lowercase() } else { (*part).to_owned() };
+            path.extend(rest.iter().map(lower));
             break;
         }
         if path.last().is_some_and(|last| last == "env") {
@@ -61,10 +58,6 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
         (schema, rest) = (named, rest.get(used..).unwrap_or_default());
     }
     Ok(path)
-}
-
-fn is_capitals(text: &str) -> bool {
-    !text.chars().any(char::is_lowercase)
 }
 
 /// Finds the name at the beginning of these parts, and the number of parts it takes: a name may contain
@@ -82,78 +75,77 @@ fn leading_name(parts: &[&str], known: &[String]) -> Result<(String, usize), Amb
             [] => {}
             [one] => return Ok(((*one).clone(), used)),
             several => {
-                return Err(AmbiguousVariable {
-                    written: text,
-                    names: several.iter().copied().cloned().collect(),
-                });
+                let names = several.iter().copied().cloned().collect();
+                return Err(AmbiguousVariable { written: text, names });
             }
         }
     }
     Ok((begins(1), 1))
 }
 
-/// Returns the layers of the environment. `others`: all other layers, which contain the known names.
-/// Variables without `__` are ignored.
-pub(crate) fn environment_layers(
+/// Returns a tree for each variable of the environment. `others`: all other layers, which contain the known
+/// names. Variables without `__` are ignored.
+pub(crate) fn environment_trees(
     env: Vec<(String, String)>,
-    others: &[&[ConfigLayer]],
-) -> (Vec<ConfigLayer>, Vec<ConfigProblem>) {
+    others: &[&ConfigNode],
+) -> (Vec<ConfigNode>, Vec<ConfigProblem>) {
     let known = |path: &[String]| {
-        let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
-        tables.flat_map(ConfigNode::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+        let entries = others.iter().filter_map(|layer| layer.find(path)).flat_map(ConfigNode::entries);
+        entries.map(|entry| entry.key.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     };
-    let (mut layers, mut problems) = (Vec::new(), Vec::new());
+    let mut trees = Vec::new();
+    let mut problems = Vec::new();
     for (name, value) in env {
         let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
-        match variable_path(key, &known) {
-            Ok(path) => layers.push(ConfigLayer::from_variable(name, &path, value)),
+        let path = variable_path(key, &known);
+        let place = ConfigPlace::Env(name);
+        match path {
+            Ok(path) => {
+                let value = ConfigNode::new(ConfigValue::Raw(value));
+                trees.push(ConfigNode::with_value(&place, &path, value));
+            }
             Err(AmbiguousVariable { written, names }) => {
                 let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
-                let problem =
-                    ConfigProblem::new(ConfigPlace::Env(name), format!("`{written}` may be {names}"));
+                let problem = ConfigProblem::new(place, format!("`{written}` may be {names}"));
                 problems.push(problem.with_hint("write the name in the variable exactly as it is"));
             }
         }
     }
-    problems.extend(unknown_models(&layers, &known(&["models".to_owned()])));
-    (layers, problems)
+    problems.extend(unknown_models(&trees, &known(&["models".to_owned()])));
+    (trees, problems)
 }
 
 /// Reports models that only variables mention and that have nothing to serve: their names are likely
 /// misspelt.
-fn unknown_models(layers: &[ConfigLayer], known: &[String]) -> Vec<ConfigProblem> {
-    let models = ["models".to_owned()];
-    let of_layer = |layer: &ConfigLayer| -> Option<String> {
-        layer.tree.find(&models)?.keys().next().map(str::to_owned)
+fn unknown_models(trees: &[ConfigNode], known: &[String]) -> Vec<ConfigProblem> {
+    // The tree of a variable has at most one model.
+    let models = trees.iter().filter_map(|tree| Some((tree, tree.find(&["models"])?.entries().first()?)));
+    let has_server = |model: &ConfigNode| {
+        let variables = model.find(&["env"]).map_or(&[][..], ConfigNode::entries);
+        model.entry("model").or_else(|| model.entry("args")).is_some()
+            || variables.iter().any(|entry| entry.key.starts_with("LLAMA_ARG_"))
     };
-    let makes = |layer: &ConfigLayer, model: &str| {
-        let Some(own) = layer.tree.find(&[models[0].clone(), model.to_owned()]) else { return false };
-        let by_variable = own
-            .find(&["env".to_owned()])
-            .is_some_and(|env| env.keys().any(|key| key.starts_with("LLAMA_ARG_")));
-        own.keys().any(|key| key == "model" || key == "args") || by_variable
-    };
-    let mut told = BTreeSet::new();
-    let named = layers.iter().filter_map(|layer| Some((layer, of_layer(layer)?)));
-    named
-        .filter(|(_, model)| !known.contains(model) && !layers.iter().any(|layer| makes(layer, model)))
-        .filter(|(_, model)| told.insert(model.clone()))
-        .map(|(layer, model)| {
-            let others = layers
-                .iter()
-                .filter_map(of_layer)
-                .filter(|other| layers.iter().any(|layer| makes(layer, other)));
-            let near = nearest_name(&model, known.iter().cloned().chain(others));
-            let hint = near.map_or_else(
-                || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
-                |near| format!("the nearest is `{near}`"),
-            );
-            ConfigProblem::new(layer.place(None), format!("there is no model `{model}`")).with_hint(hint)
-        })
-        .collect()
+    let served = models.clone().filter(|(_, model)| has_server(&model.value));
+    let served: Vec<&str> = served.map(|(_, model)| model.key.as_str()).collect();
+    let mut reported = BTreeSet::new();
+    let mut problems = Vec::new();
+    for (tree, model) in models {
+        let name = &model.key;
+        if known.contains(name) || served.contains(&name.as_str()) || !reported.insert(name) {
+            continue;
+        }
+        let near = nearest_name(name, known.iter().map(String::as_str).chain(served.iter().copied()));
+        let hint = near.map_or_else(
+            || format!("`{ENV_PREFIX}MODELS__{name}__MODEL` would say which file it serves"),
+            |near| format!("the nearest is `{near}`"),
+        );
+        let message = format!("there is no model `{name}`");
+        problems.push(ConfigProblem::new(tree.place.clone(), message).with_hint(hint));
+    }
+    problems
 }
 
-fn nearest_name(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
+fn nearest_name<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let small = name.to_lowercase();
     let scored = all.map(|one| (similarity(&small, &one.to_lowercase()), one));
     scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)

@@ -77,7 +77,7 @@ pub(crate) async fn compare(
     let machine = HostMachine::read();
     let old = args.against.against.as_deref().unwrap_or_default();
     let (old, mut new) = resolve_both(args, &machine, old).await?;
-    new.resolved.proof = proof;
+    new.resolved.settings.proof = proof;
     Box::pin(prove(args, nursery, signals, old, new)).await
 }
 
@@ -115,7 +115,7 @@ async fn prove(
     }
     out::error_line(&format!("old: {}", old.program_line()));
     out::error_line(&format!("new: {}", new.program_line()));
-    let timeout = new.resolved.child.version_timeout;
+    let timeout = new.resolved.settings.child.version_timeout;
     let flags = tokio::join!(
         flags::known_flags(&old.spec.command, timeout),
         flags::known_flags(&new.spec.command, timeout)
@@ -125,7 +125,7 @@ async fn prove(
         out::error_line("warning: one of them does not list its flags (`--help`), so they are not compared");
     }
     let names = |list: &FlagList| list.names().map(str::to_owned).collect();
-    let numbers = new.resolved.diagnose.clone();
+    let numbers = new.resolved.settings.diagnose.clone();
     let steps = args.requests.unwrap_or(numbers.requests);
     let workloads = if args.against.no_growth { Vec::new() } else { args.workloads()? };
     let pair = ComparedBuilds {
@@ -138,7 +138,8 @@ async fn prove(
     };
     let sockets = instance::private_dir(&new.runtime_dir)?;
     let starter = SoloStarter::new(nursery, sockets.path(), &new.lifecycle, new.watch)?;
-    let lab = Lab { numbers, proof: new.resolved.proof.clone(), ..Lab::new(starter, new.growth.clone()) };
+    let lab =
+        Lab { numbers, proof: new.resolved.settings.proof.clone(), ..Lab::new(starter, new.growth.clone()) };
     let stop = CancellationToken::new();
     let legs = pair.work.workloads.len();
     let mut display = ExperimentDisplay::new(legs);

@@ -90,11 +90,12 @@ pub(super) fn find_candidates(
     purpose: SearchPurpose,
     judge: &mut MitigationChecker,
 ) -> Result<SwitchCandidates, String> {
-    let list = resolved.mitigations.get(model).map_or_else(catalogue, ModelMitigations::available)?;
+    let own = resolved.models.get(model).map(|own| &own.mitigations);
+    let list = own.map_or_else(catalogue, ModelMitigations::available)?;
     let list = list.as_ref();
     let advice = list.advise(seen);
     let values = &warden_policies::defaults().diagnose.cure.values;
-    let configured = resolved.mitigations.get(model).map(|own| own.list().to_vec()).unwrap_or_default();
+    let configured = own.map(|own| own.list().to_vec()).unwrap_or_default();
     let mut found = SwitchCandidates::default();
     let mut commands: Vec<AlternativeCommand> = Vec::new();
     let mut all = order_by_advice(list, &advice);
@@ -184,7 +185,7 @@ fn order_by_advice<'a>(
 /// Says why a mitigation is not tried in the model's build: upstream fixed the leak, or the mitigation does
 /// harm there.
 fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &MitigationEntry) -> Option<String> {
-    let build = resolved.builds.get(model)?.as_ref()?;
+    let build = resolved.models.get(model)?.build.as_ref()?;
     let life = build.mitigation_state(entry).filter(|life| life.is != LifeState::Needed)?;
     Some(format!("it is {} in this build: {}", life.is.name(), life.reason()))
 }

@@ -25,7 +25,7 @@ pub(super) fn write_report_folder(
     let command = &target.spec.command;
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
     let folder = ReportFolder {
-        numbers: &target.resolved.diagnose,
+        numbers: &target.resolved.settings.diagnose,
         removed: &command.env_remove,
         directory: command.directory.as_deref().unwrap_or(here),
         slots: props.slots.unwrap_or(1),

@@ -202,7 +202,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     out::error_line(&target.program_line());
     // Describe the server as configured; a tool around it is named separately.
     let mut about = target.about(crate::clock::now_text(), &machine);
-    let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.diagnose.clone());
+    let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.settings.diagnose.clone());
     if let Some(tracing) = &mut tracing {
         tracing.apply(&mut spec.command)?;
     }

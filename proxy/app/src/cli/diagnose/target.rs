@@ -70,13 +70,14 @@ impl DiagnoseTarget {
             index = find_model(args.model.as_deref(), resolved)?;
             resolved.other_store = other_store.map(Path::to_owned);
             if let Some((flag, choice)) = chosen {
-                resolved.choices[index] = (choice, ConfigPlace::Flag(format!("flag {flag}")));
+                resolved.models[index].choice = choice;
+                resolved.models[index].choice_place = ConfigPlace::Flag(format!("flag {flag}"));
             }
             Ok(())
         });
         let resolved = resolving.await?;
         let spec = &resolved.fleet.models[index];
-        let facts = resolved.builds.get(index).and_then(Option::as_ref);
+        let facts = resolved.models[index].build.as_ref();
         let number = facts.and_then(|facts| facts.number).map(|number| format!("b{number}"));
         let build = facts
             .and_then(|facts| facts.provenance.as_ref())

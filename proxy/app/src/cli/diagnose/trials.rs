@@ -39,18 +39,15 @@ impl<'a> MitigationTrials<'a> {
         let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
         let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let (resolved, index) = (&target.resolved, target.index);
-        let build = resolved.builds[index].as_ref();
-        let server = AdvisedServer::from_spec(
-            &resolved.fleet.models[index],
-            build,
-            &resolved.mitigations[index],
-            &inherited,
-        );
+        let model = &resolved.models[index];
+        let build = model.build.as_ref();
+        let spec = &resolved.fleet.models[index];
+        let server = AdvisedServer::from_spec(spec, build, &model.mitigations, &inherited);
         let mut judge = MitigationChecker::default();
         let seen = candidates::leak_evidence(&findings, &server);
         let found = candidates::find_candidates(resolved, index, &seen, purpose, &mut judge)
             .map_err(CommandError::failed)?;
-        let configured = resolved.mitigations[index].list().to_vec();
+        let configured = model.mitigations.list().to_vec();
         Ok(Self { target, found, configured, judge: Mutex::new(judge) })
     }
 

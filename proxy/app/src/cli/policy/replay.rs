@@ -14,7 +14,7 @@ use crate::advice::{self, AdvisedServer};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::policy::PolicyConfig;
-use crate::config::policy_file::load_policy;
+use crate::config::policy::load_policy;
 use crate::config::settings::ModelConfig;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;

@@ -20,7 +20,7 @@ use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
-use crate::config::policy_file::load_policy;
+use crate::config::policy::load_policy;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -284,7 +284,7 @@ async fn start_server(
         file.write()?;
     }
     let resolved = plan.resolve(machine).await?;
-    logging::start_logging(&resolved.log, false)?;
+    logging::start_logging(&resolved.settings.log, false)?;
     Box::pin(RunningInstance::start(resolved, machine, nursery, ActivatedSockets::default())).await
 }
 

@@ -316,10 +316,10 @@ impl UpdateRun<'_> {
         }
         let plan = plan_of(&self.args.config);
         let resolving = plan.resolve_with(self.machine, |resolved| {
-            for (choice, place) in &mut resolved.choices {
-                if *choice == BinaryChoice::Newest {
-                    (*choice, *place) =
-                        (BinaryChoice::Build(id.to_string()), ConfigPlace::Flag("update".to_owned()));
+            for model in &mut resolved.models {
+                if model.choice == BinaryChoice::Newest {
+                    model.choice = BinaryChoice::Build(id.to_string());
+                    model.choice_place = ConfigPlace::Flag("update".to_owned());
                 }
             }
             Ok(())

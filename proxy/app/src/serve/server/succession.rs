@@ -28,12 +28,12 @@ pub(super) struct SocketCopies {
 impl RunningInstance {
     /// Returns the time limit of an upgrade.
     pub(in crate::serve) const fn upgrade_wait(&self) -> Duration {
-        self.resolved.server.upgrade_wait
+        self.resolved.settings.server.upgrade_wait
     }
 
     /// Returns the time limit for a program to print its version.
     pub(in crate::serve) const fn version_timeout(&self) -> Duration {
-        self.resolved.child.version_timeout
+        self.resolved.settings.child.version_timeout
     }
 
     pub(in crate::serve) const fn nursery(&self) -> &NurseryHandle {
@@ -70,7 +70,7 @@ impl RunningInstance {
 
     /// Runs the self-test, before the predecessor gives up.
     pub(in crate::serve) async fn check_answers(&self) -> Result<(), String> {
-        self.inquiry.run(self.resolved.server.upgrade_answer).await
+        self.inquiry.run(self.resolved.settings.server.upgrade_answer).await
     }
 
     /// Spawns a task for which the end of the program waits.
@@ -80,7 +80,7 @@ impl RunningInstance {
 
     /// Stops recording the fleet, because the successor records it.
     pub(in crate::serve) async fn stop_recording(&self) {
-        self.books.close(self.resolved.upstream.connect_timeout).await;
+        self.books.close(self.resolved.settings.upstream.connect_timeout).await;
     }
 
     /// Drops the duplicates of the sockets. A socket listens while any duplicate is open, and clients would
@@ -108,8 +108,8 @@ impl RunningInstance {
     /// operator ordered the instance to leave before: the serving program accepts requests for no longer,
     /// and knows how much of that time has passed.
     pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> StopTimes {
-        let delay = self.resolved.probe.drain_delay;
-        StopTimes { delay, grace: self.resolved.server.stopped_keep_alive, deadline }
+        let delay = self.resolved.settings.probe.drain_delay;
+        StopTimes { delay, grace: self.resolved.settings.server.stopped_keep_alive, deadline }
     }
 
     /// Leaves the directories to the successor.
@@ -128,7 +128,7 @@ impl RunningInstance {
     /// Ends all tasks after the last request, without removing any file.
     pub(in crate::serve) async fn disband(self) {
         self.tasks.close();
-        let limit = self.resolved.upstream.connect_timeout;
+        let limit = self.resolved.settings.upstream.connect_timeout;
         let tasks = tokio::time::timeout(limit, self.tasks.wait());
         let fleet = tokio::time::timeout(limit, self.fleet.disband());
         let _ = tokio::join!(tasks, fleet, self.exporting.end());

@@ -46,8 +46,8 @@ impl InstancePlace {
         Self {
             state_dir: resolved.dirs.state.clone(),
             runtime_dir: resolved.dirs.runtime.clone(),
-            admin_socket: resolved.admin_socket.clone(),
-            admin_address: resolved.admin_address.is_some(),
+            admin_socket: resolved.addresses.admin_socket.clone(),
+            admin_address: resolved.addresses.admin.is_some(),
         }
     }
 }

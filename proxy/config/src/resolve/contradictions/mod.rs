@@ -5,10 +5,7 @@
 //! files and no clock.
 
 mod budgets;
-mod files;
-mod groups;
-mod requests;
-mod room;
+mod limits;
 #[cfg(test)]
 mod tests;
 mod times;
@@ -16,23 +13,22 @@ mod times;
 use warden_policies::ByteSize;
 use warden_policies::declared_memory::DeclaredMemory;
 
+use self::ContradictionRule::{Model, Whole};
 use crate::settings::{ConfigSettings, ModelConfig};
 
-/// Input of the rules.
 pub(super) struct ConfigSummary<'a> {
-    /// All settings except the models.
     pub(super) settings: &'a ConfigSettings,
-    /// Usable memory of the machine.
     pub(super) memory: ByteSize,
     pub(super) models: Vec<ModelSummary<'a>>,
 }
 
 pub(super) struct ModelSummary<'a> {
+    pub(super) settings: &'a ConfigSettings,
+    pub(super) memory: ByteSize,
     pub(super) name: &'a str,
     pub(super) model: &'a ModelConfig,
     /// Memory that the model's processes are configured to cache.
     pub(super) declared: DeclaredMemory,
-    /// Arguments of the model's processes.
     pub(super) args: &'a [String],
     /// Number of slots per process; `None` if not configured.
     pub(super) slots: Option<u32>,
@@ -48,41 +44,52 @@ pub(super) struct RuleFinding {
     pub(super) fatal: bool,
 }
 
-type ContradictionRule = fn(&ConfigSummary<'_>) -> Vec<RuleFinding>;
+/// A rule for the whole configuration, or for each of its models.
+enum ContradictionRule {
+    Whole(fn(&ConfigSummary<'_>) -> Vec<RuleFinding>),
+    Model(fn(&ModelSummary<'_>) -> Option<RuleFinding>),
+}
 
 /// All rules, in the order in which their findings are reported.
 const RULES: [ContradictionRule; 27] = [
-    budgets::hard_above_soft,
-    budgets::budgets_of_a_few_bytes,
-    budgets::budgets_above_the_machine,
-    budgets::budgets_below_declared_memory,
-    budgets::shared_budgets_below_a_models,
-    budgets::replicas_above_the_machine,
-    too_few_kept_floors,
-    room::more_slots_than_connections,
-    room::more_requests_than_slots,
-    room::bodies_above_their_memory,
-    room::clients_and_admin_on_one_port,
-    groups::groups_of_one,
-    groups::groups_closed_by_pin,
-    groups::pins_above_max_loaded,
-    files::files_with_two_uses,
-    requests::defaults_above_their_limit,
-    requests::defaults_also_set,
-    times::waits_above_exchange_timeout,
-    times::ineffective_idle_limits,
-    times::prompts_above_idle_limit,
-    times::late_probes,
-    times::misordered_pauses,
-    times::unreachable_quiet_time,
-    times::windows_too_short_for_quiet,
-    times::ages_below_the_pause,
-    times::ages_outside_windows,
-    times::misordered_horizons,
+    Whole(budgets::hard_above_soft),
+    Whole(budgets::budgets_of_a_few_bytes),
+    Whole(budgets::budgets_above_the_machine),
+    Model(budgets::budgets_below_declared_memory),
+    Whole(budgets::shared_budgets_below_a_models),
+    Model(budgets::replicas_above_the_machine),
+    Whole(too_few_kept_floors),
+    Whole(limits::more_slots_than_connections),
+    Model(limits::more_requests_than_slots),
+    Whole(limits::bodies_above_their_memory),
+    Whole(limits::clients_and_admin_on_one_port),
+    Whole(limits::groups_of_one),
+    Whole(limits::groups_closed_by_pin),
+    Whole(limits::pins_above_max_loaded),
+    Whole(limits::files_with_two_uses),
+    Whole(limits::defaults_above_their_limit),
+    Whole(limits::defaults_also_set),
+    Model(times::waits_above_exchange_timeout),
+    Whole(times::ineffective_idle_limits),
+    Model(times::prompts_above_idle_limit),
+    Whole(times::late_probes),
+    Whole(times::misordered_pauses),
+    Model(times::unreachable_quiet_time),
+    Model(times::windows_too_short_for_quiet),
+    Model(times::ages_below_the_pause),
+    Model(times::ages_outside_windows),
+    Model(times::misordered_horizons),
 ];
 
 pub(super) fn find(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
-    RULES.iter().flat_map(|rule| rule(whole)).collect()
+    let mut found = Vec::new();
+    for rule in RULES {
+        match rule {
+            Whole(rule) => found.extend(rule(whole)),
+            Model(rule) => found.extend(whole.models.iter().filter_map(rule)),
+        }
+    }
+    found
 }
 
 impl RuleFinding {

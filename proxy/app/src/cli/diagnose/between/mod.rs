@@ -135,7 +135,7 @@ impl CommitSearch<'_> {
         for warning in &self.configured.warnings {
             out::error_line(&format!("warning: {warning}"));
         }
-        let numbers = self.configured.diagnose.clone();
+        let numbers = self.configured.settings.diagnose.clone();
         let steps = self.args.requests.unwrap_or(numbers.requests);
         let name = self.file_name(&workloads, steps).await?;
         let mut kept = SearchFile::open(&self.configured.dirs.state, &name)?;
@@ -144,7 +144,7 @@ impl CommitSearch<'_> {
         let model = &self.configured.fleet.models[self.index];
         let starter =
             SoloStarter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
-        let proof = self.configured.proof.clone();
+        let proof = self.configured.settings.proof.clone();
         let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
         let known = kept.records();
         let (search, used) = resume_search(lab.rules(), self.args.aim(), last, &known);

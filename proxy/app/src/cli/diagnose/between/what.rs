@@ -40,15 +40,15 @@ impl CommitSearch<'_> {
         let plan = self.builder.plan(&self.request(newest)).await?;
         let aim = self.args.aim();
         // The `[proof]` settings do not affect a search for growth.
-        let proof = (!aim.is_growth()).then_some(&self.configured.proof);
+        let proof = (!aim.is_growth()).then_some(&self.configured.settings.proof);
         let all = [
             format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.shown, oldest.commit, newest.commit),
             format!("{workloads:?} {requests} {aim:?} {proof:?}"),
             format!("{:?} {:?}", plan.recipe.backend, plan.recipe.cmake),
             format!("{:?} {:?} {:?}", command.args, command.env, command.env_remove),
-            format!("{:?} {:?}", self.configured.mitigations[self.index], model.run.socket),
+            format!("{:?} {:?}", self.configured.models[self.index].mitigations, model.run.socket),
             format!("{files:?} {inherited:?}"),
-            format!("{:?} {:?}", self.configured.diagnose, self.configured.fleet.growth),
+            format!("{:?} {:?}", self.configured.settings.diagnose, self.configured.fleet.growth),
         ];
         let short = |commit: &str| commit.chars().take(9).collect::<String>();
         let hash = hex::encode(&Sha256::digest(all.join("\n"))[..8]);

@@ -1,17 +1,17 @@
-//! Documentation pages with generated tables. Each table stands between its own mark and
-//! [`TABLE_END_MARK`]. A test compares it with the generated text, or, with `WARDEN_RENEW_DOCS=1`, replaces
-//! it.
+//! Compares tables in documentation pages with the generated text, for tests of this crate and of the program.
+//! Each table stands between its own mark and [`TABLE_END_MARK`]. With `WARDEN_RENEW_DOCS=1`, replaces the
+//! tables.
 
 use std::path::Path;
 
 /// Mark at the end of each table.
-pub use crate::schema::markdown::TABLE_END_MARK;
+pub(crate) const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Replaces tables in a page. Each table is given with its start mark, and its text includes both marks.
 ///
 /// # Errors
 /// A mark is missing.
-pub fn replace_tables(
+pub(crate) fn replace_tables(
     page: &str,
     tables: impl IntoIterator<Item = (String, String)>,
 ) -> Result<String, String> {
@@ -32,7 +32,10 @@ pub fn replace_tables(
 ///
 /// # Errors
 /// The page cannot be read or written, lacks a mark, or differs; the message quotes the first differing line.
-pub fn check_page(name: &str, tables: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
+pub(crate) fn check_page(
+    name: &str,
+    tables: impl IntoIterator<Item = (String, String)>,
+) -> Result<(), String> {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs")).join(name);
     let page = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let renewed = replace_tables(&page, tables)?;
