@@ -81,7 +81,6 @@ pub enum PromptSize {
 struct WaitingPrompt {
     ticket: QueueTicket,
     kind: LeaseKind,
-    tokens: u64,
     action: &'static str,
     short: NoRoom,
 }
@@ -300,7 +299,7 @@ impl PromptAdmission {
         action: &'static str,
         short: NoRoom,
     ) {
-        self.waiting.push(WaitingPrompt { ticket, kind, tokens: short.tokens, action, short });
+        self.waiting.push(WaitingPrompt { ticket, kind, action, short });
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -334,7 +333,7 @@ impl PromptAdmission {
             };
             // If a new mode keeps no prompt waiting, release the waiting ones.
             let judged = if self.holds_prompts() {
-                self.judge_prompt(dispatch, chosen, one.tokens, false)
+                self.judge_prompt(dispatch, chosen, one.short.tokens, false)
             } else {
                 AdmissionDecision::Fits
             };

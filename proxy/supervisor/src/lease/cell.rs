@@ -53,7 +53,6 @@ pub(crate) struct GenerationCell {
     pub(crate) kin: OnceLock<AnswerIdentity>,
     /// True if llama-warden chose the slot directory; false if the command names one.
     pub(crate) saves_for_us: AtomicBool,
-    pub(super) work: Mutex<WorkDone>,
     pub(crate) pulses: ProgressTracker,
     pub(crate) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
@@ -72,7 +71,6 @@ impl GenerationCell {
             facts: Mutex::new(facts),
             kin: OnceLock::new(),
             saves_for_us: AtomicBool::new(false),
-            work: Mutex::default(),
             pulses: ProgressTracker::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
@@ -84,16 +82,16 @@ impl GenerationCell {
 
     /// Sets facts of a process taken over: the work done before, and who may save its slots.
     pub(crate) fn inherit(&self, work: WorkDone, saves_for_us: bool) {
-        *lock(&self.work) = work;
+        lock(&self.outcomes).work = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
     }
 
     pub(crate) fn add_work(&self, work: WorkDone) {
-        *lock(&self.work) += work;
+        lock(&self.outcomes).work += work;
     }
 
     pub(crate) fn work(&self) -> WorkDone {
-        *lock(&self.work)
+        lock(&self.outcomes).work
     }
 
     pub(crate) fn facts(&self) -> ServerFacts {

@@ -144,7 +144,7 @@ impl Lease {
 
     /// Adds work done for this request, as reported by the answer. May be called repeatedly.
     pub fn add_work(&self, work: WorkDone) {
-        *lock(&self.cell.work) += work;
+        self.cell.add_work(work);
     }
 
     /// Records the outcome reported by the answer, for counts of errors and decoding speeds. Call it once

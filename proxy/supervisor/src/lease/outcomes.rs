@@ -8,6 +8,8 @@
 
 use std::collections::VecDeque;
 
+use warden_policies::WorkDone;
+
 /// Maximum number of speeds that are kept until they are read: more answers never end between two samples.
 const SPEEDS_KEPT: usize = 256;
 
@@ -47,6 +49,7 @@ pub(crate) struct DecodeSpeed {
 
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeStats {
+    pub(super) work: WorkDone,
     /// Number of compute errors since the last successful answer.
     pub(crate) compute_errors: u32,
     /// Speeds that no reading has taken yet, oldest first.

@@ -94,8 +94,12 @@ impl FleetMemory {
 
     /// Records that a process is gone; the check of its memory begins.
     pub(crate) fn note_dead(&self, id: GenerationId) {
+        self.set_stage(id, ExitStage::Dead);
+    }
+
+    fn set_stage(&self, id: GenerationId, stage: ExitStage) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.stage = ExitStage::Dead;
+            part.stage = stage;
         }
     }
 
@@ -149,9 +153,7 @@ impl FleetMemory {
 
     /// Marks a generation that will soon free its memory.
     pub(crate) fn note_leaving(&self, id: GenerationId) {
-        if let Some(part) = lock(&self.parts).get_mut(&id) {
-            part.stage = ExitStage::Leaving;
-        }
+        self.set_stage(id, ExitStage::Leaving);
     }
 
     /// True if another generation is about to free its memory, so that there may be room soon.

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::health::HealthSymptom;
-use warden_policies::lifecycle::{
-    BackendPhase, LifecycleEffect, LifecycleEvent, LifecyclePolicy, LifecycleTimer,
-};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::context::FleetContext;
@@ -374,22 +372,6 @@ fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> P
         OomEvidence::Group | OomEvidence::Machine => ProcessEnd::OutOfMemory,
         OomEvidence::Unknown | OomEvidence::No if exit.is_self_inflicted() => ProcessEnd::ByItself,
         OomEvidence::Unknown | OomEvidence::No => ProcessEnd::Stopped,
-    }
-}
-
-impl LiveGeneration {
-    /// Sets the timers for a new phase of the process.
-    fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
-        if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting) {
-            self.stop_watching(phase);
-        }
-        if phase == BackendPhase::Draining && self.probing.crash_logged_at.is_none() {
-            // Keep probing during a drain: otherwise a process that stops answering would use the whole
-            // drain deadline.
-            let is_silent = self.probing.silent_for(policy.probes_lost).is_some();
-            let pause = if is_silent { policy.start_probe_interval } else { policy.probe_interval };
-            self.timers.probe = Some(clock::after(Instant::now(), pause));
-        }
     }
 }
 

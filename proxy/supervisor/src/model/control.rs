@@ -50,7 +50,7 @@ pub(super) struct OperatorRequests {
     pub(super) drains: Vec<DrainRequest>,
     pub(super) reclaims: Vec<ReclaimRequest>,
     /// Answers to send to operators at the end of the task's turn.
-    answers: Vec<Box<dyn FnOnce() + Send>>,
+    pub(super) answers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl OperatorRequests {
@@ -79,22 +79,10 @@ impl OperatorRequests {
         self.reclaims.extract_if(.., |waiting| waiting.generations.is_empty()).collect()
     }
 
-    pub(super) fn queue_answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        // Sending fails if the operator no longer waits.
-        self.answers.push(Box::new(move || drop(reply.send(answer))));
-    }
-
     pub(super) fn send_answers(&mut self) {
         for answer in std::mem::take(&mut self.answers) {
             answer();
         }
-    }
-}
-
-impl std::fmt::Debug for OperatorRequests {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { restarts, drains, reclaims, answers } = self;
-        write!(f, "{restarts:?}, {drains:?}, {reclaims:?}, {} answers", answers.len())
     }
 }
 
@@ -275,10 +263,10 @@ impl ModelTask {
                 self.step_machine(id, LifecycleEvent::Down);
             }
         }
-        while let Some(replacement) = self.replacements.take_surplus(replicas) {
+        while let Some(replacement) = self.replacements.take_first(|known| known.replica() >= replicas) {
             self.give_up_replacement(replacement, "the replica was removed from the configuration");
         }
-        self.replacements.retain_replicas(replicas);
+        self.replacements.last.retain(|entry| entry.replica < replicas);
     }
 
     /// Removes the model. The fleet has already refused its requests.

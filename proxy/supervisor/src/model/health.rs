@@ -58,7 +58,8 @@ pub(super) struct OffloadRecovery {
 pub(super) struct HealthTracker {
     health: HealthMonitor,
     faults_seen: Option<u64>,
-    speed: Option<f64>,
+    /// Decoding speed at the last reading, in tokens per second of one slot.
+    pub(super) speed: Option<f64>,
     /// True if the process answers requests for the state of its slots while it is healthy.
     tells_slots: bool,
     /// True if the process's counters may be requested while no request runs.
@@ -173,11 +174,6 @@ impl HealthTracker {
 
     pub(super) fn symptoms(&self) -> Vec<HealthSymptom> {
         self.health.symptoms()
-    }
-
-    /// Decoding speed at the last reading, in tokens per second of one slot.
-    pub(super) fn decode_speed(&self) -> Option<f64> {
-        self.speed
     }
 
     pub(super) fn show(&self, cell: &GenerationCell) -> HealthView {

@@ -126,7 +126,7 @@ impl ModelTask {
         if is_free && is_growth_of_host(decision.reason, decision.series) && self.denies_growth(id, now) {
             decision = decision.held_back(RecycleHindrance::NotConfirmed);
         }
-        let permit = if goes && !is_alone { self.replacement_permit(id, replica) } else { None };
+        let permit = if goes && !is_alone { self.policy_permit(id, replica) } else { None };
         if is_spared || goes && permit.is_none() && !kills {
             decision = decision.held_back(RecycleHindrance::InTurn);
         }
@@ -334,20 +334,22 @@ impl ModelTask {
         self.units.live(id)?.memory.charged_bytes(kind)
     }
 
-    /// Returns a permit to replace a replica now; `None` while another replacement goes first.
-    pub(super) fn replacement_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
-        let unit = self.units.get(id)?;
-        let gpus = unit.live.as_ref()?.memory.used_gpus();
+    fn policy_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
         // Two overlapping replacements at the same time would count the same free memory twice.
-        let reach = if self.would_overlap(unit) { ReplacementReach::Machine } else { ReplacementReach::Gpus };
-        self.context.replacement_permit(&self.spec.name, replica, &gpus, reach)
+        let overlaps = self.would_overlap(self.units.get(id)?);
+        let reach = if overlaps { ReplacementReach::Machine } else { ReplacementReach::Gpus };
+        self.replacement_permit(id, replica, reach)
     }
 
-    /// Returns a permit for a replacement caused by a new configuration. Such replacements run one after
-    /// another, so that each is judged by the memory that the previous one left.
-    pub(super) fn exclusive_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
+    /// Returns a permit to replace a replica now; `None` while another replacement goes first.
+    pub(super) fn replacement_permit(
+        &self,
+        id: UnitId,
+        replica: u32,
+        reach: ReplacementReach,
+    ) -> Option<ReplacementPermit> {
         let gpus = self.units.live(id)?.memory.used_gpus();
-        self.context.replacement_permit(&self.spec.name, replica, &gpus, ReplacementReach::Machine)
+        self.context.replacement_permit(&self.spec.name, replica, &gpus, reach)
     }
 
     /// Returns a permit for a replacement that begins at once; other replacements wait until it is over.

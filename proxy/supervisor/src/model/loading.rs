@@ -32,7 +32,7 @@ pub(super) enum LoadState {
     #[default]
     Unloaded,
     /// The model waits for room. `changed`: its settings have changed since it asked.
-    Waiting { urgent: bool, number: u64, changed: bool },
+    Waiting { urgent: bool, changed: bool },
     /// The model may have processes. `places`: GPUs of each replica; an empty list leaves the choice to the
     /// command. `asking`: number of a pending question whether the model may stay with new settings; no
     /// process is started meanwhile. `beside`: a process with the latest settings fits next to an old one.
@@ -174,10 +174,10 @@ impl ModelTask {
             if self.room.state == LoadState::Unloaded {
                 self.room.last_wish += 1;
             }
-            let number = self.room.last_wish;
             let changed = matches!(self.room.state, LoadState::Waiting { changed: true, .. });
-            self.room.state = LoadState::Waiting { urgent, number, changed };
-            self.room.report(LoadingReport::Wanted { spec: Box::new(self.loading_spec()), urgent, number });
+            self.room.state = LoadState::Waiting { urgent, changed };
+            let spec = Box::new(self.loading_spec());
+            self.room.report(LoadingReport::Wanted { spec, urgent, number: self.room.last_wish });
             self.life.note_action();
         }
         false
@@ -264,8 +264,8 @@ impl ModelTask {
 
     /// Takes the room granted to request number `asked`, unless that was withdrawn.
     fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
-        let LoadState::Waiting { number, changed, .. } = self.room.state else { return };
-        if number != asked {
+        let LoadState::Waiting { changed, .. } = self.room.state else { return };
+        if self.room.last_wish != asked {
             return;
         }
         self.room.state = LoadState::Granted { places, told: false, asking: None, beside: true };

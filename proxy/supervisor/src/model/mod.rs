@@ -103,7 +103,6 @@ use crate::spec::{SharedSpec, WatchConfig};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
-#[derive(Debug)]
 pub(crate) struct ModelTask {
     context: Arc<FleetContext>,
     leases: Arc<LeaseQueue>,
@@ -348,7 +347,8 @@ impl ModelTask {
 
     /// Queues an answer to an operator, sent at the end of the turn.
     fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        self.operators.queue_answer(reply, answer);
+        // Sending fails if the operator no longer waits.
+        self.operators.answers.push(Box::new(move || drop(reply.send(answer))));
         self.life.steps += 1;
     }
 

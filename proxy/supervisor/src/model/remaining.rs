@@ -19,7 +19,6 @@ use crate::process::ProbeResult;
 use crate::process::heir::OpenGate;
 
 /// Task of a model whose processes belong to the next instance.
-#[derive(Debug)]
 pub(super) struct RemainingTask {
     model: Box<ModelTask>,
     /// Processes of the next instance that requests of this instance may use.

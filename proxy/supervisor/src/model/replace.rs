@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleEvent, LifecycleTimer};
 use warden_policies::sample::HostMemory;
+use warden_policies::share::ReplacementReach;
 use warden_policies::units::scale_bytes;
 use warden_policies::{ByteSize, MemoryKind, Reason, RecycleAction, RecycleDecision};
 
@@ -78,7 +79,9 @@ impl ModelTask {
             return;
         }
         let permit = if reason == Reason::Configuration {
-            self.exclusive_permit(id, replica)
+            // Such replacements run one after another, so that each is judged by the memory that the previous
+            // one left.
+            self.replacement_permit(id, replica, ReplacementReach::Machine)
         } else {
             Some(self.claim_permit(id, replica))
         };
@@ -207,7 +210,7 @@ impl ModelTask {
 
     /// Writes the ledger entries of complete replacements.
     pub(super) fn complete_replacements(&mut self) {
-        while let Some(replacement) = self.replacements.take_complete() {
+        while let Some(replacement) = self.replacements.take_first(Replacement::is_complete) {
             let entry = self.write_entry(replacement, None);
             self.replacements.note_completed(entry);
             // Report memory to the loader now, because it was not reported during the replacement.

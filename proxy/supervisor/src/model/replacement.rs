@@ -123,6 +123,10 @@ impl Replacement {
         self.entry.reason
     }
 
+    pub(super) fn replica(&self) -> u32 {
+        self.entry.replica
+    }
+
     pub(super) fn from(&self) -> Option<GenerationId> {
         self.entry.from
     }
@@ -198,7 +202,7 @@ impl Replacement {
         self.entry.given_up = true;
     }
 
-    fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         let gone = self.entry.from.is_none() || self.times.gone.is_some();
         self.entry.to.is_some() && gone && self.sampled && self.measured
     }
@@ -257,16 +261,15 @@ impl ReplacementTracker {
 
     /// Records the operator who requested the restart of a replica that is under way.
     pub(super) fn note_operator(&mut self, replica: u32, by: Option<&str>) {
-        let of_operator = |known: &&mut Replacement| {
-            known.entry.replica == replica && known.entry.reason == Reason::Operator
-        };
+        let of_operator =
+            |known: &&mut Replacement| known.replica() == replica && known.entry.reason == Reason::Operator;
         if let Some(known) = self.under_way.iter_mut().find(of_operator) {
             known.entry.by = by.map(str::to_owned);
         }
     }
 
     pub(super) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
-        self.under_way.iter().find(|known| known.entry.replica == replica)
+        self.under_way.iter().find(|known| known.replica() == replica)
     }
 
     /// Stores the conversations and slots of a generation that the next process is to take over.
@@ -298,10 +301,11 @@ impl ReplacementTracker {
 
     /// Removes the replacement of a replica from the list; the caller ends it.
     pub(super) fn take(&mut self, replica: u32) -> Option<Replacement> {
-        self.take_first(|known| known.entry.replica == replica)
+        self.take_first(|known| known.replica() == replica)
     }
 
-    fn take_first(&mut self, wanted: impl Fn(&Replacement) -> bool) -> Option<Replacement> {
+    /// Removes a replacement from the list; the caller ends it.
+    pub(super) fn take_first(&mut self, wanted: impl Fn(&Replacement) -> bool) -> Option<Replacement> {
         let index = self.under_way.iter().position(wanted)?;
         Some(self.under_way.remove(index))
     }
@@ -311,15 +315,6 @@ impl ReplacementTracker {
         self.under_way.pop()
     }
 
-    /// Removes a replacement of a replica that is no longer configured; the caller ends it.
-    pub(super) fn take_surplus(&mut self, replicas: u32) -> Option<Replacement> {
-        self.take_first(|known| known.entry.replica >= replicas)
-    }
-
-    pub(super) fn take_complete(&mut self) -> Option<Replacement> {
-        self.take_first(Replacement::is_complete)
-    }
-
     pub(super) fn note_completed(&mut self, entry: LedgerEntry) {
         match self.counts.iter_mut().find(|(known, _)| *known == entry.reason) {
             Some((_, count)) => *count += 1,
@@ -327,11 +322,6 @@ impl ReplacementTracker {
         }
         self.last.retain(|known| known.replica != entry.replica);
         self.last.push(entry);
-    }
-
-    /// Drops the ledger entries of replicas that are no longer configured.
-    pub(super) fn retain_replicas(&mut self, replicas: u32) {
-        self.last.retain(|entry| entry.replica < replicas);
     }
 
     // --- events of the old and new generations ---

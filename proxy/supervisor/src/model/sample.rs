@@ -196,7 +196,7 @@ impl ModelTask {
             requests,
             // On average, half of a usual answer is still to be generated.
             tokens: usual.saturating_mul(u64::from(requests)) / 2,
-            tokens_per_second: live.health.decode_speed().map(|speed| speed * f64::from(requests.max(1))),
+            tokens_per_second: live.health.speed.map(|speed| speed * f64::from(requests.max(1))),
             arrivals: live.memory.monitor.rate(),
             overlap: self.would_overlap(unit),
             lull_every: Some(self.experience.lulls.expected_interval(self.context.now())),

@@ -9,12 +9,15 @@ use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 use warden_policies::cooldown::HoldReason;
 use warden_policies::cooldown::working_set::PassedBudgets;
-use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleMachine, LifecycleTimer};
+use warden_policies::lifecycle::{
+    BackendPhase, LifecycleEvent, LifecycleMachine, LifecyclePolicy, LifecycleTimer,
+};
 use warden_policies::{GenerationId, RecycleDecision};
 
 use super::health::HealthTracker;
 use super::reclaim::ReclaimState;
 use super::warm::WarmProgress;
+use crate::clock;
 use crate::error::BackendFailure;
 use crate::lease::cell::GenerationCell;
 use crate::memory::tracker::MemoryTracker;
@@ -428,10 +431,20 @@ impl LiveGeneration {
         }
     }
 
-    /// Ends probing and the policy's wishes at the begin of a phase in which the process does not serve.
-    pub(super) fn stop_watching(&mut self, phase: BackendPhase) {
-        self.timers.stop(phase, self.probing.crash_logged_at.is_some());
-        self.wish.last_decision = None;
+    /// Sets the timers for a new phase of the process.
+    pub(super) fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
+        let is_alarmed = self.probing.crash_logged_at.is_some();
+        if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting) {
+            self.timers.stop(phase, is_alarmed);
+            self.wish.last_decision = None;
+        }
+        if phase == BackendPhase::Draining && !is_alarmed {
+            // Keep probing during a drain: otherwise a process that stops answering would use the whole
+            // drain deadline.
+            let is_silent = self.probing.silent_for(policy.probes_lost).is_some();
+            let pause = if is_silent { policy.start_probe_interval } else { policy.probe_interval };
+            self.timers.probe = Some(clock::after(Instant::now(), pause));
+        }
     }
 
     /// Sends SIGTERM, or notes to send it as soon as the process has been created.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use warden_policies::dispatch::{LeaseAnswer, LeaseGrant, LeaseKind, QueueTicket};
 use warden_policies::{GenerationId, WorkDone};
 
-use super::{LeaseQueue, QueueState, QueueWaiter};
+use super::{LeaseQueue, QueueLimits, QueueState, QueueWaiter};
 use crate::clock;
 use crate::error::{LeaseDenied, NoRoom};
 use crate::lease::Lease;
@@ -65,6 +65,12 @@ struct WaitLimit {
     wait: Duration,
     /// Total time for which wait limits had been paused when the request came.
     paused: Duration,
+}
+
+impl QueueLimits {
+    fn for_request(&self, now: Instant) -> WaitLimit {
+        WaitLimit { since: now, wait: self.wait, paused: self.paused() }
+    }
 }
 
 impl WaitLimit {
@@ -173,7 +179,7 @@ impl LeaseQueue {
     }
 
     pub(crate) fn add_work(&self, generation: GenerationId, work: WorkDone) {
-        if let Some(entry) = lock(&self.state).generations.get(&generation) {
+        if let Some(entry) = lock(&self.state).table.entries.get(&generation) {
             entry.cell.add_work(work);
         }
     }
@@ -196,7 +202,7 @@ impl LeaseQueue {
                 return answer.unwrap_or(Err(LeaseDenied::ShuttingDown));
             }
             let now = Instant::now();
-            let stood = lock(&self.state).pause.total();
+            let stood = lock(&self.state).limits.paused();
             match limit.ends_at(stood, now) {
                 Some(end) => until = end.max(clock::after(now, PAUSED_POLL_INTERVAL)),
                 None => break,
@@ -239,7 +245,9 @@ impl LeaseQueue {
         };
         let answer = match answer {
             // Requests that wait for memory count, too, and keep their places.
-            LeaseAnswer::Queued(ticket) if turn == LeaseTurn::First && state.waiting() > state.depth => {
+            LeaseAnswer::Queued(ticket)
+                if turn == LeaseTurn::First && state.waiting() > state.limits.depth =>
+            {
                 state.dispatch.cancel(ticket);
                 LeaseAnswer::Full { waiting: state.waiting() }
             }
@@ -262,7 +270,7 @@ impl LeaseQueue {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens });
                 state.queued += 1;
-                let limit = WaitLimit { since: now, wait: state.wait, paused: state.pause.total() };
+                let limit = state.limits.for_request(now);
                 drop(state);
                 if !open {
                     self.wake.notify_one();
@@ -270,8 +278,8 @@ impl LeaseQueue {
                 Ok(QueueAnswer::Queued { ticket, answer, limit })
             }
             LeaseAnswer::Full { waiting } => {
-                let depth = state.depth;
-                let first = !std::mem::replace(&mut state.full_told, true);
+                let depth = state.limits.depth;
+                let first = !std::mem::replace(&mut state.limits.is_full_logged, true);
                 drop(state);
                 if first {
                     self.journal.record(Some(&self.name), None, EventKind::QueueFull { waiting });
@@ -293,7 +301,7 @@ impl LeaseQueue {
         let (sender, mut answer) = oneshot::channel();
         let ticket = state.dispatch.issue_ticket();
         state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens: Some(tokens) });
-        let limit = WaitLimit { since: now, wait: state.wait, paused: state.pause.total() };
+        let limit = state.limits.for_request(now);
         self.settle_and_deliver(state, vec![LeaseGrant { ticket, generation, kind }]);
         match answer.try_recv() {
             Ok(Ok(lease)) => Ok(QueueAnswer::Granted(lease)),
@@ -316,41 +324,42 @@ impl QueueState {
     /// Refuses a request that would wait in vain, because even the fastest start would take too long. The
     /// client is told when to retry, and the model is loaded as if the request were waiting.
     pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
-        let least = self.next_process.least_time_left(now);
-        if least <= self.wait {
+        let wait = self.limits.wait;
+        let least = self.coming.next.least_time_left(now);
+        if least <= wait {
             return None;
         }
-        let left = self.next_process.time_left(now).unwrap_or(least).max(least);
-        self.retry_expected = Some(clock::after(now, left.saturating_add(self.wait)));
-        Some(LeaseDenied::TooSlow { left, wait: self.wait })
+        let left = self.coming.next.time_left(now).unwrap_or(least).max(least);
+        self.coming.retry = Some(clock::after(now, left.saturating_add(wait)));
+        Some(LeaseDenied::TooSlow { left, wait })
     }
 
     /// True if a refused client was told when to retry, and its retry is still expected.
     pub(super) fn expects(&self) -> bool {
-        self.retry_expected.is_some_and(|until| until > Instant::now())
+        self.coming.retry.is_some_and(|until| until > Instant::now())
     }
 }
 
 impl LeaseQueue {
     pub(crate) fn set_next_process(&self, coming: NextProcess) {
-        lock(&self.state).next_process = coming;
+        lock(&self.state).coming.next = coming;
     }
 
     /// Expects no more retries, because an operator has drained the model.
     pub(crate) fn expect_no_retries(&self) {
-        lock(&self.state).retry_expected = None;
+        lock(&self.state).coming.retry = None;
     }
 
     pub(crate) fn refuses_requests(&self) -> bool {
         let state = lock(&self.state);
         let is_shut =
-            state.refusal.is_some() || state.next_process.least_time_left(Instant::now()) > state.wait;
+            state.refusal.is_some() || state.coming.next.least_time_left(Instant::now()) > state.limits.wait;
         !state.dispatch.any_open() && is_shut
     }
 
     /// Estimates for the next process; `None` while a process serves.
     pub(crate) fn next_process(self: &Arc<Self>) -> Option<NextProcess> {
         let state = lock(&self.state);
-        (!state.dispatch.any_open()).then_some(state.next_process)
+        (!state.dispatch.any_open()).then_some(state.coming.next)
     }
 }

@@ -16,8 +16,8 @@ impl LeaseQueue {
     /// Opens a generation: leases on it may be granted, at most `limit` at a time.
     pub(crate) fn open_gate(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
         let mut state = lock(&self.state);
-        let opened = OpenedGate { waiting: state.waiting(), gap: state.gap.take() };
-        state.generations.entry(cell.id).or_insert_with(|| GenerationEntry {
+        let opened = OpenedGate { waiting: state.waiting(), gap: state.table.gap.take() };
+        state.table.entries.entry(cell.id).or_insert_with(|| GenerationEntry {
             cell: Arc::clone(cell),
             idle_since: Some(Instant::now()),
             task_will_look: false,
@@ -49,9 +49,9 @@ impl LeaseQueue {
     /// Closes a generation that refused a connection, and wakes the model's task to probe it.
     pub(crate) fn doubt_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
-        if state.generations.contains_key(&generation) {
+        if state.table.entries.contains_key(&generation) {
             state.close(generation);
-            state.doubted.push(generation);
+            state.table.doubted.push(generation);
         }
         self.judge_waiting(state);
         self.wake.notify_one();
@@ -59,16 +59,16 @@ impl LeaseQueue {
 
     /// Returns the generations that refused a connection since the last call.
     pub(crate) fn take_doubts(&self) -> Vec<GenerationId> {
-        std::mem::take(&mut lock(&self.state).doubted)
+        std::mem::take(&mut lock(&self.state).table.doubted)
     }
 
     pub(crate) fn remove_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.close(generation);
         state.dispatch.forget(generation);
-        let entry = state.generations.remove(&generation);
+        let entry = state.table.entries.remove(&generation);
         let rested = entry.as_ref().map(|entry| entry.idle_since.unwrap_or_else(Instant::now));
-        state.last_idle = rested.into_iter().chain(state.last_idle).max();
+        state.table.last_idle = rested.into_iter().chain(state.table.last_idle).max();
         self.judge_waiting(state);
         self.changes.notify_waiters();
         drop(entry);
@@ -115,20 +115,20 @@ impl LeaseQueue {
                 dismissed.push((waiter.answer, Err(denied.clone())));
             }
         }
-        state.full_told &= state.waiting() >= state.depth;
+        state.limits.is_full_logged &= state.waiting() >= state.limits.depth;
         drop(state);
         send_answers(dismissed);
     }
 
     /// Pauses or resumes the time limits of waiting requests.
     pub(crate) fn pause_clock(&self, stands: bool) {
-        lock(&self.state).pause.set(stands);
+        lock(&self.state).limits.set_paused(stands);
     }
 
     pub(crate) fn set_queue_limits(&self, depth: usize, wait: Duration) {
         let mut state = lock(&self.state);
-        state.depth = depth;
-        state.wait = wait;
+        state.limits.depth = depth;
+        state.limits.wait = wait;
         state.dispatch.set_depth(depth);
     }
 }

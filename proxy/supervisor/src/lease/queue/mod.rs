@@ -106,45 +106,58 @@ struct QueueState {
     dispatch: LeaseDispatch,
     admit: PromptAdmission,
     quarantine: RequestQuarantine,
-    depth: usize,
-    wait: Duration,
+    limits: QueueLimits,
     waiters: QuickMap<QueueTicket, QueueWaiter>,
     predecessor: PredecessorQueue,
-    generations: QuickMap<GenerationId, GenerationEntry>,
+    table: GenerationTable,
     refusal: Option<QueueRefusal>,
     asked: u64,
     queued: u64,
+    coming: ExpectedProcess,
+}
+
+/// Limits of the number of waiting requests and of their time.
+#[derive(Debug)]
+struct QueueLimits {
+    depth: usize,
+    wait: Duration,
+    is_full_logged: bool,
+    /// Time of the earlier pauses of the time limits.
+    paused_before: Duration,
+    paused_since: Option<Instant>,
+}
+
+impl QueueLimits {
+    fn paused(&self) -> Duration {
+        self.paused_before + self.paused_since.map(|since| since.elapsed()).unwrap_or_default()
+    }
+
+    fn set_paused(&mut self, is_paused: bool) {
+        if is_paused != self.paused_since.is_some() {
+            self.paused_before = self.paused();
+            self.paused_since = is_paused.then(Instant::now);
+        }
+    }
+}
+
+/// Process that is expected to serve next.
+#[derive(Debug, Default)]
+struct ExpectedProcess {
+    /// Estimates, valid while no process serves.
+    next: NextProcess,
+    /// Time until which a refused client is expected to retry.
+    retry: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct GenerationTable {
+    entries: QuickMap<GenerationId, GenerationEntry>,
+    /// Generations that refused a connection; closed until the task has probed them.
+    doubted: Vec<GenerationId>,
     /// Moment when the last lease on a generation that has been removed since ended.
     last_idle: Option<Instant>,
     /// Moment since which no generation has been open; `None` while one is, or if none ever was.
     gap: Option<Instant>,
-    full_told: bool,
-    pause: WaitPause,
-    next_process: NextProcess,
-    /// Time until which a refused client is expected to retry.
-    retry_expected: Option<Instant>,
-    /// Generations that refused a connection; closed until the task has probed them.
-    doubted: Vec<GenerationId>,
-}
-
-#[derive(Debug, Default)]
-struct WaitPause {
-    /// Time of the earlier pauses.
-    over: Duration,
-    since: Option<Instant>,
-}
-
-impl WaitPause {
-    fn total(&self) -> Duration {
-        self.over + self.since.map(|since| since.elapsed()).unwrap_or_default()
-    }
-
-    fn set(&mut self, is_paused: bool) {
-        if is_paused != self.since.is_some() {
-            self.over = self.total();
-            self.since = is_paused.then(Instant::now);
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -187,21 +200,20 @@ impl LeaseQueue {
             dispatch: LeaseDispatch::new(depth),
             admit: PromptAdmission::new(AdmissionMode::Off, warden_policies::defaults().admission.clone()),
             quarantine: RequestQuarantine::new(warden_policies::defaults().quarantine),
-            depth,
-            wait,
+            limits: QueueLimits {
+                depth,
+                wait,
+                is_full_logged: false,
+                paused_before: Duration::ZERO,
+                paused_since: None,
+            },
             waiters: QuickMap::default(),
             predecessor: PredecessorQueue::default(),
-            generations: QuickMap::default(),
+            table: GenerationTable::default(),
             refusal: None,
             asked: 0,
             queued: 0,
-            last_idle: None,
-            gap: None,
-            full_told: false,
-            pause: WaitPause::default(),
-            next_process: NextProcess::default(),
-            retry_expected: None,
-            doubted: Vec::new(),
+            coming: ExpectedProcess::default(),
         };
         Self {
             name,
@@ -325,7 +337,7 @@ impl LeaseQueue {
     /// has to check again now.
     pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
         let mut state = lock(&self.state);
-        let Some(entry) = state.generations.get_mut(&generation) else { return seen.is_none() };
+        let Some(entry) = state.table.entries.get_mut(&generation) else { return seen.is_none() };
         entry.task_will_look = returns;
         entry.idle_since == seen
     }
@@ -363,8 +375,8 @@ impl LeaseQueue {
                 break;
             }
         }
-        if state.dispatch.waiting() < state.depth {
-            state.full_told = false;
+        if state.dispatch.waiting() < state.limits.depth {
+            state.limits.is_full_logged = false;
         }
     }
 
@@ -388,8 +400,9 @@ impl LeaseQueue {
             if enforced {
                 // Otherwise the prompt fits elsewhere or nowhere; the next judgement answers it.
                 let stays = matches!(judged, AdmissionDecision::Wait(..) | AdmissionDecision::Recycle(..));
-                if stays && state.waiting() >= state.depth {
-                    let full = LeaseDenied::QueueFull { waiting: state.depth, depth: state.depth };
+                if stays && state.waiting() >= state.limits.depth {
+                    let full =
+                        LeaseDenied::QueueFull { waiting: state.limits.depth, depth: state.limits.depth };
                     let waiter = state.waiters.remove(&ticket);
                     outbox.answers.extend(waiter.map(|waiter| (waiter.answer, Err(full))));
                 } else {
@@ -499,8 +512,8 @@ impl LeaseQueue {
         let waiting = state.waiting() + state.predecessor.needing_process();
         let in_flight = state.dispatch.in_flight_total();
         let rests = waiting == 0 && in_flight == 0;
-        let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
-        let since = since.into_iter().chain(state.last_idle).max().unwrap_or(self.born);
+        let since = state.table.entries.values().filter_map(|entry| entry.idle_since).max();
+        let since = since.into_iter().chain(state.table.last_idle).max().unwrap_or(self.born);
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
         // An expected retry counts like a waiting request.
         let waiting = waiting.max(usize::from(state.expects()));
@@ -510,7 +523,7 @@ impl LeaseQueue {
 
     /// Moment since which the generation has had no lease; `None` while it has one or before it opens.
     pub(crate) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {
-        lock(&self.state).generations.get(&generation).and_then(|entry| entry.idle_since)
+        lock(&self.state).table.entries.get(&generation).and_then(|entry| entry.idle_since)
     }
 
     /// Requests and work of each generation that was opened and whose process is not gone.
@@ -522,7 +535,7 @@ impl LeaseQueue {
             work: entry.cell.work(),
             open: state.dispatch.is_open(*id) || state.predecessor.open.contains(id),
         };
-        state.generations.iter().map(count).collect()
+        state.table.entries.iter().map(count).collect()
     }
 
     pub(crate) fn slot_limit(&self, generation: GenerationId) -> Option<u32> {
@@ -532,13 +545,13 @@ impl LeaseQueue {
     /// Generations on which leases may be granted.
     pub(crate) fn open_cells(&self) -> Vec<Arc<GenerationCell>> {
         let state = lock(&self.state);
-        let open = state.generations.iter().filter(|(id, _)| state.dispatch.is_open(**id));
+        let open = state.table.entries.iter().filter(|(id, _)| state.dispatch.is_open(**id));
         open.map(|(_, entry)| Arc::clone(&entry.cell)).collect()
     }
 
     /// Work of a generation that was opened and whose process is not gone.
     pub(crate) fn work(&self, generation: GenerationId) -> Option<WorkDone> {
-        lock(&self.state).generations.get(&generation).map(|entry| entry.cell.work())
+        lock(&self.state).table.entries.get(&generation).map(|entry| entry.cell.work())
     }
 }
 
@@ -549,10 +562,10 @@ impl QueueState {
     }
 
     fn occupy_slot(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<GenerationCell>> {
-        let entry = self.generations.get_mut(&generation)?;
+        let entry = self.table.entries.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
             // A request is served: the expected retry, or another request in its place.
-            self.retry_expected = None;
+            self.coming.retry = None;
         }
         if !matches!(kind, LeaseKind::Read | LeaseKind::Watch) {
             entry.idle_since = None;
@@ -564,7 +577,7 @@ impl QueueState {
     /// woken: it waits for this, or would not check by itself.
     fn note_idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
-        let Some(entry) = self.generations.get_mut(&generation) else { return true };
+        let Some(entry) = self.table.entries.get_mut(&generation) else { return true };
         if last == LeaseKind::Read && entry.idle_since.is_some() {
             return awaited;
         }
@@ -576,15 +589,15 @@ impl QueueState {
         let open = self.dispatch.any_open();
         self.dispatch.close(generation);
         if open && !self.dispatch.any_open() {
-            self.gap = Some(Instant::now());
+            self.table.gap = Some(Instant::now());
         }
     }
 
     fn dismiss(&mut self, denied: &LeaseDenied) -> LeaseAnswers {
         let mut tickets = self.dispatch.dismiss();
         tickets.extend(self.admit.remove_all());
-        self.retry_expected = None;
-        self.full_told = false;
+        self.coming.retry = None;
+        self.limits.is_full_logged = false;
         let waiters = tickets.iter().filter_map(|ticket| self.waiters.remove(ticket));
         waiters.map(|waiter| (waiter.answer, Err(denied.clone()))).collect()
     }

@@ -92,11 +92,11 @@ impl LeaseQueue {
     pub(crate) fn note_broken(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.record_break(generation, request, self.now());
-        if state.generations.contains_key(&generation) {
+        if state.table.entries.contains_key(&generation) {
             // Close the generation in the same step: an earlier answer to a probe is no sign that it still
             // lives.
             state.close(generation);
-            state.doubted.push(generation);
+            state.table.doubted.push(generation);
         }
         self.note_change(&state);
         drop(state);
@@ -142,7 +142,7 @@ impl LeaseQueue {
             return;
         }
         let mut state = lock(&self.state);
-        if state.doubted.contains(&generation) {
+        if state.table.doubted.contains(&generation) {
             // Ignore this answer: it may be from before the connection broke.
             return;
         }
@@ -152,7 +152,7 @@ impl LeaseQueue {
 
     pub(crate) fn note_ended(&self, cell: &GenerationCell, ending: ProcessEnd) {
         let mut state = lock(&self.state);
-        if !state.generations.contains_key(&cell.id) {
+        if !state.table.entries.contains_key(&cell.id) {
             return;
         }
         // Close the generation first, so that the requests counted here are all it had.
@@ -266,7 +266,7 @@ impl LeaseQueue {
         kind: LeaseKind,
         request: RequestFingerprint,
     ) -> SolitudeStep {
-        if state.quarantine.has_ended(generation) || !state.generations.contains_key(&generation) {
+        if state.quarantine.has_ended(generation) || !state.table.entries.contains_key(&generation) {
             return SolitudeStep::Decided(SolitudeResult::Gone);
         }
         // A generation with a broken connection is probably dead: do not send it this request, which would
