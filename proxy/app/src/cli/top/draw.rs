@@ -317,7 +317,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
     let lines = model_words(state, model, usize::from(rest.width));
     state.page = usize::from(rest.height);
     state.scroll = state.scroll.min(lines.len().saturating_sub(state.page));
-    Text::from_iter(lines.into_iter().skip(state.scroll)).render(rest, buffer);
+    lines.into_iter().skip(state.scroll).collect::<Text<'_>>().render(rest, buffer);
 }
 
 /// The facts about a model, wrapped at `columns`: its plan, the lines of `status`, its events.
