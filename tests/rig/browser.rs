@@ -10,11 +10,10 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
 use crate::home::Home;
-use crate::optional::or_skipped;
+use crate::optional::{SharedMeans, or_skipped};
 use crate::{Context as _, Trouble, binaries};
 
 /// Set where a browser that is not there is a failure: in CI, which installs one.
@@ -43,8 +42,8 @@ impl Browser {
     /// # Errors
     /// It is not here, where it must be.
     pub async fn here() -> Result<Option<Self>, Trouble> {
-        static FOUND: OnceCell<Browser> = OnceCell::const_new();
-        let found = FOUND.get_or_try_init(Self::find).await.cloned();
+        static FOUND: SharedMeans<Browser> = SharedMeans::new();
+        let found = FOUND.get(Self::find).await;
         or_skipped("no browser", REQUIRED_VARIABLE, found)
     }
 

