@@ -212,6 +212,27 @@ fn long_mixed_load_is_called_a_leak_with_its_slope() {
     }
 }
 
+/// Recorded after the detector's rules and numbers were fixed, so that they cannot have been fitted to it.
+#[test]
+fn a_leak_under_mixed_load_that_no_rule_was_made_for_is_found_on_host_and_gpu() {
+    for (variant, samples) in variants(&read("h200-b8827-mixed-held-out")) {
+        let said = judge(&samples, 0);
+        for (series, truth) in [(HOST, 1.214), (VRAM, 0.223)] {
+            let growth = said.last(series);
+            let slope = growth.slope.unwrap().value / MIB_F;
+            println!(
+                "{variant} {series}: leaking at {:?}, {slope:.3}, {:?}",
+                said.leaking_at(series),
+                growth.blame
+            );
+            assert_eq!(growth.verdict, GrowthVerdict::Leaking, "{variant} {series}");
+            assert!(said.leaking_at(series).unwrap() <= 800, "{variant} {series}");
+            assert!((slope / truth - 1.0).abs() < 0.15, "{variant} {series}: {slope}");
+        }
+        assert!(said.blamed.iter().all(|unit| *unit == WorkUnit::Image), "{variant}: {:?}", said.blamed);
+    }
+}
+
 #[test]
 fn mixed_load_on_three_slots_is_never_blamed_on_prompt_tokens() {
     for name in [
