@@ -25,6 +25,8 @@ use crate::toolchain::BuildDrivers;
 const CMAKE_TARGET: &str = "llama-server";
 /// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
+/// Bound of the files of a compiler cache that the builder installed itself: several builds for the CPU, or some for a GPU.
+const COMPILER_CACHE_SIZE: &str = "2G";
 
 /// Result of executing a build plan.
 pub(super) enum BuildOutcome {
@@ -164,8 +166,8 @@ impl RunningBuild<'_> {
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
             self.report(BuildEvent::Note(format!("compiler cache: {}", launcher.display())));
-            // ggml finds ccache by itself; sccache needs these options.
-            if launcher.ends_with("sccache") {
+            // ggml finds a ccache in PATH by itself; any other launcher needs these options.
+            if self.builder.env.find("ccache").as_ref() != Some(launcher) {
                 command.arg(path_option("CMAKE_C_COMPILER_LAUNCHER", launcher));
                 command.arg(path_option("CMAKE_CXX_COMPILER_LAUNCHER", launcher));
                 if backend == ComputeBackend::Cuda {
@@ -202,6 +204,11 @@ impl RunningBuild<'_> {
             .env("CCACHE_BASEDIR", self.work.path())
             .env("CCACHE_NOHASHDIR", "1")
             .env("GIT_CEILING_DIRECTORIES", self.work.path());
+        let cache = &self.builder.dirs.cache;
+        if self.drivers.launcher.as_ref().is_some_and(|launcher| launcher.starts_with(cache)) {
+            // A service's user may have no home, where ccache puts its files otherwise.
+            command.env("CCACHE_DIR", cache.join("ccache")).env("CCACHE_MAXSIZE", COMPILER_CACHE_SIZE);
+        }
         if let Some(toolkit) = &self.plan.toolkit {
             command.envs(toolkit.variables(self.plan.recipe.backend));
         }

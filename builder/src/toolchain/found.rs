@@ -36,7 +36,7 @@ pub struct BuildDrivers {
     pub cmake: BuildTool,
     /// Runs the compilers.
     pub ninja: BuildTool,
-    /// Path of `ccache` or `sccache`, if installed.
+    /// Path of `ccache` or `sccache`, if there is one.
     pub launcher: Option<PathBuf>,
 }
 

@@ -103,7 +103,8 @@ async fn hash_cpu_features(env: &BuildEnvironment, cxx: &Path, cancel: &Cancella
     Ok(hex::encode(&Sha256::digest(lines.join("\n"))[..8]))
 }
 
-/// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI.
+/// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI, with ccache if `PATH` has no compiler
+/// cache.
 pub(crate) async fn find_drivers(
     env: &BuildEnvironment,
     backend: ComputeBackend,
@@ -112,7 +113,7 @@ pub(crate) async fn find_drivers(
     cancel: &CancellationToken,
 ) -> Result<BuildDrivers> {
     let oldest = if backend.has_gpu() { MIN_GPU_CMAKE } else { MIN_CMAKE };
-    let launcher = ["ccache", "sccache"].iter().find_map(|name| env.find(name));
+    let launcher = venv::installed_launcher(env);
     if let (Some(cmake), Some(ninja)) = (env.find("cmake"), env.find("ninja")) {
         let found =
             tokio::try_join!(tool_with_version(env, cmake, cancel), tool_with_version(env, ninja, cancel));
@@ -139,7 +140,7 @@ pub(crate) async fn find_drivers(
     let (cmake, ninja) = (venv.program("cmake"), venv.program("ninja"));
     let (cmake, ninja) =
         tokio::try_join!(tool_with_version(env, cmake, cancel), tool_with_version(env, ninja, cancel))?;
-    Ok(BuildDrivers { cmake, ninja, launcher })
+    Ok(BuildDrivers { cmake, ninja, launcher: launcher.or_else(|| venv.compiler_cache()) })
 }
 
 fn is_new_enough(version: &str, oldest: (u32, u32)) -> bool {

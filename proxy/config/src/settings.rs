@@ -139,7 +139,7 @@ pub struct PathSettings {
     /// Store of builds. Default: `$XDG_DATA_HOME/llama-warden`.
     #[schemars(schema_with = "schema::path")]
     pub data_dir: Option<PathBuf>,
-    /// Source archives, cmake and ninja, build trees. Default: `$XDG_CACHE_HOME/llama-warden`.
+    /// Source archives, cmake, ninja and ccache with its files, build trees. Default: `$XDG_CACHE_HOME/llama-warden`.
     #[schemars(schema_with = "schema::path")]
     pub cache_dir: Option<PathBuf>,
 }
