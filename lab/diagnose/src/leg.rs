@@ -23,7 +23,7 @@ use warden_policies::growth::SeriesGrowth;
 use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
 use warden_policies::units::{as_f64, scale_bytes};
 use warden_supervisor::{
-    BackendFailure, DeviceView, ProcessExit, SoloProcess, SoloProps, SoloReading, SoloSpec,
+    BackendFailure, DeviceView, ListenAddress, ProcessExit, SoloProcess, SoloProps, SoloReading, SoloSpec,
 };
 
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
@@ -392,7 +392,17 @@ pub(crate) async fn server_facts(solo: &SoloProcess, client: &LabClient, limit: 
 async fn broken_end(solo: &SoloProcess, error: &LabRequestError, noticed: Duration) -> LegEnd {
     match tokio::time::timeout(noticed, solo.until_exit()).await {
         Ok((exit, failure)) => end_kind(exit, &failure),
-        Err(_) => LegEnd::Failed { why: format!("a request failed: {error}") },
+        Err(_) => LegEnd::Failed { why: failure_of_request(solo.endpoint(), error) },
+    }
+}
+
+/// A server whose socket is gone still runs, and nobody can reach it.
+fn failure_of_request(endpoint: &ListenAddress, error: &LabRequestError) -> String {
+    match endpoint {
+        ListenAddress::Unix(path) if !path.exists() => {
+            format!("its socket {} was removed while it ran: {error}", path.display())
+        }
+        _ => format!("a request failed: {error}"),
     }
 }
 
@@ -462,5 +472,24 @@ impl AnswerTimes {
         let rate = (self.ms > 0.0).then(|| as_f64(self.tokens) * 1000.0 / self.ms);
         let first_token = self.first.get(self.first.len() / 2).copied();
         LegSpeed { tokens_per_second: rate, first_token, requests: self.requests }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_socket_is_named_as_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = ListenAddress::Unix(folder.path().join("server.sock"));
+        let error = LabRequestError::Broken("No such file".to_owned());
+        let why = failure_of_request(&endpoint, &error);
+        assert!(why.starts_with("its socket ") && why.contains("was removed while it ran"), "{why}");
+        std::fs::write(folder.path().join("server.sock"), "").unwrap();
+        assert_eq!(
+            failure_of_request(&endpoint, &error),
+            "a request failed: the connection broke: No such file"
+        );
     }
 }
