@@ -13,7 +13,7 @@ use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::context::FleetContext;
 use super::health::HealthTracker;
-use super::message::{TaskOutbox, make_line_sink};
+use super::message::TaskOutbox;
 use super::unit::{LiveGeneration, UnitId, UnitRole, process_recipe};
 use super::{HelperReport, ModelTask, TaskMessage};
 use crate::clock;
@@ -252,7 +252,7 @@ impl ModelTask {
     }
 
     fn spawn_process(&mut self, id: UnitId) {
-        self.stop_start_search();
+        self.experience.dead_starts.stop_search();
         let generation = self.context.next_generation();
         let socket = self.context.socket_path(&self.spec.name, generation);
         let (endpoint, failed) = match choose_endpoint(self.spec.run.socket, self.spec.facts, &socket) {
@@ -269,7 +269,7 @@ impl ModelTask {
         reclaim_file::announce_reclaim(&mut request.command, &socket, recipe.reclaim);
         let mut live =
             LiveGeneration::new(generation, socket.clone(), Arc::clone(&cell), recipe, memory, health);
-        let slot_files = self.slot_files(&socket);
+        let slot_files = self.experience.slot_files(&self.spec, &socket);
         live.warm.files.clone_from(&slot_files);
         live.child.started_with = Some(request.command.clone());
         let Some(unit) = self.units.get_mut(id) else { return };
@@ -278,7 +278,7 @@ impl ModelTask {
         let spawn = ProcessSpawn {
             context: Arc::clone(&self.context),
             outbox: self.mail.outbox.clone(),
-            sink: self.output_sink(generation, &request.command),
+            sink: self.mail.line_sink(generation, &request.command, &self.logs),
             watch: self.watch,
             needed: self.spec.command.clone(),
             cell,
@@ -290,10 +290,6 @@ impl ModelTask {
             slot_files,
         };
         self.mail.spawn_helper(generation, async move { HelperReport::Spawned(spawn.run().await) });
-    }
-
-    pub(super) fn output_sink(&self, generation: GenerationId, command: &ServerCommand) -> LineSink {
-        make_line_sink(generation, command, Arc::clone(&self.logs), self.mail.outbox.clone())
     }
 
     pub(super) fn new_tracker(&self, generation: GenerationId, command: &ServerCommand) -> MemoryTracker {

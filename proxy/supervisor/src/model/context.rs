@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use warden_policies::health::HealthPolicy;
 use warden_policies::share::{ReplacementArbiter, ReplacementReach, ReplacementSlot, ReplacementSlotId};
 use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
 
@@ -155,6 +156,10 @@ impl FleetContext {
     /// True if no other process was ended just now because this memory is almost exhausted.
     pub(crate) fn may_end_backend(&self, series: MemoryKind) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
+    }
+
+    pub(crate) fn health_policy(&self) -> HealthPolicy {
+        lock(&self.common).health.clone()
     }
 
     /// Time since the fleet started; all policies use this clock.

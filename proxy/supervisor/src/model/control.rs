@@ -163,8 +163,8 @@ impl ModelTask {
     }
 
     /// Applies new settings. Returns true if processes are replaced.
-    fn apply_settings(&mut self, spec: SharedSpec, watch: WatchConfig) -> bool {
-        let spec = self.keep_fallback(spec);
+    fn apply_settings(&mut self, mut spec: SharedSpec, watch: WatchConfig) -> bool {
+        self.room.keep_fallback(&self.spec, &mut spec);
         let needed = self.loading_spec();
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
@@ -294,7 +294,7 @@ impl ModelTask {
     /// True if the task has nothing left to do.
     pub(super) fn is_over(&self) -> bool {
         let Some(end) = self.life.end else { return false };
-        if !self.units.any_process() && !self.is_searching() {
+        if !self.units.any_process() && !self.experience.dead_starts.is_searching() {
             return true;
         }
         let late = match end {

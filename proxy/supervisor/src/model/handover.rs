@@ -97,10 +97,11 @@ impl ModelTask {
 
     /// Collects what the next instance needs. From then on this task makes no decisions.
     pub(super) fn prepare_handover(&mut self) -> Result<ModelWill, String> {
-        if self.is_searching() {
+        let dead = &mut self.experience.dead_starts;
+        if dead.is_searching() {
             // A search does not delay the handover: it is stopped, and the next instance can search.
-            self.stop_start_search();
-            self.experience.dead_starts.forget_deaths();
+            dead.stop_search();
+            dead.forget_deaths();
         }
         if let Some(why) = self.handover_obstacle() {
             return Err(format!("the model `{}`: {why}", self.spec.name));
@@ -202,7 +203,10 @@ impl ModelTask {
 
     pub(super) fn inherit_will(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
-        self.inherit_pin(record.by_hand);
+        if record.by_hand.is_some() {
+            self.room.manual_pin = record.by_hand;
+            self.apply_loading();
+        }
         self.room.wanted |= record.wanted;
         self.replacements.cooldown = record.cooldown;
         self.life.crashes = record.crashes;
@@ -258,7 +262,7 @@ impl ModelTask {
         live.start.spawned = self.context.epoch + record.spawned;
         live.start.adopted = Some(record.loading);
         live.child.started_with = Some(record.command.clone());
-        live.warm.files = self.slot_files(&record.socket);
+        live.warm.files = self.experience.slot_files(&self.spec, &record.socket);
         if let Some(files) = &live.warm.files {
             files.set_others(true);
         }
@@ -269,7 +273,7 @@ impl ModelTask {
         for effect in effects.into_iter().filter(|effect| *effect != LifecycleEffect::Spawn) {
             self.carry_out_effect(id, effect);
         }
-        let sink = self.output_sink(generation, &record.command);
+        let sink = self.mail.line_sink(generation, &record.command, &self.logs);
         let context = Arc::clone(&self.context);
         let watch = self.watch;
         let needed = self.spec.command.clone();

@@ -16,15 +16,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::backoff::{self, BackoffPolicy};
-use warden_policies::health::{
-    GpuOffload, HealthMonitor, HealthObservation, HealthPolicy, HealthSymptom, OffloadLoss,
-};
+use warden_policies::health::{GpuOffload, HealthMonitor, HealthObservation, HealthSymptom, OffloadLoss};
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::{GpuIndex, Reason, units};
 use warden_sensors::ProcessRunState;
 use warden_sensors::gpu::GpuFault;
 
 use super::ModelTask;
+use super::context::FleetContext;
 use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
 use crate::clock;
 use crate::error::{BackendFailure, FailureKind};
@@ -201,17 +200,28 @@ fn speed(answers: &VecDeque<DecodeSpeed>) -> Option<f64> {
 
 impl LiveGeneration {
     /// Layers or VRAM that the process lacks, compared with the best process with the same command.
-    fn lost_offload(&self, model: &ModelTask, now: GpuOffload) -> Option<OffloadLoss> {
-        let known = model.context.leak_history.best_offload(&self.memory.key)?;
-        now.loss_against(known, &model.health_policy())
+    fn lost_offload(&self, context: &FleetContext, now: GpuOffload) -> Option<OffloadLoss> {
+        let known = context.leak_history.best_offload(&self.memory.key)?;
+        now.loss_against(known, &context.health_policy())
+    }
+
+    /// True if as much VRAM is available as the best process held, counting the VRAM that this process
+    /// would free. Also true without a GPU sensor: then only a start can tell.
+    fn is_vram_available(&self, context: &FleetContext) -> bool {
+        let Some(lost) = self.health.degraded else { return false };
+        let devices = self.memory.last.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
+            return context.world.has_gpu();
+        };
+        let reserved = |gpu| context.fleet_memory.reserved_vram(Some(self.id), gpu);
+        let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
+        let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
+        let own = self.memory.history.offload.vram.unwrap_or(0);
+        free.saturating_add(own) >= units::scale_bytes(needed, context.health_policy().offload_layers)
     }
 }
 
 impl ModelTask {
-    fn health_policy(&self) -> HealthPolicy {
-        lock(&self.context.common).health.clone()
-    }
-
     /// Decides whether a ready successor is ended instead of taking over, because it lacks much on the GPU
     /// and the old process can serve. `vram`: bytes that the successor holds now, if they were read.
     pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
@@ -222,7 +232,7 @@ impl ModelTask {
         }
         let offload = live.memory.history.offload;
         let now = GpuOffload { vram: vram.or(offload.vram), ..offload };
-        let Some(lost) = live.lost_offload(self, now) else { return false };
+        let Some(lost) = live.lost_offload(&self.context, now) else { return false };
         let serves = self.units.current(unit.replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
         let reason = self.replacements.reason(unit.replica);
         if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
@@ -245,7 +255,7 @@ impl ModelTask {
         let Some(live) = self.units.live(id) else { return };
         let generation = live.id;
         let now = live.memory.history.offload;
-        match live.lost_offload(self, now) {
+        match live.lost_offload(&self.context, now) {
             Some(lost) => {
                 let known = self.units.live_mut(id).and_then(|live| live.health.degraded.replace(lost));
                 if known.is_none() {
@@ -262,7 +272,7 @@ impl ModelTask {
                     let keep = self.watch.sensors.priors_kept;
                     self.context.leak_history.note_offload(&live.memory.key, &self.spec.name, now, keep);
                 }
-                if !self.is_degraded() {
+                if !self.units.is_degraded() {
                     self.life.timers.recovery = None;
                 }
             }
@@ -270,12 +280,8 @@ impl ModelTask {
         }
     }
 
-    fn is_degraded(&self) -> bool {
-        self.units.lives().any(|live| live.health.degraded.is_some())
-    }
-
     fn schedule_recovery(&mut self, tried: u32) {
-        let health = self.health_policy();
+        let health = self.context.health_policy();
         let policy = BackoffPolicy { first: health.offload_retry, cap: health.offload_retry_most };
         let pause = backoff::delay(&policy, tried.saturating_add(1), rand::random());
         let at = clock::after_pause(Instant::now(), pause);
@@ -294,30 +300,17 @@ impl ModelTask {
         };
         let replica = unit.replica;
         let is_ready = unit.phase() == BackendPhase::Ready;
-        if !is_ready || !self.replacements.is_empty() || !self.is_vram_available(unit) {
+        if !is_ready
+            || !self.replacements.is_empty()
+            || !unit.live.as_ref().is_some_and(|live| live.is_vram_available(&self.context))
+        {
             // Checking is cheap, so the pause between checks does not grow.
-            let pause = self.health_policy().offload_retry.max(Duration::from_secs(1));
+            let pause = self.context.health_policy().offload_retry.max(Duration::from_secs(1));
             self.life.timers.recovery =
                 Some(OffloadRecovery { at: clock::after_pause(now, pause), ..recovery });
             return;
         }
         self.schedule_recovery(recovery.tried.saturating_add(1));
         self.replace_replica(replica, Reason::Degraded);
-    }
-
-    /// True if as much VRAM is available as the best process held, counting the VRAM that this process
-    /// would free. Also true without a GPU sensor: then only a start can tell.
-    fn is_vram_available(&self, unit: &ProcessUnit) -> bool {
-        let Some(live) = &unit.live else { return false };
-        let Some(lost) = live.health.degraded else { return false };
-        let devices = live.memory.last.devices.as_ref().filter(|devices| !devices.readings.is_empty());
-        let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
-            return self.context.world.has_gpu();
-        };
-        let reserved = |gpu| self.context.fleet_memory.reserved_vram(Some(live.id), gpu);
-        let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
-        let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
-        let own = live.memory.history.offload.vram.unwrap_or(0);
-        free.saturating_add(own) >= units::scale_bytes(needed, self.health_policy().offload_layers)
     }
 }

@@ -36,7 +36,10 @@ impl ModelTask {
         self.note_lull(id);
         let Some(facts) = self.policy_facts(id, now) else { return };
         self.note_exceeded_budgets(id, &facts);
-        let barred = |reason, series| self.lasting_hold(&facts, reason, series).is_some();
+        let cooldown = &self.replacements.cooldown;
+        let barred = |reason, series| {
+            cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle).is_some()
+        };
         let denied = self.denies_growth(id, now);
         let decision = decide_without_barred(&self.spec.recycle, &facts, |reason, series| {
             barred(reason, series) || denied && is_growth_of_host(Some(reason), series)
@@ -77,19 +80,10 @@ impl ModelTask {
         }
     }
 
-    /// Reason for holding a replacement back until an operator acts, if there is one.
-    fn lasting_hold(
-        &self,
-        facts: &RecycleFacts,
-        reason: Reason,
-        series: Option<MemoryKind>,
-    ) -> Option<HoldReason> {
-        self.replacements.cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle)
-    }
-
     /// Reason for holding this decision back until an operator acts.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
-        let held = decision.series.and_then(|series| self.charged_bytes(id, series));
+        let memory = &self.units.live(id)?.memory;
+        let held = decision.series.and_then(|series| memory.charged_bytes(series));
         self.replacements.cooldown.find_bar(decision.reason?, decision.series, held, &self.spec.recycle)
     }
 
@@ -110,7 +104,7 @@ impl ModelTask {
         let is_spared = is_free && self.is_spared(&decision);
         let mut goes = is_free && !is_spared && self.is_confirmed(id, &decision, now);
         let kills = decision.action >= RecycleAction::KillNow;
-        let is_alone = !kills && self.is_another_starting(replica);
+        let is_alone = !kills && self.units.is_another_starting(replica, self.spec.lifecycle.failures_told);
         // Check the needed files first, but not when memory is almost exhausted: a file system may be slow.
         if goes && !is_alone && !kills {
             let is_urgent = decision.action >= RecycleAction::DrainNow;
@@ -219,8 +213,9 @@ impl ModelTask {
         facts.series.iter_mut().find(|facts| facts.series == series)?.growth.as_mut()?.verdict =
             GrowthVerdict::Steady;
         let denied = self.denies_growth(id, now);
+        let cooldown = &self.replacements.cooldown;
         let decision = decide_without_barred(&self.spec.recycle, facts, |reason, series| {
-            self.lasting_hold(facts, reason, series).is_some()
+            cooldown.find_bar(reason, series, facts.charged(series), &self.spec.recycle).is_some()
                 || denied && is_growth_of_host(Some(reason), series)
         });
         (decision.action != RecycleAction::Observe).then_some(decision)
@@ -262,10 +257,11 @@ impl ModelTask {
         if before.and_then(|(decision, _)| decision.reason) == decision.reason {
             return;
         }
-        let host_bytes = self.charged_bytes(id, MemoryKind::Host);
-        let series_bytes = decision.series.and_then(|series| self.charged_bytes(id, series));
+        let Some(live) = self.units.live(id) else { return };
+        let host_bytes = live.memory.charged_bytes(MemoryKind::Host);
+        let series_bytes = decision.series.and_then(|series| live.memory.charged_bytes(series));
         let kind = EventKind::RecycleWanted { decision, host_bytes, series_bytes };
-        self.log_event(self.units.generation(id), kind);
+        self.log_event(Some(live.id), kind);
         self.life.note_action();
     }
 
@@ -313,25 +309,6 @@ impl ModelTask {
         let live = self.units.live(id);
         let interval = self.watch.sensors.confirm_interval;
         live.and_then(|live| live.memory.confirmation(now, interval)) == Some(false)
-    }
-
-    /// True if another replica is starting after a crash, so that this one serves the requests of both.
-    fn is_another_starting(&self, replica: u32) -> bool {
-        let told = self.spec.lifecycle.failures_told;
-        self.units.with_role(UnitRole::Current).any(|unit| {
-            let comes = matches!(
-                unit.phase(),
-                BackendPhase::Starting
-                    | BackendPhase::Draining
-                    | BackendPhase::Stopping
-                    | BackendPhase::Backoff
-            );
-            unit.replica != replica && comes && !unit.is_hopeless(told)
-        })
-    }
-
-    fn charged_bytes(&self, id: UnitId, kind: MemoryKind) -> Option<u64> {
-        self.units.live(id)?.memory.charged_bytes(kind)
     }
 
     fn policy_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {

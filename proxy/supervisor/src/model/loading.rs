@@ -11,16 +11,16 @@
 use std::sync::Arc;
 
 use warden_policies::book::{MeasuredNeeds, MemoryNeeds};
-use warden_policies::lifecycle::{BackendPhase, LifecycleEvent, LifecycleTimer};
+use warden_policies::lifecycle::LifecycleEvent;
 use warden_policies::loading::{LoadSpec, MemoryAmounts, ModelId, ModelReading};
 use warden_policies::{GpuIndex, MemoryKind, ModelName};
 
 use super::start_search::ConfiguredCommand;
-use super::unit::{ProcessUnit, UnitId, UnitRole, process_recipe};
+use super::unit::{UnitId, UnitRole, process_recipe};
 use super::unload::ManualPin;
 use super::warm::KeptState;
 use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
-use crate::error::{FailureKind, LeaseDenied};
+use crate::error::LeaseDenied;
 use crate::memory::leak_history;
 use crate::memory::loading::{LoadingDesk, LoadingOrder, LoadingReport};
 use crate::spec::ModelSpec;
@@ -103,16 +103,18 @@ impl ModelRoom {
 impl ModelTask {
     /// Reports changes to the loader.
     pub(super) fn settle_loading(&mut self) {
-        let any = self.units.any_process() || self.is_searching();
+        let any = self.units.any_process() || self.experience.dead_starts.is_searching();
         let ends = self.life.end.is_some();
         match &self.room.state {
-            LoadState::Granted { told: false, .. } if self.all_serve() => {
+            LoadState::Granted { told: false, .. } if self.units.all_serve() => {
                 if let LoadState::Granted { told, .. } = &mut self.room.state {
                     *told = true;
                 }
                 self.room.report(LoadingReport::Loaded);
             }
-            LoadState::Granted { .. } if !any && (ends || self.all_starts_failed()) => self.give_room_back(),
+            LoadState::Granted { .. } if !any && (ends || self.units.all_starts_failed()) => {
+                self.give_room_back();
+            }
             // An operator or `ttl` has unloaded the model.
             LoadState::Granted { .. }
                 if self.life.end.map_or(!self.room.wanted, |end| end == TaskEnd::Removed) =>
@@ -122,13 +124,13 @@ impl ModelTask {
                 self.life.note_action();
             }
             LoadState::Leaving { .. } if !any => {
-                self.restore_configured();
+                self.room.restore_configured(&mut self.spec);
                 self.give_room_back();
             }
             // A start waits, and the room was given back meanwhile: ask for room again.
-            LoadState::Unloaded if self.holds_starts() && !ends => drop(self.may_start()),
-            LoadState::Waiting { .. } if ends || !(self.room.wanted || self.holds_starts()) => {
-                self.restore_configured();
+            LoadState::Unloaded if self.units.holds_starts() && !ends => drop(self.may_start()),
+            LoadState::Waiting { .. } if ends || !(self.room.wanted || self.units.holds_starts()) => {
+                self.room.restore_configured(&mut self.spec);
                 self.give_room_back();
             }
             _ => {}
@@ -140,22 +142,6 @@ impl ModelTask {
         self.room.state = LoadState::Unloaded;
         self.room.report(LoadingReport::Unloaded);
         self.life.note_action();
-    }
-
-    /// True if all replicas serve, except those whose starts fail.
-    fn all_serve(&self) -> bool {
-        let current = || self.units.with_role(UnitRole::Current);
-        let ready = |unit: &ProcessUnit| unit.phase() == BackendPhase::Ready;
-        current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
-    }
-
-    /// True if all replicas wait after failed starts; other models may use the room meanwhile.
-    fn all_starts_failed(&self) -> bool {
-        self.units.all.iter().all(ProcessUnit::waits_for_change)
-    }
-
-    fn holds_starts(&self) -> bool {
-        self.units.all.iter().any(|unit| unit.held_start.is_some())
     }
 
     /// True if processes may be started now. If not, asks the loader for room.
@@ -190,11 +176,6 @@ impl ModelTask {
         } else if let Some(unit) = self.units.get_mut(id) {
             unit.held_start = Some(event);
         }
-    }
-
-    /// True if a process is started when this timer expires.
-    pub(super) const fn starts_process(timer: LifecycleTimer) -> bool {
-        matches!(timer, LifecycleTimer::Backoff { .. } | LifecycleTimer::Trial)
     }
 
     /// Present memory needs, including measurements of processes with the same command.
@@ -363,7 +344,7 @@ impl ModelTask {
     /// Reports the memory of the model's processes to the loader, once all of them were read.
     pub(super) fn report_memory(&self) {
         // During a replacement two processes hold memory, so the sum would be too large.
-        if !self.room.is_granted() || !self.replacements.is_empty() || !self.all_serve() {
+        if !self.room.is_granted() || !self.replacements.is_empty() || !self.units.all_serve() {
             return;
         }
         let made_of = process_recipe(&self.spec);
@@ -391,13 +372,6 @@ impl ModelTask {
             }
         }
         self.room.report(LoadingReport::Measured(reading));
-    }
-
-    /// Reports to the loader that a start lacked memory, if that was the kind of failure.
-    pub(super) fn report_short(&self, kind: FailureKind) {
-        if kind == FailureKind::OutOfMemory {
-            self.room.report(LoadingReport::StartShort);
-        }
     }
 
     /// True if requests wait because the model waits for room.

@@ -189,6 +189,15 @@ impl TaskMail {
         Self { inbox, outbox, helpers: JoinSet::new(), searches: JoinSet::new() }
     }
 
+    pub(super) fn line_sink(
+        &self,
+        generation: GenerationId,
+        command: &ServerCommand,
+        logs: &Arc<LogRing>,
+    ) -> LineSink {
+        make_line_sink(generation, command, Arc::clone(logs), self.outbox.clone())
+    }
+
     pub(super) fn spawn_helper(
         &mut self,
         generation: GenerationId,
@@ -211,7 +220,7 @@ const MAX_PENDING_ALARMS: usize = 1;
 ///
 /// A child may write faster than the task reads. The number of waiting messages per process is limited, so
 /// that the inbox stays bounded.
-pub(super) fn make_line_sink(
+fn make_line_sink(
     generation: GenerationId,
     command: &ServerCommand,
     logs: Arc<LogRing>,

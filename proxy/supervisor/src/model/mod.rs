@@ -307,12 +307,12 @@ impl ModelTask {
 
     fn fire_timers(&mut self, now: Instant) {
         // Start no process while the previous instance owns the processes or a start search runs its own.
-        let may_start = self.context.begun.is_cancelled() && !self.is_searching();
+        let may_start = self.context.begun.is_cancelled() && !self.experience.dead_starts.is_searching();
         for id in self.units.ids() {
             let Some(unit) = self.units.get_mut(id) else { continue };
             if let Some((timer, at)) = &mut unit.timer
                 && !may_start
-                && Self::starts_process(*timer)
+                && starts_process(*timer)
                 && *at <= now
             {
                 *at = now + ROOM_CHECK_INTERVAL;
@@ -324,7 +324,7 @@ impl ModelTask {
                     self.postpone_drain(id);
                 } else if timer == LifecycleTimer::Drain && self.may_drain_long(id) {
                     self.carry_out_effect(id, LifecycleEffect::Arm(timer));
-                } else if Self::starts_process(timer) {
+                } else if starts_process(timer) {
                     self.revive(id, LifecycleEvent::Timer(timer));
                 } else {
                     self.step_machine(id, LifecycleEvent::Timer(timer));
@@ -355,6 +355,11 @@ impl ModelTask {
     fn log_event(&self, generation: Option<GenerationId>, kind: EventKind) {
         self.context.journal.record(Some(&self.spec.name), generation, kind);
     }
+}
+
+/// True if a process is started when this timer expires.
+const fn starts_process(timer: LifecycleTimer) -> bool {
+    matches!(timer, LifecycleTimer::Backoff { .. } | LifecycleTimer::Trial)
 }
 
 async fn sleep_until(deadline: Option<Instant>) {

@@ -12,6 +12,7 @@ use super::unit::{PendingSignal, UnitId};
 use super::{HelperReport, ModelTask, TaskMessage};
 use crate::error::{FailureKind, SpawnError};
 use crate::memory::fleet_memory::ReturnedMemory;
+use crate::memory::loading::LoadingReport;
 use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
 use crate::process::standstill::until_stalled;
@@ -242,7 +243,7 @@ impl ModelTask {
     ) -> EndCause {
         // Remove secrets: events, the ledger and answers to clients show these lines.
         let lines = discreet::without_secrets(&self.logs.lines_of(generation));
-        let refuses = never_ready && self.refuses_slot_files(&lines);
+        let refuses = never_ready && self.experience.note_slot_refusal(&self.spec, &lines);
         let mut failure = failure::classify_end(end, &lines, self.watch.child.failure_lines, failures);
         let stuck = never_ready && self.note_start_death(end, &mut failure);
         let cause = match failure.kind {
@@ -259,8 +260,8 @@ impl ModelTask {
         };
         self.life.crashes += 1;
         let has_failed_start = never_ready && cause != EndCause::MemoryReturning;
-        if has_failed_start {
-            self.report_short(failure.kind);
+        if has_failed_start && failure.kind == FailureKind::OutOfMemory {
+            self.room.report(LoadingReport::StartShort);
         }
         if let Some(unit) = self.units.get_mut(id) {
             unit.failure = Some(failure.clone());

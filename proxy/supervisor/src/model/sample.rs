@@ -136,7 +136,10 @@ impl ModelTask {
             self.store_held_memory(id);
         }
         for change in changes.unwrap_or_default() {
-            self.log_verdict(id, change);
+            let message = verdict_sentence(&change);
+            let VerdictChange { request, before, growth, .. } = change;
+            let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
+            self.log_event(Some(generation), kind);
         }
         for symptom in &symptoms {
             if !ill_before.iter().any(|known| known.reason() == symptom.reason()) {
@@ -157,14 +160,6 @@ impl ModelTask {
         self.report_memory();
         self.publish_room();
         self.judge_unit(id);
-    }
-
-    fn log_verdict(&mut self, id: UnitId, change: VerdictChange) {
-        let Some(generation) = self.units.generation(id) else { return };
-        let message = verdict_sentence(&change);
-        let VerdictChange { request, before, growth, .. } = change;
-        let kind = EventKind::Verdict { growth: Box::new(growth), before, request, message };
-        self.log_event(Some(generation), kind);
     }
 
     /// Publishes the memory that this process holds, and that its replacement would free.

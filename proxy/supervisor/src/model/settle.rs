@@ -8,7 +8,7 @@ use warden_policies::{GenerationId, Reason};
 
 use super::control::DrainRequest;
 use super::replace::decision_for;
-use super::unit::{ProcessUnit, UnitId, UnitRole, process_recipe};
+use super::unit::{ProcessUnit, UnitRole, process_recipe};
 use super::{ModelTask, TaskEnd};
 use crate::error::LeaseDenied;
 use crate::lease::queue::QueueRefusal;
@@ -87,8 +87,9 @@ impl ModelTask {
             }
             let gone = self.units.get(old).is_some_and(|unit| !unit.machine.has_process());
             if ready || gone {
-                self.set_role(old, UnitRole::Retiring);
-                self.set_role(new, UnitRole::Current);
+                self.units.set_role(old, UnitRole::Retiring);
+                self.units.set_role(new, UnitRole::Current);
+                self.life.note_action();
             }
         }
     }
@@ -100,13 +101,6 @@ impl ModelTask {
         let is_paused =
             self.life.end.is_none() && self.units.all.iter().any(is_ending) && !self.leases.any_open();
         self.leases.pause_clock(is_paused);
-    }
-
-    fn set_role(&mut self, id: UnitId, role: UnitRole) {
-        if let Some(unit) = self.units.get_mut(id) {
-            unit.role = role;
-        }
-        self.life.note_action();
     }
 
     /// Begins a replacement of an unresponsive process that the life-cycle machine gave up.

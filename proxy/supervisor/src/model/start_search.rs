@@ -23,14 +23,14 @@ use warden_policies::book::MemoryNeeds;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::start_search::{StartFinding, StartSwitch};
 
-use super::loading::LoadState;
+use super::loading::{LoadState, ModelRoom};
 use super::unit::{ProcessUnit, UnitRole};
 use super::{ModelTask, TaskMessage};
 use crate::error::{BackendFailure, FailureKind};
 use crate::memory::leak_history;
 use crate::process::failure::StartEnd;
 use crate::solo::{SoloSpec, SoloStarter};
-use crate::spec::{FallbackSpec, ServerCommand, SharedSpec};
+use crate::spec::{FallbackSpec, ModelSpec, ServerCommand};
 use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
 
@@ -64,6 +64,46 @@ impl DeadStarts {
     pub(super) fn forget_deaths(&mut self) {
         self.deaths = 0;
     }
+
+    pub(super) fn is_searching(&self) -> bool {
+        self.search.is_some()
+    }
+
+    /// Cancels a search. When its result message arrives, its process is gone.
+    pub(super) fn stop_search(&self) {
+        if let Some((_, stop)) = &self.search {
+            stop.cancel();
+        }
+    }
+}
+
+impl ModelRoom {
+    fn use_fallback(&mut self, spec: &mut ModelSpec, fallback: FallbackSpec) {
+        let command = spec.command.clone();
+        spec.command.args.extend(fallback.args);
+        let needs = std::mem::replace(&mut spec.loading.needs, fallback.needs);
+        self.configured = Some(ConfiguredCommand { command, needs });
+    }
+
+    /// Returns to the configured command, because there may be more room at the next start.
+    pub(super) fn restore_configured(&mut self, spec: &mut ModelSpec) {
+        if let Some(ConfiguredCommand { command, needs }) = self.configured.take() {
+            spec.command = command;
+            spec.loading.needs = needs;
+        }
+    }
+
+    /// Keeps the fallback in use when new settings have the same command and fallback arguments.
+    pub(super) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
+        let Some(whole) = self.configured.take() else { return };
+        let Some(fallback) = new.fallback.clone() else { return };
+        let had_same = old.fallback.as_ref().is_some_and(|known| known.args == fallback.args);
+        if had_same && new.command == whole.command {
+            new.command = old.command.clone();
+            let needs = std::mem::replace(&mut new.loading.needs, fallback.needs);
+            self.configured = Some(ConfiguredCommand { needs, ..whole });
+        }
+    }
 }
 
 impl ModelTask {
@@ -75,7 +115,7 @@ impl ModelTask {
             return false;
         }
         let message = format!("started with {} added, because {because}", fallback.args.join(" "));
-        self.use_fallback(fallback);
+        self.room.use_fallback(&mut self.spec, fallback);
         self.log_event(None, EventKind::FallsBack { message });
         self.apply_loading();
         if self.room.is_granted() {
@@ -86,17 +126,10 @@ impl ModelTask {
         true
     }
 
-    fn use_fallback(&mut self, fallback: FallbackSpec) {
-        let command = self.spec.command.clone();
-        self.spec.command.args.extend(fallback.args);
-        let needs = std::mem::replace(&mut self.spec.loading.needs, fallback.needs);
-        self.room.configured = Some(ConfiguredCommand { command, needs });
-    }
-
     /// Uses the fallback arguments, because processes taken over from the previous instance run with them.
     pub(super) fn inherit_fallback(&mut self) {
         if let Some(fallback) = self.spec.fallback.clone() {
-            self.use_fallback(fallback);
+            self.room.use_fallback(&mut self.spec, fallback);
             self.apply_loading();
         }
     }
@@ -110,38 +143,6 @@ impl ModelTask {
         let short = self.units.all.iter().find(is_short).and_then(|unit| unit.failure.clone());
         if let Some(failure) = short {
             self.fall_back(&failure.message);
-        }
-    }
-
-    /// Returns to the configured command, because there may be more room at the next start.
-    pub(super) fn restore_configured(&mut self) {
-        if let Some(ConfiguredCommand { command, needs }) = self.room.configured.take() {
-            self.spec.command = command;
-            self.spec.loading.needs = needs;
-        }
-    }
-
-    /// Keeps the fallback in use when new settings have the same command and fallback arguments.
-    pub(super) fn keep_fallback(&mut self, mut spec: SharedSpec) -> SharedSpec {
-        let Some(whole) = self.room.configured.take() else { return spec };
-        let Some(fallback) = spec.fallback.clone() else { return spec };
-        let had_same = self.spec.fallback.as_ref().is_some_and(|known| known.args == fallback.args);
-        if had_same && spec.command == whole.command {
-            spec.command = self.spec.command.clone();
-            let needs = std::mem::replace(&mut spec.loading.needs, fallback.needs);
-            self.room.configured = Some(ConfiguredCommand { needs, ..whole });
-        }
-        spec
-    }
-
-    pub(super) fn is_searching(&self) -> bool {
-        self.experience.dead_starts.search.is_some()
-    }
-
-    /// Cancels a search. When its result message arrives, its process is gone.
-    pub(super) fn stop_start_search(&self) {
-        if let Some((_, stop)) = &self.experience.dead_starts.search {
-            stop.cancel();
         }
     }
 
@@ -177,7 +178,7 @@ impl ModelTask {
     /// Begins a search that is due, and cancels a search that is not allowed any more.
     pub(super) fn settle_start_search(&mut self) {
         if !self.may_search() {
-            self.stop_start_search();
+            self.experience.dead_starts.stop_search();
             return;
         }
         let policy = warden_policies::defaults().start_search;

@@ -117,6 +117,46 @@ impl UnitList {
     pub(super) fn current(&self, replica: u32) -> Option<&ProcessUnit> {
         self.with_role(UnitRole::Current).find(|unit| unit.replica == replica)
     }
+
+    pub(super) fn set_role(&mut self, id: UnitId, role: UnitRole) {
+        if let Some(unit) = self.get_mut(id) {
+            unit.role = role;
+        }
+    }
+
+    /// True if all replicas serve, except those whose starts fail.
+    pub(super) fn all_serve(&self) -> bool {
+        let is_ready = |unit: &ProcessUnit| unit.phase() == BackendPhase::Ready;
+        self.with_role(UnitRole::Current).any(is_ready)
+            && self.with_role(UnitRole::Current).all(|unit| is_ready(unit) || unit.waits_for_change())
+    }
+
+    /// True if all replicas wait after failed starts; other models may use the room meanwhile.
+    pub(super) fn all_starts_failed(&self) -> bool {
+        self.all.iter().all(ProcessUnit::waits_for_change)
+    }
+
+    pub(super) fn holds_starts(&self) -> bool {
+        self.all.iter().any(|unit| unit.held_start.is_some())
+    }
+
+    pub(super) fn is_degraded(&self) -> bool {
+        self.lives().any(|live| live.health.degraded.is_some())
+    }
+
+    /// True if another replica is starting after a crash, so that this one serves the requests of both.
+    pub(super) fn is_another_starting(&self, replica: u32, failures_told: u32) -> bool {
+        self.with_role(UnitRole::Current).any(|unit| {
+            let comes = matches!(
+                unit.phase(),
+                BackendPhase::Starting
+                    | BackendPhase::Draining
+                    | BackendPhase::Stopping
+                    | BackendPhase::Backoff
+            );
+            unit.replica != replica && comes && !unit.is_hopeless(failures_told)
+        })
+    }
 }
 
 #[derive(Debug)]

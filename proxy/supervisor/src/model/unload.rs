@@ -69,14 +69,6 @@ impl ModelTask {
         Ok(self.room.pin_view(&self.spec))
     }
 
-    /// Takes over the pin from the previous instance.
-    pub(super) fn inherit_pin(&mut self, said: Option<ManualPin>) {
-        if said.is_some() {
-            self.room.manual_pin = said;
-            self.apply_loading();
-        }
-    }
-
     /// Drains and stops the model's processes if none had a request for `ttl`. A request that arrives at
     /// this moment waits until the processes have ended and started again.
     pub(super) fn unload_if_idle(&mut self) {

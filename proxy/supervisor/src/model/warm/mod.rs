@@ -21,6 +21,7 @@ mod behind;
 pub(super) mod pack;
 pub(super) mod unpack;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -33,13 +34,14 @@ pub(super) use self::away::KeptState;
 use self::behind::GateWarmer;
 use self::pack::{SavedSlots, SlotPacking};
 use self::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
+use super::experience::ModelExperience;
 use super::replacement::Replacement;
 use super::unit::{LiveGeneration, UnitId, UnitRole, process_recipe};
 use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::process::hints;
 use crate::process::slot_files::{self, SlotFiles};
-use crate::spec::ServerCommand;
+use crate::spec::{ServerCommand, SharedSpec};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
@@ -85,41 +87,43 @@ impl LiveGeneration {
     }
 }
 
-impl ModelTask {
-    /// Starts or stops keeping conversations, as configured.
-    pub(super) fn enable_conversations(&self) {
-        let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
-        self.leases.turns.set_enabled(keeps);
-    }
-
+impl ModelExperience {
     /// Slot directory for a new process; `None` if the process will not save slots.
-    pub(super) fn slot_files(&self, socket: &std::path::Path) -> Option<Arc<SlotFiles>> {
-        let command = &self.spec.command;
-        self.command_no_file(command).is_none().then(|| Arc::new(SlotFiles::from_command(command, socket)))
+    pub(super) fn slot_files(&self, spec: &SharedSpec, socket: &Path) -> Option<Arc<SlotFiles>> {
+        let command = &spec.command;
+        let saves = self.command_no_file(spec, command).is_none();
+        saves.then(|| Arc::new(SlotFiles::from_command(command, socket)))
     }
 
-    /// True if these output lines show that a process did not start because of the slot directory: a
-    /// wrapper may run the server where the directory does not exist. From then on no process of the model
-    /// gets one.
-    pub(super) fn refuses_slot_files(&mut self, lines: &[String]) -> bool {
-        let news = !self.experience.refuses_slot_files
-            && self.command_no_file(&self.spec.command).is_none()
-            && !slot_files::has_given_directory(&self.spec.command)
+    /// True if these output lines show that a process did not start because of the slot directory: a wrapper
+    /// may run the server where the directory does not exist. From then on no process of the model gets one.
+    pub(super) fn note_slot_refusal(&mut self, spec: &SharedSpec, lines: &[String]) -> bool {
+        let news = !self.refuses_slot_files
+            && self.command_no_file(spec, &spec.command).is_none()
+            && !slot_files::has_given_directory(&spec.command)
             && lines.iter().any(|line| line.contains(slot_files::SLOT_PATH_FLAG));
-        self.experience.refuses_slot_files |= news;
+        self.refuses_slot_files |= news;
         news
     }
 
     /// Why processes with this command save no slots, if known before the start.
-    fn command_no_file(&self, command: &ServerCommand) -> Option<NoFileReason> {
-        let can = self.spec.facts.slot_files == Some(true) && !self.experience.refuses_slot_files;
-        if self.spec.run.warm == WarmMode::Off || self.spec.run.warm_bytes.0 == 0 {
+    fn command_no_file(&self, spec: &SharedSpec, command: &ServerCommand) -> Option<NoFileReason> {
+        let can = spec.facts.slot_files == Some(true) && !self.refuses_slot_files;
+        if spec.run.warm == WarmMode::Off || spec.run.warm_bytes.0 == 0 {
             Some(NoFileReason::Off)
         } else if !can && !slot_files::has_given_directory(command) {
             Some(NoFileReason::Build)
         } else {
             hints::no_slot_files(command)
         }
+    }
+}
+
+impl ModelTask {
+    /// Starts or stops keeping conversations, as configured.
+    pub(super) fn enable_conversations(&self) {
+        let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
+        self.leases.turns.set_enabled(keeps);
     }
 
     /// Why a running process saves no slots for its successor.
@@ -129,15 +133,15 @@ impl ModelTask {
             // The next process will have another command and cannot use the slots.
             return Some(NoFileReason::Other);
         }
-        self.command_no_file(live.recipe.command())
+        // Evidence of earlier processes that restored slots are not used.
+        let made_of = kin.made_of;
+        let is_unused = self.experience.reuses_no_slots == Some(made_of)
+            || self.leases.turns.are_slots_unused_by(made_of);
+        self.experience
+            .command_no_file(&self.spec, live.recipe.command())
             .or_else(|| live.warm.files.is_none().then_some(NoFileReason::Build))
             .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFileReason::Adapters))
-            .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFileReason::NotReused))
-    }
-
-    /// True if processes with this hash (`made_of`) are known not to use restored slots.
-    fn reuses_no_slots(&self, made_of: u64) -> bool {
-        self.experience.reuses_no_slots == Some(made_of) || self.leases.turns.are_slots_unused_by(made_of)
+            .or(is_unused.then_some(NoFileReason::NotReused))
     }
 
     /// Inputs for saving the slots of a process, or why they are not saved.
