@@ -6,8 +6,8 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! The mode is chosen by the available memory. Each model has one replacement at a time: several at once would take several replicas out of service, or
-//! need memory for several additional processes.
+//! The mode is chosen by the available memory. Each model has one replacement at a time: several at once would
+//! take several replicas out of service, or need memory for several additional processes.
 
 use std::time::Duration;
 
