@@ -19,9 +19,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use warden_gateway::RequestRecord;
 use warden_policies::defaults::Log;
+use warden_supervisor::open_lines;
 
 use crate::access_line;
-use crate::append;
 use crate::clock;
 use crate::exit::CommandError;
 use crate::log_writer::{LogWriter, WriteTrouble};
@@ -57,7 +57,7 @@ impl Write for SharedFile {
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    append::open_lines(path, FILE_MODE)
+    open_lines(path, FILE_MODE)
 }
 
 /// State of the log for `status`.

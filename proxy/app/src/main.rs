@@ -8,7 +8,6 @@ mod access_line;
 mod access_list;
 mod access_log;
 mod admin;
-mod append;
 mod captures;
 mod child_lines;
 mod cli;

@@ -21,9 +21,8 @@ use http::Method;
 use warden_diagnose::Redactor;
 use warden_gateway::BodyRecorder;
 use warden_policies::{ModelName, QuickMap, defaults};
-use warden_supervisor::{WorkKind, run_job};
+use warden_supervisor::{WorkKind, open_lines, run_job};
 
-use crate::append;
 use crate::captures::CaptureStore;
 use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
@@ -132,7 +131,7 @@ impl RequestRecorder {
         most: u64,
         captures: CaptureStore,
     ) -> io::Result<Arc<Self>> {
-        let file = append::open_lines(path, FILE_MODE)?;
+        let file = open_lines(path, FILE_MODE)?;
         // The mode of an existing file may let everybody read it.
         file.set_permissions(Permissions::from_mode(FILE_MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
@@ -242,7 +241,7 @@ mod tests {
     fn what_is_written_is_redacted_private_and_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("requests.jsonl");
-        let file = append::open_lines(&path, FILE_MODE).unwrap();
+        let file = open_lines(&path, FILE_MODE).unwrap();
         let mut writer = RecordWriter { file, bytes_left: 150, path: path.clone(), is_over: false };
         let redactor = Redactor::new();
         let line = |body: &[u8]| redactor.redact_line("POST", "/completion?key=1", body);

@@ -99,6 +99,7 @@ pub use process::{nursery, private_dir, regular_file, trusted_path};
 pub use solo::{SoloOutput, SoloProcess, SoloProps, SoloReading, SoloSpec, SoloStarter};
 pub use spec::*;
 pub use start_search::StartSearchRun;
+pub use state::line_file::{LineFile, line_files, open_lines};
 pub use state::{StateKind, StateView, StateWriter, is_tolerable};
 pub use view::entry::{
     CanaryEntry, CanaryKind, CanaryState, CanaryView, PinEntry, PinKind, PinView, ReclaimEntry, ReclaimKind,

@@ -9,7 +9,7 @@ use jiff::{SpanRelativeTo, Timestamp};
 use serde_json::Value;
 use warden_policies::secrets;
 use warden_supervisor::{
-    CanaryEntry, EventKind, FleetEvent, LedgerEntry, PinEntry, ReclaimEntry, regular_file,
+    CanaryEntry, EventKind, FleetEvent, LedgerEntry, PinEntry, ReclaimEntry, line_files, regular_file,
 };
 
 use super::ConfigArgs;
@@ -92,7 +92,11 @@ struct HistoryEntry {
 impl HistoryLog {
     fn read(state: &Path) -> Result<Self, CommandError> {
         let mut all = Self::default();
-        for line in read_lines(&state.join("ledger.jsonl"))? {
+        let mut lines = Vec::new();
+        for path in line_files(&state.join("ledger.jsonl")) {
+            lines.append(&mut read_lines(&path)?);
+        }
+        for line in lines {
             all.add(&line, |json| {
                 if let Ok(entry) = serde_json::from_value::<ReclaimEntry>(json.clone()) {
                     return Some(FleetEvent {

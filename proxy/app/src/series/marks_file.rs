@@ -9,8 +9,9 @@ use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use warden_supervisor::open_lines;
+
 use super::marks::SeriesMark;
-use crate::append;
 
 /// Mode of the file, which has names of models and output of llama-server, and is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
@@ -72,7 +73,7 @@ impl MarksFile {
             text.push(b'\n');
         }
         // A full disk may have left part of a line: opening the file ends that line.
-        append::open_lines(&self.path, FILE_MODE)?.write_all(&text)?;
+        open_lines(&self.path, FILE_MODE)?.write_all(&text)?;
         self.lines += new.len();
         Ok(())
     }

@@ -1,66 +1,96 @@
-//! Append-only file of lines. If a full disk or a kill has left half a line, the next line is written after
-//! an additional line end, so that the two do not mix.
+//! Append-only files of lines, which several instances share.
+//!
+//! A process that is killed, or whose disk is full, in the middle of a write leaves half a line. It is kept, because it
+//! may be useful, and ended before the next line, so that the two do not mix.
 
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 
-/// Append-only file of lines. The file is opened at the first use, and again after a failure.
-#[derive(Debug)]
-pub(crate) struct AppendFile {
+/// Append-only file of JSON lines of a bounded size: a full file becomes `NAME.1` and replaces the one before it.
+#[derive(Clone, Debug)]
+pub struct LineFile {
     path: PathBuf,
-    /// File mode that a new file gets.
     mode: u32,
-    file: Option<File>,
-    /// True if the last line of the file may lack its line end.
-    torn: bool,
+    max_bytes: u64,
 }
 
-impl AppendFile {
-    /// Prepares a file with this path, which need not exist yet.
-    pub(crate) fn new(path: PathBuf, mode: u32) -> Self {
-        Self { path, mode, file: None, torn: true }
+impl LineFile {
+    /// Names a file, which need not exist yet and then gets `mode`. `max_bytes`: size limit of the file and of the one
+    /// before it, each.
+    pub fn new(path: PathBuf, mode: u32, max_bytes: u64) -> Self {
+        Self { path, mode, max_bytes }
     }
 
-    /// Opens the file, and creates it if missing.
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends a line, which is given without its line end.
     ///
     /// # Errors
     ///
-    /// The file can be neither created nor opened.
-    pub(crate) fn open(&mut self) -> io::Result<&mut File> {
-        let file = match self.file.take() {
-            Some(file) => file,
-            None => File::options().read(true).create(true).append(true).mode(self.mode).open(&self.path)?,
-        };
-        Ok(self.file.insert(file))
+    /// The file cannot be opened or written, or it is full and another program's file has the name `NAME.1`.
+    pub fn append(&self, line: &str) -> io::Result<()> {
+        let size = fs::metadata(&self.path).map_or(0, |facts| facts.len());
+        if size > 0 && size + line.len() as u64 >= self.max_bytes {
+            self.rotate()?;
+        }
+        // Open the file each time, because another instance with this directory may have renamed it.
+        let mut file = open_lines(&self.path, self.mode)?;
+        // Write once, so that lines of two instances do not mix and readers never see half a line.
+        file.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Appends a line, which is given without its line end, in one write call. So while the writer lives,
-    /// readers never see half a line.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be opened, or not all of the line could be written.
-    pub(crate) fn append_line(&mut self, line: &str) -> io::Result<()> {
-        let was_torn = self.torn;
-        let file = self.open()?;
-        let begins = if was_torn && lacks_line_end(file)? { "\n" } else { "" };
-        let done = file.write_all(format!("{begins}{line}\n").as_bytes());
-        self.torn = done.is_err();
-        done
+    /// Renames the full file, replacing the previous full file, if that has JSON lines.
+    fn rotate(&self) -> io::Result<()> {
+        let [before, now] = line_files(&self.path);
+        if before.exists() && !begins_with_json(&before) {
+            let why = format!("it is full, and {} is not llama-warden's", before.display());
+            return Err(io::Error::other(why));
+        }
+        fs::rename(now, before)
     }
 }
 
-/// True if the last line lacks its end.
-fn lacks_line_end(file: &mut File) -> io::Result<bool> {
-    if file.metadata()?.len() == 0 {
+/// Paths of a line file and of the full one before it, oldest first.
+pub fn line_files(path: &Path) -> [PathBuf; 2] {
+    let mut before = OsString::from(path);
+    before.push(".1");
+    [before.into(), path.to_owned()]
+}
+
+/// Opens a file for appending whole lines. A new file gets `mode`.
+///
+/// # Errors
+///
+/// The file cannot be opened, or a line end cannot be added to a half line.
+pub fn open_lines(path: &Path, mode: u32) -> io::Result<File> {
+    let mut file = File::options().create(true).append(true).mode(mode).open(path)?;
+    if ends_torn(path, &file)? {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
+}
+
+/// True if the last line lacks its end. A device or a pipe has no last line, and an unreadable file is not changed.
+fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
+    let facts = file.metadata()?;
+    if !facts.is_file() || facts.len() == 0 {
         return Ok(false);
     }
     let mut last = *b"\n";
-    file.seek(SeekFrom::End(-1))?;
-    file.read_exact(&mut last)?;
-    Ok(last != *b"\n")
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, facts.len() - 1));
+    Ok(read.is_ok() && last != *b"\n")
+}
+
+fn begins_with_json(path: &Path) -> bool {
+    let mut line = String::new();
+    let read = File::open(path).and_then(|file| BufReader::new(file).read_line(&mut line));
+    read.is_ok() && serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&line).is_ok()
 }
 
 #[cfg(test)]
@@ -68,31 +98,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_a_line_is_ended_before_the_next_one_whoever_left_it() {
+    fn half_a_line_is_ended_once_and_nothing_else_is_changed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lines");
-        let mut file = AppendFile::new(path.clone(), 0o600);
-        file.append_line("one").unwrap();
+        for (before, after) in
+            [(None, ""), (Some("a\n"), "a\n"), (Some("a\nha"), "a\nha\n"), (Some("\n"), "\n")]
+        {
+            if let Some(before) = before {
+                fs::write(&path, before).unwrap();
+            }
+            for _ in 0..2 {
+                open_lines(&path, 0o600).unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), after);
+            }
+        }
+        open_lines(Path::new("/dev/null"), 0o600).unwrap();
+    }
+
+    #[test]
+    fn half_a_line_is_ended_before_the_next_one_whoever_left_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = LineFile::new(directory.path().join("lines"), 0o600, 1 << 20);
+        file.append("one").unwrap();
         // As with a full disk: some bytes are written, and the rest fails.
-        std::fs::write(&path, "one\ntw").unwrap();
-        file.torn = true;
-        file.append_line("three").unwrap();
-        file.append_line("four").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntw\nthree\nfour\n");
-        std::fs::write(&path, "ha").unwrap();
-        AppendFile::new(path.clone(), 0o600).append_line("whole").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "ha\nwhole\n");
-        // Another writer may have ended the line.
-        std::fs::write(&path, "whole\n").unwrap();
-        AppendFile::new(path.clone(), 0o600).append_line("whole").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nwhole\n");
+        fs::write(file.path(), "one\ntw").unwrap();
+        file.append("three").unwrap();
+        file.append("four").unwrap();
+        assert_eq!(fs::read_to_string(file.path()).unwrap(), "one\ntw\nthree\nfour\n");
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_line_that_fails_is_remembered_as_torn() {
-        let mut file = AppendFile::new("/dev/full".into(), 0o600);
-        assert_eq!(file.append_line("one").unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert!(file.torn);
+    fn a_full_disk_is_an_error() {
+        let file = LineFile::new("/dev/full".into(), 0o600, 1 << 20);
+        assert_eq!(file.append("one").unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+
+    #[test]
+    fn two_full_files_are_kept_and_files_of_others_are_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = LineFile::new(directory.path().join("lines"), 0o600, 60);
+        let append = |id: u32| file.append(&format!("{{\"id\":{id},\"text\":\"{}\"}}", "x".repeat(10)));
+        (10..17).for_each(|id| append(id).unwrap());
+        let [before, now] = line_files(file.path());
+        let ids = |path: &Path| {
+            fs::read_to_string(path).unwrap().lines().map(|line| line[6..8].to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!((ids(&before), ids(&now)), (vec!["14".into(), "15".into()], vec!["16".to_owned()]));
+        fs::write(&before, "my notes\n").unwrap();
+        append(17).unwrap();
+        let full = append(18).unwrap_err();
+        assert!(full.to_string().contains("is not llama-warden's"), "{full}");
+        assert_eq!(fs::read_to_string(&before).unwrap(), "my notes\n");
     }
 }

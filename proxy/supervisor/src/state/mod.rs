@@ -10,7 +10,7 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `line_file` | an append-only file of lines |
+//! | `line_file` | append-only files of lines, bounded |
 
 pub(crate) mod line_file;
 

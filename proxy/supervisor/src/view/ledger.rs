@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{GrowthBlame, GrowthForecast, GrowthVerdict, IntervalEstimate};
@@ -15,9 +14,8 @@ use warden_policies::warmth::WarmthReport;
 use warden_policies::{GenerationId, ModelName, Reason, WorkDone, secrets};
 use warden_sensors::report::ContextTotals;
 
-use crate::state::line_file::AppendFile;
+use crate::state::line_file::{LineFile, open_lines};
 use crate::state::{StateKind, StateWriter, is_tolerable};
-use crate::sync::lock;
 
 /// Order of the steps that replace a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -202,13 +200,13 @@ impl LedgerEntry {
 
 /// Mode of the ledger file: model names and reasons are not for all users of the machine.
 const LEDGER_FILE_MODE: u32 = 0o640;
+/// Size limit of the file and of the one before it, each, in bytes: some 20,000 replacements.
+const MAX_LEDGER_BYTES: u64 = 16 << 20;
 
 /// Writer of the ledger, which grows by a few hundred bytes per replacement.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
-    path: PathBuf,
-    /// Locked by the writer thread only.
-    file: Arc<Mutex<AppendFile>>,
+    file: LineFile,
     state: StateWriter,
     last: AtomicU64,
 }
@@ -218,21 +216,23 @@ impl LedgerWriter {
     /// may have room again by the first entry.
     pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
         let path = directory.join("ledger.jsonl");
-        let mut file = AppendFile::new(path.clone(), LEDGER_FILE_MODE);
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         let made = made.map_err(|error| (directory.to_owned(), error));
-        let opened = made.and_then(|()| file.open().map(drop).map_err(|error| (path.clone(), error)));
+        let opened = made.and_then(|()| {
+            open_lines(&path, LEDGER_FILE_MODE).map(drop).map_err(|error| (path.clone(), error))
+        });
         match opened {
             Err((path, error)) if is_tolerable(&error) => {
                 tracing::warn!(path = %path.display(), %error, "cannot write to the ledger now; serving without");
             }
             opened => opened?,
         }
-        Ok(Self { path, file: Arc::new(Mutex::new(file)), state, last: AtomicU64::new(0) })
+        let file = LineFile::new(path, LEDGER_FILE_MODE, MAX_LEDGER_BYTES);
+        Ok(Self { file, state, last: AtomicU64::new(0) })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     pub(crate) fn next_number(&self) -> u64 {
@@ -244,8 +244,8 @@ impl LedgerWriter {
         match serde_json::to_value(entry) {
             Ok(entry) => {
                 let line = secrets::redact_json(entry).to_string();
-                let file = Arc::clone(&self.file);
-                self.state.write(StateKind::Ledger, line.len(), move || lock(&file).append_line(&line));
+                let file = self.file.clone();
+                self.state.write(StateKind::Ledger, line.len(), move || file.append(&line));
             }
             Err(error) => tracing::error!(%error, "an entry of the ledger cannot be written as JSON"),
         }
