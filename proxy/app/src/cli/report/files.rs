@@ -5,10 +5,9 @@ use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
-use warden_supervisor::regular_file;
+use warden_supervisor::{line_files, regular_file};
 
 use super::contents::ReportContents;
-use crate::events_file;
 
 /// Bytes read from the end of a file: some thousand replacements or events.
 const TAIL_BYTES: u64 = 2 << 20;
@@ -16,38 +15,35 @@ const TAIL_BYTES: u64 = 2 << 20;
 const MAX_RECORDINGS: usize = 4;
 
 pub(super) fn gather_files(contents: &mut ReportContents, state: &Path) {
-    for (file, what) in [
-        ("ledger.jsonl", "replacements of processes, with their reasons: the latest ones"),
-        ("growth.json", "what is remembered of earlier processes: what leaked, what was held"),
-    ] {
-        add_file_tail(contents, &state.join(file), file, what);
-    }
-    let mut events = String::new();
-    for path in events_file::event_files(state) {
-        match read_tail(&path, TAIL_BYTES) {
-            Ok(Some(text)) => events.push_str(&text),
-            Ok(None) => {}
-            Err(error) => contents.add_note(&format!("{}: {error}", path.display())),
-        }
-    }
-    contents.add_lines(
-        "events.jsonl",
-        "what happened to models: the latest events",
-        last_bytes(&events, TAIL_BYTES).lines(),
-    );
+    let replacements = "replacements of processes, with their reasons: the latest ones";
+    add_line_files(contents, state, "ledger.jsonl", replacements);
+    add_history(contents, state);
+    add_line_files(contents, state, "events.jsonl", "what happened to models: the latest events");
     add_recordings(contents, &state.join("traces"));
 }
 
-/// Adds the end of a file, if it exists. `growth.json` is one value, the others consist of lines.
-fn add_file_tail(contents: &mut ReportContents, path: &Path, name: &str, what: &str) {
-    match read_tail(path, TAIL_BYTES) {
-        Ok(Some(text)) => match serde_json::from_str(&text) {
-            Ok(value) if !name.ends_with('l') => contents.add_json(name, what, value),
-            _ => contents.add_lines(name, what, text.lines()),
-        },
-        Ok(None) => {}
-        Err(error) => contents.add_note(&format!("{}: {error}", path.display())),
+/// Adds the ends of a line file and of the full file before it.
+fn add_line_files(contents: &mut ReportContents, state: &Path, name: &str, what: &str) {
+    let tails = line_files(&state.join(name)).map(|path| tail_or_note(contents, &path).unwrap_or_default());
+    contents.add_lines(name, what, last_bytes(&tails.concat(), TAIL_BYTES).lines());
+}
+
+/// Adds the memory of earlier processes: one JSON value, or the end of its text if it is none.
+fn add_history(contents: &mut ReportContents, state: &Path) {
+    let (name, what) = ("growth.json", "what is remembered of earlier processes: what leaked, what was held");
+    let Some(text) = tail_or_note(contents, &state.join(name)) else { return };
+    match serde_json::from_str(&text) {
+        Ok(value) => contents.add_json(name, what, value),
+        Err(_) => contents.add_lines(name, what, text.lines()),
     }
+}
+
+/// End of a file, if it exists. An unreadable file becomes a note.
+fn tail_or_note(contents: &mut ReportContents, path: &Path) -> Option<String> {
+    read_tail(path, TAIL_BYTES).unwrap_or_else(|error| {
+        contents.add_note(&format!("{}: {error}", path.display()));
+        None
+    })
 }
 
 /// Adds the latest recordings of memory.
@@ -60,12 +56,10 @@ fn add_recordings(contents: &mut ReportContents, folder: &Path) {
     found.sort_by(|a, b| b.cmp(a));
     for (_, path) in found.iter().take(MAX_RECORDINGS) {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
-        add_file_tail(
-            contents,
-            path,
-            &format!("recordings/{file}"),
-            "readings of a process's memory, without anything of its requests",
-        );
+        if let Some(text) = tail_or_note(contents, path) {
+            let what = "readings of a process's memory, without anything of its requests";
+            contents.add_lines(&format!("recordings/{file}"), what, text.lines());
+        }
     }
     if found.len() > MAX_RECORDINGS {
         contents.add_note(&format!(
