@@ -27,8 +27,8 @@ if [ -z "$binary" ]; then
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
     # shellcheck source=packaging/flags.sh
     . packaging/flags.sh
-    (reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" && cargo build --release --locked -p llama-warden)
-    binary="$target/release/llama-warden"
+    (reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" && cargo build --profile dist --locked -p llama-warden)
+    binary="$target/dist/llama-warden"
 fi
 SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}"
 export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C

@@ -4,7 +4,7 @@
 //! few long ones; the long ones show what needs many replacements to come about.
 //!
 //! ```text
-//! cargo test --profile quick -p warden-tests --test ledger -- --nocapture
+//! cargo test --profile release -p warden-tests --test ledger -- --nocapture
 //! ```
 //!
 //! | variable | default | |

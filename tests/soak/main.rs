@@ -16,7 +16,7 @@
 //! detector (`policy replay`), and its events and its ledger account for each process, each replacement and each kill. It listens on a socket that is held for it, as by systemd, so that a restart refuses nobody.
 //!
 //! ```text
-//! WARDEN_SOAK_SECONDS=7200 cargo test --profile quick -p warden-tests --locked --test soak -- --nocapture
+//! WARDEN_SOAK_SECONDS=7200 cargo test --profile release -p warden-tests --locked --test soak -- --nocapture
 //! ```
 //!
 //! | variable | default | |
