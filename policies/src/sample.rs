@@ -81,6 +81,16 @@ impl HostMemory {
     pub fn charged(self) -> u64 {
         self.anon.saturating_add(self.swap)
     }
+
+    /// Returns the memory of two groups of processes together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            anon: self.anon.saturating_add(other.anon),
+            swap: self.swap.saturating_add(other.swap),
+            rss: self.rss.saturating_add(other.rss),
+        }
+    }
 }
 
 /// Index of a GPU in this machine's list of GPUs, from 0. Stable while the program runs.

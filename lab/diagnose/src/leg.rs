@@ -23,7 +23,7 @@ use warden_policies::growth::SeriesGrowth;
 use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
 use warden_policies::units::{as_f64, scale_bytes};
 use warden_supervisor::{
-    BackendFailure, DeviceView, ListenAddress, ProcessExit, SoloProcess, SoloProps, SoloReading, SoloSpec,
+    BackendFailure, DeviceView, ListenAddress, ProcessExit, ServerProps, SoloProcess, SoloReading, SoloSpec,
 };
 
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
@@ -56,7 +56,7 @@ pub struct LegResult {
     /// All readings.
     pub readings: Vec<LegReading>,
     /// Properties that the server reported.
-    pub props: SoloProps,
+    pub props: ServerProps,
     /// Declared caches of the server, in sentences.
     pub allowance: Vec<String>,
     /// Time from the spawn until the server was ready.
@@ -424,7 +424,7 @@ pub(crate) fn failure_text(failure: &BackendFailure) -> String {
 }
 
 /// Fails if the server's properties show that it cannot do this workload.
-fn check_capability(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
+fn check_capability(workload: Workload, props: &ServerProps) -> Result<(), DiagnoseError> {
     let Some(modalities) = props.modalities else { return Ok(()) };
     let kind = RequiredCapability::for_workload(workload);
     let has = match kind {

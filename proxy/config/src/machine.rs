@@ -34,7 +34,7 @@ impl HostMachine {
             // Use the container's limit: a percentage of the host's memory might exceed it.
             memory: ByteSize(warden_sensors::host_totals().map_or(of_host, |totals| totals.total)),
             uid: rustix::process::getuid().as_raw(),
-            pid: warden_supervisor::instance::instance_pid(),
+            pid: warden_supervisor::instance_pid(),
             exe: std::env::current_exe().ok().and_then(|path| path.canonicalize().ok()),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             listed_home: std::env::home_dir(),

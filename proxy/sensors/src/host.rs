@@ -37,7 +37,7 @@ pub fn host_memory(leader: u32) -> Result<HostMemory, SensorError> {
     for member in members(Path::new(PROC), &process) {
         let status = Process::new(member).and_then(|process| process.status());
         if let Some(more) = status.ok().as_ref().and_then(memory_from_status) {
-            sum = sum_memory(sum, more);
+            sum = sum.plus(more);
         }
     }
     Ok(sum)
@@ -60,15 +60,7 @@ pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory>
         let process = Process::new(i32::try_from(pid).ok()?);
         memory_from_status(&process.and_then(|process| process.status()).ok()?)
     };
-    pids.into_iter().filter_map(memory).reduce(sum_memory)
-}
-
-fn sum_memory(sum: HostMemory, more: HostMemory) -> HostMemory {
-    HostMemory {
-        anon: sum.anon.saturating_add(more.anon),
-        swap: sum.swap.saturating_add(more.swap),
-        rss: sum.rss.saturating_add(more.rss),
-    }
+    pids.into_iter().filter_map(memory).reduce(HostMemory::plus)
 }
 
 /// Returns the memory in a status; `None` for a zombie, which has none.

@@ -62,39 +62,32 @@ impl FailureKind {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum FleetError {
-    /// The directory for the children's sockets cannot be used.
-    #[error("cannot make the private directory {} for the sockets of the backends: {source}; choose another with `runtime_dir`", path.display())]
+    #[error(
+        "cannot make the private directory {} for the sockets of the backends: {source}; choose another with \
+         `runtime_dir`",
+        path.display()
+    )]
     RuntimeDir { path: PathBuf, source: io::Error },
-    /// A socket's path would not fit into a Unix socket address.
-    #[error("the socket path {} would have {length} bytes, and a Unix socket's path has at most {limit}: choose a shorter `runtime_dir`", path.display())]
-    SocketPath {
-        /// Longest path that the fleet would need.
-        path: PathBuf,
-        length: usize,
-        limit: usize,
-    },
-    /// The ledger or its directory cannot be used.
-    #[error("cannot write the ledger {}: {source}; make its directory writable or choose another with `state_dir`", path.display())]
+    #[error(
+        "the socket path {} would have {length} bytes, and a Unix socket's path has at most {limit}: choose a \
+         shorter `runtime_dir`",
+        path.display()
+    )]
+    SocketPath { path: PathBuf, length: usize, limit: usize },
+    #[error(
+        "cannot write the ledger {}: {source}; make its directory writable or choose another with `state_dir`",
+        path.display()
+    )]
     StateDir { path: PathBuf, source: io::Error },
     /// The writer thread of the state directory cannot be started.
     #[error("cannot start a thread: {0}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
     NoThread(io::Error),
-    /// The same name or alias is given to two models.
     #[error(
         "the name `{name}` means both the model `{first}` and the model `{second}`: rename one, or remove the alias"
     )]
-    DuplicateName {
-        /// The name or alias.
-        name: String,
-        /// First model with this name or alias.
-        first: ModelName,
-        /// Second model with this name or alias.
-        second: ModelName,
-    },
-    /// The model is configured to run no processes.
+    DuplicateName { name: String, first: ModelName, second: ModelName },
     #[error("the model `{0}` has `replicas = 0`: give it 1 or more")]
     NoReplicas(ModelName),
-    /// The fleet is shutting down.
     #[error("the fleet is shutting down and takes no new configuration")]
     ShuttingDown,
 }
@@ -103,19 +96,10 @@ pub enum FleetError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ResolveError {
-    /// No model has this name.
     #[error("there is no model `{name}`: {}", known_models(known))]
-    Unknown {
-        name: String,
-        /// Names of all models, in configured order.
-        known: Vec<String>,
-    },
-    /// No name was given, and there is more than one model (or none).
+    Unknown { name: String, known: Vec<String> },
     #[error("no model was named: {}", known_models(known))]
-    Missing {
-        /// Names of all models, in configured order.
-        known: Vec<String>,
-    },
+    Missing { known: Vec<String> },
 }
 
 fn known_models(known: &[String]) -> String {
@@ -172,9 +156,9 @@ impl std::fmt::Display for NoRoom {
         let Self { series, tokens, needed, have, bytes_per_token, .. } = *self;
         write!(
             f,
-            "a prompt of about {tokens} tokens does not fit into the memory `{series}`: it needs {} ({bytes_per_token:.0} \
-             bytes for each token beyond the largest prompt so far, and a reserve), and {} are left; send a shorter \
-             prompt, or raise the hard budget",
+            "a prompt of about {tokens} tokens does not fit into the memory `{series}`: it needs {} \
+             ({bytes_per_token:.0} bytes for each token beyond the largest prompt so far, and a reserve), and {} are \
+             left; send a shorter prompt, or raise the hard budget",
             ByteSize(needed),
             ByteSize(have)
         )
@@ -187,18 +171,16 @@ impl std::fmt::Display for NoRoom {
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum LeaseDenied {
-    /// The queue is full.
     #[error("the queue is full: {waiting} of {depth} places are taken")]
     QueueFull { waiting: usize, depth: usize },
-    /// The prompt does not fit into the available memory.
     #[error("{0}")]
     NoRoom(NoRoom),
-    /// The request has waited for the maximum time.
     #[error("no backend was free within {:.1} s", waited.as_secs_f64())]
     Deadline { waited: Duration },
-    /// The request would have to wait longer than allowed.
     #[error(
-        "it is loaded in {} s at the earliest, and a request waits for {} s at most (`queue.wait`); send again then", left.as_secs_f64().ceil(), wait.as_secs()
+        "it is loaded in {} s at the earliest, and a request waits for {} s at most (`queue.wait`); send again then",
+        left.as_secs_f64().ceil(),
+        wait.as_secs()
     )]
     TooSlow { left: Duration, wait: Duration },
     /// The model can never be loaded: pinned models leave too little memory.
@@ -214,10 +196,8 @@ pub enum LeaseDenied {
     /// The remote endpoint does not answer; it is probed again after the given time.
     #[error("{}", .0.message)]
     Silent(BackendFailure, Duration),
-    /// The program is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The model is no longer configured.
     #[error("the model was removed from the configuration")]
     Removed,
 }
@@ -226,25 +206,18 @@ pub enum LeaseDenied {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ControlError {
-    /// No such model.
     #[error(transparent)]
     Unknown(#[from] ResolveError),
-    /// The new generation did not start.
     #[error("the new process of `{model}` did not start: {}", failure.message)]
     StartFailed { model: ModelName, failure: BackendFailure },
-    /// Another command ended the restart: a drain, a removal or the shutdown.
     #[error("the restart of `{model}` was given up: {because}")]
     GivenUp { model: ModelName, because: String },
-    /// No process of the model can be asked to give memory back.
     #[error("`{model}` cannot be asked to give memory back: {because}")]
     CannotReclaim { model: ModelName, because: String },
-    /// The model cannot be pinned.
     #[error("`{model}` cannot be pinned: {because}")]
     CannotPin { model: ModelName, because: String },
-    /// A remote endpoint serves the model, so it has no process.
     #[error("`{model}` is served by an endpoint (`remotes`) and has no process here that could be {what}")]
     Remote { model: ModelName, what: &'static str },
-    /// The program is shutting down.
     #[error("the fleet is shutting down")]
     ShuttingDown,
 }
@@ -253,38 +226,33 @@ pub enum ControlError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum CanaryError {
-    /// No such model.
     #[error(transparent)]
     Unknown(#[from] ResolveError),
-    /// A remote endpoint serves the model.
     #[error(
-        "`{0}` is served by an endpoint (`remotes`): there is no llama-server here that another one could be compared with"
+        "`{0}` is served by an endpoint (`remotes`): there is no llama-server here that another one could be \
+         compared with"
     )]
     Remote(ModelName),
-    /// The model already has a canary.
     #[error(
-        "`{0}` has a canary: wait for its verdict (`llama-warden canary status`), or end it with `llama-warden canary stop {0}`"
+        "`{0}` has a canary: wait for its verdict (`llama-warden canary status`), or end it with \
+         `llama-warden canary stop {0}`"
     )]
     Exists(ModelName),
-    /// The model has no canary, neither a running nor an ended one.
     #[error("`{0}` has no canary: `llama-warden canary start {0}` begins one")]
     None(ModelName),
-    /// The binary is missing.
-    #[error("cannot try {}: {source}; name a llama-server, or a build of `llama-warden builds list`", path.display())]
+    #[error(
+        "cannot try {}: {source}; name a llama-server, or a build of `llama-warden builds list`",
+        path.display()
+    )]
     NoBinary { path: PathBuf, source: io::Error },
-    /// The file is no executable program.
     #[error("cannot try {}: it is no file that can be executed; name a llama-server", .0.display())]
     NotABinary(PathBuf),
-    /// The share of conversations is invalid.
     #[error("a canary gets a share of conversations above 0 and up to {}: {share} is none", most)]
     Share { share: f64, most: f64 },
-    /// The canary's name is in use, or a socket's path would be too long.
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    /// The canary ended before its process was created.
     #[error("the canary of `{model}` did not begin: {because}")]
     DidNotBegin { model: ModelName, because: String },
-    /// The program is shutting down.
     #[error("the fleet is shutting down")]
     ShuttingDown,
 }
@@ -293,19 +261,15 @@ pub enum CanaryError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SpawnError {
-    /// The kernel refused to execute the binary.
     #[error("cannot run {}: {source}", binary.display())]
     Exec { binary: PathBuf, source: io::Error },
-    /// The working directory is missing.
     #[error("cannot run {} in the directory {}: {source}", binary.display(), directory.display())]
     Directory { binary: PathBuf, directory: PathBuf, source: io::Error },
-    /// The directory for the process's socket is missing and cannot be made, or belongs to another user.
     #[error("cannot use the directory for sockets {}: {source}", directory.display())]
     Sockets { directory: PathBuf, source: io::Error },
     /// The process was created but cannot be watched, and was killed.
     #[error("cannot watch process {pid}: {source}")]
     Watch { pid: u32, source: io::Error },
-    /// The nursery's thread has ended.
     #[error("cannot run {}: the main thread no longer creates processes", binary.display())]
     NurseryGone { binary: PathBuf },
 }

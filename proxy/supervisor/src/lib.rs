@@ -8,10 +8,10 @@
 //!                                                                                             |
 //!   main thread: Nursery <---spawn--- World (processes, probes, /proc) <---acts through------+
 //!                                                                                             |
-//!   status, metrics <--- FleetView (watch) ; events, logs (rings) ; ledger (file) <---tells--+
+//!   status, metrics <--- FleetView (watch) ; events, logs (rings) ; ledger (file) <--writes--+
 //! ```
 //!
-//! * No caller checks whether a backend is ready and then sends to it. [`Fleet::lease`] waits until one
+//! * No caller checks whether a backend is ready and then sends to it. [`Fleet::lease_for`] waits until one
 //!   request may be sent to one generation (one process of a model); the returned [`Lease`] is that right.
 //! * Each model has one task. It alone owns the [`warden_policies::lifecycle::LifecycleMachine`]s of its processes,
 //!   carries out their effects and arms their timers. Helper tasks only report, with the generation, so
@@ -22,29 +22,11 @@
 //! # Invariants
 //!
 //! * Leases are granted only on generations that answered a probe, never on one that drains.
-//! * Each call of [`Fleet::lease`] gets a lease or a reason, unless its caller leaves.
+//! * Each call of [`Fleet::lease_for`] gets a lease or a reason, unless its caller leaves.
 //! * Every child process is reaped, and by then its whole process group is gone.
 //! * [`Fleet::shutdown`] ends within its deadline plus the stop grace, with a small margin.
 //!
-//! # Folders
-//!
-//! Dependencies go only downwards in this list, without cycles; a test reads the `use` lines.
-//!
-//! | folder | job |
-//! |---|---|
-//! | [`fleet`] | the models by name; reload; shutdown |
-//! | `remote` | the task of a remote model |
-//! | `model` | the task of one model: life of its processes, replacements, deadlines |
-//! | [`start_search`] | finds the option that lets a dying server start |
-//! | [`solo`] | one process outside of any fleet, for experiments |
-//! | `memory` | memory of one generation, of all, and of earlier ones |
-//! | [`lease`] | the right to use a generation, and the queue for it |
-//! | `process` | children: [`nursery`], spawning, probes, readings, files needed by a start |
-//! | [`view`] | published and stored state: view, events, logs, ledger |
-//! | [`spec`], [`error`] | inputs and errors; also the clock and the locks |
-//! | `origin` | a remote endpoint: address, connection, probe |
-//! | `state` | writes the state directory: a thread and its queue |
-//! | `worker_threads` | threads for blocking calls to disks, drivers and the kernel |
+//! docs/architecture.md lists the folders: each uses only those below it.
 
 mod clock;
 pub mod error;
@@ -67,7 +49,9 @@ pub use error::{
     BackendFailure, CanaryError, ControlError, FailureKind, FleetError, LeaseDenied, NoRoom, ResolveError,
     SpawnError,
 };
-pub use fleet::handover::{FleetWill, FrozenFleet, RemainingWork, RemoteCount, SlotShares, WillPiece};
+pub use fleet::handover::{
+    FleetHandover, FleetWill, FrozenFleet, RemainingWork, RemoteCount, SlotShares, WillPiece,
+};
 pub use fleet::{CanaryRoute, Fleet};
 pub use lease::Lease;
 pub use lease::admit::{PromptFit, PromptSize};
@@ -87,16 +71,15 @@ pub use process::group::ProcessExit;
 pub use process::heir::OpenGate;
 pub use process::hints::{no_slot_files, stays_cold};
 pub use process::host::has_gpu;
-pub use process::instance;
 pub use process::needs::AnswerIdentity;
 pub use process::nursery::{NurseryHandle, ProcessNursery};
 pub use process::private_dir::PrivateDir;
-pub use process::root::ask::SuccessorProgram;
-pub use process::root::wire;
+pub use process::root::family::InstanceOrder;
+pub use process::root::{SuccessorProgram, instance_pid, set_root, wire};
 pub use process::spawn::{SUCCESSION_VARIABLE, Succession};
 pub use process::touch::AnswerText;
-pub use process::{nursery, private_dir, regular_file, trusted_path};
-pub use solo::{SoloOutput, SoloProcess, SoloProps, SoloReading, SoloSpec, SoloStarter};
+pub use process::{ServerProps, nursery, private_dir, regular_file, trusted_path};
+pub use solo::{SoloLog, SoloProcess, SoloReading, SoloSpec, SoloStarter};
 pub use spec::*;
 pub use start_search::StartSearchRun;
 pub use state::line_file::{LineFile, line_files, open_lines};

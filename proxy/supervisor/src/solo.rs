@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::declared_memory::DeclaredMemory;
+use warden_policies::defaults::Child;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_policies::sample::{BackendSample, SampleEdge, WorkDone};
 use warden_policies::secrets::{self, KnownSecrets};
@@ -25,21 +26,20 @@ use warden_sensors::{CudaReport, HostTotals};
 
 use crate::error::{BackendFailure, FleetError, SpawnError};
 use crate::memory::declared_memory;
+use crate::process::directories::socket_path;
 use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
-use crate::process::failure::{self, StartEnd, StartLateness};
+use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
 use crate::process::hints::api_key;
 use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
-use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket_path};
-use crate::process::standstill::until_stalled;
 use crate::process::{
     BackendProcess, LineSink, NoVram, ProbeResult, ProcessWorld, SampleOptions, ServerProps, directories,
-    discreet, reclaim_file, report_file,
+    discreet, reclaim_file, report_file, until_stalled,
 };
 use crate::spec::{ServerCommand, SocketMode, SpawnRequest, WatchConfig};
 use crate::sync::lock;
-use crate::view::{DeviceView, InputModalities};
+use crate::view::DeviceView;
 
 /// Starts single processes.
 #[derive(Clone, Debug)]
@@ -48,7 +48,6 @@ pub struct SoloStarter {
     directory: PathBuf,
     watch: WatchConfig,
     lifecycle: LifecyclePolicy,
-    /// Model name used in the names of socket files.
     name: ModelName,
     next: Arc<AtomicU64>,
 }
@@ -80,13 +79,8 @@ impl SoloStarter {
         lifecycle: &LifecyclePolicy,
         watch: WatchConfig,
     ) -> Result<Self, FleetError> {
-        Self::in_world(
-            Arc::new(HostWorld::new(nursery)),
-            runtime_dir,
-            lifecycle,
-            watch,
-            ModelName::new("solo"),
-        )
+        let world = Arc::new(HostWorld::new(nursery));
+        Self::in_world(world, runtime_dir, lifecycle, watch, ModelName::new("solo"))
     }
 
     pub(crate) fn in_world(
@@ -97,11 +91,7 @@ impl SoloStarter {
         name: ModelName,
     ) -> Result<Self, FleetError> {
         let directory = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
-        let path = socket_path(&directory, &name, GenerationId(99_999));
-        let length = path.as_os_str().len();
-        if length > SOCKET_PATH_LIMIT {
-            return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
-        }
+        directories::check_socket_path(&directory, &name, GenerationId(99_999))?;
         directories::prepare_runtime(&directory)?;
         Ok(Self { world, directory, watch, lifecycle: *lifecycle, name, next: Arc::default() })
     }
@@ -124,32 +114,24 @@ impl SoloStarter {
     ) -> Result<SoloProcess, FailedStart> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
         let socket = socket_path(&self.directory, &self.name, generation);
-        let said = Arc::new(SoloLog::new(&spec.command, self.watch.child.log_lines));
+        let said = Arc::new(SoloLog::new(&spec.command, self.watch.child));
+        let endpoint = choose_endpoint(spec.socket, spec.facts, &socket).map_err(|source| {
+            let binary = spec.command.binary.clone();
+            said.failed_start(&StartEnd::NotSpawned(&SpawnError::Exec { binary, source }))
+        })?;
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-        let (endpoint, failed) = match choose_endpoint(spec.socket, spec.facts, &socket) {
-            Ok(endpoint) => (endpoint, None),
-            Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
-        };
         request.command.args.extend(listen_flags(&endpoint));
         report_file::announce_report(&mut request.command, &socket, true);
         reclaim_file::announce_reclaim(&mut request.command, &socket, false);
+        // Remove what an earlier process left.
+        drop(SoloFiles(socket.clone()));
         let files = SoloFiles(socket.clone());
-        files.remove();
-        let told = Arc::clone(&said);
-        let sink: LineSink = Arc::new(move |_, line| told.take_line(line));
+        let log = Arc::clone(&said);
+        let sink: LineSink = Arc::new(move |_, line| log.take_line(line));
         let spawned = Instant::now();
-        let process = if let Some(source) = failed {
-            Err(SpawnError::Exec { binary: request.command.binary, source })
-        } else {
-            let (at, longest) = (endpoint.clone(), self.watch.child.log_line_bytes);
-            self.world.spawn(request, socket.clone(), at, longest, sink).await
-        };
-        let lines = self.watch.child.failure_lines;
-        let judge = |end: StartEnd<'_>, said: &SoloLog| FailedStart {
-            failure: Box::new(failure::classify_end(&end, &said.lines(), lines, 1)),
-            exit: if let StartEnd::Exited(exit, _) = end { Some(exit) } else { None },
-        };
-        let process = process.map_err(|error| judge(StartEnd::NotSpawned(&error), &said))?;
+        let longest = self.watch.child.log_line_bytes;
+        let process = self.world.spawn(request, socket, endpoint.clone(), longest, sink).await;
+        let process = process.map_err(|error| said.failed_start(&StartEnd::NotSpawned(&error)))?;
         let mut solo = SoloProcess {
             process,
             endpoint,
@@ -165,7 +147,7 @@ impl SoloStarter {
         tokio::select! {
             biased;
             exit = solo.process.wait() => {
-                Err(judge(StartEnd::Exited(exit, failure::OomEvidence::Unknown), &solo.said))
+                Err(solo.said.failed_start(&StartEnd::Exited(exit, OomEvidence::Unknown)))
             }
             () = self.ready(&solo) => {
                 solo.ready_after = spawned.elapsed();
@@ -174,14 +156,14 @@ impl SoloStarter {
                 Ok(solo)
             }
             lateness = until_too_late(&*solo.process, &self.lifecycle) => {
-                let unstarted = judge(StartEnd::TimedOut(lateness), &solo.said);
+                let unstarted = solo.said.failed_start(&StartEnd::TimedOut(lateness));
                 solo.stop().await;
                 Err(unstarted)
             }
             () = stop => {
                 solo.process.kill();
                 let exit = solo.process.wait().await;
-                Err(judge(StartEnd::Exited(exit, failure::OomEvidence::Unknown), &solo.said))
+                Err(solo.said.failed_start(&StartEnd::Exited(exit, OomEvidence::Unknown)))
             }
         }
     }
@@ -192,7 +174,6 @@ impl SoloStarter {
         }
     }
 
-    /// True if the machine has a GPU, whether a sensor supports it or not.
     pub(crate) fn has_gpu(&self) -> bool {
         self.world.has_gpu()
     }
@@ -203,16 +184,14 @@ impl SoloStarter {
     }
 }
 
-/// Resolves when a start exceeds its time limit.
 async fn until_too_late(process: &dyn BackendProcess, lifecycle: &LifecyclePolicy) -> StartLateness {
-    let (in_all, still) = (lifecycle.start_timeout, lifecycle.start_stall);
+    let LifecyclePolicy { start_timeout: in_all, start_stall: still, .. } = *lifecycle;
     tokio::select! {
         () = tokio::time::sleep(in_all) => StartLateness::NotReady(in_all),
         () = until_stalled(process, still) => StartLateness::Stalled(still),
     }
 }
 
-/// A failed start.
 #[derive(Debug)]
 pub(crate) struct FailedStart {
     pub(crate) failure: Box<BackendFailure>,
@@ -233,19 +212,6 @@ pub struct SoloProcess {
     watch: WatchConfig,
     lifecycle: LifecyclePolicy,
     _files: SoloFiles,
-}
-
-/// Properties that the process reported in `/props` when it was ready; unreported ones are `None`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SoloProps {
-    /// Number of slots: requests that the process evaluates at the same time.
-    pub slots: Option<u32>,
-    /// Context of a slot in tokens.
-    pub n_ctx: Option<u64>,
-    /// Input kinds besides text.
-    pub modalities: Option<InputModalities>,
-    /// llama.cpp's build number.
-    pub build: Option<u32>,
 }
 
 /// Complete reading of a process's memory and of the machine.
@@ -269,9 +235,9 @@ impl SoloReading {
     /// Number of captured CUDA graphs, from the process's report; `None` without a report, or if the build
     /// limits the number, because it may still grow up to that limit.
     pub fn graphs(&self) -> Option<u64> {
-        let report =
-            self.report.as_ref().filter(|report| !report.active.contains(&ActiveFix::GraphCacheCap))?;
-        Some(report.totals().counts.graphs_live)
+        let report = self.report.as_ref()?;
+        let is_limited = report.active.contains(&ActiveFix::GraphCacheCap);
+        (!is_limited).then(|| report.totals().counts.graphs_live)
     }
 }
 
@@ -297,9 +263,8 @@ impl SoloProcess {
     }
 
     /// Properties that the process reported when it was ready.
-    pub fn props(&self) -> SoloProps {
-        let ServerProps { slots, n_ctx, modalities, build, .. } = self.props;
-        SoloProps { slots, n_ctx, modalities, build }
+    pub fn props(&self) -> ServerProps {
+        self.props
     }
 
     /// Reads the memory of the process now. The caller passes `work` and `in_flight`, because this module
@@ -312,11 +277,11 @@ impl SoloProcess {
         largest_prompt: u64,
     ) -> SoloReading {
         let limit = self.watch.sensors.read_limit;
-        let ask =
-            SampleOptions { by_page: false, gpu_age: Duration::ZERO, limit, metrics: true, slots: false };
+        let ask = SampleOptions { metrics: true, ..SampleOptions::brief(Duration::ZERO, limit) };
         let at = self.spawned.elapsed();
         let reading = self.process.sample(ask).await;
-        let (pools, allowed) = self.said.declared_pools(reading.report.as_ref(), &reading.vram);
+        let declared = lock(&self.said.state).declared.clone();
+        let pools = declared_memory::measured_pools(&declared, reading.report.as_ref(), &reading.vram);
         SoloReading {
             sample: BackendSample {
                 at,
@@ -329,7 +294,7 @@ impl SoloProcess {
                 largest_prompt,
                 reclaims: 0,
             },
-            allowed,
+            allowed: declared_memory::allowed_bytes(&declared),
             vram_unknown: reading.no_vram.filter(|no_vram| !no_vram.is_normal).map(|NoVram { why, .. }| why),
             devices: reading.devices.map(|devices| devices.views()).unwrap_or_default(),
             totals: reading.totals,
@@ -347,22 +312,21 @@ impl SoloProcess {
         self.said.lines()
     }
 
-    /// Handle to the process's output, which stays readable after the process has ended.
-    pub fn output(&self) -> SoloOutput {
-        SoloOutput(Arc::clone(&self.said))
+    /// The process's output, which stays readable after the process has ended.
+    pub fn output(&self) -> Arc<SoloLog> {
+        Arc::clone(&self.said)
     }
 
     /// Waits until the process ends by itself, and returns the failure. May be called repeatedly; the
     /// future may be dropped.
     pub async fn until_end(&self) -> BackendFailure {
-        let exit = self.process.wait().await;
-        self.classify_exit(exit)
+        self.until_exit().await.1
     }
 
     /// Waits like [`Self::until_end`], and also returns the exit status.
     pub async fn until_exit(&self) -> (ProcessExit, BackendFailure) {
         let exit = self.process.wait().await;
-        (exit, self.classify_exit(exit))
+        (exit, self.said.classify_end(&StartEnd::Exited(exit, OomEvidence::Unknown)))
     }
 
     /// Waits until the process has logged a crash and then neither ends nor answers probes for
@@ -384,15 +348,6 @@ impl SoloProcess {
         }
     }
 
-    fn classify_exit(&self, exit: ProcessExit) -> BackendFailure {
-        failure::classify_end(
-            &StartEnd::Exited(exit, failure::OomEvidence::Unknown),
-            &self.said.lines(),
-            self.watch.child.failure_lines,
-            1,
-        )
-    }
-
     /// Sends SIGTERM, and SIGKILL after the grace period, and returns the exit status. Close all
     /// connections to the process first: llama-server waits for them.
     pub async fn stop(self) -> ProcessExit {
@@ -405,45 +360,21 @@ impl SoloProcess {
     }
 }
 
-/// Output of a process, readable after the process has ended.
-#[derive(Clone, Debug)]
-pub struct SoloOutput(Arc<SoloLog>);
-
-impl SoloOutput {
-    /// Number of lines so far, including lines that are no longer kept.
-    pub fn line_count(&self) -> usize {
-        lock(&self.0.state).heard
-    }
-
-    /// Lines after the first `heard` lines, as far as kept, oldest first.
-    pub fn lines_since(&self, heard: usize) -> Vec<String> {
-        let state = lock(&self.0.state);
-        let new = state.heard.saturating_sub(heard);
-        state.lines.iter().skip(state.lines.len().saturating_sub(new)).cloned().collect()
-    }
-}
-
 /// Socket and memory report of the process, removed when the process is gone.
 #[derive(Debug)]
 struct SoloFiles(PathBuf);
 
-impl SoloFiles {
-    fn remove(&self) {
+impl Drop for SoloFiles {
+    fn drop(&mut self) {
         drop(std::fs::remove_file(&self.0));
         report_file::remove_reports(&self.0);
     }
 }
 
-impl Drop for SoloFiles {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
-
-/// Output of the process, and the memory sizes that it declares there.
+/// Output of a process, readable after the process has ended.
 #[derive(Debug)]
-struct SoloLog {
-    keep: usize,
+pub struct SoloLog {
+    limits: Child,
     given: KnownSecrets,
     state: Mutex<SoloLogState>,
 }
@@ -457,13 +388,25 @@ struct SoloLogState {
 }
 
 impl SoloLog {
-    fn new(command: &ServerCommand, keep: usize) -> Self {
+    fn new(command: &ServerCommand, limits: Child) -> Self {
         let state = SoloLogState {
             lines: VecDeque::new(),
             heard: 0,
             declared: declared_memory::from_command(command, None),
         };
-        Self { keep: keep.max(1), given: discreet::known_secrets(command), state: Mutex::new(state) }
+        Self { limits, given: discreet::known_secrets(command), state: Mutex::new(state) }
+    }
+
+    /// Number of lines so far, including lines that are no longer kept.
+    pub fn line_count(&self) -> usize {
+        lock(&self.state).heard
+    }
+
+    /// Lines after the first `heard` lines, as far as kept, oldest first.
+    pub fn lines_since(&self, heard: usize) -> Vec<String> {
+        let state = lock(&self.state);
+        let new = state.heard.saturating_sub(heard);
+        state.lines.iter().skip(state.lines.len().saturating_sub(new)).cloned().collect()
     }
 
     fn take_line(&self, line: String) {
@@ -475,7 +418,7 @@ impl SoloLog {
         let line = secrets::redact_text(&self.given.redact(line));
         tracing::debug!(target: "llama_server", "{line}");
         state.heard += 1;
-        if state.lines.len() == self.keep {
+        if state.lines.len() == self.limits.log_lines.max(1) {
             state.lines.pop_front();
         }
         state.lines.push_back(line);
@@ -499,16 +442,13 @@ impl SoloLog {
         }
     }
 
-    fn declared_pools(
-        &self,
-        report: Option<&CudaReport>,
-        vram: &[warden_policies::VramReading],
-    ) -> (Vec<(warden_policies::MemoryKind, u64)>, u64) {
-        let state = lock(&self.state);
-        (
-            declared_memory::measured_pools(&state.declared, report, vram),
-            declared_memory::allowed_bytes(&state.declared),
-        )
+    fn classify_end(&self, end: &StartEnd<'_>) -> BackendFailure {
+        failure::classify_end(end, &self.lines(), self.limits.failure_lines, 1)
+    }
+
+    fn failed_start(&self, end: &StartEnd<'_>) -> FailedStart {
+        let exit = if let StartEnd::Exited(exit, _) = end { Some(*exit) } else { None };
+        FailedStart { failure: Box::new(self.classify_end(end)), exit }
     }
 
     fn lines(&self) -> Vec<String> {
@@ -523,8 +463,10 @@ mod tests {
     #[test]
     fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
         let command = ServerCommand::from_binary("x".into());
-        let said = Arc::new(SoloLog::new(&command, 3));
-        let output = SoloOutput(Arc::clone(&said));
+        let mut limits = warden_policies::defaults().child;
+        limits.log_lines = 3;
+        let said = Arc::new(SoloLog::new(&command, limits));
+        let output = Arc::clone(&said);
         let take = |lines: &[&str]| {
             for line in lines {
                 said.take_line((*line).to_owned());

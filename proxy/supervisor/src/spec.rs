@@ -25,7 +25,7 @@ use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 use crate::origin::RemoteOrigin;
 
 /// Command that runs llama-server for one model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServerCommand {
     /// Words before the binary: a program that executes the binary in the end, such as `nice -n 5`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -49,14 +49,7 @@ const UNIFIED_PROGRAM: (&str, &str) = ("llama", "serve");
 impl ServerCommand {
     /// Command with only a binary: no wrapper, no arguments, our environment and working directory.
     pub fn from_binary(binary: PathBuf) -> Self {
-        Self {
-            wrapper: Vec::new(),
-            binary,
-            args: Vec::new(),
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
-        }
+        Self { binary, ..Self::default() }
     }
 
     /// Words before `args`: wrapper, binary, and `serve` if llama.cpp's combined program needs it added.
@@ -68,6 +61,30 @@ impl ServerCommand {
             words.push(UNIFIED_PROGRAM.1.into());
         }
         words
+    }
+
+    /// Value of a variable in the command's own environment. If a variable is given twice, the last value
+    /// counts.
+    pub(crate) fn own_variable(&self, name: &str) -> Option<&str> {
+        self.env.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Path as the process sees it: a relative one is in its working directory.
+    pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
+        self.directory.as_ref().map_or_else(|| path.into(), |directory| directory.join(path))
+    }
+
+    /// Sets a variable that names one of our files, or removes the variable if there is no file; a value in
+    /// the command's own environment stays.
+    pub(crate) fn announce_file(&mut self, variable: &str, file: Option<PathBuf>) {
+        if self.own_variable(variable).is_some() {
+            return;
+        }
+        match file {
+            Some(file) => self.env.push((variable.to_owned(), file.to_string_lossy().into_owned())),
+            // Remove an inherited value, which would give several processes the same file.
+            None => self.env_remove.push(variable.to_owned()),
+        }
     }
 
     /// Moves all words after the first into the arguments, for a version of llama-warden that knows no
@@ -240,6 +257,16 @@ pub struct FleetConfig {
     pub watch: WatchConfig,
 }
 
+impl FleetConfig {
+    pub(crate) fn model(&self, name: &ModelName) -> Option<&SharedSpec> {
+        self.models.iter().find(|spec| spec.name == *name)
+    }
+
+    pub(crate) fn remote(&self, name: &ModelName) -> Option<&RemoteSpec> {
+        self.remotes.iter().find(|spec| spec.name == *name)
+    }
+}
+
 /// Budgets for the memory of all our processes together: on the host, and on each GPU. If one is exceeded,
 /// the process whose replacement frees most memory is replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -263,7 +290,6 @@ pub struct WatchConfig {
     pub child: Child,
 }
 
-/// Configuration shared by all models.
 #[derive(Clone, Debug)]
 pub(crate) struct CommonConfig {
     pub(crate) shared: SharedBudgets,

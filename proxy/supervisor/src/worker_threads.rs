@@ -17,11 +17,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::{Mutex, mpsc};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use crate::sync::lock;
@@ -48,52 +47,28 @@ pub enum WorkKind {
 }
 
 impl WorkKind {
-    const ALL: [Self; 8] = [
-        Self::Kernel,
-        Self::Driver,
-        Self::ModelFiles,
-        Self::Configuration,
-        Self::StateFiles,
-        Self::Names,
-        Self::HandOver,
-        Self::Pages,
-    ];
-
-    /// Number of threads, and of jobs that may wait. A kind with a second thread can go on while one job
-    /// hangs.
-    const fn pool_size(self) -> (usize, usize) {
-        match self {
-            // Each process is read every few seconds, which takes some milliseconds.
-            Self::Kernel => (2, 4096),
-            // A thread for a full reading, and another for a reading of free memory: callers run at most
-            // one of each.
-            Self::Driver => (2, 4),
-            // A thread each for checking the folders, for reading files ahead, and for checks before
-            // starts.
-            Self::ModelFiles => (3, 256),
-            // A thread for reading the whole configuration, and another for everything else. A handover has
-            // as few jobs.
-            Self::Configuration | Self::HandOver => (2, 16),
-            // All files are on one disk: if it hangs, a second thread would hang, too.
-            Self::StateFiles => (1, 16),
-            Self::Names => (2, 64),
-            Self::Pages => (1, 64),
-        }
-    }
-
-    const fn thread_name(self) -> &'static str {
-        match self {
-            Self::Kernel => "work-kernel",
-            Self::Driver => "work-driver",
-            Self::ModelFiles => "work-models",
-            Self::Configuration => "work-config",
-            Self::StateFiles => "work-state",
-            Self::Names => "work-names",
-            Self::HandOver => "work-handover",
-            Self::Pages => "work-pages",
-        }
+    fn pool(self) -> &'static WorkPool {
+        &POOLS[self as usize]
     }
 }
+
+/// Thread pools, in the order of [`WorkKind`]. With a second thread, a kind continues while one job hangs.
+static POOLS: [WorkPool; 8] = [
+    // Each process is read every few seconds, which takes some milliseconds.
+    WorkPool::new("work-kernel", 2, 4096),
+    // A thread for a full reading, and another for a reading of free memory: callers run at most one of each.
+    WorkPool::new("work-driver", 2, 4),
+    // A thread each for checking the folders, for reading files ahead, and for checks before starts.
+    WorkPool::new("work-models", 3, 256),
+    // A thread for reading the whole configuration, and another for everything else.
+    WorkPool::new("work-config", 2, 16),
+    // All files are on one disk: if it hangs, a second thread would hang, too.
+    WorkPool::new("work-state", 1, 16),
+    WorkPool::new("work-names", 2, 64),
+    // A handover has as few jobs as a change of the configuration.
+    WorkPool::new("work-handover", 2, 16),
+    WorkPool::new("work-pages", 1, 64),
+];
 
 /// Why a job was not done. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +92,6 @@ impl From<WorkError> for io::Error {
 
 type WorkJob = Box<dyn FnOnce() + Send>;
 
-/// All threads of one kind.
 struct WorkPool {
     name: &'static str,
     threads: usize,
@@ -133,17 +107,11 @@ struct WorkQueue {
 }
 
 impl WorkPool {
-    const fn new(kind: WorkKind) -> Self {
-        let (threads, capacity) = kind.pool_size();
-        Self::with_size(kind.thread_name(), threads, capacity)
-    }
-
-    const fn with_size(name: &'static str, threads: usize, capacity: usize) -> Self {
+    const fn new(name: &'static str, threads: usize, capacity: usize) -> Self {
         let queue = WorkQueue { jobs: VecDeque::new(), resting: Vec::new(), started: 0 };
         Self { name, threads, capacity, queue: Mutex::new(queue) }
     }
 
-    /// Starts the missing threads.
     fn start_threads(&'static self, queue: &mut WorkQueue) -> io::Result<()> {
         while queue.started < self.threads {
             let (seat, given) = mpsc::channel();
@@ -207,71 +175,27 @@ fn panic_words(panic: &(dyn Any + Send)) -> &str {
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
 }
 
-/// Thread pools, in the order of [`WorkKind::ALL`].
-static POOLS: [WorkPool; WorkKind::ALL.len()] = [
-    WorkPool::new(WorkKind::Kernel),
-    WorkPool::new(WorkKind::Driver),
-    WorkPool::new(WorkKind::ModelFiles),
-    WorkPool::new(WorkKind::Configuration),
-    WorkPool::new(WorkKind::StateFiles),
-    WorkPool::new(WorkKind::Names),
-    WorkPool::new(WorkKind::HandOver),
-    WorkPool::new(WorkKind::Pages),
-];
-
-fn pool_for(kind: WorkKind) -> &'static WorkPool {
-    &POOLS[kind as usize]
-}
-
 /// Starts all threads now, before the system may run out of threads.
 ///
 /// # Errors
 ///
 /// The system cannot start a thread. Each later job tries again to start the missing threads.
 pub fn start_worker_threads() -> Result<(), WorkError> {
-    for kind in WorkKind::ALL {
-        let pool = pool_for(kind);
+    for pool in &POOLS {
         pool.start_threads(&mut lock(&pool.queue)).map_err(|error| WorkError::NoThread(pool.name, error))?;
     }
     Ok(())
 }
 
 /// Future for the result of a job. Dropping it cancels the job if the job has not begun.
-#[derive(Debug)]
-pub struct PendingWork<T> {
-    name: &'static str,
-    state: WorkState<T>,
-}
-
-#[derive(Debug)]
-enum WorkState<T> {
-    Refused(Option<WorkError>),
-    UnderWay(oneshot::Receiver<T>),
-}
-
-impl<T> Unpin for PendingWork<T> {}
-
-impl<T> Future for PendingWork<T> {
-    type Output = Result<T, WorkError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let name = self.name;
-        match &mut self.state {
-            WorkState::Refused(error) => Poll::Ready(Err(error.take().unwrap_or(WorkError::Lost(name)))),
-            WorkState::UnderWay(result) => {
-                let result = ready!(Pin::new(result).poll(context));
-                Poll::Ready(result.map_err(|_| WorkError::Lost(name)))
-            }
-        }
-    }
-}
+pub type PendingWork<T> = BoxFuture<'static, Result<T, WorkError>>;
 
 /// Runs a job on a thread of this kind.
 pub fn run_job<T: Send + 'static>(
     kind: WorkKind,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> PendingWork<T> {
-    run_in_pool(pool_for(kind), job)
+    run_in_pool(kind.pool(), job)
 }
 
 fn run_in_pool<T: Send + 'static>(
@@ -290,11 +214,11 @@ fn run_in_pool<T: Send + 'static>(
         #[cfg(test)]
         drop(held);
     };
-    let state = match pool.submit(Box::new(job)) {
-        Ok(()) => WorkState::UnderWay(result),
-        Err(error) => WorkState::Refused(Some(error)),
-    };
-    PendingWork { name: pool.name, state }
+    let submitted = pool.submit(Box::new(job));
+    Box::pin(async move {
+        submitted?;
+        result.await.map_err(|_| WorkError::Lost(pool.name))
+    })
 }
 
 /// Runs a job without a result on a thread of this kind, however long it takes.
@@ -303,7 +227,7 @@ fn run_in_pool<T: Send + 'static>(
 ///
 /// The job cannot be queued.
 pub fn run_detached(kind: WorkKind, job: impl FnOnce() + Send + 'static) -> Result<(), WorkError> {
-    pool_for(kind).submit(Box::new(job))
+    kind.pool().submit(Box::new(job))
 }
 
 /// Runs a job on a thread of this kind, and blocks until the result is there, at most for `limit`; needs no
@@ -355,7 +279,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn small(threads: usize, capacity: usize) -> &'static WorkPool {
-        Box::leak(Box::new(WorkPool::with_size("test", threads, capacity)))
+        Box::leak(Box::new(WorkPool::new("test", threads, capacity)))
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use warden_experiment::proof::{BuildReply, ReplyToken};
 use warden_policies::defaults::{Diagnose, Proof};
-use warden_supervisor::SoloProps;
+use warden_supervisor::ServerProps;
 
 use crate::client::{LabRequest, LabRequestError};
 use crate::workload::{ServerLimits, TextGenerator, media};
@@ -38,7 +38,7 @@ pub(super) fn all_questions(
     numbers: &Diagnose,
     proof: &Proof,
     facts: ServerLimits,
-    props: SoloProps,
+    props: ServerProps,
 ) -> Result<Vec<ProofQuestion>, LabRequestError> {
     let words = TextGenerator::new(facts.tokens_per_word);
     let (answer, top) = (proof.answer, proof.top);

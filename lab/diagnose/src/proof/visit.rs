@@ -333,7 +333,7 @@ mod tests {
     use super::*;
     use crate::proof::questions;
     use std::time::Duration;
-    use warden_supervisor::SoloProps;
+    use warden_supervisor::ServerProps;
 
     #[test]
     fn a_count_that_came_too_late_is_no_count_of_zero() {
@@ -351,7 +351,7 @@ mod tests {
                 &all.diagnose,
                 &all.proof,
                 lengths.facts(slots),
-                SoloProps::default(),
+                ServerProps::default(),
             );
             questions.unwrap().into_iter().map(|question| question.ask).collect()
         };

@@ -38,7 +38,7 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
     LegResult {
         finding: judge.finding(LegSpeed::default(), LegEnd::Early),
         readings: judge.readings().to_vec(),
-        props: warden_supervisor::SoloProps::default(),
+        props: warden_supervisor::ServerProps::default(),
         allowance: Vec::new(),
         ready_after: Duration::from_secs(1),
         vram_unknown: None,

@@ -256,16 +256,16 @@ impl AdminState {
                 }
                 None => self.unknown_model(&model),
             },
-            Ok(AdminRoute::Restart(model)) => match self.fleet.restart(&model).await {
+            Ok(AdminRoute::Restart(model)) => match self.fleet.restart_by(&model, None).await {
                 Ok(entries) => json_response(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
-            Ok(AdminRoute::Drain(model)) => match self.fleet.drain(&model).await {
+            Ok(AdminRoute::Drain(model)) => match self.fleet.drain_by(&model, None).await {
                 Ok(()) => json_response(StatusCode::OK, &serde_json::json!({ "drained": model })),
                 Err(error) => control_error(&error),
             },
             Ok(AdminRoute::DrainInstance { undo }) => self.drain_instance(undo),
-            Ok(AdminRoute::Reclaim(model)) => match self.fleet.reclaim(&model).await {
+            Ok(AdminRoute::Reclaim(model)) => match self.fleet.reclaim_by(&model, None).await {
                 Ok(entries) => json_response(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },

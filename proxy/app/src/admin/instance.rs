@@ -65,12 +65,12 @@ impl InstanceDirs {
 
     /// Takes ownership, so that this process removes the directories when it ends.
     pub(crate) fn take_ownership(&mut self) {
-        self.runtime.take_ownership();
+        self.runtime.set_others(false);
     }
 
     /// Gives up ownership, because the directories now belong to the successor.
     pub(crate) fn release_ownership(&mut self) {
-        self.runtime.leave_to_successor();
+        self.runtime.set_others(true);
     }
 
     /// Writes pointer files for the command line: into the state directory and, if possible, into a shared

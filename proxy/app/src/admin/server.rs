@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_supervisor::{PrivateDir, instance, restore_directory};
+use warden_supervisor::{PrivateDir, instance_pid, restore_directory};
 
 use super::answer::{AdminState, error_response};
 use super::page;
@@ -227,11 +227,8 @@ impl AdminListeners {
         if self.file.is_none() || self.handed_over.is_cancelled() || !is_gone {
             return;
         }
-        let own = self
-            .path
-            .parent()
-            .and_then(Path::parent)
-            .map(|base| PrivateDir::path_for(base, instance::instance_pid()));
+        let own =
+            self.path.parent().and_then(Path::parent).map(|base| PrivateDir::path_for(base, instance_pid()));
         if own.as_deref() == self.path.parent()
             && let Err(problem) = restore_directory(&self.path)
         {
@@ -442,7 +439,7 @@ mod tests {
             .await
             .unwrap_err();
         assert!(failure.to_string().contains("there is no model `no/body`"), "{failure}");
-        fleet.apply(config(dir.path())).await.unwrap();
+        fleet.apply_with(config(dir.path()), warden_supervisor::ApplyReport::default()).await.unwrap();
         let mut seen = Vec::new();
         let see = |line: &str, _: Option<serde_json::Value>| {
             seen.push(line.to_owned());

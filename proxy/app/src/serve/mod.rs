@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
-use warden_supervisor::{Succession, instance, start_worker_threads};
+use warden_supervisor::{Succession, set_root, start_worker_threads};
 
 use crate::admin::server::PulseSender;
 use crate::cli::ConfigArgs;
@@ -115,7 +115,7 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
     let (sockets, both, root, predecessor) = match Succession::from_environment() {
         None => (ActivatedSockets::take()?, nursery::nursery_channel(), None, None),
         Some(Succession { root, to_root, handover }) => {
-            instance::set_root(root);
+            set_root(root);
             let both = nursery::root_nursery(to_root).map_err(|error| {
                 CommandError::failed(format!("cannot listen to the first instance: {error}"))
             })?;

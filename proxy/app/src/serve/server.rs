@@ -491,7 +491,7 @@ impl RunningInstance {
             // Also those on their way to our predecessor, which go to our processes.
             let ended = async {
                 self.gateway_done.cancelled().await;
-                self.fleet.predecessors_ended().await;
+                self.fleet.handover().predecessors_ended().await;
             };
             let _ = tokio::time::timeout(grace, ended).await;
             // The processes are killed after their grace. A process that is left then is a bug of ours,

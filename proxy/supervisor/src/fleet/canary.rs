@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::world::SplitMix;
 use warden_policies::{GenerationId, ModelName, QuickMap};
 
-use super::{Fleet, RosterChange};
+use super::{Fleet, FleetInner, RosterChange};
 use crate::clock;
 use crate::error::{CanaryError, ResolveError};
 use crate::lease::Lease;
@@ -38,10 +38,8 @@ use crate::sync::lock;
 use crate::view::entry::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
 
-/// Suffix that makes a canary's name from the name of its model.
 const CANARY_SUFFIX: &str = "@canary";
 
-/// Name of a model's canary.
 pub(super) fn canary_name(model: &ModelName) -> ModelName {
     ModelName::new(format!("{model}{CANARY_SUFFIX}"))
 }
@@ -49,8 +47,6 @@ pub(super) fn canary_name(model: &ModelName) -> ModelName {
 /// Running canaries, and the last canary of each model.
 #[derive(Debug, Default)]
 pub(super) struct CanarySet {
-    /// True if any canary runs; checked first, so that requests cost no lookup while none runs.
-    any: AtomicBool,
     running: ArcSwap<QuickMap<ModelName, Arc<RunningCanary>>>,
     past: Mutex<BTreeMap<ModelName, CanaryView>>,
     /// Counter for seeds, so that each canary gets other conversations.
@@ -69,7 +65,6 @@ pub(super) enum CanaryStage {
     Ended(Box<CanaryView>),
 }
 
-/// A running canary.
 #[derive(Debug)]
 pub(super) struct RunningCanary {
     pub(super) model: ModelName,
@@ -141,7 +136,6 @@ impl RunningCanary {
         }
     }
 
-    /// View of the canary as it is now.
     fn view(&self) -> CanaryView {
         match &*self.stage.borrow() {
             CanaryStage::Ended(view) => return (**view).clone(),
@@ -178,12 +172,12 @@ impl CanaryRoute {
 }
 
 impl Fleet {
-    /// Running canary of a model, if any; costs one atomic load while the fleet has none. Also `None` while
+    /// Running canary of a model, if any; cheap while the fleet has none. Also `None` while
     /// clients have changed settings in the model's own processes, because the canary's processes lack
     /// those settings.
     pub fn canary(&self, model: &ModelName) -> Option<CanaryRoute> {
-        let running = self.running_canary(model)?;
-        if !self.model_leases(model).ok()?.settings.are_untouched() {
+        let running = self.inner.running_canary(model)?;
+        if !self.inner.model_leases(model).ok()?.settings.are_untouched() {
             return None;
         }
         let patience = lock(&running.trial).patience();
@@ -195,18 +189,10 @@ impl Fleet {
         })
     }
 
-    fn running_canary(&self, model: &ModelName) -> Option<Arc<RunningCanary>> {
-        let canaries = &self.inner.canaries;
-        if !canaries.any.load(Ordering::Relaxed) {
-            return None;
-        }
-        canaries.running.load().get(model).cloned()
-    }
-
     /// Records the end of a request to a model that has a canary, no matter which build answered. Without
     /// effect if the model has none.
     pub fn note_exchange(&self, model: &ModelName, exchange: &TrialExchange) {
-        if let Some(running) = self.running_canary(model)
+        if let Some(running) = self.inner.running_canary(model)
             && *running.stage.borrow() == CanaryStage::Runs
         {
             lock(&running.trial).record_exchange(exchange);
@@ -217,7 +203,7 @@ impl Fleet {
     /// Returns a lease if one is available at once. Never waits in the queue, and never causes the model to
     /// be loaded.
     pub fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
-        self.model_leases(model).ok()?.lease_now(kind, tokens)
+        self.inner.model_leases(model).ok()?.lease_now(kind, tokens)
     }
 
     /// Starts a trial of another build next to a model's own. Resolves when the canary's process is being
@@ -228,10 +214,10 @@ impl Fleet {
     /// There is no such model, the model is remote or already has a canary, the binary is missing, memory
     /// does not suffice next to the loaded models, the share is invalid, or the fleet is shutting down.
     pub async fn start_canary(&self, model: &str, spec: CanarySpec) -> Result<CanaryView, CanaryError> {
-        let fleet = self.clone();
+        let inner = Arc::clone(&self.inner);
         let model = self.inner.roster.load().resolve(Some(model))?;
         // Run in a separate task, so that the start is completed even if the caller leaves.
-        let task = self.inner.tasks.spawn(async move { fleet.begin_canary(model, spec).await });
+        let task = self.inner.tasks.spawn(async move { inner.begin_canary(model, spec).await });
         let running = task.await.unwrap_or(Err(CanaryError::ShuttingDown))?;
         let mut stage = running.stage.subscribe();
         let begun = stage.wait_for(|stage| *stage != CanaryStage::Waits).await.map(|stage| stage.clone());
@@ -244,57 +230,6 @@ impl Fleet {
         }
     }
 
-    async fn begin_canary(
-        &self,
-        model: ModelName,
-        spec: CanarySpec,
-    ) -> Result<Arc<RunningCanary>, CanaryError> {
-        let most = spec.numbers.share_most;
-        let share = spec.share;
-        if !(share > 0.0 && share <= most) {
-            return Err(CanaryError::Share { share, most });
-        }
-        check_binary(&spec.binary)?;
-        let inner = &self.inner;
-        let mut change = inner.change.lock().await;
-        if inner.ending.load(Ordering::SeqCst) {
-            return Err(CanaryError::ShuttingDown);
-        }
-        let configured = |spec: &&SharedSpec| spec.name == model;
-        if change.configured.models.iter().find(configured).is_none() {
-            let known = change.configured.remotes.iter().any(|remote| remote.name == model);
-            return Err(if known {
-                CanaryError::Remote(model)
-            } else {
-                let known = change.configured.models.iter().map(|spec| spec.name.to_string()).collect();
-                CanaryError::Unknown(ResolveError::Unknown { name: model.to_string(), known })
-            });
-        }
-        if change.canaries.contains_key(&model) {
-            return Err(CanaryError::Exists(model));
-        }
-        let mut with = change.canaries.clone();
-        with.insert(model.clone(), spec.clone());
-        super::check_config(&with_canaries(&change.configured, &with))?;
-        change.canaries = with;
-        let seed = inner.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-        let running =
-            Arc::new(RunningCanary::new(model.clone(), spec, seed, inner.context.last_generation()));
-        let binary = running.spec.binary.clone();
-        // Begin to watch before the canary's task exists, so that no event is missed.
-        let watching = self.clone().watch_canary(Arc::clone(&running));
-        inner.tasks.spawn(watching);
-        inner.canaries.insert(&running);
-        inner.context.journal.record(
-            Some(&model),
-            None,
-            EventKind::CanaryBegan { binary, share: Some(share) },
-        );
-        let configured = change.configured.clone();
-        Box::pin(self.put_in_place(&mut change, configured)).await;
-        Ok(running)
-    }
-
     /// Ends the canary of a model. Resolves when the canary gets no new requests; running ones are still
     /// answered.
     ///
@@ -303,7 +238,7 @@ impl Fleet {
     /// There is no such model, or the model has no canary.
     pub async fn stop_canary(&self, model: &str) -> Result<CanaryView, CanaryError> {
         let model = self.inner.roster.load().resolve(Some(model))?;
-        let running = self.running_canary(&model).ok_or(CanaryError::None(model))?;
+        let running = self.inner.running_canary(&model).ok_or(CanaryError::None(model))?;
         let (verdict, _) = lock(&running.trial).judge(running.elapsed());
         let verdict = match verdict {
             CanaryVerdict::Undecided { mut missing } => {
@@ -312,7 +247,7 @@ impl Fleet {
             }
             decided => decided,
         };
-        self.end_canary(&running, verdict).await;
+        self.inner.end_canary(&running, verdict).await;
         let ended = running.stage.borrow().clone();
         match ended {
             CanaryStage::Ended(view) => Ok(*view),
@@ -330,12 +265,59 @@ impl Fleet {
         let model = self.inner.roster.load().resolve(Some(model))?;
         self.inner.canaries.view(&model).ok_or(CanaryError::None(model))
     }
+}
+
+impl FleetInner {
+    fn running_canary(&self, model: &ModelName) -> Option<Arc<RunningCanary>> {
+        self.canaries.running.load().get(model).cloned()
+    }
+
+    async fn begin_canary(
+        self: &Arc<Self>,
+        model: ModelName,
+        spec: CanarySpec,
+    ) -> Result<Arc<RunningCanary>, CanaryError> {
+        let most = spec.numbers.share_most;
+        let share = spec.share;
+        if !(share > 0.0 && share <= most) {
+            return Err(CanaryError::Share { share, most });
+        }
+        check_binary(&spec.binary)?;
+        let mut change = self.change.lock().await;
+        if self.ending.load(Ordering::SeqCst) {
+            return Err(CanaryError::ShuttingDown);
+        }
+        let configured = &change.configured;
+        if configured.model(&model).is_none() {
+            if configured.remote(&model).is_some() {
+                return Err(CanaryError::Remote(model));
+            }
+            let known = configured.models.iter().map(|spec| spec.name.to_string()).collect();
+            return Err(ResolveError::Unknown { name: model.to_string(), known }.into());
+        }
+        if change.canaries.contains_key(&model) {
+            return Err(CanaryError::Exists(model));
+        }
+        let mut with = change.canaries.clone();
+        with.insert(model.clone(), spec.clone());
+        super::check_config(&with_canaries(&change.configured, &with))?;
+        change.canaries = with;
+        let seed = self.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        let running = Arc::new(RunningCanary::new(model.clone(), spec, seed, self.context.last_generation()));
+        // Begin to watch before the canary's task exists, so that no event is missed.
+        self.tasks.spawn(Arc::clone(self).watch_canary(Arc::clone(&running)));
+        self.canaries.insert(&running);
+        let began = EventKind::CanaryBegan { binary: running.spec.binary.clone(), share: Some(share) };
+        self.context.journal.record(Some(&model), None, began);
+        let configured = change.configured.clone();
+        Box::pin(self.put_in_place(&mut change, configured)).await;
+        Ok(running)
+    }
 
     /// Ends a canary. If several callers try, only the first one ends it.
     pub(super) async fn end_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) {
-        let mut change = self.inner.change.lock().await;
-        let is_its = change.canaries.contains_key(&running.model) && self.conclude_canary(running, verdict);
-        if is_its {
+        let mut change = self.change.lock().await;
+        if change.canaries.contains_key(&running.model) && self.conclude_canary(running, verdict) {
             change.canaries.remove(&running.model);
             let configured = change.configured.clone();
             Box::pin(self.put_in_place(&mut change, configured)).await;
@@ -344,43 +326,43 @@ impl Fleet {
 
     /// Stops sending new requests to a canary, and stores its result. Returns false if that was done before.
     pub(super) fn conclude_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) -> bool {
-        let canaries = &self.inner.canaries;
-        if !canaries.remove(running) {
+        if !self.canaries.remove(running) {
             return false;
         }
         let view = running.show(CanaryState::Ended, verdict);
-        lock(&canaries.past).insert(running.model.clone(), view.clone());
-        let context = &self.inner.context;
-        let (kind, id, at) = (CanaryKind::Canary, context.ledger.next_number(), clock::wall_time());
-        let entry = CanaryEntry { kind, id, at, canary: view.clone() };
-        context.ledger.append(&entry);
-        let entry = Box::new(entry);
-        context.journal.record(Some(&running.model), None, EventKind::CanaryEnded { entry });
+        lock(&self.canaries.past).insert(running.model.clone(), view.clone());
+        let entry = CanaryEntry {
+            kind: CanaryKind::Canary,
+            id: self.context.ledger.next_number(),
+            at: clock::wall_time(),
+            canary: view.clone(),
+        };
+        self.context.ledger.append(&entry);
+        let ended = EventKind::CanaryEnded { entry: Box::new(entry) };
+        self.context.journal.record(Some(&running.model), None, ended);
         running.stage.send_replace(CanaryStage::Ended(Box::new(view)));
         true
     }
 
-    /// Ends all canaries at shutdown.
     pub(super) fn conclude_all_canaries(&self, change: &mut RosterChange) {
         change.canaries.clear();
-        for running in self.inner.canaries.all_running() {
+        for running in self.canaries.all_running() {
             self.conclude_canary(&running, CanaryVerdict::undecided("llama-warden was stopped"));
         }
     }
 
     /// Ends canaries that are not possible with a new configuration.
     pub(super) fn keep_canaries(&self, change: &mut RosterChange, new: &FleetConfig) {
-        for running in self.inner.canaries.all_running() {
-            let of = |config: &FleetConfig| {
-                config.models.iter().find(|spec| spec.name == running.model).map(|spec| spec.command.clone())
-            };
-            let is_taken = new.models.iter().any(|spec| spec.name == running.name)
-                || new.remotes.iter().any(|remote| remote.name == running.name);
-            let why = match (of(&change.configured), of(new)) {
+        for running in self.canaries.all_running() {
+            let before = change.configured.model(&running.model);
+            let is_taken = new.model(&running.name).is_some() || new.remote(&running.name).is_some();
+            let why = match new.model(&running.model) {
                 _ if is_taken => "a model of its name was configured",
-                (_, None) => "its model was removed from the configuration",
-                (before, now) if before != now => "its model's own command was changed by a reload",
-                _ => continue,
+                None => "its model was removed from the configuration",
+                Some(now) if before.is_none_or(|before| before.command != now.command) => {
+                    "its model's own command was changed by a reload"
+                }
+                Some(_) => continue,
             };
             change.canaries.remove(&running.model);
             self.conclude_canary(&running, CanaryVerdict::undecided(why));
@@ -395,48 +377,38 @@ impl CanarySet {
             map.insert(running.model.clone(), Arc::clone(running));
             map
         });
-        self.any.store(true, Ordering::Relaxed);
     }
 
     fn remove(&self, running: &Arc<RunningCanary>) -> bool {
-        let is_it = |map: &QuickMap<ModelName, Arc<RunningCanary>>| {
-            map.get(&running.model).is_some_and(|known| Arc::ptr_eq(known, running))
-        };
         let before = self.running.rcu(|map| {
             let mut map = QuickMap::clone(map);
-            if is_it(&map) {
-                map.remove(&running.model);
-            }
+            map.retain(|_, known| !Arc::ptr_eq(known, running));
             map
         });
-        self.any.store(!self.running.load().is_empty(), Ordering::Relaxed);
-        is_it(&before)
+        before.get(&running.model).is_some_and(|known| Arc::ptr_eq(known, running))
     }
 
     fn all_running(&self) -> Vec<Arc<RunningCanary>> {
         self.running.load().values().cloned().collect()
     }
 
-    /// View of a model's canary: the running one, or else the last one.
     pub(super) fn view(&self, model: &ModelName) -> Option<CanaryView> {
         let running = self.running.load().get(model).cloned();
         running.map(|running| running.view()).or_else(|| lock(&self.past).get(model).cloned())
     }
 
-    /// Drops canaries of removed models.
     pub(super) fn retain_configured(&self, config: &FleetConfig) {
-        lock(&self.past).retain(|model, _| config.models.iter().any(|spec| spec.name == *model));
+        lock(&self.past).retain(|model, _| config.model(model).is_some());
     }
 }
 
-/// Configuration with the canaries appended to its models.
 pub(super) fn with_canaries(
     configured: &FleetConfig,
     canaries: &BTreeMap<ModelName, CanarySpec>,
 ) -> FleetConfig {
     let mut config = configured.clone();
     for (model, canary) in canaries {
-        let base = configured.models.iter().find(|spec| spec.name == *model);
+        let base = configured.model(model);
         config.models.extend(base.map(|base| SharedSpec::new(canary_spec(base, canary), canary.facts)));
     }
     config

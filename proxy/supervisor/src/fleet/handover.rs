@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::{GenerationId, ModelName, WorkDone};
 
-use super::Fleet;
 use super::roster::ModelHandle;
+use super::{Fleet, FleetInner};
 use crate::clock::monotonic_now;
 use crate::error::LeaseDenied;
 use crate::lease::Lease;
@@ -35,7 +35,6 @@ use crate::process::heir::{HeirRecord, OpenGate, ProcessHeir};
 use crate::process::settings::InheritedSetting;
 use crate::sync::lock;
 
-/// Interval for trying again to freeze a fleet that is busy.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Everything that a fleet hands over to the fleet of the next instance.
@@ -169,7 +168,7 @@ impl RemainingWork {
 /// Slots that are kept occupied here for requests of another instance, while that instance lives.
 #[derive(Debug)]
 pub struct SlotShares {
-    fleet: Fleet,
+    fleet: Arc<FleetInner>,
     held: HashMap<GenerationId, (Vec<Lease>, WorkDone)>,
     /// Number of the last setting received, by model and route.
     set: HashMap<(String, String), u64>,
@@ -183,7 +182,7 @@ pub struct SlotShares {
 /// A fleet that makes no decisions. Dropping this value lets the fleet decide again.
 #[derive(Debug)]
 #[must_use = "dropped, the fleet decides again"]
-pub struct FrozenFleet<'a>(Option<&'a Fleet>);
+pub struct FrozenFleet<'a>(Option<&'a FleetInner>);
 
 impl FrozenFleet<'_> {
     /// Completes the handover: the fleet never decides again.
@@ -195,15 +194,29 @@ impl FrozenFleet<'_> {
 impl Drop for FrozenFleet<'_> {
     fn drop(&mut self) {
         if let Some(fleet) = self.0 {
-            fleet.thaw();
+            fleet.send_all(|| ControlMessage::Thaw);
+            fleet.ending.store(false, Ordering::SeqCst);
         }
     }
 }
 
+/// Handover of a fleet's processes between two instances of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetHandover<'a> {
+    inner: &'a Arc<FleetInner>,
+}
+
 impl Fleet {
+    /// Handover of the processes, to the next instance or from the previous one.
+    pub fn handover(&self) -> FleetHandover<'_> {
+        FleetHandover { inner: &self.inner }
+    }
+}
+
+impl<'a> FleetHandover<'a> {
     /// Models of the other instance that have running processes but are not configured here, so that no
     /// task would end the processes.
-    pub fn unclaimed_models(&self) -> Vec<String> {
+    pub fn unclaimed_models(self) -> Vec<String> {
         let will = lock(&self.inner.will);
         let left = will.iter().flat_map(|will| &will.models).filter(|model| !model.heirs.is_empty());
         left.map(|model| model.record.name.clone()).collect()
@@ -215,25 +228,22 @@ impl Fleet {
     /// # Errors
     ///
     /// Actions were still running at the deadline; the text describes them. The fleet continues as before.
-    pub async fn prepare_handover(&self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'_>), String> {
-        let inner = &self.inner;
+    pub async fn prepare_handover(self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'a>), String> {
+        let inner = self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
             return Err("everything ends".to_owned());
         }
-        let frozen = FrozenFleet(Some(self));
-        let run = inner.context.epoch.elapsed();
+        let frozen = FrozenFleet(Some(self.inner));
         loop {
-            let busy = match self.freeze().await {
+            let busy = match inner.freeze().await {
                 Ok(models) => {
-                    let began = monotonic_now().saturating_sub(run);
-                    let began = began.saturating_sub(inner.context.epoch.elapsed().saturating_sub(run));
-                    let generations = inner.context.last_generation().0;
-                    let record = FleetRecord { began, generations };
+                    let began = monotonic_now().saturating_sub(inner.context.epoch.elapsed());
+                    let record = FleetRecord { began, generations: inner.context.last_generation().0 };
                     return Ok((FleetWill { record, models }, frozen));
                 }
                 Err(busy) => busy,
             };
-            self.send_all(|| ControlMessage::Thaw);
+            inner.send_all(|| ControlMessage::Thaw);
             if Instant::now() >= deadline {
                 return Err(busy);
             }
@@ -241,50 +251,10 @@ impl Fleet {
         }
     }
 
-    async fn freeze(&self) -> Result<Vec<ModelWill>, String> {
-        let mut change = self.inner.change.lock().await;
-        change.leaving.retain(|handle| !handle.is_gone());
-        if !change.canaries.is_empty() {
-            return Err("another build is being tried (`llama-warden canary stop`)".to_owned());
-        }
-        if let Some(leaving) = change.leaving.first() {
-            return Err(format!("the removed model `{}` is still stopping", leaving.leases.name()));
-        }
-        let mut wills = Vec::new();
-        for handle in self.own_models() {
-            let (reply, answer) = oneshot::channel();
-            handle.send(ControlMessage::HandOver(reply));
-            match answer.await {
-                Ok(Ok(will)) => wills.push(will),
-                Ok(Err(busy)) => return Err(busy),
-                Err(_) => return Err(format!("the model `{}` has ended", handle.leases.name())),
-            }
-        }
-        Ok(wills)
-    }
-
-    /// Configured models that have processes of this fleet, so not the remote ones.
-    fn own_models(&self) -> Vec<Arc<ModelHandle>> {
-        let roster = self.inner.roster.load();
-        roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
-    }
-
-    fn send_all(&self, control: impl Fn() -> ControlMessage) {
-        for handle in self.own_models() {
-            handle.sender.send(TaskMessage::Control(control()));
-        }
-    }
-
-    /// Lets all tasks decide again after a failed handover.
-    fn thaw(&self) {
-        self.send_all(|| ControlMessage::Thaw);
-        self.inner.ending.store(false, Ordering::SeqCst);
-    }
-
     /// Leaves the processes to the next instance. Leases and waiting requests of this instance continue.
-    pub async fn release_processes(&self) {
+    pub async fn release_processes(self) {
         self.inner.loader_ends.cancel();
-        for handle in self.own_models() {
+        for handle in self.inner.own_models() {
             let (reply, done) = oneshot::channel();
             handle.send(ControlMessage::LetGo(reply));
             // Waiting fails only if the task has ended.
@@ -294,8 +264,8 @@ impl Fleet {
 
     /// Ends all tasks, after [`Self::release_processes`] and when no request runs here. The processes live
     /// on.
-    pub async fn disband(&self) {
-        self.send_all(|| ControlMessage::Disband);
+    pub async fn disband(self) {
+        self.inner.send_all(|| ControlMessage::Disband);
         let until = Instant::now();
         for handle in self.inner.roster.load().handles().filter(|handle| handle.is_remote) {
             handle.send(ControlMessage::Shutdown(until));
@@ -305,15 +275,15 @@ impl Fleet {
     }
 
     /// Refuses new requests, unless a slot is free at once. Called after [`Self::release_processes`].
-    pub fn close_queues(&self) {
+    pub fn close_queues(self) {
         let now = Instant::now();
-        self.send_all(|| ControlMessage::Shutdown(now));
+        self.inner.send_all(|| ControlMessage::Shutdown(now));
     }
 
     /// Waits until all processes taken over from the previous instance answer. Returns false at the
     /// deadline.
-    pub async fn has_adopted(&self, deadline: Instant) -> bool {
-        let mut views = self.subscribe();
+    pub async fn has_adopted(self, deadline: Instant) -> bool {
+        let mut views = self.inner.context.publisher.subscribe();
         loop {
             let view = views.borrow_and_update().clone();
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
@@ -329,50 +299,40 @@ impl Fleet {
     }
 
     /// Begins to decide, because the previous instance has released its processes.
-    pub fn begin_deciding(&self) {
+    pub fn begin_deciding(self) {
         // The rest of the will belongs to models that are no longer configured.
         *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
-        self.send_all(|| ControlMessage::Begin);
+        self.inner.send_all(|| ControlMessage::Begin);
     }
 
     /// Remaining work of this instance and of earlier ones, to be reported to the instance that owns the
     /// processes.
-    pub fn remaining_work(&self) -> RemainingWork {
-        let of = |handle: Arc<ModelHandle>| {
-            let model = handle.leases.name().to_string();
-            let count = move |GenerationCounts { generation, in_flight, work, open }| RemoteCount {
-                model: model.clone(),
-                generation,
-                in_flight,
-                open,
-                work,
-            };
-            handle.leases.generation_counts().into_iter().map(count)
-        };
-        let own = self.own_models();
-        let (mut waiting, mut came) = (BTreeMap::new(), BTreeMap::new());
-        for leases in own.iter().map(|handle| &handle.leases) {
-            let callers = leases.waiting();
-            if callers > 0 {
-                waiting.insert(leases.name().to_string(), callers);
-                came.insert(leases.name().to_string(), leases.queued_total());
+    pub fn remaining_work(self) -> RemainingWork {
+        let elders = *self.inner.predecessors.borrow() > 0;
+        let mut remains = RemainingWork { elders, ..RemainingWork::default() };
+        for handle in self.inner.own_models() {
+            let leases = &handle.leases;
+            let model = leases.name().to_string();
+            // Read this before the counts, so that a request that is granted a lease meanwhile is in both.
+            let waiting = leases.waiting();
+            if waiting > 0 {
+                remains.waiting.insert(model.clone(), waiting);
+                remains.came.insert(model.clone(), leases.queued_total());
+            }
+            if !leases.settings.are_untouched() {
+                let settings = leases.settings.unspread();
+                remains.touched.push(ChangedSettings { model: model.clone(), settings });
+            }
+            for GenerationCounts { generation, in_flight, work, open } in leases.generation_counts() {
+                remains.counts.push(RemoteCount { model: model.clone(), generation, in_flight, open, work });
             }
         }
-        let touched =
-            own.iter().map(|handle| &handle.leases).filter(|leases| !leases.settings.are_untouched());
-        let touched = touched
-            .map(|leases| ChangedSettings {
-                model: leases.name().to_string(),
-                settings: leases.settings.unspread(),
-            })
-            .collect();
-        let elders = *self.inner.predecessors.borrow() > 0;
-        RemainingWork { counts: own.into_iter().flat_map(of).collect(), waiting, came, touched, elders }
+        remains
     }
 
     /// Waits until no earlier instance has any work left.
-    pub async fn predecessors_ended(&self) {
+    pub async fn predecessors_ended(self) {
         let mut elders = self.inner.predecessors.subscribe();
         // Waiting fails only if there is no sender, and we hold one.
         drop(elders.wait_for(|elders| *elders == 0).await);
@@ -380,14 +340,14 @@ impl Fleet {
 
     /// Open gates of models with processes, reported to the previous instance, which may have to repeat
     /// requests.
-    pub fn open_gates(&self) -> Vec<OpenGate> {
-        let view = self.view();
+    pub fn open_gates(self) -> Vec<OpenGate> {
+        let view = self.inner.context.publisher.view();
         let slots = |generation| {
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
             backends.find(|backend| backend.generation == Some(generation)).and_then(|backend| backend.slots)
         };
         let mut gates = Vec::new();
-        for handle in self.own_models() {
+        for handle in self.inner.own_models() {
             for cell in handle.leases.open_cells() {
                 let Some(endpoint) = cell.address.endpoint() else { continue };
                 gates.push(OpenGate {
@@ -407,15 +367,15 @@ impl Fleet {
 
     /// Resolves when a model has applied the gates of the next instance, so that the result of
     /// [`Self::open_gates`] may have changed.
-    pub async fn gates_followed(&self) {
+    pub async fn gates_followed(self) {
         self.inner.context.followed.notified().await;
     }
 
     /// Recent refusals of each model, reported to the previous instance, which then refuses its waiting
     /// requests.
-    pub fn recent_refusals(&self) -> Vec<ModelRefusal> {
+    pub fn recent_refusals(self) -> Vec<ModelRefusal> {
         let context = &self.inner.context;
-        let of_ours = self.own_models().into_iter().filter_map(|handle| {
+        let of_ours = self.inner.own_models().into_iter().filter_map(|handle| {
             let denied = handle.leases.predecessor_refusal()?;
             ModelRefusal::now(handle.leases.name().as_str(), &denied)
         });
@@ -433,13 +393,13 @@ impl Fleet {
         context.refused.all()
     }
 
-    /// Applies gates and refusals reported by the next instance, after [`Fleet::release_processes`].
-    pub fn follow_gates(&self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
+    /// Applies gates and refusals reported by the next instance, after [`Self::release_processes`].
+    pub fn follow_gates(self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
         for refused in refusals {
             // Pass the refusal to a still earlier instance, too.
             self.inner.context.refused.note(refused.clone());
         }
-        for handle in self.own_models() {
+        for handle in self.inner.own_models() {
             let name = handle.leases.name().as_str();
             let of = gates.iter().filter(|gate| gate.model == name);
             let refused = refusals.iter().filter(|refused| refused.model == name);
@@ -448,10 +408,48 @@ impl Fleet {
     }
 
     /// Starts to keep slots occupied for requests of the previous instance.
-    pub fn share_slots(&self) -> SlotShares {
+    pub fn share_slots(self) -> SlotShares {
         self.inner.predecessors.send_modify(|elders| *elders += 1);
-        let (held, set, touched) = (HashMap::new(), HashMap::new(), HashSet::new());
-        SlotShares { fleet: self.clone(), held, set, touched, known: Vec::new() }
+        SlotShares {
+            fleet: Arc::clone(self.inner),
+            held: HashMap::new(),
+            set: HashMap::new(),
+            touched: HashSet::new(),
+            known: Vec::new(),
+        }
+    }
+}
+
+impl FleetInner {
+    async fn freeze(&self) -> Result<Vec<ModelWill>, String> {
+        let mut change = self.change.lock().await;
+        change.leaving.retain(|handle| !handle.is_gone());
+        if !change.canaries.is_empty() {
+            return Err("another build is being tried (`llama-warden canary stop`)".to_owned());
+        }
+        if let Some(leaving) = change.leaving.first() {
+            return Err(format!("the removed model `{}` is still stopping", leaving.leases.name()));
+        }
+        let mut wills = Vec::new();
+        for handle in self.own_models() {
+            let (reply, answer) = oneshot::channel();
+            handle.send(ControlMessage::HandOver(reply));
+            let ended = |_| format!("the model `{}` has ended", handle.leases.name());
+            wills.push(answer.await.map_err(ended)??);
+        }
+        Ok(wills)
+    }
+
+    /// Configured models that have processes of this fleet, so not the remote ones.
+    fn own_models(&self) -> Vec<Arc<ModelHandle>> {
+        let roster = self.roster.load();
+        roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
+    }
+
+    fn send_all(&self, control: impl Fn() -> ControlMessage) {
+        for handle in self.own_models() {
+            handle.sender.send(TaskMessage::Control(control()));
+        }
     }
 }
 
@@ -480,7 +478,7 @@ impl SlotShares {
             }
         }
         for ChangedSettings { model, settings } in &remains.touched {
-            let roster = self.fleet.inner.roster.load();
+            let roster = self.fleet.roster.load();
             let own = roster.get(&ModelName::new(model.as_str())).filter(|handle| !handle.is_remote);
             let Some(leases) = own.map(|handle| &handle.leases) else { continue };
             if self.touched.insert(model.clone()) {
@@ -501,28 +499,23 @@ impl SlotShares {
         }
         self.held.retain(|generation, _| remains.counts.iter().any(|count| count.generation == *generation));
         // Do this last: a draining process waits for the requests that were just counted.
-        let roster = self.fleet.inner.roster.load();
+        let roster = self.fleet.roster.load();
         for handle in &self.known {
             let name = handle.leases.name();
             let is_ours = roster.get(name).is_some_and(|own| Arc::ptr_eq(own, handle));
-            let waiting = remains.waiting.get(name.as_str()).copied().filter(|_| is_ours);
-            let came = remains.came.get(name.as_str()).copied().filter(|_| is_ours);
-            let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
+            let waiting = if is_ours { remains.waiting.get(name.as_str()).copied() } else { None };
+            let came = if is_ours { remains.came.get(name.as_str()).copied() } else { None };
             let (waiting, came) = (waiting.unwrap_or_default(), came.unwrap_or_default());
+            let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
             handle.leases.set_predecessor(PredecessorQueue::new(waiting, came, open.collect()));
         }
-        *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
-    }
-
-    /// Number of slots that are kept occupied.
-    pub fn held_slots(&self) -> usize {
-        self.held.values().map(|(leases, _)| leases.len()).sum()
+        *lock(&self.fleet.awaited) = remains.waiting.keys().cloned().collect();
     }
 }
 
 impl Drop for SlotShares {
     fn drop(&mut self) {
         self.update(&RemainingWork::default());
-        self.fleet.inner.predecessors.send_modify(|elders| *elders = elders.saturating_sub(1));
+        self.fleet.predecessors.send_modify(|elders| *elders = elders.saturating_sub(1));
     }
 }

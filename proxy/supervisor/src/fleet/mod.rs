@@ -1,13 +1,13 @@
 //! The fleet: all models by name. Entry point of the crate.
 
-mod beat;
 mod canary;
 pub mod handover;
-mod loaded;
+mod reload;
 mod roster;
+#[cfg(test)]
+mod tests;
 mod trial;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,12 +19,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding};
-use warden_policies::{GenerationId, ModelName, QuickMap, ServerFacts};
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_policies::{GenerationId, ModelName};
 
 pub use self::canary::CanaryRoute;
-use self::canary::{CanarySet, with_canaries};
+use self::canary::CanarySet;
 use self::handover::FleetWill;
+use self::reload::{RosterChange, check_config, with_absolute_paths};
 use self::roster::{ModelHandle, ModelRoster};
 use crate::clock;
 use crate::error::{ControlError, FleetError, LeaseDenied, ResolveError};
@@ -35,19 +36,17 @@ use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::ModelLoader;
 use crate::model::context::{FleetContext, FleetStart};
-use crate::model::{ControlMessage, ModelTask, TaskMessage};
+use crate::model::{ControlMessage, TaskMessage};
 use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
 use crate::process::{ProcessWorld, control_group, directories};
-use crate::remote::RemoteTask;
-use crate::spec::{CanarySpec, CommonConfig, FleetConfig, RemoteSpec, SharedSpec, WatchConfig};
+use crate::spec::{CommonConfig, FleetConfig};
 use crate::state::StateWriter;
-use crate::sync::lock;
-use crate::view::FleetView;
 use crate::view::entry::{PinView, ReclaimEntry};
-use crate::view::event::{ApplyReport, EventJournal, EventKind, EventTail};
+use crate::view::event::{EventJournal, EventKind, EventTail};
 use crate::view::ledger::{LedgerEntry, LedgerWriter};
-use crate::view::log::{LogRing, LogTail};
+use crate::view::log::LogTail;
+use crate::view::{FleetView, ModelState};
 use crate::worker_threads::{WorkKind, run_job};
 
 /// Number of leading digits of a fingerprint that are shown.
@@ -78,18 +77,6 @@ struct FleetInner {
     change: Mutex<RosterChange>,
 }
 
-#[derive(Debug)]
-struct RosterChange {
-    /// Present configuration, in which the canaries are models, too.
-    config: FleetConfig,
-    /// Present configuration as given, without canaries.
-    configured: FleetConfig,
-    /// Running canaries by model.
-    canaries: BTreeMap<ModelName, CanarySpec>,
-    /// Removed models, which may still have processes.
-    leaving: Vec<Arc<ModelHandle>>,
-}
-
 impl Fleet {
     /// Ends processes that killed instances left in control groups, because their memory would count. Then
     /// creates the directories, opens the ledger, starts a task for each model, and begins preloading in
@@ -103,11 +90,12 @@ impl Fleet {
         if let Err(error) = run_job(WorkKind::Kernel, control_group::end_abandoned).await {
             tracing::warn!(%error, "did not search for processes left by a killed llama-warden");
         }
-        Self::start_in(config, Arc::new(HostWorld::new(nursery))).await
+        let world = Arc::new(HostWorld::new(nursery));
+        Ok(Self { inner: FleetInner::start(config, world, None).await? })
     }
 
     /// Starts with the processes of the previous instance. Nothing is decided before
-    /// [`Fleet::begin_deciding`].
+    /// [`handover::FleetHandover::begin_deciding`].
     ///
     /// # Errors
     ///
@@ -117,70 +105,8 @@ impl Fleet {
         nursery: NurseryHandle,
         will: FleetWill,
     ) -> Result<Self, FleetError> {
-        Self::start_with(config, Arc::new(HostWorld::new(nursery)), Some(will)).await
-    }
-
-    pub(crate) async fn start_in(
-        config: FleetConfig,
-        world: Arc<dyn ProcessWorld>,
-    ) -> Result<Self, FleetError> {
-        Self::start_with(config, world, None).await
-    }
-
-    async fn start_with(
-        config: FleetConfig,
-        world: Arc<dyn ProcessWorld>,
-        will: Option<FleetWill>,
-    ) -> Result<Self, FleetError> {
-        let config = with_absolute_paths(config);
-        check_config(&config)?;
-        directories::prepare_runtime(&config.runtime_dir)?;
-        let state = StateWriter::start().map_err(FleetError::NoThread)?;
-        let ledger = LedgerWriter::open(&config.state_dir, state.clone())
-            .map_err(|(path, source)| FleetError::StateDir { path, source })?;
-        let journal = Arc::new(EventJournal::new(config.watch.child.events_kept));
-        let (loading, told) = LoadingDesk::new();
-        let common = Arc::new(std::sync::Mutex::new(CommonConfig::from(&config)));
-        let loader = ModelLoader::new(
-            Arc::clone(&world),
-            Arc::clone(&journal),
-            Arc::clone(&loading),
-            Arc::clone(&common),
-            told,
-            config.watch.sensors.read_limit,
-        );
-        let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::fleet_start);
-        let begun = since.begun.clone();
-        let context = FleetContext::new(world, journal, ledger, state, &config, loading, common, since);
-        let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
-        let fleet = Self {
-            inner: Arc::new(FleetInner {
-                context: Arc::new(context),
-                roster: ArcSwap::from_pointee(ModelRoster::default()),
-                tasks: TaskTracker::new(),
-                loader_ends: CancellationToken::new(),
-                ending: AtomicBool::new(false),
-                predecessors: watch::Sender::new(0),
-                canaries: CanarySet::default(),
-                will: std::sync::Mutex::new(will),
-                awaited: std::sync::Mutex::default(),
-                change: Mutex::new(RosterChange {
-                    config: empty.clone(),
-                    configured: empty,
-                    canaries: BTreeMap::new(),
-                    leaving: Vec::new(),
-                }),
-            }),
-        };
-        let ends = fleet.inner.loader_ends.clone();
-        fleet.inner.tasks.spawn(async move {
-            tokio::select! {
-                () = begun.cancelled() => loader.run(ends).await,
-                () = ends.cancelled() => {}
-            }
-        });
-        Box::pin(fleet.take_over(config)).await?;
-        Ok(fleet)
+        let world = Arc::new(HostWorld::new(nursery));
+        Ok(Self { inner: FleetInner::start(config, world, Some(will)).await? })
     }
 
     /// Finds the model that a client's name means: its name, an alias, or, with `any_name`, any text.
@@ -198,7 +124,10 @@ impl Fleet {
         self.inner.roster.load().takes_any_name()
     }
 
-    /// Waits for the right to send one request to the model. Starts the model if necessary.
+    /// Waits for the right to send one request to the model, for a prompt with this many tokens, as far as
+    /// known. Starts the model if necessary. If admission is enforced, a lease is granted only where the
+    /// prompt fits into memory; otherwise the request waits or is refused. If admission only warns, the
+    /// warning is logged.
     ///
     /// Requests of one kind are served in order of arrival. Dropping the future leaves the queue, or
     /// returns the lease if it was granted meanwhile.
@@ -206,25 +135,14 @@ impl Fleet {
     /// # Errors
     ///
     /// The queue is full, the request has waited for the maximum time, the model does not start or was
-    /// removed, or the fleet is shutting down.
-    pub async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, LeaseDenied> {
-        self.lease_for(model, kind, None).await
-    }
-
-    /// Waits for a lease like [`Self::lease`], for a prompt with this many tokens. If admission is
-    /// enforced, a lease is granted only where the prompt fits into memory; otherwise the request waits or
-    /// is refused. If admission only warns, the warning is logged.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::lease`], or the prompt does not fit into memory.
+    /// removed, the prompt does not fit into memory, or the fleet is shutting down.
     pub async fn lease_for(
         &self,
         model: &ModelName,
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, LeaseDenied> {
-        self.model_leases(model)?.lease(kind, tokens).await
+        self.inner.model_leases(model)?.lease(kind, tokens).await
     }
 
     /// Waits for another lease like [`Self::lease_for`], after the generation of the first one died. The
@@ -239,12 +157,40 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Lease, LeaseDenied> {
-        self.model_leases(model)?.lease_again(kind, tokens).await
+        self.inner.model_leases(model)?.lease_again(kind, tokens).await
     }
 
-    fn model_leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, LeaseDenied> {
-        let leases = self.inner.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
-        leases.ok_or(LeaseDenied::Removed)
+    /// Returns a lease without causing the model to be loaded: at once if a process serves, or after
+    /// waiting for a process that is starting or being replaced. `None`: the model is neither loaded nor
+    /// being loaded.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::lease_for`].
+    pub async fn lease_loaded(
+        &self,
+        model: &ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Result<Option<Lease>, LeaseDenied> {
+        /// Such a request does not join the queue, because a queued request causes a process to be started.
+        const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(50);
+        loop {
+            let leases = self.inner.model_leases(model)?;
+            if leases.any_open() {
+                if kind == LeaseKind::Slot {
+                    return leases.lease(kind, tokens).await.map(Some);
+                }
+                // Do not queue the request: that would cause a process to be started.
+                if let Some(lease) = leases.lease_now(kind, tokens) {
+                    return Ok(Some(lease));
+                }
+            }
+            if !self.inner.is_coming(model) {
+                return Ok(None);
+            }
+            tokio::time::sleep(LOADED_POLL_INTERVAL).await;
+        }
     }
 
     /// Checks whether a prompt of this size would fit into memory now. Use the result only to decide
@@ -297,22 +243,16 @@ impl Fleet {
         };
         // If every name means the only model, treat a text that matches a fingerprint as a fingerprint.
         let named = roster.resolve(Some(which));
-        let is_model = named.as_ref().is_ok_and(|model| {
-            let handle = roster.get(model);
-            handle.is_some() && (model.as_str() == which || !roster.takes_any_name())
-        });
-        if is_model {
-            return named
-                .map(|model| roster.get(&model).map_or(0, |handle| handle.leases.release_requests(None)));
+        if let Some(handle) = named.ok().and_then(|model| roster.get(&model))
+            && (handle.leases.name().as_str() == which || !roster.takes_any_name())
+        {
+            return Ok(handle.leases.release_requests(None));
         }
         let begin = which.to_ascii_lowercase();
-        let is_print =
-            begin.len() >= FINGERPRINT_DIGITS && begin.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if is_print {
+        if begin.len() >= FINGERPRINT_DIGITS && begin.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Ok(roster.handles().map(|handle| handle.leases.release_requests(Some(&begin))).sum());
         }
-        let known = roster.handles().map(|handle| handle.leases.name().to_string()).collect();
-        Err(ResolveError::Unknown { name: which.to_owned(), known })
+        Err(ResolveError::Unknown { name: which.to_owned(), known: roster.own_names() })
     }
 
     /// Logs an operator's action on a request. The model's task takes no part in such an action.
@@ -359,72 +299,51 @@ impl Fleet {
 
     /// Replaces every process of a model, one after another. Resolves when the new processes serve and the
     /// old ones are gone. Resets a failed start, pauses after failures and the cooldown. If a replacement
-    /// is under way and its new process is created after this call, that replacement counts.
+    /// is under way and its new process is created after this call, that replacement counts. `by`:
+    /// operator, for the ledger and the events.
     ///
     /// # Errors
     ///
     /// There is no such model, its new process does not start, or another command ended the restart.
-    pub async fn restart(&self, model: &str) -> Result<Vec<LedgerEntry>, ControlError> {
-        self.restart_by(model, None).await
-    }
-
-    /// Replaces every process like [`Self::restart`]. `by`: operator, for the ledger and the events.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::restart`].
     pub async fn restart_by(&self, model: &str, by: Option<&str>) -> Result<Vec<LedgerEntry>, ControlError> {
-        let handle = self.operator_target(model, "restart", by)?;
-        let (reply, answer) = oneshot::channel();
-        handle.send(ControlMessage::Restart(by.map(Arc::from), reply));
-        let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
-        self.wait_for_ledger().await;
+        let handle = self.inner.operator_target(model, "restart", by)?;
+        let done = handle.command(|reply| ControlMessage::Restart(by.map(Arc::from), reply)).await;
+        self.inner.wait_for_ledger().await;
         done
     }
 
     /// Drains and stops a model; resolves when its processes are gone. The next request starts the model
-    /// again.
+    /// again. `by`: operator, for the events.
     ///
     /// # Errors
     ///
     /// There is no such model, or the fleet is shutting down.
-    pub async fn drain(&self, model: &str) -> Result<(), ControlError> {
-        self.drain_by(model, None).await
+    pub async fn drain_by(&self, model: &str, by: Option<&str>) -> Result<(), ControlError> {
+        self.inner.operator_target(model, "drain", by)?.command(ControlMessage::Drain).await
     }
 
-    /// Drains and stops a model like [`Self::drain`]. `by`: operator, for the events.
+    /// Drains and stops a model like [`Self::drain_by`], but does not wait until the processes are gone.
     ///
     /// # Errors
     ///
-    /// The errors of [`Self::drain`].
-    pub async fn drain_by(&self, model: &str, by: Option<&str>) -> Result<(), ControlError> {
-        let handle = self.operator_target(model, "drain", by)?;
-        let (reply, answer) = oneshot::channel();
-        handle.send(ControlMessage::Drain(reply));
-        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    /// There is no such model.
+    pub fn unload(&self, model: &str, by: &str) -> Result<(), ControlError> {
+        let (reply, _) = oneshot::channel();
+        self.inner.operator_target(model, "unload", Some(by))?.send(ControlMessage::Drain(reply));
+        Ok(())
     }
 
     /// Asks the processes of a model to give memory back; they serve meanwhile. Resolves when each process
-    /// has answered and its memory was read again, or its time is over.
+    /// has answered and its memory was read again, or its time is over. `by`: operator, for the ledger and
+    /// the events.
     ///
     /// # Errors
     ///
     /// There is no such model, it has no serving process that can be asked, or the fleet is shutting down.
-    pub async fn reclaim(&self, model: &str) -> Result<Vec<ReclaimEntry>, ControlError> {
-        self.reclaim_by(model, None).await
-    }
-
-    /// Asks for memory like [`Self::reclaim`]. `by`: operator, for the ledger and the events.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::reclaim`].
     pub async fn reclaim_by(&self, model: &str, by: Option<&str>) -> Result<Vec<ReclaimEntry>, ControlError> {
-        let handle = self.operator_target(model, "reclaim", by)?;
-        let (reply, answer) = oneshot::channel();
-        handle.send(ControlMessage::Reclaim(by.map(Arc::from), reply));
-        let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
-        self.wait_for_ledger().await;
+        let handle = self.inner.operator_target(model, "reclaim", by)?;
+        let done = handle.command(|reply| ControlMessage::Reclaim(by.map(Arc::from), reply)).await;
+        self.inner.wait_for_ledger().await;
         done
     }
 
@@ -435,18 +354,10 @@ impl Fleet {
     ///
     /// There is no such model, the model cannot be pinned, or the fleet is shutting down.
     pub async fn pin(&self, model: &str, pinned: bool, by: &str) -> Result<PinView, ControlError> {
-        let handle = self.handle(model)?;
-        let (reply, answer) = oneshot::channel();
-        handle.send(ControlMessage::Pin(pinned, by.into(), reply));
-        let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
-        self.wait_for_ledger().await;
+        let handle = self.inner.handle(model)?;
+        let done = handle.command(|reply| ControlMessage::Pin(pinned, by.into(), reply)).await;
+        self.inner.wait_for_ledger().await;
         done
-    }
-
-    /// Waits until queued entries are written to the ledger, but not for long, because the disk may hang.
-    pub(super) async fn wait_for_ledger(&self) {
-        const LEDGER_WAIT: Duration = Duration::from_millis(250);
-        self.inner.context.state.wait_written(LEDGER_WAIT).await;
     }
 
     /// Writer of the state directory.
@@ -454,250 +365,9 @@ impl Fleet {
         &self.inner.context.state
     }
 
-    /// Finds a model for an operator's action, and logs the action if the operator is known.
-    fn operator_target(
-        &self,
-        model: &str,
-        action: &str,
-        by: Option<&str>,
-    ) -> Result<Arc<ModelHandle>, ControlError> {
-        let handle = self.handle(model)?;
-        if let Some(by) = by {
-            self.log_operator_action(Some(handle.leases.name()), action, by);
-        }
-        Ok(handle)
-    }
-
     /// Logs an operator's action that does not go through the fleet.
     pub fn log_operator_action(&self, model: Option<&ModelName>, action: &str, by: &str) {
-        let kind = EventKind::Asked { action: action.to_owned(), by: by.to_owned() };
-        self.inner.context.journal.record(model, None, kind);
-    }
-
-    fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
-        let roster = self.inner.roster.load();
-        // An operator's command may name a canary, too.
-        if let Some(canary) = roster.canary(name) {
-            return Ok(Arc::clone(canary));
-        }
-        let model = roster.resolve(Some(name))?;
-        roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
-    }
-
-    /// Applies a new configuration. Processes are replaced only if their model's command changed; other
-    /// settings change without a replacement. If any part of the configuration is invalid, nothing changes.
-    ///
-    /// # Errors
-    ///
-    /// A name or alias is used twice, a socket path would be too long, or the fleet is shutting down.
-    /// Nothing has changed then.
-    pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
-        self.apply_with(config, ApplyReport::default()).await
-    }
-
-    /// Applies a configuration like [`Self::apply`]. `known`: changes outside of the fleet, to be added to
-    /// the report.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::apply`].
-    pub async fn apply_with(
-        &self,
-        config: FleetConfig,
-        known: ApplyReport,
-    ) -> Result<ApplyReport, FleetError> {
-        let config = with_absolute_paths(config);
-        check_config(&config)?;
-        let fleet = self.clone();
-        // Run in a separate task, so that all of the configuration is applied even if the caller leaves.
-        let task = self.inner.tasks.spawn(async move {
-            let mut report = fleet.take_over(config).await?;
-            // For users, a model has also changed if only settings outside of the fleet did, such as
-            // request rules.
-            let of_others = |name: &ModelName| known.updated.contains(name);
-            let (updated, unchanged) = std::mem::take(&mut report.unchanged).into_iter().partition(of_others);
-            let updated: Vec<ModelName> = updated;
-            report.updated.extend(updated);
-            report.unchanged = unchanged;
-            report.changed.extend(known.changed);
-            report.needs_restart.extend(known.needs_restart);
-            fleet.inner.context.journal.record(
-                None,
-                None,
-                EventKind::ConfigApplied { report: report.clone() },
-            );
-            Ok(report)
-        });
-        task.await.unwrap_or(Err(FleetError::ShuttingDown))
-    }
-
-    /// Stores facts that were measured about a model's binary. Leases see the facts at once, and no process
-    /// is replaced. Without effect if the model runs another binary meanwhile, or was removed.
-    pub async fn learn_facts(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
-        let mut change = self.inner.change.lock().await;
-        let RosterChange { config, configured, .. } = &mut *change;
-        let runs_it = |spec: &&mut SharedSpec| spec.name == *model && spec.command.binary == binary;
-        for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
-            spec.facts = facts;
-        }
-        // Include removed models: leases on their processes may still be held.
-        let roster = self.inner.roster.load_full();
-        for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
-            if handle.leases.name() == model {
-                handle.send(ControlMessage::LearnFacts(binary.to_owned(), facts));
-            }
-        }
-    }
-
-    async fn take_over(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
-        let inner = &self.inner;
-        let mut change = inner.change.lock().await;
-        if inner.ending.load(Ordering::SeqCst) {
-            return Err(FleetError::ShuttingDown);
-        }
-        self.keep_canaries(&mut change, &config);
-        inner.canaries.retain_configured(&config);
-        // Box the future, because it is rarely run and large, and would make the caller's future large.
-        Ok(Box::pin(self.put_in_place(&mut change, config)).await)
-    }
-
-    /// Adds, changes and removes models until they are those of a configuration plus the present canaries.
-    async fn put_in_place(&self, change: &mut RosterChange, configured: FleetConfig) -> ApplyReport {
-        let inner = &self.inner;
-        let config = with_canaries(&configured, &change.canaries);
-        let mut report = ApplyReport::default();
-        for (name, changed) in [
-            ("runtime_dir", config.runtime_dir != change.config.runtime_dir),
-            ("state_dir", config.state_dir != change.config.state_dir),
-            ("events_kept", config.watch.child.events_kept != change.config.watch.child.events_kept),
-            ("log_lines", config.watch.child.log_lines != change.config.watch.child.log_lines),
-        ] {
-            if changed {
-                report.needs_restart.push(name.to_owned());
-            }
-        }
-        *lock(&inner.context.common) = CommonConfig::from(&config);
-        let old = inner.roster.load_full();
-        let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
-        let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
-        let mut canaries = QuickMap::default();
-        let shown = roster::configured_names(&config).map(|(name, _)| name.clone()).collect();
-        let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
-        inner.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
-        // Pause publication only at the first start: then no step below waits for a model, so the pause is
-        // short.
-        let is_first = old.handles().next().is_none();
-        if is_first {
-            inner.context.publisher.set_paused(true);
-        }
-        let gone: Vec<_> =
-            old.handles().chain(old.canaries()).filter(|handle| !handle.stays_in(&config)).cloned().collect();
-        for handle in &gone {
-            if !handle.is_remote {
-                inner.context.leaving.fetch_add(1, Ordering::SeqCst);
-            }
-            // Tell removed models first, so that they free memory for new ones.
-            handle.send(ControlMessage::Remove);
-        }
-        for spec in &config.models {
-            let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| !handle.is_remote));
-            let handle =
-                known.cloned().unwrap_or_else(|| self.launch_model(spec, config.watch, !gone.is_empty()));
-            if spec.canary_of.is_some() {
-                if before(&name).is_some_and(|before| before != *spec) {
-                    handle.apply(spec, config.watch).await;
-                }
-                canaries.insert(name, handle);
-                continue;
-            }
-            match before(&name) {
-                None => report.added.push(name),
-                Some(before) if before == *spec => {
-                    if config.watch != change.config.watch {
-                        handle.apply(spec, config.watch).await;
-                    }
-                    report.unchanged.push(name);
-                }
-                Some(_) if handle.apply(spec, config.watch).await => report.restarted.push(name),
-                Some(_) => report.updated.push(name),
-            }
-            handles.push(handle);
-        }
-        for spec in &config.remotes {
-            let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| handle.is_remote));
-            let before = change.config.remotes.iter().find(|before| before.name == name);
-            let handle = known.cloned().unwrap_or_else(|| self.launch_remote(spec));
-            match before {
-                None => report.added.push(name),
-                Some(before) if before == spec => report.unchanged.push(name),
-                Some(_) if handle.point_remote(spec).await => report.restarted.push(name),
-                Some(_) => report.updated.push(name),
-            }
-            handles.push(handle);
-        }
-        if is_first {
-            inner.context.publisher.set_paused(false);
-        }
-        // Store the new set of models first, so that clients of removed models hear that the model is
-        // unknown.
-        inner.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
-        for handle in gone {
-            // Refuse requests here and not in the model's task, so that none is accepted after this call.
-            handle.leases.set_refusal(Some(QueueRefusal::Removed));
-            handle.leases.refuse_waiting(&LeaseDenied::Removed);
-            if old.canary(handle.leases.name().as_str()).is_none() {
-                report.removed.push(handle.leases.name().clone());
-            }
-            change.leaving.push(handle);
-        }
-        change.leaving.retain(|handle| !handle.is_gone());
-        // Keep the old values of settings that need a restart, so that the next reload reports them again.
-        let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
-        change.config = FleetConfig { runtime_dir, state_dir, ..config };
-        change.configured = configured;
-        report
-    }
-
-    /// Starts the task of a model. `after_others`: the first process waits until removed models have ended.
-    fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
-        let context = &self.inner.context;
-        let journal = Arc::clone(&context.journal);
-        let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
-        leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
-        leases.set_quarantine(spec.quarantine);
-        leases.set_canary(spec.canary_of.is_some());
-        let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
-        let will = lock(&self.inner.will).as_mut().and_then(|will| will.take_model(spec.name.as_str()));
-        let (mut model, sender) = ModelTask::new(
-            Arc::clone(context),
-            Arc::clone(&leases),
-            Arc::clone(&logs),
-            spec.clone(),
-            watch,
-            will,
-        );
-        if after_others {
-            model.wait_for_room();
-        }
-        self.inner.tasks.spawn(Box::new(model).run());
-        Arc::new(ModelHandle { leases, logs, sender, is_remote: false })
-    }
-
-    /// Starts the task of a remote model.
-    fn launch_remote(&self, spec: &RemoteSpec) -> Arc<ModelHandle> {
-        let context = &self.inner.context;
-        let journal = Arc::clone(&context.journal);
-        let leases = Arc::new(LeaseQueue::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
-        // Switch the quarantine off: a remote model has no process that a request could kill.
-        leases.set_quarantine(QuarantinePolicy {
-            refuse_for: Duration::ZERO,
-            ..warden_policies::defaults().quarantine
-        });
-        // Make a log of minimum size: a remote endpoint has no output to log.
-        let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
-        let (remote, sender) = RemoteTask::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
-        self.inner.tasks.spawn(Box::new(remote).run());
-        Arc::new(ModelHandle { leases, logs, sender, is_remote: true })
+        self.inner.log_operator_action(model, action, by);
     }
 
     /// Shuts down: grants no new leases, except to queued requests that a backend can take before the
@@ -709,7 +379,7 @@ impl Fleet {
         inner.ending.store(true, Ordering::SeqCst);
         // Wait for a change of the set of models that is under way, so that no model starts afterwards.
         let mut change = inner.change.lock().await;
-        self.conclude_all_canaries(&mut change);
+        inner.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             handle.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
@@ -721,9 +391,28 @@ impl Fleet {
         inner.tasks.wait().await;
     }
 
+    /// Asks the loader's task whether it is alive. `None` if that task no longer has to run.
+    pub fn check_loader(&self) -> Option<oneshot::Receiver<()>> {
+        (!self.inner.loader_ends.is_cancelled()).then(|| self.inner.context.loading.check_loader())
+    }
+
+    /// Asks the tasks of all models and canaries whether they are alive. Each receiver resolves when its
+    /// task answers, and fails if the task has ended, as it may right after the model was removed.
+    pub fn check_tasks(&self) -> Vec<(ModelName, oneshot::Receiver<()>)> {
+        let roster = self.inner.roster.load();
+        let handles = roster.handles().chain(roster.canaries());
+        let asked = handles.map(|handle| {
+            let (question, answer) = oneshot::channel();
+            // If the task has ended, the question is dropped, and so the receiver fails.
+            handle.sender.send(TaskMessage::Beat(question));
+            (handle.leases.name().clone(), answer)
+        });
+        asked.collect()
+    }
+
     /// Past output of a model's processes, and a receiver for new lines; `None` if there is no such model.
     pub fn logs(&self, model: &str) -> Option<LogTail> {
-        Some(self.handle(model).ok()?.logs.tail())
+        Some(self.inner.handle(model).ok()?.logs.tail())
     }
 
     /// Past events, and a receiver for new ones.
@@ -742,53 +431,102 @@ impl Fleet {
     }
 }
 
-/// Makes the path of the runtime directory absolute, because children have other working directories.
-fn with_absolute_paths(mut config: FleetConfig) -> FleetConfig {
-    if let Ok(path) = std::path::absolute(&config.runtime_dir) {
-        config.runtime_dir = path;
+impl FleetInner {
+    async fn start(
+        config: FleetConfig,
+        world: Arc<dyn ProcessWorld>,
+        will: Option<FleetWill>,
+    ) -> Result<Arc<Self>, FleetError> {
+        let config = with_absolute_paths(config);
+        check_config(&config)?;
+        directories::prepare_runtime(&config.runtime_dir)?;
+        let state = StateWriter::start().map_err(FleetError::NoThread)?;
+        let ledger = LedgerWriter::open(&config.state_dir, state.clone())
+            .map_err(|(path, source)| FleetError::StateDir { path, source })?;
+        let journal = Arc::new(EventJournal::new(config.watch.child.events_kept));
+        let (loading, told) = LoadingDesk::new();
+        let common = Arc::new(std::sync::Mutex::new(CommonConfig::from(&config)));
+        let loader = ModelLoader::new(
+            Arc::clone(&world),
+            Arc::clone(&journal),
+            Arc::clone(&loading),
+            Arc::clone(&common),
+            told,
+            config.watch.sensors.read_limit,
+        );
+        let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::fleet_start);
+        let begun = since.begun.clone();
+        let context = FleetContext::new(world, journal, ledger, state, &config, loading, common, since);
+        let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
+        let inner = Arc::new(Self {
+            context: Arc::new(context),
+            roster: ArcSwap::from_pointee(ModelRoster::default()),
+            tasks: TaskTracker::new(),
+            loader_ends: CancellationToken::new(),
+            ending: AtomicBool::new(false),
+            predecessors: watch::Sender::new(0),
+            canaries: CanarySet::default(),
+            will: std::sync::Mutex::new(will),
+            awaited: std::sync::Mutex::default(),
+            change: Mutex::new(RosterChange::new(empty)),
+        });
+        let ends = inner.loader_ends.clone();
+        inner.tasks.spawn(async move {
+            tokio::select! {
+                () = begun.cancelled() => loader.run(ends).await,
+                () = ends.cancelled() => {}
+            }
+        });
+        Box::pin(inner.take_over(config)).await?;
+        Ok(inner)
     }
-    config
-}
 
-/// Checks a configuration as far as possible without looking at the machine.
-fn check_config(config: &FleetConfig) -> Result<(), FleetError> {
-    if let Some(spec) = config.models.iter().find(|spec| spec.run.replicas == 0) {
-        return Err(FleetError::NoReplicas(spec.name.clone()));
-    }
-    roster::check_names(config)?;
-    directories::check_sockets(config)
-}
-
-impl ModelHandle {
-    fn send(&self, control: ControlMessage) {
-        // Sending fails only if the task has ended, and then nothing needs to be told.
-        self.sender.send(TaskMessage::Control(control));
+    fn model_leases(&self, model: &ModelName) -> Result<Arc<LeaseQueue>, LeaseDenied> {
+        let leases = self.roster.load().get(model).map(|handle| Arc::clone(&handle.leases));
+        leases.ok_or(LeaseDenied::Removed)
     }
 
-    fn is_gone(&self) -> bool {
-        self.sender.is_closed()
-    }
-
-    /// True if the model is also in this configuration. A local and a remote model with the same name are
-    /// different.
-    fn stays_in(&self, config: &FleetConfig) -> bool {
-        let name = self.leases.name();
-        if self.is_remote {
-            config.remotes.iter().any(|spec| spec.name == *name)
-        } else {
-            config.models.iter().any(|spec| spec.name == *name)
+    /// Finds a model for an operator's action, and logs the action if the operator is known.
+    fn operator_target(
+        &self,
+        model: &str,
+        action: &str,
+        by: Option<&str>,
+    ) -> Result<Arc<ModelHandle>, ControlError> {
+        let handle = self.handle(model)?;
+        if let Some(by) = by {
+            self.log_operator_action(Some(handle.leases.name()), action, by);
         }
+        Ok(handle)
     }
 
-    async fn point_remote(&self, spec: &RemoteSpec) -> bool {
-        let (reply, answer) = oneshot::channel();
-        self.send(ControlMessage::PointRemote(Box::new(spec.clone()), reply));
-        answer.await.unwrap_or(false)
+    fn log_operator_action(&self, model: Option<&ModelName>, action: &str, by: &str) {
+        let kind = EventKind::Asked { action: action.to_owned(), by: by.to_owned() };
+        self.context.journal.record(model, None, kind);
     }
 
-    async fn apply(&self, spec: &SharedSpec, watch: WatchConfig) -> bool {
-        let (reply, answer) = oneshot::channel();
-        self.send(ControlMessage::Apply(spec.clone(), Box::new(watch), reply));
-        answer.await.unwrap_or(false)
+    /// Waits until queued entries are written to the ledger, but not for long, because the disk may hang.
+    async fn wait_for_ledger(&self) {
+        const LEDGER_WAIT: Duration = Duration::from_millis(250);
+        self.context.state.wait_written(LEDGER_WAIT).await;
+    }
+
+    fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
+        let roster = self.roster.load();
+        // An operator's command may name a canary, too.
+        if let Some(canary) = roster.canary(name) {
+            return Ok(Arc::clone(canary));
+        }
+        let model = roster.resolve(Some(name))?;
+        roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
+    }
+
+    /// True if a process of the model serves, or is going to serve without a further request.
+    fn is_coming(&self, model: &ModelName) -> bool {
+        let view = self.context.publisher.view();
+        let shown = view.models.iter().find(|shown| shown.name == *model);
+        shown.is_some_and(|shown| {
+            matches!(shown.state, ModelState::Loaded | ModelState::Loading | ModelState::Draining)
+        })
     }
 }

@@ -3,22 +3,84 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use warden_policies::{ModelName, QuickMap};
 
-use crate::error::{FleetError, ResolveError};
+use crate::error::{ControlError, FleetError, ResolveError};
 use crate::lease::queue::LeaseQueue;
 use crate::model::message::TaskOutbox;
-use crate::spec::FleetConfig;
+use crate::model::{ControlMessage, TaskMessage};
+use crate::spec::{FleetConfig, RemoteSpec, SharedSpec, WatchConfig};
+use crate::view::event::ApplyReport;
 use crate::view::log::LogRing;
 
-/// Handle through which the fleet reaches one model.
 #[derive(Debug)]
 pub(super) struct ModelHandle {
     pub(super) leases: Arc<LeaseQueue>,
     pub(super) logs: Arc<LogRing>,
     pub(super) sender: TaskOutbox,
-    /// True if a remote endpoint serves the model.
     pub(super) is_remote: bool,
+}
+
+impl ModelHandle {
+    pub(super) fn send(&self, control: ControlMessage) {
+        // Sending fails only if the task has ended, and then the message is not needed.
+        self.sender.send(TaskMessage::Control(control));
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// True if the model is also in this configuration. A local and a remote model with the same name are
+    /// different.
+    pub(super) fn stays_in(&self, config: &FleetConfig) -> bool {
+        let name = self.leases.name();
+        if self.is_remote { config.remote(name).is_some() } else { config.model(name).is_some() }
+    }
+
+    pub(super) async fn point_remote(&self, spec: &RemoteSpec) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.send(ControlMessage::PointRemote(Box::new(spec.clone()), reply));
+        answer.await.unwrap_or(false)
+    }
+
+    pub(super) async fn apply(&self, spec: &SharedSpec, watch: WatchConfig) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.send(ControlMessage::Apply(spec.clone(), Box::new(watch), reply));
+        answer.await.unwrap_or(false)
+    }
+
+    /// Applies the settings of a model to which `before` may have given others, and reports what was done.
+    pub(super) async fn apply_change(
+        &self,
+        before: &FleetConfig,
+        spec: &SharedSpec,
+        watch: WatchConfig,
+        report: &mut ApplyReport,
+    ) {
+        let list = match before.model(&spec.name) {
+            None => &mut report.added,
+            Some(known) if known == spec => {
+                if watch != before.watch {
+                    self.apply(spec, watch).await;
+                }
+                &mut report.unchanged
+            }
+            Some(_) if self.apply(spec, watch).await => &mut report.restarted,
+            Some(_) => &mut report.updated,
+        };
+        list.push(spec.name.clone());
+    }
+
+    pub(super) async fn command<T>(
+        &self,
+        control: impl FnOnce(oneshot::Sender<Result<T, ControlError>>) -> ControlMessage,
+    ) -> Result<T, ControlError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(control(reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -46,13 +108,10 @@ impl ModelRoster {
     }
 
     pub(super) fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
-        let only = || if let [only] = self.handles.as_slice() { Some(only) } else { None };
-        let found = match name {
-            Some(name) => match self.by_name.get(name) {
-                Some(index) => self.handles.get(*index),
-                None => only().filter(|_| self.takes_any_name()),
-            },
-            None => only(),
+        let named = name.and_then(|name| self.by_name.get(name)).and_then(|index| self.handles.get(*index));
+        let found = match self.handles.as_slice() {
+            [only] if name.is_none() || self.any_name => Some(only),
+            _ => named,
         };
         found.map(|handle| handle.leases.name().clone()).ok_or_else(|| match name {
             Some(name) => ResolveError::Unknown { name: name.to_owned(), known: self.all_names() },
@@ -60,7 +119,8 @@ impl ModelRoster {
         })
     }
 
-    fn own_names(&self) -> Vec<String> {
+    /// Names of all models without their aliases, in configured order.
+    pub(super) fn own_names(&self) -> Vec<String> {
         self.handles.iter().map(|handle| handle.leases.name().to_string()).collect()
     }
 
@@ -85,7 +145,6 @@ impl ModelRoster {
         self.handles.get(*index).filter(|handle| handle.leases.name() == name)
     }
 
-    /// Finds a canary by its name.
     pub(super) fn canary(&self, name: &str) -> Option<&Arc<ModelHandle>> {
         self.canaries.iter().find(|(own, _)| own.as_str() == name).map(|(_, handle)| handle)
     }

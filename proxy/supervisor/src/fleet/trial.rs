@@ -9,25 +9,24 @@ use warden_policies::growth::SeriesGrowth;
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::sample::HostMemory;
 
-use super::Fleet;
+use super::FleetInner;
 use super::canary::{CanaryStage, RunningCanary};
 use crate::error::{BackendFailure, FailureKind};
 use crate::sync::lock;
 use crate::view::event::{EventKind, FleetEvent};
 use crate::view::{FleetView, ModelState, ModelView};
 
-/// Interval for collecting events before the trial is judged.
 const EVENT_GATHER_INTERVAL: Duration = Duration::from_millis(20);
 
-impl Fleet {
+impl FleetInner {
     /// Watches a canary until it has ended. Receives all events from the call on, not only from the first
     /// poll.
     pub(super) fn watch_canary(
-        self,
+        self: Arc<Self>,
         running: Arc<RunningCanary>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let mut events = self.events().receiver;
-        let mut views = self.subscribe();
+        let mut events = self.context.journal.tail().receiver;
+        let mut views = self.context.publisher.subscribe();
         let mut stage = running.stage.subscribe();
         async move {
             loop {
@@ -59,7 +58,6 @@ impl Fleet {
     }
 }
 
-/// Verdict of the trial, if it is over.
 fn finished_verdict(running: &RunningCanary) -> Option<CanaryVerdict> {
     let runs = *running.stage.borrow() == CanaryStage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
@@ -139,8 +137,8 @@ fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdic
     } else if canary.backends.iter().any(|backend| backend.phase == BackendPhase::Starting) {
         running.advance_to(CanaryStage::Starts);
     }
-    let failure = canary.last_failure.as_ref().filter(|_| canary.state == ModelState::Failed)?;
-    Some(start_verdict(failure, canary.was_ready))
+    let failure = canary.last_failure.as_ref()?;
+    (canary.state == ModelState::Failed).then(|| start_verdict(failure, canary.was_ready))
 }
 
 /// Memory of a model's processes: for each kind of memory, the worst state of any process.

@@ -18,7 +18,7 @@ use crate::lease::refused::{ModelRefusal, RecentRefusals};
 use crate::memory::fleet_memory::FleetMemory;
 use crate::memory::leak_history::LeakHistory;
 use crate::memory::loading::LoadingDesk;
-use crate::process::{ProcessWorld, socket_name};
+use crate::process::{ProcessWorld, directories};
 use crate::spec::{CommonConfig, FleetConfig};
 use crate::state::StateWriter;
 use crate::sync::lock;
@@ -177,6 +177,6 @@ impl FleetContext {
     }
 
     pub(crate) fn socket_path(&self, model: &ModelName, generation: GenerationId) -> PathBuf {
-        socket_name::socket_path(&self.runtime_dir, model, generation)
+        directories::socket_path(&self.runtime_dir, model, generation)
     }
 }

@@ -16,8 +16,7 @@ use super::unit::{ProcessRecipe, ProcessUnit, UnitId, UnitRole, process_recipe, 
 use super::{ModelTask, TaskMessage};
 use crate::clock;
 use crate::error::BackendFailure;
-use crate::process::needs::NeedsCheck;
-use crate::process::needs::missing::MissingNeed;
+use crate::process::needs::{MissingNeed, NeedsCheck};
 use crate::view::ledger::ReplacementMode;
 
 /// Maximum age of a check that a replacement uses.

@@ -15,8 +15,7 @@ use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::loading::LoadingReport;
 use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
-use crate::process::standstill::until_stalled;
-use crate::process::{BackendProcess, discreet, reclaim_file, report_file};
+use crate::process::{BackendProcess, discreet, reclaim_file, report_file, until_stalled};
 use crate::view::event::EventKind;
 
 impl ModelTask {

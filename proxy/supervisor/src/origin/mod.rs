@@ -1,16 +1,27 @@
 //! Address of a remote endpoint: its connections, the heads of requests to it, and its probe.
+//!
+//! A connection to an `https` address uses TLS. The certificate must be issued by an authority that this
+//! machine trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name other authorities.
 
 pub(crate) mod probe;
-mod wire;
 
-use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use std::{fmt, io};
 
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderMap, HeaderValue, USER_AGENT, VIA};
 use http::uri::{InvalidUri, Scheme};
 use http::{Request, Uri};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
-pub use self::wire::EndpointStream;
+use crate::worker_threads::resolve_host;
 
 /// Path of the versioned API. A configured address may end with this path or not.
 const VERSION_PREFIX: &str = "/v1";
@@ -36,7 +47,6 @@ const PASSED_HEADERS: [&str; 13] = [
     "x-request-id",
 ];
 
-/// Our own `User-Agent`.
 const OUR_USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
 
@@ -44,13 +54,17 @@ const OUR_USER_AGENT: HeaderValue =
 /// loop.
 const VIA_PREFIX: &str = "llama-warden-";
 
+const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
+
+/// Connection to an endpoint, plain or encrypted.
+pub type EndpointStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
 /// Remote endpoint with OpenAI's API. The `Debug` output hides the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RemoteOrigin {
     tls: bool,
     host: String,
     port: u16,
-    /// Value of the `Host` header.
     authority: String,
     /// Prefix of each path: empty, or with a leading slash and without a trailing one.
     prefix: String,
@@ -123,6 +137,31 @@ impl RemoteOrigin {
         self.key.is_some()
     }
 
+    /// Connects to the endpoint.
+    ///
+    /// # Errors
+    ///
+    /// The host is unknown, does not answer, or has an invalid certificate.
+    pub async fn connect(&self) -> io::Result<EndpointStream> {
+        let addresses = resolve_host(&self.host, self.port).await?;
+        let stream = TcpStream::connect(&addresses[..]).await?;
+        // Without this, the end of a small request would wait for an acknowledgement (Nagle's algorithm).
+        stream.set_nodelay(true)?;
+        // Without keepalive, we would wait for a vanished peer for the whole time limit of an answer.
+        let socket = SockRef::from(&stream);
+        let alive =
+            TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_TIME / 3).with_retries(3);
+        socket.set_tcp_keepalive(&alive)?;
+        socket.set_tcp_user_timeout(Some(KEEPALIVE_TIME * 2))?;
+        if !self.tls {
+            return Ok(Either::Left(stream));
+        }
+        let name = ServerName::try_from(self.host.clone())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let stream = TlsConnector::from(tls_config()?).connect(name, stream).await?;
+        Ok(Either::Right(Box::new(stream)))
+    }
+
     /// Rewrites a request that was made for llama-server: path, host and key are those of this endpoint,
     /// and the client's identity is removed. Asks for an uncompressed answer, because the proxy reads the
     /// answer.
@@ -152,7 +191,28 @@ impl RemoteOrigin {
     }
 }
 
-/// Removes all entries from `Via` except those of llama-wardens.
+/// TLS configuration with the trusted authorities, which are read once.
+fn tls_config() -> io::Result<Arc<ClientConfig>> {
+    static TRUSTED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    if let Some(known) = TRUSTED.get() {
+        return Ok(Arc::clone(known));
+    }
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (taken, _) = roots.add_parsable_certificates(found.certs);
+    if taken == 0 {
+        let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
+        let message = format!("this machine trusts no authority (Debian has them in `ca-certificates`){why}");
+        return Err(io::Error::new(io::ErrorKind::NotFound, message));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(io::Error::other)?.with_root_certificates(roots);
+    let mut config = config.with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::clone(TRUSTED.get_or_init(|| Arc::new(config))))
+}
+
 fn keep_our_via(headers: &mut HeaderMap) {
     let ours = |part: &str| {
         let mut words = part.split_whitespace();

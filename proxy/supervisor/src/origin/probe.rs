@@ -20,31 +20,25 @@ const MODELS_PATH: &str = "/v1/models";
 /// Maximum size of a list in bytes. Vendors of thousands of models need a few megabytes.
 const MAX_LIST_BYTES: usize = 16 << 20;
 
-/// Time limit for the body of a list, after the head of the answer.
 const LIST_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// JSON pointers to fields in which endpoints give the context length of a model, in tokens.
 const CONTEXT_FIELDS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
 
-/// Facts from an endpoint that answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndpointInfo {
-    /// Context length of the model in tokens, if given.
     pub(crate) n_ctx: Option<u32>,
     /// Note about a possible misconfiguration, although requests may be answered.
     pub(crate) note: Option<String>,
 }
 
-/// Why an endpoint does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeFailure {
     /// No answer in time: it may be busy.
     Timeout(String),
-    /// The endpoint cannot be reached, or refuses requests.
     Refused(String),
 }
 
-/// Requests the list of models.
 pub(crate) async fn probe(
     origin: &RemoteOrigin,
     model: &str,
@@ -56,22 +50,21 @@ pub(crate) async fn probe(
         Err(_) => return Err(ProbeFailure::Timeout(format!("it does not answer within {limit:?}"))),
     };
     let code = status.as_u16();
+    let refused = |why: String| Err(ProbeFailure::Refused(why));
     let note = |note: String| Ok(EndpointInfo { n_ctx: None, note: Some(note) });
     match status {
         StatusCode::UNAUTHORIZED if origin.has_key() => {
-            Err(ProbeFailure::Refused(format!("it refuses the key in `key_file` (status {code})")))
+            refused(format!("it refuses the key in `key_file` (status {code})"))
         }
         StatusCode::UNAUTHORIZED => {
-            Err(ProbeFailure::Refused(format!("it wants a key (status {code}): name its file in `key_file`")))
+            refused(format!("it wants a key (status {code}): name its file in `key_file`"))
         }
         status if status.is_server_error() => {
-            Err(ProbeFailure::Refused(format!("it answers `GET {MODELS_PATH}` with status {code}")))
+            refused(format!("it answers `GET {MODELS_PATH}` with status {code}"))
         }
         status if status.is_redirection() => {
             let to = location.map(|to| format!(" to `{}`", secrets::redact_text(&to))).unwrap_or_default();
-            Err(ProbeFailure::Refused(format!(
-                "it sends requests elsewhere{to} (status {code}): name that address in `url`"
-            )))
+            refused(format!("it sends requests elsewhere{to} (status {code}): name that address in `url`"))
         }
         // The endpoint works: a key may lack only the right to list models.
         StatusCode::FORBIDDEN => note(format!("the endpoint lists no models for this key (status {code})")),

@@ -1,15 +1,41 @@
 //! Requests that the supervisor itself sends to a backend: probes, properties, counters. The gateway sends
 //! clients' requests without this module.
 //!
-//! On a TCP port, each request has its own connection, which is checked before anything is sent. So another
-//! program that took the port gets neither a request nor the API key.
+//! Another program may take the TCP port before the child listens or after the child ends. So each request
+//! has its own connection, and data is sent to the child or not at all: another program gets neither a
+//! request nor the API key.
+//!
+//! ```text
+//!     connect --> does the child run? --> do only its group and relatives listen there? --> send
+//!                   | no                    | no
+//!                   `-----------------------+--> closed without sending a byte
+//! ```
+//!
+//! For a Unix socket, the directory is checked instead: no other user can enter it, and another user could
+//! make it only after it was removed together with the directory above it.
+//!
+//! The check comes *after* the connection is made, because a program that listened before may be gone by
+//! then. A killed process frees its port only after the kernel marks it as ending; so if a connection
+//! reached another program that took the port, the check sees that mark.
 
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use reqwest::header::{CONNECTION, CONTENT_TYPE};
+use reqwest::{Method, RequestBuilder, StatusCode};
+use tower::BoxError;
+use tower::util::AndThenLayer;
+use warden_sensors::PortListener;
 
+use crate::process::child::ChildProcess;
 use crate::process::endpoint::ListenAddress;
-use crate::process::own_port::{OnlyToOwner, OwnPort};
+use crate::process::private_dir;
+use crate::worker_threads::{WorkKind, run_job};
 
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
@@ -34,37 +60,121 @@ impl BackendHttp {
             .retry(reqwest::retry::never())
             .pool_max_idle_per_host(0);
         let builder = match port {
-            Some(port) => builder.connector_layer(OnlyToOwner::new(port)),
+            Some(port) => builder.connector_layer(AndThenLayer::new(move |connection| {
+                OwnPort::keep_if_owned(port.clone(), connection)
+            })),
             None => builder,
         };
-        let client = builder.build();
         let client =
-            client.inspect_err(|error| tracing::error!(%error, "cannot make a client for probes")).ok();
-        Self { client, authority, key }
+            builder.build().inspect_err(|error| tracing::error!(%error, "cannot make a client for probes"));
+        Self { client: client.ok(), authority, key }
     }
 
     /// Sends JSON by `POST`. `None` if there is no answer in time.
     pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
-        let mut request =
-            self.client.as_ref()?.post(format!("http://{}{path}", self.authority)).timeout(timeout);
-        if let Some(key) = &self.key {
-            request = request.bearer_auth(key);
-        }
-        let request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
+        let request = self.request(Method::POST, path, timeout)?;
+        let request = request.header(CONTENT_TYPE, "application/json").body(body);
         // Close the connection after this request: the body contains a client's text, and a server that
         // answers without reading the body would otherwise parse it as the next request.
-        let request = request.header(reqwest::header::CONNECTION, "close");
+        let request = request.header(CONNECTION, "close");
         request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
     }
 
     /// Sends a `GET`. `None` if there is no answer in time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
-        let mut request =
-            self.client.as_ref()?.get(format!("http://{}{path}", self.authority)).timeout(timeout);
-        // `/health` needs no key, so none is sent.
-        if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
-            request = request.bearer_auth(key);
-        }
+        let request = self.request(Method::GET, path, timeout)?;
         request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
+    }
+
+    /// Sends a `GET`. `None` if there is no answer in time, or another one than 200.
+    pub(crate) async fn get_ok(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
+        self.get(path, timeout).await.filter(|answer| answer.status() == StatusCode::OK)
+    }
+
+    fn request(&self, method: Method, path: &str, timeout: Duration) -> Option<RequestBuilder> {
+        let url = format!("http://{}{path}", self.authority);
+        let request = self.client.as_ref()?.request(method, url).timeout(timeout);
+        match &self.key {
+            // `/health` needs no key, so none is sent.
+            Some(key) if path != "/health" => Some(request.bearer_auth(key)),
+            _ => Some(request),
+        }
+    }
+}
+
+/// A port, or the directory of a socket, and the child that is to listen there.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnPort {
+    place: PortPlace,
+    /// The child. The reference is weak, because the child has to end when its owner drops it.
+    child: Weak<ChildProcess>,
+    logged: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Debug)]
+enum PortPlace {
+    Port(SocketAddr),
+    Directory(PathBuf),
+}
+
+impl OwnPort {
+    /// Makes the check for an endpoint; `None` for a socket without a directory.
+    pub(crate) fn from_endpoint(endpoint: &ListenAddress, child: &Arc<ChildProcess>) -> Option<Self> {
+        let place = match endpoint {
+            ListenAddress::Tcp(address) => PortPlace::Port(*address),
+            ListenAddress::Unix(socket) => PortPlace::Directory(socket.parent()?.to_owned()),
+        };
+        Some(Self { place, child: Arc::downgrade(child), logged: Arc::default() })
+    }
+
+    /// Passes a new connection on, or closes it without sending a byte if another program than the child
+    /// listens.
+    async fn keep_if_owned<C>(self, connection: C) -> Result<C, BoxError> {
+        if self.is_owned().await {
+            return Ok(connection);
+        }
+        Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the port is not its own").into())
+    }
+
+    /// True if the child runs, and only processes of the child listen at the endpoint. Facts that cannot be
+    /// determined count in the child's favour.
+    async fn is_owned(&self) -> bool {
+        let address = match &self.place {
+            PortPlace::Port(address) => *address,
+            PortPlace::Directory(directory) => return self.is_directory_private(directory),
+        };
+        let Some(child) = self.child.upgrade().filter(|child| child.is_running()) else { return false };
+        let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
+        drop(child);
+        let look = move || {
+            // Include processes outside of the group: a wrapper may have moved the server there.
+            let outside = || kinship.relatives().into_iter().map(|one| one.process.pid).collect();
+            warden_sensors::port_listener(group, outside, address)
+        };
+        // Reads of /proc are small, but may block; use a worker thread.
+        match run_job(WorkKind::Kernel, look).await {
+            Ok(Some(PortListener::Other)) => {
+                if !self.logged.swap(true, Ordering::Relaxed) {
+                    tracing::error!(
+                        pid = group,
+                        "another program listens on {address}, the port chosen for this process; no request goes there"
+                    );
+                }
+                false
+            }
+            Ok(Some(PortListener::Nobody)) => false,
+            Ok(Some(PortListener::Group) | None) | Err(_) => true,
+        }
+    }
+
+    fn is_directory_private(&self, directory: &Path) -> bool {
+        let is_private = private_dir::is_private(directory);
+        if !is_private && !self.logged.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                directory = %directory.display(),
+                "the directory for sockets was removed, or another user can change it; no request goes there"
+            );
+        }
+        is_private
     }
 }

@@ -20,9 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future;
-
 use rustix::process::{Pid, PidfdFlags, Signal};
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -30,17 +28,17 @@ use warden_sensors::RelatedProcess;
 
 use crate::error::SpawnError;
 use crate::process::control_group::ControlGroup;
-use crate::process::group::{ProcessExit, ProcessGroup};
+use crate::process::group::{
+    ProcessExit, ProcessGroup, WatchedProcess, has_ended, until_pidfd_ends, watch_pidfd,
+};
 use crate::process::kinship::{self, ChildRelatives, ChildState, RELATIVES_LIMIT};
-use crate::process::root::ask::ChildId;
+use crate::process::root::ChildId;
 use crate::process::root::client::RootClient;
 use crate::process::server_place::{ChildServer, StopRequest, outlives_leader};
 use crate::process::spawn::SpawnedChild;
-use crate::process::watched_process::{self, WatchedProcess};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly, run_job};
 
-/// Interval for retrying to reap a child that has ended.
 const REAP_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Maximum time for which a leader may outlive its server outside of the group. `setsid --wait` ends at
@@ -64,15 +62,23 @@ pub struct ChildProcess {
 #[derive(Debug)]
 enum ChildLeader {
     Own(ProcessGroup),
-    OfRoot { child: RootChild, exit: Mutex<Option<ProcessExit>>, handed_over: AtomicBool },
+    OfRoot(RootChild),
 }
 
 /// Child of the root, forked on our request or handed over to us.
 #[derive(Debug)]
 pub(crate) struct RootChild {
-    pub(crate) id: ChildId,
-    pub(crate) leader: Pid,
-    pub(crate) client: Arc<RootClient>,
+    id: ChildId,
+    leader: Pid,
+    client: Arc<RootClient>,
+    exit: Mutex<Option<ProcessExit>>,
+    handed_over: AtomicBool,
+}
+
+impl RootChild {
+    pub(crate) fn new(id: ChildId, leader: Pid, client: Arc<RootClient>) -> Self {
+        Self { id, leader, client, exit: Mutex::default(), handed_over: AtomicBool::new(false) }
+    }
 }
 
 impl ChildProcess {
@@ -93,8 +99,7 @@ impl ChildProcess {
         output: Option<(OwnedFd, OwnedFd)>,
         mark: Option<String>,
     ) -> Result<Self, SpawnError> {
-        let handed_over = AtomicBool::new(false);
-        let leader = ChildLeader::OfRoot { child, exit: Mutex::default(), handed_over };
+        let leader = ChildLeader::OfRoot(child);
         let pid = leader.pid();
         let control = ControlGroup::of_child(pid).map(Arc::new);
         let child = Self::new(leader, pidfd, output, ChildRelatives::new(pid, mark, control))?;
@@ -116,11 +121,7 @@ impl ChildProcess {
     ) -> Result<Self, SpawnError> {
         let pid = leader.pid();
         let failed = |source| SpawnError::Watch { pid, source };
-        #[expect(
-            deprecated,
-            reason = "unsound only for types that lie about their descriptor; `OwnedFd` does not"
-        )]
-        let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(failed)?;
+        let pidfd = watch_pidfd(pidfd).map_err(failed)?;
         let output = match output {
             Some((stdout, stderr)) => Some((
                 pipe::Receiver::from_owned_fd(stdout).map_err(failed)?,
@@ -145,15 +146,15 @@ impl ChildProcess {
     pub(crate) fn root_id(&self) -> Option<ChildId> {
         match &self.leader {
             ChildLeader::Own(_) => None,
-            ChildLeader::OfRoot { child, .. } => Some(child.id),
+            ChildLeader::OfRoot(child) => Some(child.id),
         }
     }
 
-    /// Hands the child over, so that it does not end with us. A child of our own must be kept by the root
-    /// until it is taken over.
-    pub(crate) fn hand_over(&self) {
-        if let ChildLeader::OfRoot { handed_over, .. } = &self.leader {
-            handed_over.store(true, Ordering::SeqCst);
+    /// Records whether the child is handed over to another instance, so that it does not end with us. A
+    /// child of our own must be kept by the root until it is taken over.
+    pub(crate) fn set_handed_over(&self, is_handed_over: bool) {
+        if let ChildLeader::OfRoot(child) = &self.leader {
+            child.handed_over.store(is_handed_over, Ordering::SeqCst);
         }
     }
 
@@ -173,25 +174,17 @@ impl ChildProcess {
         }
     }
 
-    /// True if the leader has ended.
     pub(crate) fn leader_has_ended(&self) -> bool {
         // Ask the kernel first: the PID cannot be reused before the leader is reaped.
         if warden_sensors::is_ending(self.pid()) == Some(true) {
             return true;
         }
-        watched_process::has_ended(self.pidfd.get_ref())
+        has_ended(self.pidfd.get_ref())
     }
 
     /// Processes of the child outside of its group, and its server.
     pub(crate) fn kinship(&self) -> &Arc<ChildRelatives> {
         &self.kinship
-    }
-
-    /// Takes over a child that was handed to us, so that it ends with us from now on.
-    pub(crate) fn claim(&self) {
-        if let ChildLeader::OfRoot { handed_over, .. } = &self.leader {
-            handed_over.store(false, Ordering::SeqCst);
-        }
     }
 
     /// Sends SIGTERM to the group, but to processes that have left the group only after the leader has
@@ -200,7 +193,7 @@ impl ChildProcess {
     pub fn terminate(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::TERM),
-            ChildLeader::OfRoot { child, .. } => child.client.signal(child.id, false),
+            ChildLeader::OfRoot(child) => child.client.signal(child.id, false),
         }
         self.kinship.ask_to_end(StopRequest::Terminate);
     }
@@ -210,7 +203,7 @@ impl ChildProcess {
     pub fn kill(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::KILL),
-            ChildLeader::OfRoot { child, .. } => child.client.signal(child.id, true),
+            ChildLeader::OfRoot(child) => child.client.signal(child.id, true),
         }
         if let Some(server) = self.kinship.watched_server() {
             server.signal(Signal::KILL);
@@ -230,18 +223,18 @@ impl ChildProcess {
     pub async fn wait(&self) -> ProcessExit {
         match &self.leader {
             ChildLeader::Own(group) => self.wait_for_own(group).await,
-            ChildLeader::OfRoot { child, exit, .. } => {
-                if let Some(exit) = *lock(exit) {
+            ChildLeader::OfRoot(child) => {
+                if let Some(exit) = *lock(&child.exit) {
                     return exit;
                 }
                 let ended = self.wait_for_root_child(child).await;
-                *lock(exit).get_or_insert(ended)
+                *lock(&child.exit).get_or_insert(ended)
             }
         }
     }
 
     async fn until_leader_ends(&self) {
-        watched_process::until_pidfd_ends(&self.pidfd, self.pid()).await;
+        until_pidfd_ends(&self.pidfd, self.pid()).await;
     }
 
     async fn wait_for_own(&self, group: &ProcessGroup) -> ProcessExit {
@@ -275,7 +268,7 @@ impl ChildProcess {
                 }
                 continue;
             };
-            let relatives = self.relatives().await;
+            let relatives = self.list_relatives(ChildRelatives::relatives).await;
             // Another call of `wait` may have reaped the leader; then its PID may be reused already.
             if let Some(exit) = group.reaped_exit() {
                 return exit;
@@ -290,7 +283,7 @@ impl ChildProcess {
                     Some(_) => None,
                     None => exit_behind,
                 };
-                let said = said.filter(|_| leader == ProcessExit::Code(0));
+                let said = if leader == ProcessExit::Code(0) { said } else { None };
                 return self.kill_and_reap(group, said).await;
             }
             self.kinship.set_outlived(true);
@@ -323,7 +316,9 @@ impl ChildProcess {
             None => {
                 let outside = relatives.iter().filter(|one| one.group != self.pid()).copied();
                 let outside: Vec<RelatedProcess> = outside.collect();
-                kinship::signal_all(&kinship::watch_all(&outside), Signal::TERM);
+                for one in kinship::watch_all(&outside) {
+                    one.signal(Signal::TERM);
+                }
             }
         }
     }
@@ -342,7 +337,9 @@ impl ChildProcess {
             }
             let _exit = kinship::reap_zombies(&relatives);
             let left = kinship::watch_all(&relatives);
-            kinship::signal_all(&left, Signal::KILL);
+            for one in &left {
+                one.signal(Signal::KILL);
+            }
             if timeout_at(limit, future::join_all(left.iter().map(WatchedProcess::until_ended)))
                 .await
                 .is_err()
@@ -378,7 +375,7 @@ impl ChildProcess {
         let mut changes = self.kinship.changes();
         let reaped = async {
             self.until_leader_ends().await;
-            let relatives = self.relatives().await;
+            let relatives = self.list_relatives(ChildRelatives::relatives).await;
             self.kinship.set_outlived(relatives.iter().any(|one| !one.is_zombie));
             child.client.reap(child.id).await
         };
@@ -386,7 +383,7 @@ impl ChildProcess {
         let mut is_server_gone = false;
         loop {
             let ChildState { asked, server } = changes.borrow_and_update().clone();
-            let watched = self.kinship.watched_server().filter(|_| !is_server_gone);
+            let watched = if is_server_gone { None } else { self.kinship.watched_server() };
             if asked == StopRequest::Terminate
                 && self.leader_has_ended()
                 && let Some(ChildServer::Outside { server, is_relative: false }) = &server
@@ -401,7 +398,8 @@ impl ChildProcess {
                         server.signal(Signal::KILL);
                     }
                     let is_killed_by_us = is_server_gone && asked != StopRequest::Kill;
-                    return if is_killed_by_us && exit == ProcessExit::Signal(libc::SIGKILL) { ProcessExit::Unknown } else { exit };
+                    let is_ours = is_killed_by_us && exit == ProcessExit::Signal(libc::SIGKILL);
+                    return if is_ours { ProcessExit::Unknown } else { exit };
                 }
                 () = until_end(watched.as_deref()) => {
                     is_server_gone = true;
@@ -417,10 +415,6 @@ impl ChildProcess {
     }
 
     /// Processes of the child, without its leader.
-    async fn relatives(&self) -> Vec<RelatedProcess> {
-        self.list_relatives(ChildRelatives::relatives).await
-    }
-
     async fn list_relatives(&self, look: fn(&ChildRelatives) -> Vec<RelatedProcess>) -> Vec<RelatedProcess> {
         if !self.kinship.has_relatives() {
             return Vec::new();
@@ -466,17 +460,15 @@ impl ChildLeader {
     fn pid(&self) -> u32 {
         match self {
             Self::Own(group) => group.id(),
-            Self::OfRoot { child, .. } => child.leader.as_raw_nonzero().get().unsigned_abs(),
+            Self::OfRoot(child) => child.leader.as_raw_nonzero().get().unsigned_abs(),
         }
     }
 }
 
-impl Drop for ChildLeader {
+impl Drop for RootChild {
     fn drop(&mut self) {
-        if let Self::OfRoot { child, handed_over, .. } = self
-            && !handed_over.load(Ordering::SeqCst)
-        {
-            child.client.forget(child.id);
+        if !self.handed_over.load(Ordering::SeqCst) {
+            self.client.forget(self.id);
         }
     }
 }

@@ -27,7 +27,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use tokio::time::Instant;
 use warden_sensors::RelatedProcess;
 
-use crate::process::{instance, watched_process};
+use crate::process::group::kill_process;
+use crate::process::root::instance_pid;
 
 const GROUP_PREFIX: &str = "llama-warden-";
 /// File that lists a group's processes and accepts new ones.
@@ -40,12 +41,9 @@ const DELEGATION_ATTRIBUTES: [&str; 2] = ["user.delegate", "trusted.delegate"];
 const NAME_ATTEMPTS: usize = 16;
 /// Maximum depth of groups below one of ours, such as those of a container tool.
 const DEPTH_LIMIT: usize = 8;
-/// Time limit for a group to become empty after its processes were killed.
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
-/// Pause between two attempts to remove a group.
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-/// The control group of one child.
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     path: PathBuf,
@@ -93,12 +91,12 @@ impl ControlGroup {
     pub(crate) fn of_child(leader: u32) -> Option<Self> {
         let listed = fs::read_to_string(format!("/proc/{leader}/cgroup")).ok()?;
         let group = version_two_path(&listed)?;
-        let is_made_for_us =
-            group_maker(Path::new(group).file_name()?.to_str()?) == Some(instance::instance_pid());
+        if group_maker(Path::new(group).file_name()?.to_str()?) != Some(instance_pid()) {
+            return None;
+        }
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let path =
-            group_directories(&mounts, group).into_iter().find(|path| path.join(MEMBERS_FILE).exists())?;
-        is_made_for_us.then_some(Self { path, _lock: None })
+        let mut paths = group_directories(&mounts, group).into_iter();
+        paths.find(|path| path.join(MEMBERS_FILE).exists()).map(|path| Self { path, _lock: None })
     }
 
     /// Opens the file through which a process enters the group, by writing `0`.
@@ -117,16 +115,11 @@ impl ControlGroup {
     }
 
     fn pids(&self) -> BTreeSet<u32> {
-        let listed =
-            groups_below(&self.path).into_iter().map(|group| fs::read_to_string(group.join(MEMBERS_FILE)));
-        let texts: Vec<String> = listed.filter_map(Result::ok).collect();
+        let listed = groups_below(&self.path, DEPTH_LIMIT);
+        let texts = listed.iter().filter_map(|group| fs::read_to_string(group.join(MEMBERS_FILE)).ok());
+        let pids = texts.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>());
         // A process that has no PID in our namespace is listed as 0.
-        texts
-            .iter()
-            .flat_map(|text| text.lines())
-            .filter_map(|pid| pid.parse().ok())
-            .filter(|pid| *pid > 0)
-            .collect()
+        pids.filter(|pid| *pid > 0).collect()
     }
 
     /// Sends SIGKILL to all processes of the group: at once where the kernel can (Linux 5.14), else one by
@@ -138,13 +131,13 @@ impl ControlGroup {
     }
 
     fn kill_members(&self) {
-        self.members().into_iter().for_each(|one| watched_process::kill(one.process));
+        self.members().into_iter().for_each(|one| kill_process(one.process));
     }
 
     /// Removes the group and the groups below it, unless there are processes in them. Returns true if the
     /// group is gone.
     fn remove(&self) -> bool {
-        for group in groups_below(&self.path).iter().rev() {
+        for group in groups_below(&self.path, DEPTH_LIMIT).iter().rev() {
             let _busy = fs::remove_dir(group);
         }
         !self.path.exists()
@@ -201,7 +194,6 @@ impl ControlGroups {
         });
     }
 
-    /// Kills all processes in the groups and removes the groups.
     pub(crate) fn end(self) {
         let until = Instant::now() + EMPTY_LIMIT;
         self.made.iter().for_each(|group| group.kill());
@@ -270,8 +262,8 @@ fn group_directories(mounts: &str, group: &str) -> Vec<PathBuf> {
             && !place.contains('\\')
             && !is_outside(root)
             && !is_outside(group);
-        let inside = Path::new(group).strip_prefix(root).ok().filter(|_| is_known)?;
-        Some(Path::new(place).join(inside))
+        let inside = Path::new(group).strip_prefix(root).ok()?;
+        is_known.then(|| Path::new(place).join(inside))
     };
     mounts.lines().filter_map(directory).collect()
 }
@@ -314,24 +306,17 @@ fn is_delegated(path: &Path) -> bool {
     DELEGATION_ATTRIBUTES.into_iter().any(has)
 }
 
-/// A group and all groups below it; each comes after its parent.
-fn groups_below(group: &Path) -> Vec<PathBuf> {
+/// A group and the groups below it, as deep as this; each comes after its parent.
+fn groups_below(group: &Path, depth: usize) -> Vec<PathBuf> {
     let mut all = vec![group.to_owned()];
-    let mut level = 0..1;
-    for _ in 0..DEPTH_LIMIT {
-        let inner: Vec<PathBuf> = all[level.clone()].iter().flat_map(|group| groups_in(group)).collect();
-        level = all.len()..all.len() + inner.len();
-        all.extend(inner);
+    if depth > 0 {
+        for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                all.extend(groups_below(&entry.path(), depth - 1));
+            }
+        }
     }
     all
-}
-
-fn groups_in(group: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(group).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .map(|entry| entry.path())
-        .collect()
 }
 
 #[cfg(test)]

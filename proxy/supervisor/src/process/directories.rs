@@ -1,15 +1,15 @@
-//! Directories that the fleet writes to. The private directory for sockets is checked and cleaned.
+//! Directories that the fleet writes to, and names of sockets, which contain a PID. The private directory for
+//! sockets is checked and cleaned; no other module interprets names in it.
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use warden_policies::GenerationId;
+use warden_policies::{GenerationId, ModelName};
 
 use crate::error::{FleetError, SpawnError};
-use crate::process::instance;
+use crate::process::root::instance_pid;
 use crate::process::slot_files;
-use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker_pid, socket_path};
 use crate::process::trusted_path;
 use crate::spec::FleetConfig;
 
@@ -34,7 +34,7 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
 /// directories.
 ///
 /// # Errors
-/// The directory cannot be created, or another user has put one in its place.
+/// The directory cannot be created, or another user has created one there.
 pub fn restore_directory(beside: &Path) -> Result<(), SpawnError> {
     let Some(directory) = beside.parent() else { return Ok(()) };
     let is_gone = fs::symlink_metadata(directory).is_err();
@@ -53,7 +53,7 @@ fn sweep_runtime(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
-        let dead = |pid: u32| pid != instance::instance_pid() && !Path::new(&format!("/proc/{pid}")).exists();
+        let dead = |pid: u32| pid != instance_pid() && !Path::new(&format!("/proc/{pid}")).exists();
         if name.to_str().and_then(maker_pid).is_some_and(dead) {
             slot_files::remove(&entry.path());
             drop(fs::remove_file(entry.path()));
@@ -66,13 +66,52 @@ fn sweep_runtime(path: &Path) {
 pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
     const LATE_GENERATION: GenerationId = GenerationId(99_999_999);
     for model in &config.models {
-        let path = socket_path(&config.runtime_dir, &model.name, LATE_GENERATION);
-        let length = path.as_os_str().len();
-        if length > SOCKET_PATH_LIMIT {
-            return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
-        }
+        check_socket_path(&config.runtime_dir, &model.name, LATE_GENERATION)?;
     }
     Ok(())
+}
+
+/// Checks that the path of this socket is not too long.
+pub(crate) fn check_socket_path(
+    directory: &Path,
+    model: &ModelName,
+    generation: GenerationId,
+) -> Result<(), FleetError> {
+    let path = socket_path(directory, model, generation);
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_LIMIT {
+        return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
+    }
+    Ok(())
+}
+
+/// Longest path of a Unix socket on Linux: `sun_path` has 108 bytes, with a final zero.
+pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
+
+/// Path of a generation's socket. A path is never used twice, because llama-server cannot listen on an
+/// existing socket file: the instance's PID in it differs from that of an earlier run that ended without
+/// cleaning up.
+pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
+    const MAX_MODEL_CHARS: usize = 12;
+    let last = model.as_str().rsplit('/').next().unwrap_or_default();
+    let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
+    let short: String = last.chars().take(MAX_MODEL_CHARS).map(tame).collect();
+    directory.join(format!("{short}-{}-{generation}.sock", instance_pid()))
+}
+
+/// PID in the name of a socket made by [`socket_path`], or of a report file or slot directory next to such
+/// a socket.
+pub(crate) fn maker_pid(file_name: &str) -> Option<u32> {
+    // Further processes of a generation append their PIDs to the name of the report file.
+    let file_name = match file_name.rsplit_once('.') {
+        Some((name, pid)) if name.ends_with(".report") && pid.parse::<u32>().is_ok() => name,
+        _ => file_name,
+    };
+    let kinds = [".sock", ".report", ".reclaim", ".slots"];
+    let stem = kinds.iter().find_map(|kind| file_name.strip_suffix(kind))?;
+    let mut parts = stem.rsplit('-');
+    parts.next()?.strip_prefix('g')?.parse::<u64>().ok()?;
+    parts.next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -105,5 +144,23 @@ mod tests {
         fs::write(&file, "").unwrap();
         let error = prepare_runtime(&file.join("run")).unwrap_err().to_string();
         assert!(error.contains("file/run") && error.contains("runtime_dir"), "{error}");
+    }
+
+    #[test]
+    fn a_socket_name_is_short_tame_and_tells_its_maker() {
+        let path =
+            socket_path(Path::new("/run/w"), &ModelName::new("org/Some Long-Model.gguf"), GenerationId(12));
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(name, format!("Some-Long-Mo-{}-g12.sock", std::process::id()));
+        assert_eq!(maker_pid(name), Some(std::process::id()));
+        let report = crate::process::report_file::report_path(&path);
+        let report = report.file_name().unwrap().to_str().unwrap();
+        assert_eq!(report, format!("Some-Long-Mo-{}-g12.report", std::process::id()));
+        assert_eq!(maker_pid(report), Some(std::process::id()));
+        assert_eq!(maker_pid(&format!("{report}.4711")), Some(std::process::id()));
+        assert_eq!(maker_pid("a-1-g2.slots"), Some(1));
+        assert_eq!(maker_pid("a-1-g2.sock.4711"), None);
+        assert_eq!(maker_pid("else.sock"), None);
+        assert_eq!(maker_pid("a-1-g2.txt"), None);
     }
 }

@@ -15,7 +15,6 @@ pub(crate) fn known_secrets(command: &ServerCommand) -> KnownSecrets {
     KnownSecrets::from_command(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))
 }
 
-/// Copies lines, and removes possible secrets from them.
 pub(crate) fn without_secrets(lines: &[String]) -> Vec<String> {
     lines.iter().map(|line| secrets::redact_text(line)).collect()
 }

@@ -1,4 +1,4 @@
-//! The address on which a process listens, and the flags that tell llama-server this address.
+//! The address on which a process listens, and the flags that name it to llama-server.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -39,7 +39,6 @@ pub(crate) fn choose_endpoint(
     listener.local_addr().map(ListenAddress::Tcp)
 }
 
-/// llama-server's flags for an address.
 pub(crate) fn listen_flags(endpoint: &ListenAddress) -> Vec<String> {
     match endpoint {
         ListenAddress::Unix(path) => vec!["--host".to_owned(), path.to_string_lossy().into_owned()],

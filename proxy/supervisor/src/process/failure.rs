@@ -3,7 +3,7 @@
 //!
 //! The phrases come from llama-server and the dynamic loader. The first kind that matches wins, so causes
 //! are checked before consequences: a model that does not fit also "fails to load". Warnings are ignored,
-//! because the process went on after them. If the log reports both a lack of memory and an unusable file,
+//! because the process continued after them. If the log reports both a lack of memory and an unusable file,
 //! the later line counts.
 
 use std::time::Duration;
@@ -11,10 +11,8 @@ use std::time::Duration;
 use crate::error::{BackendFailure, FailureKind, SpawnError};
 use crate::process::group::ProcessExit;
 
-/// Way in which a start ended.
 #[derive(Debug)]
 pub(crate) enum StartEnd<'a> {
-    /// The process could not be created.
     NotSpawned(&'a SpawnError),
     /// The process ended. After a SIGKILL, the second value says if lack of memory was the reason.
     Exited(ProcessExit, OomEvidence),
@@ -25,9 +23,7 @@ pub(crate) enum StartEnd<'a> {
 /// Limit that a start exceeded, or another reason for giving it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartLateness {
-    /// The process was not ready within this time.
     NotReady(Duration),
-    /// The process made no progress for this time.
     Stalled(Duration),
     /// The socket had answered and was removed since, so no request can reach the process.
     SocketRemoved,
@@ -37,10 +33,8 @@ pub(crate) enum StartLateness {
 /// SIGKILL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OomEvidence {
-    /// The counters cannot be read.
     #[default]
     Unknown,
-    /// The kernel killed no process for lack of memory.
     No,
     /// The kernel killed a process in the same control group or in one above it, for lack of memory.
     Group,
@@ -87,7 +81,6 @@ pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
     lines.iter().find(|line| is_crash(line)).map(|line| readable_line(line))
 }
 
-/// True if a line reports a crash.
 pub(crate) fn is_crash(line: &str) -> bool {
     contains_phrase(line, ABORT_PHRASES)
 }
@@ -122,7 +115,9 @@ fn lateness_message(lateness: StartLateness) -> String {
             ("logged, wrote, read and computed nothing for", after, "start_stall")
         }
         StartLateness::SocketRemoved => {
-            return "its socket was removed while it started, so no request could reach it: what cleans the runtime directory?".to_owned();
+            return "its socket was removed while it started, so no request could reach it: what cleans the \
+                    runtime directory?"
+                .to_owned();
         }
     };
     let seconds = after.as_secs_f64();
@@ -179,8 +174,8 @@ fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (Failu
         return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
     }
     if let Some(line) = find(NO_HTTPS_PHRASES) {
-        let hint = "build one that can (`llama-warden build --plan` says what is missing here), or fetch the file yourself \
-                    and give its path with -m";
+        let hint = "build one that can (`llama-warden build --plan` says what is missing here), or fetch the file \
+                    yourself and give its path with -m";
         return (FailureKind::BadModel, format!("this llama-server cannot fetch models ({line}): {hint}"));
     }
     if let Some(line) = find(BAD_FLAG_PHRASES) {
@@ -212,50 +207,41 @@ fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (Failu
         let hint = "its output may tell why; a file or memory that is missing may be there the next time";
         return (FailureKind::NotLoaded, format!("the model could not be loaded ({line}): {hint}"));
     }
-    match (exit, find(ABORT_PHRASES)) {
-        (ProcessExit::Signal(_), Some(line)) => (FailureKind::Signal, format!("it died of {exit} ({line})")),
-        (ProcessExit::Signal(_), None) => {
-            (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
+    let message = match (exit, find(ABORT_PHRASES)) {
+        (ProcessExit::Signal(_), line) => {
+            let told = line.map_or("; its last lines may tell why".to_owned(), |line| format!(" ({line})"));
+            return (FailureKind::Signal, format!("it died of {exit}{told}"));
         }
-        (ProcessExit::Code(0), _) => (
-            FailureKind::Exit,
-            format!(
-                "it ended by itself with {exit}; its last lines may tell why. Where the binary is a script that left its server \
-                 running elsewhere: end it with `exec llama-server \"$@\"`, or run the container in the foreground (without `-d`)"
-            ),
+        (ProcessExit::Code(0), _) => format!(
+            "it ended by itself with {exit}; its last lines may tell why. Where the binary is a script that left its \
+             server running elsewhere: end it with `exec llama-server \"$@\"`, or run the container in the foreground \
+             (without `-d`)"
         ),
-        _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
-    }
+        _ => format!("it ended by itself with {exit}; its last lines may tell why"),
+    };
+    (FailureKind::Exit, message)
 }
 
 fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
     const USE_LESS_ADVICE: &str = "use a smaller context or model";
-    match why {
-        OomEvidence::Group => (
-            FailureKind::OutOfMemory,
-            format!(
-                "the kernel killed it for lack of memory in its control group ({exit}): {USE_LESS_ADVICE}, or raise the group's limit"
-            ),
+    let message = match why {
+        OomEvidence::Group => format!(
+            "the kernel killed it for lack of memory in its control group ({exit}): {USE_LESS_ADVICE}, or raise the \
+             group's limit"
         ),
-        OomEvidence::Machine => (
-            FailureKind::OutOfMemory,
-            format!(
-                "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): {USE_LESS_ADVICE}"
-            ),
+        OomEvidence::Machine => format!(
+            "it was killed with {exit} when the kernel was killing for lack of memory (`dmesg` names the process): \
+             {USE_LESS_ADVICE}"
         ),
-        OomEvidence::No => (
-            FailureKind::Signal,
-            format!(
-                "it was killed by a person or a program with {exit}; the kernel killed no process for lack of memory"
-            ),
+        OomEvidence::No => format!(
+            "it was killed by a person or a program with {exit}; the kernel killed no process for lack of memory"
         ),
-        OomEvidence::Unknown => (
-            FailureKind::Signal,
-            format!(
-                "it was killed from outside with {exit}; `dmesg` shows if the kernel did so for lack of memory"
-            ),
+        OomEvidence::Unknown => format!(
+            "it was killed from outside with {exit}; `dmesg` shows if the kernel did so for lack of memory"
         ),
-    }
+    };
+    let is_shortage = matches!(why, OomEvidence::Group | OomEvidence::Machine);
+    (if is_shortage { FailureKind::OutOfMemory } else { FailureKind::Signal }, message)
 }
 
 /// Splits a line into llama-server's level (from `0.00.004.314 E `) and the text after level and time stamp.

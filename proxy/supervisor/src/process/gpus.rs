@@ -6,7 +6,7 @@
 //!                                        └── no ──> blocking thread: read ──> kept, faults added to the list
 //! ```
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,7 +22,6 @@ use crate::worker_threads::{WorkKind, run_job};
 /// two samples.
 const FAULTS_KEPT: usize = 64;
 
-/// A fault with its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberedFault {
     /// Sequence number, counted from 1.
@@ -31,12 +30,10 @@ pub(crate) struct NumberedFault {
     pub(crate) fault: GpuFault,
 }
 
-/// State of all GPUs at one moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GpuDevices {
     pub(crate) known: Vec<GpuDevice>,
     pub(crate) readings: Vec<DeviceReading>,
-    /// Latest faults of all GPUs, oldest first.
     pub(crate) faults: Vec<NumberedFault>,
 }
 
@@ -50,72 +47,66 @@ impl GpuDevices {
         self.faults.last().map_or(0, |fault| fault.number)
     }
 
+    fn device(&self, gpu: GpuIndex) -> Option<&GpuDevice> {
+        self.known.iter().find(|device| device.index == gpu)
+    }
+
     /// GPUs with their own memory. Unified memory belongs to the host, whose memory is watched anyway.
     pub(crate) fn with_vram(&self) -> impl Iterator<Item = GpuIndex> + '_ {
-        let unified = |gpu| self.known.iter().any(|device| device.index == gpu && device.unified);
-        self.readings.iter().map(|reading| reading.index).filter(move |gpu| !unified(*gpu))
+        let all = self.readings.iter().map(|reading| reading.index);
+        all.filter(move |gpu| self.device(*gpu).is_none_or(|device| !device.unified))
     }
 
     /// Environment variable that restricts a process to these GPUs. The variable names them by UUID,
     /// because each library numbers GPUs differently. `None` if these are all GPUs of the machine, or if
     /// one of them has no UUID.
     pub(crate) fn restriction(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
-        let all = self.with_vram().count();
-        let name = |gpu: &GpuIndex| self.known.iter().find(|device| device.index == *gpu)?.uuid.clone();
-        let names: Option<Vec<String>> = gpus.iter().map(name).collect();
-        let names = names.filter(|names| !names.is_empty() && names.len() < all)?;
+        let names: Option<Vec<String>> = gpus.iter().map(|gpu| self.device(*gpu)?.uuid.clone()).collect();
+        let names = names.filter(|names| !names.is_empty() && names.len() < self.with_vram().count())?;
         Some(("CUDA_VISIBLE_DEVICES".to_owned(), names.join(",")))
     }
 
     pub(crate) fn views(&self) -> Vec<DeviceView> {
-        let name =
-            |gpu| self.known.iter().find(|device| device.index == gpu).map(|device| device.name.clone());
-        let xid = |gpu| {
-            let of = |seen: &&NumberedFault| seen.gpu == gpu;
-            self.faults.iter().rev().filter(of).find_map(|seen| match seen.fault {
-                GpuFault::Xid(xid) => xid,
-                GpuFault::Ecc(_) | GpuFault::Lost => None,
-            })
-        };
         let view = |reading: &DeviceReading| DeviceView {
             gpu: reading.index,
-            name: name(reading.index).unwrap_or_default(),
+            name: self.device(reading.index).map(|device| device.name.clone()).unwrap_or_default(),
             total: reading.total,
             used: reading.used,
             free: reading.free,
             temperature: reading.temperature,
-            xid: xid(reading.index),
+            xid: self.last_xid(reading.index),
             leak: None,
         };
         self.readings.iter().map(view).collect()
+    }
+
+    fn last_xid(&self, gpu: GpuIndex) -> Option<u64> {
+        self.faults.iter().rev().filter(|seen| seen.gpu == gpu).find_map(|seen| match seen.fault {
+            GpuFault::Xid(xid) => xid,
+            GpuFault::Ecc(_) | GpuFault::Lost => None,
+        })
     }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct GpuReader {
     gpus: Arc<OnceLock<GpuSensors>>,
-    /// True while a thread reads all values from the driver.
     busy: Arc<AtomicBool>,
-    /// True while a thread reads only the free memory.
     asks_free: Arc<AtomicBool>,
     turn: tokio::sync::Mutex<()>,
     last: tokio::sync::Mutex<Option<GpuReading>>,
 }
 
 #[derive(Clone, Debug)]
-struct GpuReading {
+pub(crate) struct GpuReading {
     at: Instant,
-    snapshot: Arc<GpuSnapshot>,
-    devices: Arc<GpuDevices>,
+    pub(crate) snapshot: Arc<GpuSnapshot>,
+    pub(crate) devices: Arc<GpuDevices>,
 }
 
 impl GpuReader {
     /// Returns a reading that is not older than `age`; `None` if the driver does not answer within `limit`.
-    pub(crate) async fn read_within(
-        &self,
-        age: Duration,
-        limit: Duration,
-    ) -> Option<(Arc<GpuSnapshot>, Arc<GpuDevices>)> {
+    pub(crate) async fn read_within(&self, age: Duration, limit: Duration) -> Option<GpuReading> {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
     }
 
@@ -123,47 +114,44 @@ impl GpuReader {
     pub(crate) async fn free_memory(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
         let asked = async {
             let _turn = self.turn.lock().await;
-            if self.asks_free.swap(true, Ordering::SeqCst) {
-                // The thread of an earlier caller, which gave up, still waits for the driver.
-                return None;
-            }
-            let (gpus, asks) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.asks_free)));
-            let asked = run_job(WorkKind::Driver, move || {
-                let _asks = asks;
-                gpus.get_or_init(open_gpus).free()
-            });
-            asked.await.ok()
+            self.run_alone(&self.asks_free, GpuSensors::free).await
         };
         tokio::time::timeout(limit, asked).await.ok().flatten()
     }
 
-    async fn read(&self, age: Duration) -> Option<(Arc<GpuSnapshot>, Arc<GpuDevices>)> {
+    async fn read(&self, age: Duration) -> Option<GpuReading> {
         let mut last = self.last.lock().await;
-        if let Some(taken) = last.as_ref().filter(|taken| taken.at.elapsed() <= age) {
-            return Some((Arc::clone(&taken.snapshot), Arc::clone(&taken.devices)));
+        if last.as_ref().is_none_or(|taken| taken.at.elapsed() > age) {
+            let at = Instant::now();
+            let read = |gpus: &GpuSensors| (gpus.read(), gpus.devices().to_vec());
+            let (snapshot, known) = self.run_alone(&self.busy, read).await?;
+            let before = last.as_ref().map(|taken| taken.devices.faults.as_slice()).unwrap_or_default();
+            let devices = GpuDevices {
+                known,
+                readings: snapshot.devices().to_vec(),
+                faults: add_faults(before, snapshot.devices()),
+            };
+            *last = Some(GpuReading { at, snapshot: Arc::new(snapshot), devices: Arc::new(devices) });
         }
-        if self.busy.swap(true, Ordering::SeqCst) {
-            // The thread of an earlier caller, which gave up, still waits for the driver.
+        last.clone()
+    }
+
+    /// Runs a job on a thread for drivers. `None` if the thread of an earlier caller, which gave up, still
+    /// waits for the driver.
+    async fn run_alone<T: Send + 'static>(
+        &self,
+        busy: &Arc<AtomicBool>,
+        job: impl FnOnce(&GpuSensors) -> T + Send + 'static,
+    ) -> Option<T> {
+        if busy.swap(true, Ordering::SeqCst) {
             return None;
         }
-        let (gpus, busy) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(&self.busy)));
-        let at = Instant::now();
-        let reading = run_job(WorkKind::Driver, move || {
+        let (gpus, busy) = (Arc::clone(&self.gpus), BusyGuard(Arc::clone(busy)));
+        let run = run_job(WorkKind::Driver, move || {
             let _busy = busy;
-            let gpus = gpus.get_or_init(open_gpus);
-            (gpus.read(), gpus.devices().to_vec())
+            job(gpus.get_or_init(open_gpus))
         });
-        let (snapshot, known) = reading.await.ok()?;
-        let before = last.as_ref().map(|taken| Arc::clone(&taken.devices)).unwrap_or_default();
-        let devices = Arc::new(GpuDevices {
-            known,
-            readings: snapshot.devices().to_vec(),
-            faults: add_faults(&before.faults, snapshot.devices()),
-        });
-        let taken = GpuReading { at, snapshot: Arc::new(snapshot), devices };
-        let answer = (Arc::clone(&taken.snapshot), Arc::clone(&taken.devices));
-        *last = Some(taken);
-        Some(answer)
+        run.await.ok()
     }
 }
 
@@ -198,6 +186,41 @@ impl Drop for BusyGuard {
     }
 }
 
+/// Numbers of living children and of all children so far: an estimate of a child's VRAM is valid only while
+/// no other child lives.
+#[derive(Debug, Default)]
+pub(crate) struct ChildPopulation {
+    alive: AtomicU64,
+    born: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct ChildBirth {
+    population: Arc<ChildPopulation>,
+    /// True if no other child lived when this one was created.
+    first: bool,
+    number: u64,
+}
+
+impl ChildBirth {
+    pub(crate) fn new(population: &Arc<ChildPopulation>) -> Self {
+        let first = population.alive.fetch_add(1, Ordering::SeqCst) == 0;
+        let number = population.born.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { population: Arc::clone(population), first, number }
+    }
+
+    /// True if the child has been the only living one since its creation.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.first && self.population.born.load(Ordering::SeqCst) == self.number
+    }
+}
+
+impl Drop for ChildBirth {
+    fn drop(&mut self) {
+        self.population.alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,13 +245,25 @@ mod tests {
     async fn one_reading_serves_whoever_asks_within_a_moment() {
         let room = GpuReader::default();
         let hour = Duration::from_secs(3600);
-        let (first, _) = room.read_within(hour, hour).await.unwrap();
-        let (second, _) = room.read_within(hour, hour).await.unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
+        let first = room.read_within(hour, hour).await.unwrap();
+        let second = room.read_within(hour, hour).await.unwrap();
+        assert!(Arc::ptr_eq(&first.snapshot, &second.snapshot));
         room.busy.store(true, Ordering::SeqCst);
         assert!(
             room.read_within(Duration::ZERO, hour).await.is_none(),
             "nobody waits for a driver that hangs"
         );
+    }
+
+    #[test]
+    fn a_child_is_alone_if_nobody_was_there_and_nobody_has_come_since() {
+        let population = Arc::default();
+        let first = ChildBirth::new(&population);
+        assert!(first.is_alone());
+        let second = ChildBirth::new(&population);
+        assert!(!first.is_alone() && !second.is_alone());
+        drop(first);
+        drop(second);
+        assert!(ChildBirth::new(&population).is_alone());
     }
 }

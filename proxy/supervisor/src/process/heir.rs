@@ -10,18 +10,16 @@ use warden_policies::{GenerationId, ServerFacts, WorkDone};
 
 use crate::process::endpoint::ListenAddress;
 use crate::process::needs::AnswerIdentity;
-use crate::process::root::ask::ChildId;
+use crate::process::root::ChildId;
 use crate::spec::ServerCommand;
 
 /// A process and its files: pidfd, standard output, standard error.
 #[derive(Debug)]
 pub(crate) struct ProcessHeir {
-    /// Serialized part.
     pub(crate) record: HeirRecord,
     pub(crate) files: Vec<OwnedFd>,
 }
 
-/// Serialized part of an [`ProcessHeir`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct HeirRecord {
     pub(crate) replica: u32,
@@ -42,10 +40,8 @@ pub(crate) struct HeirRecord {
     pub(crate) saves_for_us: bool,
     /// Start of the process by the fleet's clock.
     pub(crate) spawned: Duration,
-    /// Time from the start of the process until it was ready.
     pub(crate) loading: Duration,
     pub(crate) work: WorkDone,
-    /// Serialized memory tracker.
     pub(crate) memory: serde_json::Value,
 }
 

@@ -1,7 +1,6 @@
 //! Reads from a server's command and environment what is needed to send requests to it.
 
-use std::path::Path;
-
+use warden_policies::server_flags::normal_flag;
 use warden_policies::warmth::NoFileReason;
 
 use crate::process::regular_file;
@@ -19,13 +18,11 @@ fn first_key(keys: &str) -> Option<String> {
     keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
-/// Maximum size of a key file, in bytes.
 const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads the first key of a key file, which has one key per line.
 fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
-    let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
-    let path = directory.join(path);
+    let path = command.resolve_path(path);
     let text = regular_file::read_text(&path, MAX_KEY_FILE_BYTES).inspect_err(|error| {
         tracing::warn!(
             path = %path.display(), %error,
@@ -35,7 +32,6 @@ fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
     text.ok()?.lines().map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
-/// True if the server has a metrics endpoint.
 pub(crate) fn has_metrics(command: &ServerCommand) -> bool {
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
     is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
@@ -43,8 +39,7 @@ pub(crate) fn has_metrics(command: &ServerCommand) -> bool {
 
 /// True if the server unloads its model while idle and loads it again for the next request.
 pub(crate) fn unloads_when_idle(command: &ServerCommand) -> bool {
-    let given = flag_values(command, &["--sleep-idle-seconds"]).last().map(str::to_owned);
-    let seconds = given.or_else(|| variable(command, "LLAMA_ARG_SLEEP_IDLE_SECONDS"));
+    let seconds = last_setting(command, &["--sleep-idle-seconds"], "LLAMA_ARG_SLEEP_IDLE_SECONDS");
     seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
 }
 
@@ -56,55 +51,42 @@ pub(crate) fn may_ask_idle(command: &ServerCommand, build: Option<u32>) -> bool 
     !unloads_when_idle(command) || build.is_some_and(|build| build >= FIRST_SLEEP_SAFE_BUILD)
 }
 
-/// Number of prompt tokens per batch, if given.
 pub(crate) fn batch_size(command: &ServerCommand) -> Option<u64> {
-    let given = flag_values(command, &["--batch-size", "-b"]).last().map(str::to_owned);
-    given.or_else(|| variable(command, "LLAMA_ARG_BATCH"))?.trim().parse().ok()
+    last_setting(command, &["--batch-size", "-b"], "LLAMA_ARG_BATCH")?.trim().parse().ok()
 }
 
 /// Maximum number of tokens of an answer whose request sets no limit; `None`: only the context limits it.
 pub(crate) fn max_answer_tokens(command: &ServerCommand) -> Option<u64> {
-    let given = flag_values(command, &["--n-predict", "--predict", "-n"]).last().map(str::to_owned);
-    given.or_else(|| variable(command, "LLAMA_ARG_N_PREDICT"))?.trim().parse().ok()
+    last_setting(command, &["--n-predict", "--predict", "-n"], "LLAMA_ARG_N_PREDICT")?.trim().parse().ok()
 }
 
 /// Why a process with this command cannot take over conversations: it has no slots of its own, or unloads
 /// its model by itself.
 pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
-    let is_router = command.args.iter().any(|arg| normalize_flag(arg).starts_with("--models-"))
+    let is_router = command.args.iter().any(|arg| normal_flag(arg).starts_with("--models-"))
         || variables.iter().any(|name| variable(command, name).is_some());
-    match () {
-        () if is_router => Some("it serves several models by processes of its own"),
-        () if unloads_when_idle(command) => Some("it gives its slots back while it sleeps"),
-        () => None,
+    if is_router {
+        return Some("it serves several models by processes of its own");
     }
+    unloads_when_idle(command).then_some("it gives its slots back while it sleeps")
 }
 
 /// Why another process could not use slot files of a process with this command; `None` if its arguments
 /// show no reason.
 pub fn no_slot_files(command: &ServerCommand) -> Option<NoFileReason> {
-    let adapts = uses_adapters(command).then_some(NoFileReason::Adapters);
-    adapts.or_else(|| uses_drafts(command).then_some(NoFileReason::Draft))
-}
-
-/// True if slots may have been computed with adapters that a request chose.
-fn uses_adapters(command: &ServerCommand) -> bool {
-    command.args.iter().any(|arg| normalize_flag(arg).starts_with("--lora"))
+    // A request may have chosen an adapter, with which slots were computed.
+    if command.args.iter().any(|arg| normal_flag(arg).starts_with("--lora")) {
+        return Some(NoFileReason::Adapters);
+    }
+    uses_drafts(command).then_some(NoFileReason::Draft)
 }
 
 /// True if the command uses a draft model, or another way of drafting that has state.
 fn uses_drafts(command: &ServerCommand) -> bool {
-    let given = |arg: &String| {
-        let arg = normalize_flag(arg);
-        arg == "-md"
-            || arg == "-hfd"
-            || arg == "-hfrd"
-            || ["--model-draft", "--hf-repo-draft", "--spec-", "--mtp"]
-                .iter()
-                .any(|flag| arg.starts_with(flag))
-    };
-    let variables = [
+    const SHORT_FLAGS: [&str; 3] = ["-md", "-hfd", "-hfrd"];
+    const LONG_FLAGS: [&str; 4] = ["--model-draft", "--hf-repo-draft", "--spec-", "--mtp"];
+    const VARIABLES: [&str; 6] = [
         "LLAMA_ARG_MODEL_DRAFT",
         "LLAMA_ARG_HFD_REPO",
         "LLAMA_ARG_HF_REPO_DRAFT",
@@ -112,25 +94,27 @@ fn uses_drafts(command: &ServerCommand) -> bool {
         "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
         "LLAMA_ARG_SPEC_TYPE",
     ];
-    command.args.iter().any(given) || variables.iter().any(|name| variable(command, name).is_some())
+    let given = command.args.iter().map(|arg| normal_flag(arg)).any(|arg| {
+        SHORT_FLAGS.contains(&arg.as_str()) || LONG_FLAGS.iter().any(|flag| arg.starts_with(flag))
+    });
+    given || VARIABLES.iter().any(|name| variable(command, name).is_some())
 }
 
-/// Values given for a flag, in order.
+/// Last value given for a setting on the command line, else the value of its variable.
+fn last_setting(command: &ServerCommand, flags: &[&str], name: &str) -> Option<String> {
+    flag_values(command, flags).last().map(str::to_owned).or_else(|| variable(command, name))
+}
+
 pub(crate) fn flag_values<'a>(
     command: &'a ServerCommand,
     flags: &'a [&str],
 ) -> impl DoubleEndedIterator<Item = &'a str> {
-    let pairs = command.args.windows(2).filter(|pair| flags.contains(&normalize_flag(&pair[0]).as_str()));
+    let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal_flag(&pair[0]).as_str()));
     pairs.map(|pair| pair[1].as_str())
 }
 
 pub(crate) fn is_given(command: &ServerCommand, flag: &str) -> bool {
-    command.args.iter().any(|arg| normalize_flag(arg) == flag)
-}
-
-/// Replaces `_` by `-` in a long flag, because llama-server accepts both.
-fn normalize_flag(word: &str) -> String {
-    if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
+    command.args.iter().any(|arg| normal_flag(arg) == flag)
 }
 
 /// Value of a variable in the process: from its own environment, else an inherited value that is not
@@ -139,8 +123,7 @@ pub(crate) fn variable(command: &ServerCommand, name: &str) -> Option<String> {
     if command.env_remove.iter().any(|removed| removed == name) {
         return None;
     }
-    let own = command.env.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.clone());
-    own.or_else(|| std::env::var(name).ok())
+    command.own_variable(name).map(str::to_owned).or_else(|| std::env::var(name).ok())
 }
 
 /// llama.cpp's build number, such as 8827 from `b8827-3f545bec`. Numbers up to 1 come from sources without

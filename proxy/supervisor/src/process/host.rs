@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use rustix::process::Pid;
 use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -17,34 +16,32 @@ use warden_policies::GpuIndex;
 use warden_policies::health::SlotActivity;
 use warden_policies::sample::HostMemory;
 use warden_policies::standstill::ProcessActivity;
-use warden_sensors::gpu::{GpuBaseline, GpuSnapshot, VramUnknown};
+use warden_sensors::gpu::{GpuBaseline, VramUnknown};
 use warden_sensors::oom::OomChange;
 use warden_sensors::{BackendMetrics, HostConfirmed, backend_metrics};
 
 use crate::clock;
 use crate::error::SpawnError;
-use crate::process::backend_http::BackendHttp;
-use crate::process::child::{ChildProcess, RootChild};
+use crate::process::backend_http::{BackendHttp, OwnPort};
+use crate::process::child::ChildProcess;
 use crate::process::endpoint::ListenAddress;
 use crate::process::failure::OomEvidence;
-use crate::process::gpus::GpuReader;
+use crate::process::gpus::{ChildBirth, ChildPopulation, GpuReader};
 use crate::process::group::ProcessExit;
 use crate::process::heir::ProcessHeir;
 use crate::process::hints::{api_key, build_number, has_metrics};
 use crate::process::kinship::MARK_VARIABLE;
+use crate::process::needs::NeedsCheck;
 use crate::process::needs::read_ahead::{ReadAheadResult, read_ahead};
-use crate::process::needs::{self, NeedsCheck};
 use crate::process::nursery::NurseryHandle;
-use crate::process::own_port::OwnPort;
-use crate::process::population::{ChildBirth, ChildPopulation};
 use crate::process::reclaim_file::{ReclaimChannel, ReclaimResult};
 use crate::process::report_file::ReportSource;
 use crate::process::root::family::RootFamily;
-use crate::process::server_place::ChildServer;
+use crate::process::server_place::{ChildServer, find_server};
 use crate::process::settings::ClientSetting;
 use crate::process::{
     BackendProcess, BackendRequest, LineSink, MachineMemory, NoVram, ProbeResult, ProcessSample,
-    ProcessWorld, SampleOptions, ServerProps, backend_slots, directories, lines, server_search,
+    ProcessWorld, SampleOptions, ServerProps, SpawnFuture, directories, lines, needs, slot_talk,
 };
 use crate::spec::{ServerCommand, SpawnRequest};
 use crate::sync::lock;
@@ -54,7 +51,6 @@ use crate::worker_threads::{WorkKind, run_job};
 /// Maximum age of a reading from which total GPU memory is taken; totals do not change.
 const GPU_TOTALS_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// Extra time for reading the last piece when files are read ahead.
 const LAST_PIECE_TIME: Duration = Duration::from_secs(1);
 
 /// Time limit for checking files. Local disks answer within milliseconds, network disks within a second.
@@ -70,75 +66,40 @@ pub(crate) struct HostWorld {
     reader: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl HostWorld {
-    pub(crate) fn new(nursery: NurseryHandle) -> Self {
-        Self { nursery, gpus: Arc::default(), population: Arc::default(), reader: Arc::default() }
-    }
-}
-
-/// State of the machine when a child was created.
 struct StartSurroundings {
-    desk: Option<ReclaimChannel>,
-    /// True if the previous instance still owns the child and reads its output.
-    is_others: bool,
+    reclaim: Option<ReclaimChannel>,
     before: Option<GpuBaseline>,
     birth: ChildBirth,
 }
 
 impl HostWorld {
-    /// Makes a process from a child, and starts reading its output.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
+    pub(crate) fn new(nursery: NurseryHandle) -> Self {
+        Self { nursery, gpus: Arc::default(), population: Arc::default(), reader: Arc::default() }
+    }
+
     fn make_process(
         &self,
         command: &ServerCommand,
         socket: &Path,
-        endpoint: &ListenAddress,
+        endpoint: ListenAddress,
         child: ChildProcess,
+        output: ChildOutput,
         surroundings: StartSurroundings,
-        longest_line: usize,
-        sink: LineSink,
     ) -> Arc<dyn BackendProcess> {
-        let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
-        let (mut readers, over, begun) = (JoinSet::new(), CancellationToken::new(), CancellationToken::new());
-        if surroundings.is_others {
-            child.hand_over();
-        } else {
-            begun.cancel();
-        }
-        let output = child.take_output().map(|(stdout, stderr)| (Arc::new(stdout), Arc::new(stderr)));
-        let said: Arc<AtomicU64> = Arc::default();
-        if let Some((stdout, stderr)) = output.clone() {
-            let (to_out, to_err) = (Arc::clone(&sink), sink);
-            let of = |pipe, stream, to: LineSink| {
-                let (begun, over, said) = (begun.clone(), over.clone(), Arc::clone(&said));
-                async move {
-                    begun.cancelled().await;
-                    lines::follow_lines(pipe, longest_line, over, &said, move |line| to(stream, line)).await;
-                }
-            };
-            readers.spawn(of(stdout, OutputStream::Stdout, to_out));
-            readers.spawn(of(stderr, OutputStream::Stderr, to_err));
-        }
+        let StartSurroundings { reclaim, before, birth } = surroundings;
         let child = Arc::new(child);
         Arc::new(HostProcess {
-            http: BackendHttp::new(endpoint, api_key(command), OwnPort::from_endpoint(endpoint, &child)),
-            endpoint: endpoint.clone(),
+            http: BackendHttp::new(&endpoint, api_key(command), OwnPort::from_endpoint(&endpoint, &child)),
+            endpoint,
             report: ReportSource::from_command(command, socket),
-            desk: surroundings.desk.map(Arc::new),
-            output_bytes: said,
+            reclaim: reclaim.map(Arc::new),
             has_metrics: has_metrics(command),
+            kills: Mutex::new(warden_sensors::OomKills::read(child.pid())),
             child,
-            readers: tokio::sync::Mutex::new(readers),
-            output_released: over,
             output,
             family: self.nursery.family().cloned(),
             bequeathed: Mutex::default(),
-            output_claimed: begun,
-            gpus: Arc::clone(&self.gpus),
-            before: surroundings.before,
-            birth: surroundings.birth,
-            kills,
-            gpu_here: self.has_gpu(),
+            gpus: ChildGpus { reader: Arc::clone(&self.gpus), before, birth, present: self.has_gpu() },
         })
     }
 }
@@ -151,60 +112,44 @@ impl ProcessWorld for HostWorld {
         endpoint: ListenAddress,
         longest_line: usize,
         sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
+    ) -> SpawnFuture<'_> {
         Box::pin(async move {
             directories::restore_directory(&socket)?;
-            let made_of = request.command.clone();
-            let desk = ReclaimChannel::make(&made_of, &socket);
+            let command = request.command.clone();
+            let reclaim = ReclaimChannel::make(&command, &socket);
             let birth = ChildBirth::new(&self.population);
             let before = self.gpus.read_within(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
-            let before = before.map(|(snapshot, _)| snapshot.baseline());
+            let before = before.map(|reading| reading.snapshot.baseline());
             let mut request = request;
             // Use the socket's name as the mark: it is never used twice, and the next instance knows it.
             let mark = socket.to_string_lossy().into_owned();
             request.command.env.push((MARK_VARIABLE.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
-            let surroundings = StartSurroundings { desk, is_others: false, before, birth };
-            Ok(self.make_process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
+            let output = ChildOutput::follow(&child, longest_line, &sink);
+            output.claimed.cancel();
+            let surroundings = StartSurroundings { reclaim, before, birth };
+            Ok(self.make_process(&command, &socket, endpoint, child, output, surroundings))
         })
     }
 
-    fn adopt(
-        &self,
-        heir: ProcessHeir,
-        longest_line: usize,
-        sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
+    fn adopt(&self, heir: ProcessHeir, longest_line: usize, sink: LineSink) -> SpawnFuture<'_> {
         Box::pin(async move {
             let ProcessHeir { record, files } = heir;
-            let binary = record.command.binary.clone();
-            let gone = || SpawnError::NurseryGone { binary: binary.clone() };
-            let client = self.nursery.root().cloned().ok_or_else(gone)?;
-            let leader = Pid::from_raw(record.pid).ok_or_else(gone)?;
-            let mut files = files.into_iter();
-            let pidfd = files.next().ok_or_else(gone)?;
-            let output = files.next().zip(files.next());
-            let mark = Some(format!("{MARK_VARIABLE}={}", record.socket.display()));
-            let child =
-                ChildProcess::of_root(RootChild { id: record.child, leader, client }, pidfd, output, mark)?;
-            // The GPU memory before the process was created is unknown here, so VRAM estimates begin anew.
-            let (socket, endpoint) = (record.socket, record.endpoint);
-            let desk = ReclaimChannel::reopen(&record.command, &socket);
+            let (command, socket) = (record.command, record.socket);
+            let binary = command.binary.clone();
+            let Some(client) = self.nursery.root() else { return Err(SpawnError::NurseryGone { binary }) };
+            let mark = Some(format!("{MARK_VARIABLE}={}", socket.display()));
+            let child = client.watch_child(record.child, record.pid, files, mark, binary)?;
+            // The previous instance owns the child and reads its output until it releases both.
+            child.set_handed_over(true);
+            let output = ChildOutput::follow(&child, longest_line, &sink);
             let surroundings = StartSurroundings {
-                desk,
-                is_others: true,
+                reclaim: ReclaimChannel::reopen(&command, &socket),
+                // Unknown here, so VRAM estimates begin again.
                 before: None,
                 birth: ChildBirth::new(&self.population),
             };
-            Ok(self.make_process(
-                &record.command,
-                &socket,
-                &endpoint,
-                child,
-                surroundings,
-                longest_line,
-                sink,
-            ))
+            Ok(self.make_process(&command, &socket, record.endpoint, child, output, surroundings))
         })
     }
 
@@ -220,16 +165,14 @@ impl ProcessWorld for HostWorld {
             // Do not delay a start because of a slow disk, which may answer when the child reads it. The
             // child reports missing files, too.
             match timeout(NEEDS_CHECK_LIMIT, look).await {
-                Ok(Ok(sight)) => sight,
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, "the files that a process needs were not checked");
-                    NeedsCheck::default()
-                }
-                Err(_) => {
-                    tracing::warn!(limit = ?NEEDS_CHECK_LIMIT, "the files that a process needs could not be checked in time");
-                    NeedsCheck::default()
-                }
+                Ok(Ok(sight)) => return sight,
+                Ok(Err(error)) => tracing::warn!(%error, "the files that a process needs were not checked"),
+                Err(_) => tracing::warn!(
+                    limit = ?NEEDS_CHECK_LIMIT,
+                    "the files that a process needs could not be checked in time"
+                ),
             }
+            NeedsCheck::default()
         })
     }
 
@@ -250,7 +193,7 @@ impl ProcessWorld for HostWorld {
             if let Ok(Some(ReadAheadResult { read, whole })) = timeout(limit + LAST_PIECE_TIME, reading).await
                 && read > 0
             {
-                let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                let took_ms = clock::millis(begun.elapsed());
                 tracing::info!(bytes = read, took_ms, whole, "the model was read ahead of the replacement");
             }
         })
@@ -274,9 +217,8 @@ impl ProcessWorld for HostWorld {
     fn total_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
             let host = warden_sensors::host_totals().ok().map(|totals| totals.total);
-            let Some((_, devices)) = self.gpus.read_within(GPU_TOTALS_MAX_AGE, limit).await else {
-                return MachineMemory { host, gpus: Vec::new() };
-            };
+            let reading = self.gpus.read_within(GPU_TOTALS_MAX_AGE, limit).await;
+            let devices = reading.map(|reading| reading.devices).unwrap_or_default();
             let total = |gpu| Some((gpu, devices.reading(gpu)?.total?));
             MachineMemory { host, gpus: devices.with_vram().filter_map(total).collect() }
         })
@@ -287,10 +229,9 @@ impl ProcessWorld for HostWorld {
         gpus: Vec<GpuIndex>,
         limit: Duration,
     ) -> BoxFuture<'_, Option<(String, String)>> {
-        Box::pin(async move {
-            let (_, devices) = self.gpus.read_within(GPU_TOTALS_MAX_AGE, limit).await?;
-            devices.restriction(&gpus)
-        })
+        Box::pin(
+            async move { self.gpus.read_within(GPU_TOTALS_MAX_AGE, limit).await?.devices.restriction(&gpus) },
+        )
     }
 
     fn minute_of_day(&self) -> Option<u16> {
@@ -318,35 +259,78 @@ pub fn has_gpu() -> bool {
         || numbered("/dev/dri", "renderD")
 }
 
+/// Output of a child, which two tasks read while this instance owns the child.
 #[derive(Debug)]
-struct HostProcess {
-    child: Arc<ChildProcess>,
+struct ChildOutput {
+    /// Standard output and standard error; `None` if the child has none of its own.
+    pipes: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
-    /// Cancelled when the next instance reads the output.
-    output_released: CancellationToken,
-    output: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
-    /// Keeper of the child for the next instance, if this process forked the child.
-    family: Option<Arc<RootFamily>>,
-    bequeathed: Mutex<Option<u64>>,
-    /// Cancelled as soon as this instance may read the child's output.
-    output_claimed: CancellationToken,
-    http: BackendHttp,
-    endpoint: ListenAddress,
-    report: Option<ReportSource>,
-    /// Number of bytes of output so far.
-    output_bytes: Arc<AtomicU64>,
-    /// Channel for asking the process to give memory back; `None` without one.
-    desk: Option<Arc<ReclaimChannel>>,
-    /// True if the server has a metrics endpoint.
-    has_metrics: bool,
-    gpus: Arc<GpuReader>,
+    /// Cancelled as soon as this instance may read.
+    claimed: CancellationToken,
+    /// Cancelled when the next instance reads.
+    released: CancellationToken,
+    bytes: Arc<AtomicU64>,
+}
+
+impl ChildOutput {
+    /// Starts the readers, which wait until `claimed` is cancelled.
+    fn follow(child: &ChildProcess, longest_line: usize, sink: &LineSink) -> Self {
+        let pipes = child.take_output().map(|(stdout, stderr)| (Arc::new(stdout), Arc::new(stderr)));
+        let (claimed, released) = (CancellationToken::new(), CancellationToken::new());
+        let bytes: Arc<AtomicU64> = Arc::default();
+        let mut readers = JoinSet::new();
+        if let Some((stdout, stderr)) = &pipes {
+            for (pipe, stream) in [(stdout, OutputStream::Stdout), (stderr, OutputStream::Stderr)] {
+                let (pipe, sink, bytes) = (Arc::clone(pipe), Arc::clone(sink), Arc::clone(&bytes));
+                let (claimed, released) = (claimed.clone(), released.clone());
+                readers.spawn(async move {
+                    claimed.cancelled().await;
+                    let each = move |line| sink(stream, line);
+                    lines::follow_lines(pipe, longest_line, released, &bytes, each).await;
+                });
+            }
+        }
+        Self { pipes, readers: tokio::sync::Mutex::new(readers), claimed, released, bytes }
+    }
+
+    /// Waits until the readers have read what a dead child wrote.
+    async fn read_rest(&self) {
+        /// Only a process that left the group can still hold the pipe open for longer.
+        const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
+        let mut readers = self.readers.lock().await;
+        let rest = async { while readers.join_next().await.is_some() {} };
+        if timeout(LAST_OUTPUT_WAIT, rest).await.is_err() {
+            readers.abort_all();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ChildGpus {
+    reader: Arc<GpuReader>,
     /// GPU memory before the child was created.
     before: Option<GpuBaseline>,
     birth: ChildBirth,
+    /// True if the machine has a GPU, even if no sensor supports it.
+    present: bool,
+}
+
+#[derive(Debug)]
+struct HostProcess {
+    child: Arc<ChildProcess>,
+    output: ChildOutput,
+    /// Keeper of the child for the next instance, if this process forked the child.
+    family: Option<Arc<RootFamily>>,
+    bequeathed: Mutex<Option<u64>>,
+    http: BackendHttp,
+    endpoint: ListenAddress,
+    report: Option<ReportSource>,
+    /// Channel for asking the process to give memory back; `None` without one.
+    reclaim: Option<Arc<ReclaimChannel>>,
+    has_metrics: bool,
+    gpus: ChildGpus,
     /// OOM-kill counters at the last reading.
     kills: Mutex<warden_sensors::OomKills>,
-    /// True if the machine has a GPU, even if no sensor supports it.
-    gpu_here: bool,
 }
 
 impl HostProcess {
@@ -360,14 +344,14 @@ impl HostProcess {
             Some(ChildServer::Member(server)) => server.is_running(),
             Some(_) => true,
         };
-        let could_look = is_known || server_search::find_server(&self.child, &self.endpoint).await;
+        let could_look = is_known || find_server(&self.child, &self.endpoint).await;
         let is_watched = || self.child.kinship().watched_server().is_some();
         if self.child.leader_has_ended() && !is_watched() {
             if could_look && self.child.kinship().is_outlived() {
                 tracing::error!(
                     pid = self.child.pid(),
-                    "the program of this process has ended, and a server that is not its own answers: it is stopped; a script has \
-                     to end in `exec llama-server \"$@\"`, and `podman run` to stay in the foreground"
+                    "the program of this process has ended, and a server that is not its own answers: it is stopped; \
+                     a script has to end in `exec llama-server \"$@\"`, and `podman run` to stay in the foreground"
                 );
                 self.child.kill();
             }
@@ -380,19 +364,13 @@ impl HostProcess {
         if !self.has_metrics {
             return None;
         }
-        let answer = self.http.get("/metrics", limit).await?;
-        if answer.status() != reqwest::StatusCode::OK {
-            return None;
-        }
+        let answer = self.http.get_ok("/metrics", limit).await?;
         Some(backend_metrics::parse(&answer.text().await.ok()?))
     }
 
     async fn slots(&self, limit: Duration) -> Option<SlotActivity> {
-        let answer = self.http.get("/slots", limit).await?;
-        if answer.status() != reqwest::StatusCode::OK {
-            return None;
-        }
-        backend_slots::read_slots(&answer.json().await.ok()?)
+        let answer = self.http.get_ok("/slots", limit).await?;
+        slot_talk::slot_activity(&answer.json().await.ok()?)
     }
 }
 
@@ -400,10 +378,6 @@ impl HostProcess {
 fn is_removed(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
-
-/// Time limit for reading the remaining output of a dead child. Only a process that left the group can
-/// still hold the pipe open.
-const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
 
 impl BackendProcess for HostProcess {
     fn pid(&self) -> u32 {
@@ -425,11 +399,7 @@ impl BackendProcess for HostProcess {
     fn wait(&self) -> BoxFuture<'_, ProcessExit> {
         Box::pin(async {
             let exit = self.child.wait().await;
-            let mut readers = self.readers.lock().await;
-            let rest = async { while readers.join_next().await.is_some() {} };
-            if timeout(LAST_OUTPUT_WAIT, rest).await.is_err() {
-                readers.abort_all();
-            }
+            self.output.read_rest().await;
             exit
         })
     }
@@ -450,7 +420,7 @@ impl BackendProcess for HostProcess {
         };
         let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().ok();
         let mut files = vec![copy(self.child.pidfd())?];
-        if let Some((stdout, stderr)) = &self.output {
+        if let Some((stdout, stderr)) = &self.output.pipes {
             files.extend([copy(stdout.as_fd())?, copy(stderr.as_fd())?]);
         }
         Some((id, files))
@@ -461,13 +431,13 @@ impl BackendProcess for HostProcess {
     }
 
     fn take_ownership(&self) {
-        self.child.claim();
-        self.output_claimed.cancel();
+        self.child.set_handed_over(false);
+        self.output.claimed.cancel();
     }
 
     fn release(&self) {
-        self.child.hand_over();
-        self.output_released.cancel();
+        self.child.set_handed_over(true);
+        self.output.released.cancel();
     }
 
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult> {
@@ -508,8 +478,8 @@ impl BackendProcess for HostProcess {
         })
     }
 
-    fn send_request(&self, question: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
-        let BackendRequest { path, body } = question;
+    fn send_request(&self, request: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>> {
+        let BackendRequest { path, body } = request;
         Box::pin(async move {
             let answer = match body {
                 Some(body) => self.http.post(&path, body, limit).await?,
@@ -544,66 +514,48 @@ impl BackendProcess for HostProcess {
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
             let (seen, metrics, slots) =
-                tokio::join!(self.gpus.read_within(ask.gpu_age, ask.limit), metrics, slots);
-            let (pid, source, desk) = (self.child.pid(), self.report.clone(), self.desk.clone());
-            let (server_pid, kinship) = (self.server_pid(), Arc::clone(self.child.kinship()));
-            let unmeasured = match kinship.server() {
-                Some(ChildServer::Unmeasured(why)) => Some(why.sentence()),
-                _ => None,
-            };
-            let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
+                tokio::join!(self.gpus.reader.read_within(ask.gpu_age, ask.limit), metrics, slots);
+            let (pid, server_pid) = (self.child.pid(), self.server_pid());
+            let (kinship, report) = (Arc::clone(self.child.kinship()), self.report.clone());
+            let (reclaim, before) = (self.reclaim.clone(), self.gpus.before.clone());
+            let (alone, gpu_here) = (self.gpus.birth.is_alone(), self.gpus.present);
             let read = move || {
                 let outside = kinship.measured_relatives();
                 let host = warden_sensors::host_memory(pid);
                 let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
-                let host = combine(host, warden_sensors::host_memory_of(outside.iter().copied()), add_host);
-                let confirmed = ask.by_page.then(|| {
-                    let group = warden_sensors::host_confirmed(pid);
-                    let group =
-                        group.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok();
-                    let outside = warden_sensors::host_confirmed_of(outside.iter().copied());
-                    let charged = |part: Option<HostConfirmed>| part.map(HostConfirmed::charged);
-                    combine(charged(group), charged(outside), u64::saturating_add)
-                });
-                // If the server is not measured, these are figures of the leader, which no decision may use.
-                let is_measured = unmeasured.is_none();
-                let of = |snapshot: &GpuSnapshot| {
-                    snapshot.child_vram(pid, &outside, before.as_ref().map(|before| (before, alone)))
-                };
                 let (vram, no_vram, devices) = match seen {
-                    None => {
-                        let why = NO_DRIVER_ANSWER.to_owned();
-                        (Vec::new(), Some(NoVram { why, is_normal: false }), None)
-                    }
-                    Some((snapshot, devices)) => {
-                        let vram = of(&snapshot);
+                    None => (Vec::new(), Some(NoVram::new(NO_DRIVER_ANSWER)), None),
+                    Some(reading) => {
+                        let before = before.as_ref().map(|before| (before, alone));
+                        let vram = reading.snapshot.child_vram(pid, &outside, before);
                         let no_vram = vram.unavailable.and_then(|why| no_vram(&why, gpu_here));
-                        (vram.readings, no_vram, Some(devices))
+                        (vram.readings, no_vram, Some(reading.devices))
                     }
                 };
-                let (vram, no_vram) = match &unmeasured {
-                    Some(why) => {
-                        let no_vram = gpu_here.then(|| NoVram { why: why.clone(), is_normal: false });
-                        (Vec::new(), no_vram)
-                    }
-                    None => (vram, no_vram),
-                };
-                ProcessSample {
-                    host: host.filter(|_| is_measured),
-                    confirmed: confirmed.flatten().filter(|_| is_measured),
+                let sample = ProcessSample {
+                    host: combine(
+                        host,
+                        warden_sensors::host_memory_of(outside.iter().copied()),
+                        HostMemory::plus,
+                    ),
+                    confirmed: if ask.by_page { confirmed_memory(pid, &outside) } else { None },
                     vram,
                     no_vram,
-                    unmeasured,
+                    unmeasured: None,
                     devices,
                     totals: warden_sensors::host_totals().ok(),
                     group: warden_sensors::cgroup_memory(server_pid)
                         .ok()
-                        .filter(|group| is_measured && !group.path.is_empty()),
-                    report: source.and_then(|source| source.read(pid, &outside)),
+                        .filter(|group| !group.path.is_empty()),
+                    report: report.and_then(|report| report.read(pid, &outside)),
                     metrics,
                     slots,
-                    standing: warden_sensors::process_run_state(server_pid).filter(|_| is_measured),
-                    parts: desk.map(|desk| desk.parts()),
+                    standing: warden_sensors::process_run_state(server_pid),
+                    parts: reclaim.map(|channel| channel.parts()),
+                };
+                match kinship.server() {
+                    Some(ChildServer::Unmeasured(why)) => sample.without_figures(why.sentence(), gpu_here),
+                    _ => sample,
                 }
             };
             // Use a worker thread: the reads are small, but a kernel without `children` files needs a walk
@@ -620,18 +572,26 @@ impl BackendProcess for HostProcess {
                 warden_sensors::effort(pid, others.map(|one| one.process.pid))
             };
             let effort = run_job(WorkKind::Kernel, read).await.ok().flatten()?;
-            Some(ProcessActivity { output: self.output_bytes.load(Ordering::Relaxed), ..effort })
+            Some(ProcessActivity { output: self.output.bytes.load(Ordering::Relaxed), ..effort })
         })
     }
 
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult> {
         Box::pin(async move {
-            match &self.desk {
-                Some(desk) => desk.reclaim(wait).await,
+            match &self.reclaim {
+                Some(channel) => channel.reclaim(wait).await,
                 None => ReclaimResult::NONE_ASKED,
             }
         })
     }
+}
+
+/// Host memory of the child's group and of its processes outside of it, read page by page.
+fn confirmed_memory(leader: u32, outside: &[u32]) -> Option<u64> {
+    let group = warden_sensors::host_confirmed(leader);
+    let group = group.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok();
+    let outside = warden_sensors::host_confirmed_of(outside.iter().copied());
+    combine(group.map(HostConfirmed::charged), outside.map(HostConfirmed::charged), u64::saturating_add)
 }
 
 /// Combines two optional values; a missing one leaves the other unchanged.
@@ -639,14 +599,6 @@ fn combine<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> 
     match (one, other) {
         (Some(one), Some(other)) => Some(add(one, other)),
         (one, other) => one.or(other),
-    }
-}
-
-fn add_host(one: HostMemory, other: HostMemory) -> HostMemory {
-    HostMemory {
-        anon: one.anon.saturating_add(other.anon),
-        swap: one.swap.saturating_add(other.swap),
-        rss: one.rss.saturating_add(other.rss),
     }
 }
 
@@ -677,7 +629,6 @@ const NO_DRIVER_ANSWER: &str = "the VRAM policy is off because the driver does n
 
 /// Maximum age of a reading of GPU memory that is used as the baseline of a new process.
 const BASELINE_MAX_AGE: Duration = Duration::from_millis(50);
-/// Maximum time for which a start waits for a GPU driver.
 const BASELINE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

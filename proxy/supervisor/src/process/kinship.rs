@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Signal, WaitId};
+use rustix::process::WaitId;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use warden_sensors::{
@@ -13,16 +13,14 @@ use warden_sensors::{
 };
 
 use crate::process::control_group::ControlGroup;
-use crate::process::group::ProcessExit;
-use crate::process::instance;
+use crate::process::group::{ProcessExit, WatchedProcess, kill_process, reap_ended};
+use crate::process::root::instance_pid;
 use crate::process::server_place::{
     ChildServer, KnownServer, RemainingProcesses, StopRequest, is_adopted_orphan,
 };
-use crate::process::watched_process::{self, WatchedProcess};
 use crate::spec::ServerCommand;
 use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
-/// Name of the variable that marks a child and its descendants.
 pub(crate) const MARK_VARIABLE: &str = "LLAMA_WARDEN_PROCESS";
 
 /// Time limit for reading `/proc`, which takes milliseconds unless a process hangs in the kernel.
@@ -52,10 +50,8 @@ pub(crate) struct ChildRelatives {
     is_terminated_outside: AtomicBool,
 }
 
-/// Mark `NAME=VALUE` in the environment of a command.
 pub(crate) fn command_mark(command: &ServerCommand) -> Option<String> {
-    let (_, value) = command.env.iter().rfind(|(name, _)| name == MARK_VARIABLE)?;
-    Some(format!("{MARK_VARIABLE}={value}"))
+    command.own_variable(MARK_VARIABLE).map(|value| format!("{MARK_VARIABLE}={value}"))
 }
 
 impl ChildRelatives {
@@ -125,8 +121,7 @@ impl ChildRelatives {
     /// worker thread.
     pub(crate) fn relatives(&self) -> Vec<RelatedProcess> {
         let Some(mark) = &self.mark else { return Vec::new() };
-        let mut all =
-            relatives(ChildAncestry { leader: self.leader, reaper: instance::instance_pid(), mark });
+        let mut all = relatives(ChildAncestry { leader: self.leader, reaper: instance_pid(), mark });
         all.extend(self.members());
         if let Some(ChildServer::Outside { server, is_relative: false }) = self.server() {
             let found = process_tree(server.process());
@@ -146,7 +141,6 @@ impl ChildRelatives {
         self.relatives()
     }
 
-    /// Members of the child's control group, except the leader.
     fn members(&self) -> Vec<RelatedProcess> {
         let all = self.control.as_ref().map(|control| control.members()).unwrap_or_default();
         all.into_iter().filter(|one| one.process.pid != self.leader).collect()
@@ -192,10 +186,9 @@ pub(crate) fn reap_zombies(relatives: &[RelatedProcess]) -> Option<ProcessExit> 
 /// Reaps a zombie that is our child. Its PID cannot have been reused, because nothing else reaps it.
 pub(crate) fn reap(pid: u32) -> Option<ProcessExit> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
-    watched_process::reap(WaitId::Pid(pid))
+    reap_ended(WaitId::Pid(pid))
 }
 
-/// Watches these processes, except those that have ended.
 pub(crate) fn watch_all(relatives: &[RelatedProcess]) -> Vec<WatchedProcess> {
     let open = |one: &RelatedProcess| match WatchedProcess::open(one.process) {
         Ok(watched) => watched,
@@ -205,13 +198,6 @@ pub(crate) fn watch_all(relatives: &[RelatedProcess]) -> Vec<WatchedProcess> {
         }
     };
     relatives.iter().filter(|one| !one.is_zombie).filter_map(open).collect()
-}
-
-/// Sends a signal to all processes.
-pub(crate) fn signal_all(processes: &[WatchedProcess], signal: Signal) {
-    for process in processes {
-        process.signal(signal);
-    }
 }
 
 /// Kills all marked processes and their descendants; called when the last of our children has to end. Gives
@@ -224,7 +210,7 @@ pub(crate) fn kill_all_marked() {
 /// Kills the processes found for child `pid`; `None` means that the search took too long.
 pub(crate) fn kill_found(found: Option<Vec<RelatedProcess>>, pid: u32) {
     let Some(found) = found else { return log_no_relatives(pid) };
-    found.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
+    found.iter().filter(|one| !one.is_zombie).for_each(|one| kill_process(one.process));
 }
 
 /// Waits for a search of the processes of child `pid`; returns none if it takes longer than
@@ -253,7 +239,6 @@ fn log_no_relatives(pid: u32) {
 /// Reaps orphans that became our children and that no task waits for: helpers of a wrapper or a build.
 #[derive(Debug, Default)]
 pub(crate) struct OrphanReaper {
-    /// Zombies that were seen at the last call.
     seen: Vec<StartedProcess>,
 }
 

@@ -5,61 +5,51 @@
 //! | file | job |
 //! |---|---|
 //! | `nursery`, `spawn`, `child`, `group` | the main thread forks; output, signals, end and reaping |
-//! | `root`, `instance` | the process that forks for its successors; the PID that they keep |
+//! | `root` | the process that forks for its successors, and the PID that they keep |
 //! | `heir` | a process as handed over to the next instance |
-//! | `kinship`, `server_place`, `server_search`, `watched_process` | processes that left a child's group |
+//! | `kinship`, `server_place` | processes that left a child's group |
 //! | `control_group` | where possible, a control group (version 2) per child, which no process leaves |
-//! | `own_port` | sends nothing to another program that took the child's port |
 //! | `host` | this machine: children, probes, readings |
-//! | `backend_http`, `backend_slots`, `hints` | requests to a backend, and its relevant options |
-//! | `endpoint`, `socket_name`, `directories`, `private_dir` | addresses and files of a process |
+//! | `backend_http`, `hints` | requests to a backend and to no other program, and its relevant options |
+//! | `endpoint`, `directories`, `private_dir` | addresses and files of a process |
 //! | `report_file` | the memory report of a process |
 //! | `regular_file` | files named by others: never waits for a pipe |
 //! | `trusted_path` | paths that no other user of the machine can exchange |
 //! | `reclaim_file` | asks a process to give memory back |
 //! | `lines`, `discreet`, `failure` | output without secrets, and the reason for an end |
-//! | `needs`, `standstill` | files that a start needs, and its progress |
+//! | `needs` | files that a start needs |
 //! | `settings` | settings that clients made |
 //! | `slot_files`, `slot_talk`, `touch` | carry slot contents over to the next process |
-//! | `gpus`, `population` | GPU readings for all, and the number of children |
+//! | `gpus` | GPU readings for all, and the number of children |
 
 pub(crate) mod backend_http;
-pub(crate) mod backend_slots;
 pub(crate) mod child;
 pub(crate) mod control_group;
 pub(crate) mod directories;
 pub(crate) mod discreet;
 pub(crate) mod endpoint;
 pub(crate) mod failure;
-pub(crate) mod flood;
 pub(crate) mod gpus;
 pub(crate) mod group;
 pub(crate) mod heir;
 pub(crate) mod hints;
 pub(crate) mod host;
-pub mod instance;
 pub(crate) mod kinship;
 pub(crate) mod lines;
 pub(crate) mod needs;
 pub mod nursery;
-mod own_port;
-pub(crate) mod population;
 pub mod private_dir;
 pub(crate) mod reclaim_file;
 pub mod regular_file;
 pub(crate) mod report_file;
 pub(crate) mod root;
 pub(crate) mod server_place;
-pub(crate) mod server_search;
 pub(crate) mod settings;
 pub(crate) mod slot_files;
 pub(crate) mod slot_talk;
-pub(crate) mod socket_name;
 pub(crate) mod spawn;
-pub(crate) mod standstill;
 pub(crate) mod touch;
 pub mod trusted_path;
-pub(crate) mod watched_process;
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -69,10 +59,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 use warden_policies::health::SlotActivity;
 use warden_policies::reclaim::ReclaimParts;
 use warden_policies::sample::{GpuIndex, HostMemory, VramReading, VramSource};
-use warden_policies::standstill::ProcessActivity;
+use warden_policies::standstill::{ProcessActivity, StandstillWatch};
 use warden_sensors::{BackendMetrics, CgroupMemory, CudaReport, HostTotals, ProcessRunState};
 
 use crate::error::SpawnError;
@@ -88,10 +79,10 @@ use crate::spec::{ServerCommand, SpawnRequest};
 use crate::view::InputModalities;
 use crate::view::log::OutputStream;
 
-/// Handler for each line of a child's output.
+pub(crate) type SpawnFuture<'a> = BoxFuture<'a, Result<Arc<dyn BackendProcess>, SpawnError>>;
+
 pub(crate) type LineSink = Arc<dyn Fn(OutputStream, String) + Send + Sync>;
 
-/// Result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
     Ready,
@@ -103,37 +94,35 @@ pub(crate) enum ProbeResult {
 }
 
 impl ProbeResult {
-    /// True if the probe was answered.
     pub(crate) const fn is_answer(self) -> bool {
         matches!(self, Self::Ready | Self::Loading)
     }
 }
 
-/// Properties that a server reports in `/props`.
+/// Properties that a server reports in `/props`; unreported ones are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ServerProps {
+pub struct ServerProps {
     /// Number of slots: requests that the server evaluates at the same time.
-    pub(crate) slots: Option<u32>,
-    /// Context length in tokens.
-    pub(crate) n_ctx: Option<u64>,
+    pub slots: Option<u32>,
+    /// Context of a slot in tokens.
+    pub n_ctx: Option<u64>,
     /// Input kinds besides text.
-    pub(crate) modalities: Option<InputModalities>,
-    pub(crate) build: Option<u32>,
+    pub modalities: Option<InputModalities>,
+    /// llama.cpp's build number.
+    pub build: Option<u32>,
     /// True if the server, while it is healthy, answers requests for the state of its slots.
-    pub(crate) reports_slots: bool,
+    pub reports_slots: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleOptions {
     /// Also read host memory page by page, which is slow.
     pub(crate) by_page: bool,
-    /// Maximum age of GPU readings.
     pub(crate) gpu_age: Duration,
     /// Time limit for a GPU driver, and for the server's own counters.
     pub(crate) limit: Duration,
     /// Also read the server's own counters, if it has any.
     pub(crate) metrics: bool,
-    /// Also read the state of the server's slots.
     pub(crate) slots: bool,
 }
 
@@ -144,7 +133,6 @@ impl SampleOptions {
     }
 }
 
-/// Result of a reading.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProcessSample {
     /// Host memory of the process group; `None` if unreadable.
@@ -153,7 +141,6 @@ pub(crate) struct ProcessSample {
     pub(crate) confirmed: Option<u64>,
     /// VRAM of the process group per GPU, without GPUs where it is unknown.
     pub(crate) vram: Vec<VramReading>,
-    /// Why VRAM is unknown; `None` if it is known.
     pub(crate) no_vram: Option<NoVram>,
     /// Sentence why the server is not measured; `None` if it is.
     pub(crate) unmeasured: Option<String>,
@@ -162,7 +149,6 @@ pub(crate) struct ProcessSample {
     pub(crate) totals: Option<HostTotals>,
     /// Memory of the process's control group; `None` without a control group of version 2.
     pub(crate) group: Option<CgroupMemory>,
-    /// Report of the process about its GPU memory, if any.
     pub(crate) report: Option<CudaReport>,
     /// The server's own counters; `None` if not requested or not available.
     pub(crate) metrics: Option<BackendMetrics>,
@@ -183,9 +169,16 @@ impl ProcessSample {
         let held = self.vram.iter().map(|vram| vram.bytes).fold(0, u64::saturating_add);
         (known && exact && self.devices.is_some()).then_some(held)
     }
+
+    /// Removes figures of the leader: if the server is not measured, no decision may use them.
+    fn without_figures(self, why: String, gpu_here: bool) -> Self {
+        let no_vram = gpu_here.then(|| NoVram::new(&why));
+        let unmeasured = Some(why);
+        let vram = Vec::new();
+        Self { host: None, confirmed: None, vram, no_vram, unmeasured, group: None, standing: None, ..self }
+    }
 }
 
-/// Why VRAM is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoVram {
     pub(crate) why: String,
@@ -193,22 +186,32 @@ pub(crate) struct NoVram {
     pub(crate) is_normal: bool,
 }
 
+impl NoVram {
+    /// Reason that is not normal.
+    pub(crate) fn new(why: &str) -> Self {
+        Self { why: why.to_owned(), is_normal: false }
+    }
+}
+
 /// Memory of a machine in bytes, either total or free at one moment. Unknown values are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineMemory {
     /// Host memory, or as much of it as our control group may use.
     pub(crate) host: Option<u64>,
-    /// Memory of each GPU that has its own memory.
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
-/// Request that the supervisor itself sends to a backend.
 #[derive(Clone)]
 pub(crate) struct BackendRequest {
-    /// Path, with the query.
     pub(crate) path: String,
     /// JSON body of a `POST`; `None` for a `GET`.
     pub(crate) body: Option<Bytes>,
+}
+
+impl BackendRequest {
+    pub(crate) fn post(path: &str, body: Vec<u8>) -> Self {
+        Self { path: path.to_owned(), body: Some(body.into()) }
+    }
 }
 
 impl Debug for BackendRequest {
@@ -233,7 +236,6 @@ pub(crate) trait BackendProcess: Send + Sync + Debug {
     fn is_running(&self) -> bool;
     /// Sends one probe, which counts as lost if there is no answer in time, or another program answers.
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult>;
-    /// Reads the server's properties; unknown ones are `None`.
     fn read_props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps>;
     /// Applies a setting that a client made in another process. The error text contains nothing of the
     /// setting's body.
@@ -241,15 +243,10 @@ pub(crate) trait BackendProcess: Send + Sync + Debug {
     /// Sends a request. Returns status and whole body; `None` if there is no answer in time or it is too
     /// large. Dropping the future closes the connection, and then the server stops working as if a client
     /// had left.
-    fn send_request(
-        &self,
-        question: BackendRequest,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Option<(u16, Bytes)>>;
+    fn send_request(&self, request: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
     /// Evidence from the kernel's counters whether processes were killed for lack of memory since the last
     /// reading. Call it after a SIGKILL has ended the process.
     fn oom_evidence(&self) -> BoxFuture<'_, OomEvidence>;
-    /// Reads the memory of the process.
     fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample>;
     /// CPU time and I/O bytes so far of the process and all processes that belong to it; `None` if
     /// unreadable.
@@ -273,7 +270,19 @@ pub(crate) trait BackendProcess: Send + Sync + Debug {
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult>;
 }
 
-/// Factory of children, and view of the machine.
+/// Resolves when a starting process has made no progress for `limit`. The future may be dropped.
+pub(crate) async fn until_stalled(process: &dyn BackendProcess, limit: Duration) {
+    let began = Instant::now();
+    let mut watch = StandstillWatch::new(limit);
+    loop {
+        tokio::time::sleep(watch.pause()).await;
+        let effort = process.read_effort().await;
+        if watch.is_stalled(began.elapsed(), effort) {
+            return;
+        }
+    }
+}
+
 pub(crate) trait ProcessWorld: Send + Sync + Debug {
     /// Creates a child that is to listen on `endpoint`. `socket`: path of its Unix socket; for a child on a
     /// port, the path from which its other files get their names.
@@ -284,14 +293,8 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
         endpoint: ListenAddress,
         longest_line: usize,
         sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>>;
-    /// Takes up a process of the previous instance.
-    fn adopt(
-        &self,
-        heir: ProcessHeir,
-        _longest_line: usize,
-        _sink: LineSink,
-    ) -> BoxFuture<'_, Result<Arc<dyn BackendProcess>, SpawnError>> {
+    ) -> SpawnFuture<'_>;
+    fn adopt(&self, heir: ProcessHeir, _longest_line: usize, _sink: LineSink) -> SpawnFuture<'_> {
         let binary = heir.record.command.binary;
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
     }
@@ -304,9 +307,7 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
     fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()>;
     /// Memory available for new processes, in bytes; `None` if unreadable.
     fn available_memory(&self) -> Option<u64>;
-    /// Free memory of host and GPUs, read within the time limit.
     fn free_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
-    /// Total memory of host and GPUs, read within the time limit.
     fn total_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
     /// Environment variable that restricts a process to these GPUs; `None` if these are all GPUs of the
     /// machine, or if one of them has no UUID. Read within the time limit.
@@ -315,8 +316,6 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
         gpus: Vec<GpuIndex>,
         limit: Duration,
     ) -> BoxFuture<'_, Option<(String, String)>>;
-    /// True if the machine has a GPU, even if no sensor supports it.
     fn has_gpu(&self) -> bool;
-    /// Local time in minutes of the day.
     fn minute_of_day(&self) -> Option<u16>;
 }

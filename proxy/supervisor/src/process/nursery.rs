@@ -15,6 +15,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -26,11 +27,9 @@ use crate::process::child::ChildProcess;
 use crate::process::control_group::ControlGroups;
 use crate::process::group::ProcessExit;
 use crate::process::kinship::{self, OrphanReaper};
-use crate::process::root::ask::SuccessorProgram;
 use crate::process::root::client::RootClient;
-use crate::process::root::desk;
-use crate::process::root::family::RootFamily;
-use crate::process::root::orders;
+use crate::process::root::family::{InstanceOrder, RootFamily};
+use crate::process::root::{SuccessorProgram, desk};
 use crate::process::spawn::{SpawnedChild, spawn, spawn_successor};
 use crate::spec::SpawnRequest;
 
@@ -57,9 +56,7 @@ pub struct NurseryHandle {
 
 #[derive(Clone, Debug)]
 enum ForkPlace {
-    /// Our main thread forks.
     Here(Arc<RootFamily>),
-    /// The main thread of the first instance forks.
     Root(Arc<RootClient>),
 }
 
@@ -136,12 +133,20 @@ impl NurseryHandle {
             return root.spawn(request).await;
         }
         let (binary, mark) = (request.command.binary.clone(), kinship::command_mark(&request.command));
-        let (reply, answer) = oneshot::channel();
-        if self.orders.send(ForkOrder::Spawn(Box::new(request), reply)).is_err() {
-            return Err(SpawnError::NurseryGone { binary });
-        }
-        let spawned = answer.await.map_err(|_| SpawnError::NurseryGone { binary })??;
+        let request = Box::new(request);
+        let spawned = self.fork(&binary, |reply| ForkOrder::Spawn(request, reply)).await?;
         ChildProcess::watch(spawned, mark)
+    }
+
+    async fn fork(
+        &self,
+        binary: &Path,
+        order: impl FnOnce(oneshot::Sender<Result<SpawnedChild, SpawnError>>) -> ForkOrder,
+    ) -> Result<SpawnedChild, SpawnError> {
+        let gone = || SpawnError::NurseryGone { binary: binary.to_owned() };
+        let (reply, answer) = oneshot::channel();
+        self.orders.send(order(reply)).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
     }
 
     /// Creates the next instance, and gives it one end of the handover connection. Dropping the child kills
@@ -158,17 +163,13 @@ impl NurseryHandle {
         let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
         let Some(handover) = handover else { return Err(failed(io::ErrorKind::InvalidInput.into())) };
         if let ForkPlace::Root(root) = &self.forks {
-            return root.spawn_successor(program, Some(handover)).await;
+            return root.spawn_successor(program, handover).await;
         }
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let binary = program.binary.clone();
-        let (reply, answer) = oneshot::channel();
-        let order = ForkOrder::Succeed(Box::new((program, [theirs.into(), handover])), reply);
-        if self.orders.send(order).is_err() {
-            return Err(SpawnError::NurseryGone { binary });
-        }
-        let gone = |_| SpawnError::NurseryGone { binary: binary.clone() };
-        let child = ChildProcess::watch(answer.await.map_err(gone)??, None)?;
+        let next = Box::new((program, [theirs.into(), handover]));
+        let spawned = self.fork(&binary, |reply| ForkOrder::Succeed(next, reply)).await?;
+        let child = ChildProcess::watch(spawned, None)?;
         desk::serve_successor(ours, self.clone(), tokio::runtime::Handle::current())
             .map_err(|source| SpawnError::Exec { binary, source })?;
         Ok(child)
@@ -183,7 +184,7 @@ impl NurseryHandle {
                 let _nobody = family.note_serving(id);
             }
             (ForkPlace::Root(root), Some(id)) => {
-                child.hand_over();
+                child.set_handed_over(true);
                 root.note_serving(id);
             }
             (ForkPlace::Root(_), None) => {}
@@ -211,24 +212,8 @@ impl NurseryHandle {
         }
     }
 
-    /// Tells all successors to end, including those that are created later.
-    pub fn end_successors(&self) {
-        self.pass_on(orders::InstanceOrder::End);
-    }
-
-    /// Tells the serving successor to reload its configuration, and those that no longer serve to reopen
-    /// their files.
-    pub fn reload_successors(&self) {
-        self.pass_on(orders::InstanceOrder::Reload);
-    }
-
-    /// Tells the serving successor to hand over to a new instance, started from the file now at the
-    /// program's path.
-    pub fn upgrade_successor(&self) {
-        self.pass_on(orders::InstanceOrder::Upgrade);
-    }
-
-    fn pass_on(&self, order: orders::InstanceOrder) {
+    /// Sends an order to the successors that should get it. Without effect if this process is not the root.
+    pub fn pass_on(&self, order: InstanceOrder) {
         if let Some(family) = self.family() {
             family.pass_on(order);
         }

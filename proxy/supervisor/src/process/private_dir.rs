@@ -20,19 +20,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
+use crate::process::directories::maker_pid;
 use crate::process::slot_files;
-use crate::process::socket_name::maker_pid;
 use crate::process::trusted_path;
 
-/// Prefix of the directory's name.
 const DIR_PREFIX: &str = "llama-warden-";
-/// Name of the locked file.
 const LOCK_FILE: &str = "lock";
-/// Contents of the locked file.
 const LOCK_CONTENTS: &[u8] = b"llama-warden\n";
 /// Name of the operator's socket, unless another path is configured.
 pub const ADMIN_SOCKET: &str = "admin.sock";
-/// Prefix of the lock file's name before it is linked to its final name.
 const NEW_MARK_PREFIX: &str = ".lock-";
 /// Maximum number of attempts if other processes create or sweep the same directory at the same time. More
 /// collisions in a row are no accident.
@@ -93,7 +89,7 @@ impl PrivateDir {
     }
 
     /// Takes over the directory and the lock of the previous instance, which owns the directory until
-    /// [`Self::take_ownership`].
+    /// [`Self::set_others`].
     pub fn inherit(path: &Path, lock: OwnedFd) -> Self {
         Self { path: path.to_owned(), lock: File::from(lock), is_others: true }
     }
@@ -106,14 +102,9 @@ impl PrivateDir {
         self.lock.as_fd().try_clone_to_owned()
     }
 
-    /// Makes this process responsible for removing the directory.
-    pub fn take_ownership(&mut self) {
-        self.is_others = false;
-    }
-
-    /// Leaves the directory to the next instance, which removes it.
-    pub fn leave_to_successor(&mut self) {
-        self.is_others = true;
+    /// Sets whether another instance owns the directory, and so removes it.
+    pub fn set_others(&mut self, is_others: bool) {
+        self.is_others = is_others;
     }
 
     /// Path of the directory.
@@ -151,7 +142,6 @@ impl Drop for PrivateDir {
     }
 }
 
-/// State of the lock file in a private directory.
 enum MarkState {
     Nothing,
     /// The lock file was abandoned, and is now locked by us.

@@ -23,15 +23,7 @@ pub(crate) fn report_path(socket: &Path) -> PathBuf {
 /// Sets the variable to our file, or removes the variable if not `wanted`; a value in the model's
 /// environment stays.
 pub(crate) fn announce_report(command: &mut ServerCommand, socket: &Path, wanted: bool) {
-    if command.env.iter().any(|(name, _)| name == REPORT_VARIABLE) {
-        return;
-    }
-    if wanted {
-        command.env.push((REPORT_VARIABLE.to_owned(), report_path(socket).to_string_lossy().into_owned()));
-    } else {
-        // Remove an inherited value, which would give all processes the same file.
-        command.env_remove.push(REPORT_VARIABLE.to_owned());
-    }
+    command.announce_file(REPORT_VARIABLE, wanted.then(|| report_path(socket)));
 }
 
 /// Removes our report file, and the files of further processes of the generation. A file named by the
@@ -43,7 +35,6 @@ pub(crate) fn remove_reports(socket: &Path) {
     }
 }
 
-/// File to which a process writes its report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReportSource {
     path: PathBuf,
@@ -57,11 +48,9 @@ impl ReportSource {
         if command.env_remove.iter().any(|name| name == REPORT_VARIABLE) {
             return None;
         }
-        // If a variable is given twice, the last value counts.
         let (_, path) =
             command.env.iter().rfind(|(name, path)| name == REPORT_VARIABLE && !path.is_empty())?;
-        let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
-        let path = directory.join(path);
+        let path = command.resolve_path(path);
         Some(Self { exclusive: path == report_path(socket), path })
     }
 

@@ -1,19 +1,24 @@
-//! Decides where the server of a child is: the child itself, a member of its process group, or a process
-//! outside of it, as with `setsid` or a container tool. Observations are passed in as values.
+//! Finds the process that answers at a child's endpoint, by the credentials of its Unix socket or by the
+//! owner of the port, and decides where the server of the child is: the child itself, a member of its
+//! process group, or a process outside of it, as with `setsid` or a container tool.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::net::UnixStream;
+use tokio::time::timeout;
 use warden_sensors::RelatedProcess;
 
-use crate::process::group::ProcessExit;
-use crate::process::watched_process::WatchedProcess;
+use crate::process::child::ChildProcess;
+use crate::process::endpoint::ListenAddress;
+use crate::process::group::{ProcessExit, WatchedProcess};
+use crate::process::kinship::RELATIVES_LIMIT;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// Process that answers at a child's endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum ChildServer {
-    /// The child itself.
     Leader,
-    /// A member of the child's process group.
     Member(Arc<WatchedProcess>),
     /// A process outside of the group. Such a process is measured, watched and stopped together with the
     /// child.
@@ -23,11 +28,9 @@ pub(crate) enum ChildServer {
         /// because it answers.
         is_relative: bool,
     },
-    /// A process that cannot be measured.
     Unmeasured(UnmeasuredServer),
 }
 
-/// Why the answering process is not measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum UnmeasuredServer {
     /// The process has no PID in our namespace.
@@ -35,7 +38,6 @@ pub(crate) enum UnmeasuredServer {
     /// The process has ended meanwhile, or `/proc` hides it.
     Hidden,
     OtherUser,
-    /// The process is older than the child.
     Older,
     /// The PID of the process that called `listen` now belongs to another process.
     OtherSocket,
@@ -55,31 +57,27 @@ impl UnmeasuredServer {
     }
 }
 
-/// Observations about the answering process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AnsweringProcess {
+struct AnsweringProcess {
     /// PID from the socket; 0 if the process has no PID in our namespace.
-    pub(crate) pid: u32,
+    pid: u32,
     /// Facts from `/proc`, and the effective user; `None` if unreadable.
-    pub(crate) entry: Option<(RelatedProcess, u32)>,
+    entry: Option<(RelatedProcess, u32)>,
     /// True if the process has the socket open. If not, its PID may have been reused.
-    pub(crate) has_socket: bool,
+    has_socket: bool,
 }
 
-/// Facts about the child, with which the answering process is compared.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ChildFacts<'a> {
-    pub(crate) leader: u32,
+struct ChildFacts<'a> {
+    leader: u32,
     /// Start time of the child in clock ticks since boot; `None` if unknown.
-    pub(crate) started: Option<u64>,
-    pub(crate) relatives: &'a [RelatedProcess],
-    /// Our effective user.
-    pub(crate) user: u32,
+    started: Option<u64>,
+    relatives: &'a [RelatedProcess],
+    user: u32,
 }
 
-/// Where the answering process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ServerPlace {
+enum ServerPlace {
     Leader,
     Member(RelatedProcess),
     Outside { server: RelatedProcess, is_relative: bool },
@@ -89,7 +87,7 @@ pub(crate) enum ServerPlace {
 /// Decides where the answering process is. A descendant of the child is accepted no matter which user it
 /// runs as. Any other process has to run as our user, be younger than the child and have the socket open;
 /// otherwise a stranger's process might be measured and stopped.
-pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPlace {
+fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPlace {
     use UnmeasuredServer::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {
         return ServerPlace::Unmeasured(OtherNamespace);
@@ -117,6 +115,88 @@ pub(crate) fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -
     }
 }
 
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// Finds the process that answers, and records it. Must be called in a tokio runtime. Returns false if the
+/// search was impossible at present.
+///
+/// Source: `SO_PEERCRED` in `unix(7)`. The credentials are those of the process that called `listen`.
+pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) -> bool {
+    let peer = match endpoint {
+        ListenAddress::Unix(path) => {
+            let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, UnixStream::connect(path)).await else {
+                return false;
+            };
+            let Ok(credentials) = stream.peer_cred() else { return false };
+            // A process that has no PID in our namespace is reported as 0.
+            Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
+        }
+        ListenAddress::Tcp(_) => None,
+    };
+    let (leader, kinship, endpoint) = (child.pid(), Arc::clone(child.kinship()), endpoint.clone());
+    let look = move || {
+        let relatives = kinship.relatives();
+        let pid = match &endpoint {
+            ListenAddress::Unix(_) => peer,
+            ListenAddress::Tcp(address) => {
+                let pids = relatives.iter().map(|relative| relative.process.pid);
+                warden_sensors::port_owner(std::iter::once(leader).chain(pids), *address)
+            }
+        }?;
+        let facts = ChildFacts {
+            leader,
+            started: kinship.started(),
+            relatives: &relatives,
+            user: rustix::process::geteuid().as_raw(),
+        };
+        let has_socket = match &endpoint {
+            _ if pid == leader => true,
+            ListenAddress::Unix(path) => {
+                // Follow a link: a wrapper may have put one in place of the socket.
+                let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
+                listening.file_name().is_none_or(|name| warden_sensors::has_unix_listener(pid, name))
+            }
+            ListenAddress::Tcp(_) => true,
+        };
+        // Read this after the check of the socket, so that it describes the process that has the socket.
+        let seen = RelatedProcess::with_pid(pid).zip(warden_sensors::user_of(pid));
+        Some(server_place(AnsweringProcess { pid, entry: seen, has_socket }, facts))
+    };
+    // Reads of /proc are small, but may block; use a worker thread.
+    let place = match timeout(RELATIVES_LIMIT, run_job(WorkKind::Kernel, look)).await {
+        Ok(Ok(Some(place))) => place,
+        Ok(Ok(None)) => return true,
+        // Some process may hang in the kernel. Requests are served anyway, and the search is repeated later.
+        Ok(Err(_)) | Err(_) => return false,
+    };
+    let watch = |server: RelatedProcess| match WatchedProcess::open(server.process) {
+        Ok(watched) => watched.map(Arc::new),
+        Err(error) => {
+            tracing::error!(pid = server.process.pid, %error, "cannot watch the server of a process");
+            None
+        }
+    };
+    let server = match place {
+        ServerPlace::Leader => Some(ChildServer::Leader),
+        ServerPlace::Member(server) => watch(server).map(ChildServer::Member),
+        ServerPlace::Outside { server, is_relative } => {
+            tracing::info!(
+                pid = leader,
+                server = server.process.pid,
+                "the server has left the process group: it is measured and stopped by its own process id"
+            );
+            watch(server).map(|server| ChildServer::Outside { server, is_relative })
+        }
+        ServerPlace::Unmeasured(why) => {
+            tracing::warn!(pid = leader, "{}", why.sentence());
+            Some(ChildServer::Unmeasured(why))
+        }
+    };
+    let Some(server) = server else { return false };
+    child.kinship().note_server(server);
+    true
+}
+
 /// Strongest request to end that was made to a child.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StopRequest {
@@ -129,18 +209,13 @@ pub(crate) enum StopRequest {
 /// Processes that still run after a child's leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemainingProcesses {
-    /// State of the child's server.
     pub(crate) server: KnownServer,
-    /// True if other members of the child's group run.
     pub(crate) in_group: bool,
-    /// True if processes of the child outside of its group run.
     pub(crate) outside: bool,
 }
 
-/// State of the server after the leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KnownServer {
-    /// No process has answered yet.
     Unknown,
     Runs,
     /// The leader was the server, or the server has ended, or it cannot be watched.

@@ -10,7 +10,6 @@ use warden_policies::GenerationId;
 
 use crate::sync::lock;
 
-/// A setting.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct ClientSetting {
     pub(crate) path: String,
@@ -26,7 +25,6 @@ impl std::fmt::Debug for ClientSetting {
 /// Setting that a client made in a process that the next instance now owns.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InheritedSetting {
-    /// Process that has the setting.
     pub(crate) generation: GenerationId,
     /// Sequence number; later settings have higher ones.
     pub(crate) number: u64,
@@ -53,7 +51,6 @@ struct SettingState {
     all: Vec<ClientSetting>,
     /// Settings made in one process and not yet applied to the others: process, route, sequence number.
     fresh: Vec<(GenerationId, String, u64)>,
-    /// Number of settings made so far.
     sets: u64,
     /// True if any setting was made since the last reset, even one that could not be kept.
     touched: bool,
@@ -89,7 +86,6 @@ impl ClientSettings {
         fits
     }
 
-    /// Records a setting that is too large to keep.
     pub(crate) fn note_too_large(&self, by: GenerationId, path: &str) {
         lock(&self.0).note(by, path);
     }
@@ -126,7 +122,6 @@ impl ClientSettings {
         !lock(&self.0).touched
     }
 
-    /// Drops all settings and returns their routes.
     pub(crate) fn clear(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.0)).all.into_iter().map(|setting| setting.path).collect()
     }

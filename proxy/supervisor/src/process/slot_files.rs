@@ -24,14 +24,10 @@ use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
 
-/// llama-server's flag for the directory.
 pub(crate) const SLOT_PATH_FLAG: &str = "--slot-save-path";
-/// Prefix of our file names.
 const FILE_PREFIX: &str = "llama-warden-";
-/// Suffixes of our files, and of the directory.
 const FILE_SUFFIX: &str = ".slot";
 const DIRECTORY_EXTENSION: &str = "slots";
-/// Suffix of a mark.
 const MARK_SUFFIX: &str = ".mark";
 
 /// A slot directory. Dropping the last handle removes our files, in the background where possible, because
@@ -46,7 +42,6 @@ struct SlotDirectory {
     path: PathBuf,
     /// True if we created the directory, so that all its files are ours.
     own: bool,
-    /// Random token in our file names.
     token: String,
     /// Locked file that shows others that our files are in use; not needed in our own directory.
     mark: Mutex<Option<File>>,
@@ -60,25 +55,14 @@ pub(crate) fn slot_directory(socket: &Path) -> PathBuf {
 }
 
 impl SlotFiles {
-    /// Slot directory for a process with this command.
     pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Self {
         let (path, own) = match given_directory(command) {
-            Some(path) => {
-                let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
-                (directory.join(path), false)
-            }
+            Some(path) => (command.resolve_path(path), false),
             None => (slot_directory(socket), true),
         };
         let token = format!("{:016x}", rand::random::<u64>());
-        Self {
-            place: Some(SlotDirectory {
-                path,
-                own,
-                token,
-                mark: Mutex::default(),
-                left: AtomicBool::new(false),
-            }),
-        }
+        let left = AtomicBool::new(false);
+        Self { place: Some(SlotDirectory { path, own, token, mark: Mutex::default(), left }) }
     }
 
     /// Sets whether another instance owns the directory; then dropping this value removes nothing.
@@ -88,20 +72,16 @@ impl SlotFiles {
         }
     }
 
-    /// Path of the directory.
     fn path(&self) -> &Path {
         self.place.as_ref().map_or(Path::new(""), |place| &place.path)
     }
 
     /// Prepares the directory. If the command names none, adds the flag for ours and returns true.
-    ///
-    /// # Errors
-    /// The directory or the mark cannot be created.
     pub(crate) fn announce(&self, command: &mut ServerCommand) -> io::Result<bool> {
         let Some(SlotDirectory { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
         if !own {
             sweep_directory(path);
-            *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(create_mark(path, token)?);
+            *lock(mark) = Some(create_mark(path, token)?);
             return Ok(false);
         }
         let create = || DirBuilder::new().mode(0o700).create(path);
@@ -127,17 +107,11 @@ impl SlotFiles {
 
     /// Creates an empty file for a process to write to: a file that the process creates would get the mode
     /// of its umask.
-    ///
-    /// # Errors
-    /// The file exists, or cannot be created.
     pub(crate) fn create_file(&self, name: &str) -> io::Result<()> {
         File::options().write(true).create_new(true).mode(0o600).open(self.path().join(name)).map(drop)
     }
 
     /// Restricts a file to our user and returns its size in bytes.
-    ///
-    /// # Errors
-    /// The path is no regular file, or the file is gone.
     pub(crate) fn seal_file(&self, name: &str) -> io::Result<u64> {
         let path = self.path().join(name);
         let facts = fs::symlink_metadata(&path)?;
@@ -151,10 +125,7 @@ impl SlotFiles {
         Ok(facts.len())
     }
 
-    /// Moves a file from another directory into this one.
-    ///
-    /// # Errors
-    /// The directories are on different disks, or the file is gone.
+    /// Moves a file from another directory into this one, which has to be on the same disk.
     pub(crate) fn adopt_file(&self, other: &Self, name: &str) -> io::Result<()> {
         let (from, to) = (other.path(), self.path());
         if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
@@ -221,12 +192,10 @@ impl Drop for SlotDirectory {
     }
 }
 
-/// Slot directory that the command itself names.
 fn given_directory(command: &ServerCommand) -> Option<&str> {
     hints::flag_values(command, &[SLOT_PATH_FLAG]).last()
 }
 
-/// True if the command itself names a slot directory.
 pub(crate) fn has_given_directory(command: &ServerCommand) -> bool {
     given_directory(command).is_some()
 }
@@ -268,10 +237,8 @@ fn mark_path(directory: &Path, token: &str) -> PathBuf {
     directory.join(format!("{FILE_PREFIX}{token}{MARK_SUFFIX}"))
 }
 
-/// Creates and locks the mark with this token.
-///
-/// # Errors
-/// The mark cannot be created or locked. Without a locked mark, others would remove our files as left over.
+/// Creates and locks the mark with this token. Without a locked mark, others would remove our files as left
+/// over.
 fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
     let path = mark_path(directory, token);
     let made = || {

@@ -1,14 +1,15 @@
-//! Requests about the slots of a process: list, save, restore, and evaluate the prompt of a conversation.
+//! Requests about the slots of a process, in the forms of all versions of llama-server: list, save, restore,
+//! and evaluate the prompt of a conversation.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde_json::{Value, json};
+use warden_policies::health::SlotActivity;
 use warden_policies::warmth::SlotFacts;
 
 use crate::process::{BackendProcess, BackendRequest, touch};
 
-/// A slot as reported by the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportedSlot {
     pub(crate) facts: SlotFacts,
@@ -29,9 +30,7 @@ pub(crate) async fn list_slots(process: &dyn BackendProcess, timeout: Duration) 
 fn read_slots(answer: &Value) -> Option<Vec<ReportedSlot>> {
     let of = |slot: &Value| {
         let id = u32::try_from(slot["id"].as_u64()?).ok()?;
-        // Older versions of llama-server have `state` in place of `is_processing`; 0 is idle.
-        let by_state = || slot["state"].as_u64().is_some_and(|state| state != 0);
-        let busy = slot["is_processing"].as_bool().unwrap_or_else(by_state);
+        let busy = is_busy(slot, false);
         let tokens = slot["n_prompt_tokens"].as_u64();
         let task = slot["id_task"].as_i64().and_then(|task| u64::try_from(task).ok());
         Some(ReportedSlot {
@@ -42,12 +41,9 @@ fn read_slots(answer: &Value) -> Option<Vec<ReportedSlot>> {
     answer.as_array()?.iter().map(of).collect()
 }
 
-/// Why a slot was not saved or restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotFailure {
-    /// There was no answer in time.
     Silent,
-    /// The answer was an error, or not understood.
     Rejected,
 }
 
@@ -81,8 +77,8 @@ async fn slot_action(
     name: &str,
     timeout: Duration,
 ) -> Result<Value, SlotFailure> {
-    let body = Bytes::from(json!({ "filename": name }).to_string());
-    let question = BackendRequest { path: format!("/slots/{slot}?action={action}"), body: Some(body) };
+    let body = json!({ "filename": name }).to_string();
+    let question = BackendRequest::post(&format!("/slots/{slot}?action={action}"), body.into());
     let (status, answer) = process.send_request(question, timeout).await.ok_or(SlotFailure::Silent)?;
     if status != 200 {
         tracing::debug!(slot, action, status, "refused");
@@ -91,14 +87,12 @@ async fn slot_action(
     serde_json::from_slice(&answer).map_err(|_| SlotFailure::Rejected)
 }
 
-/// Result of a request that makes the process evaluate a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TouchResult {
     /// Number of prompt tokens found in the cache, and number of tokens that were evaluated.
     Counted(u64, u64),
     /// The request was refused, or the answer has no token counts.
     Refused,
-    /// There was no answer in time.
     Silent,
 }
 
@@ -109,7 +103,7 @@ pub(crate) async fn touch(
     body: Vec<u8>,
     timeout: Duration,
 ) -> TouchResult {
-    let question = BackendRequest { path: path.to_owned(), body: Some(body.into()) };
+    let question = BackendRequest::post(path, body);
     match process.send_request(question, timeout).await {
         None => TouchResult::Silent,
         Some((200, answer)) => match touch::answer_counts(&answer) {
@@ -123,16 +117,60 @@ pub(crate) async fn touch(
     }
 }
 
-/// Sends a `POST` and returns the answer as JSON.
 pub(crate) async fn post_json(
     process: &dyn BackendProcess,
     path: &str,
     body: Vec<u8>,
     timeout: Duration,
 ) -> Option<Value> {
-    let question = BackendRequest { path: path.to_owned(), body: Some(body.into()) };
+    let question = BackendRequest::post(path, body);
     let (status, answer) = process.send_request(question, timeout).await?;
     (status == 200).then(|| serde_json::from_slice(&answer).ok()).flatten()
+}
+
+const WORK_FIELDS: [&str; 7] = [
+    "id_task",
+    "n_decoded",
+    "n_past",
+    "n_prompt_tokens",
+    "n_prompt_tokens_cache",
+    "n_prompt_tokens_processed",
+    "n_remain",
+];
+
+/// Activity in an answer to `/slots`: the number of busy slots, and a value that changes with each token and
+/// each prompt batch. Texts in the answers of older versions are skipped. `None` if the answer is no list of
+/// slots.
+pub(crate) fn slot_activity(answer: &Value) -> Option<SlotActivity> {
+    let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
+    let busy = slots.iter().filter(|slot| is_busy(slot, true)).count();
+    let mut hasher = DefaultHasher::new();
+    for slot in slots {
+        hash_work(slot, &mut hasher);
+    }
+    Some(SlotActivity { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
+}
+
+/// True if a slot is busy. Older versions of llama-server have `state` in place of `is_processing`; 0 is
+/// idle.
+fn is_busy(slot: &Value, if_unknown: bool) -> bool {
+    let by_state = || slot["state"].as_u64().map(|state| state != 0);
+    slot["is_processing"].as_bool().or_else(by_state).unwrap_or(if_unknown)
+}
+
+fn hash_work(value: &Value, hasher: &mut DefaultHasher) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_i64() {
+                    Some(number) if WORK_FIELDS.contains(&name.as_str()) => (name, number).hash(hasher),
+                    _ => hash_work(value, hasher),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| hash_work(item, hasher)),
+        _ => {}
+    }
 }
 
 #[cfg(test)]
@@ -166,5 +204,29 @@ mod tests {
         for no_list in [json!({}), json!([{ "n_ctx": 1 }]), json!(["x"])] {
             assert_eq!(read_slots(&no_list), None, "{no_list}");
         }
+    }
+
+    #[test]
+    fn busy_slots_are_counted_and_every_token_changes_the_mark() {
+        let newer = |decoded: u64, processed: u64| {
+            json!([
+                {"id": 0, "is_processing": false, "id_task": -1},
+                {"id": 1, "is_processing": true, "id_task": 7, "n_prompt_tokens_processed": processed,
+                 "prompt": "n_decoded", "next_token": [{"n_decoded": decoded, "n_remain": -1}]},
+            ])
+        };
+        let one = slot_activity(&newer(3, 10)).unwrap();
+        assert_eq!(one.busy, 1);
+        assert_eq!(slot_activity(&newer(3, 10)), Some(one));
+        assert!(
+            slot_activity(&newer(4, 10)).unwrap().mark != one.mark
+                && slot_activity(&newer(3, 20)).unwrap().mark != one.mark
+        );
+        let older = json!([{"id": 0, "state": 1, "n_past": 7}, {"id": 1, "state": 0}]);
+        assert_eq!(slot_activity(&older).unwrap().busy, 1);
+        for other in [json!({"error": {"code": 501}}), json!([1, 2]), json!("x")] {
+            assert_eq!(slot_activity(&other), None, "{other}");
+        }
+        assert_eq!(slot_activity(&json!([])).unwrap().busy, 0);
     }
 }

@@ -19,14 +19,13 @@ use warden_policies::own_variables::is_own_variable;
 use crate::error::SpawnError;
 use crate::process::control_group::ControlGroup;
 use crate::process::group::ProcessGroup;
-use crate::process::root::ask::SuccessorProgram;
+use crate::process::root::SuccessorProgram;
 use crate::spec::SpawnRequest;
 
 /// A process and the read ends of its output. Dropping this value kills the process's group.
 #[derive(Debug)]
 pub(crate) struct SpawnedChild {
     pub(crate) group: ProcessGroup,
-    /// Control group of the process and all its descendants.
     pub(crate) control: Option<Arc<ControlGroup>>,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
@@ -109,7 +108,6 @@ impl Succession {
     }
 }
 
-/// True if this thread is the only one of the process.
 fn is_alone() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }

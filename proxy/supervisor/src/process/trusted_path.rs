@@ -116,7 +116,6 @@ impl PathFacts {
     }
 }
 
-/// Why a name is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathDistrust {
     Foreign(u32),
@@ -220,7 +219,6 @@ impl PathWalk {
         })
     }
 
-    /// Puts the names of `path` before the names still to follow.
     fn prepend_path(&mut self, path: &Path) {
         for part in path.components().rev() {
             match part {

@@ -33,50 +33,60 @@ use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
 use crate::view::{BackendView, ModelOutage, ModelState, ModelView, RemoteView};
 
-/// Task of one remote model.
 #[derive(Debug)]
 pub(crate) struct RemoteTask {
     context: Arc<FleetContext>,
     leases: Arc<LeaseQueue>,
     spec: RemoteSpec,
     inbox: TaskInbox,
-    /// State of the generation for the present address.
     cell: Arc<GenerationCell>,
     /// Generations of earlier addresses that still have running requests.
     former_cells: Vec<Arc<GenerationCell>>,
     standing: EndpointState,
-    /// Facts from the endpoint's last answer to a probe.
     listed: EndpointInfo,
-    /// Number of times that the endpoint stopped answering.
     outages: u64,
     was_ready: bool,
-    /// Time of the next probe.
-    due: Instant,
-    probe: PendingProbe,
-    /// True if a connection has failed since the last probe began.
-    doubted: bool,
+    probe: EndpointProbe,
     /// The model is no longer configured; from then on another model may have its name.
     removed: bool,
 }
 
-/// Probe under way, or the last one.
+/// Probe under way or the last one, and the time of the next.
 #[derive(Debug)]
-struct PendingProbe {
+struct EndpointProbe {
     task: JoinSet<Result<EndpointInfo, ProbeFailure>>,
     since: Instant,
     /// True if the probe was made because a connection had failed.
     in_doubt: bool,
-    /// Consecutive probes without an answer in time.
     slow_count: u32,
+    /// True if a connection has failed since the last probe began.
+    doubted: bool,
+    due: Instant,
 }
 
-impl Default for PendingProbe {
-    fn default() -> Self {
-        Self { task: JoinSet::new(), since: Instant::now(), in_doubt: false, slow_count: 0 }
+impl EndpointProbe {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { task: JoinSet::new(), since: now, in_doubt: false, slow_count: 0, doubted: false, due: now }
+    }
+
+    fn begin(&mut self, spec: &RemoteSpec) {
+        let (origin, model) = (Arc::clone(&spec.origin), spec.model.clone());
+        let limit = spec.numbers.answer_limit;
+        self.since = Instant::now();
+        self.in_doubt = std::mem::take(&mut self.doubted);
+        self.task.spawn(async move { probe(&origin, &model, limit).await });
+    }
+
+    /// Requests a probe now, because a connection has failed. Cancels a running one: its result would say
+    /// nothing about the time after that.
+    fn doubt(&mut self) {
+        self.task = JoinSet::new();
+        self.doubted = true;
+        self.due = Instant::now();
     }
 }
 
-/// State of the endpoint.
 #[derive(Debug)]
 enum EndpointState {
     /// Not known yet: the first probe has no result.
@@ -85,13 +95,6 @@ enum EndpointState {
         since: Instant,
     },
     Silent(BackendFailure),
-}
-
-/// Next step after a message.
-enum NextStep {
-    Continue,
-    /// End the task when no request runs, or at this time at the latest.
-    End(Instant),
 }
 
 impl RemoteTask {
@@ -113,15 +116,12 @@ impl RemoteTask {
             listed: EndpointInfo::default(),
             outages: 0,
             was_ready: false,
-            due: Instant::now(),
-            probe: PendingProbe::default(),
-            doubted: false,
+            probe: EndpointProbe::new(),
             removed: false,
         };
         (remote, sender)
     }
 
-    /// Runs until the model is removed or the fleet shuts down.
     pub(crate) async fn run(mut self: Box<Self>) {
         let mut end = None;
         loop {
@@ -139,49 +139,47 @@ impl RemoteTask {
             if !self.removed {
                 self.context.publisher.update(self.model_view());
             }
-            let (asking, due) = (&mut self.probe.task, self.due);
-            let is_asked = !asking.is_empty();
+            let EndpointProbe { task, due, .. } = &mut self.probe;
+            let may_begin = task.is_empty() && end.is_none();
             let leases = Arc::clone(&self.leases);
             tokio::select! {
                 biased;
-                message = self.inbox.recv() => match message.map(|message| self.handle_message(message)) {
-                    Some(NextStep::Continue) => {}
-                    Some(NextStep::End(at)) => end = Some(at),
+                message = self.inbox.recv() => match message {
+                    Some(message) => end = self.handle_message(message).or(end),
                     None => break,
                 },
                 () = wait_until(end) => break,
                 () = leases.wake.notified() => self.check_doubts(),
-                answer = answered(asking) => self.note_answer(answer),
-                () = sleep_until(due), if !is_asked && end.is_none() => self.begin_probe(),
+                answer = answered(task) => self.note_answer(answer),
+                () = sleep_until(*due), if may_begin => self.probe.begin(&self.spec),
             }
         }
-        self.leases.refuse_waiting(&if self.removed {
-            LeaseDenied::Removed
-        } else {
-            LeaseDenied::ShuttingDown
-        });
+        let denied = if self.removed { LeaseDenied::Removed } else { LeaseDenied::ShuttingDown };
+        self.leases.refuse_waiting(&denied);
         for cell in self.former_cells.drain(..).chain([self.cell]) {
             self.leases.remove_generation(cell.id);
             cell.request_stop();
         }
     }
 
-    fn handle_message(&mut self, message: TaskMessage) -> NextStep {
+    /// Returns the time at which the task ends at the latest, if the message ends it. The task ends earlier
+    /// if no request runs.
+    fn handle_message(&mut self, message: TaskMessage) -> Option<Instant> {
         let control = match message {
             TaskMessage::Control(control) => control,
             TaskMessage::Beat(question) => {
                 let _left = question.send(());
-                return NextStep::Continue;
+                return None;
             }
             TaskMessage::Report(..) | TaskMessage::Looked(..) | TaskMessage::StartSearched(..) => {
-                return NextStep::Continue;
+                return None;
             }
         };
         match control {
             ControlMessage::PointRemote(spec, reply) => drop(reply.send(self.apply_spec(*spec))),
             // There is no process to replace, so a restart command probes the endpoint now.
             ControlMessage::Restart(_, reply) => {
-                self.due = Instant::now();
+                self.probe.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
             }
             ControlMessage::Drain(reply) => drop(reply.send(Err(self.no_process_error("drained")))),
@@ -192,10 +190,10 @@ impl RemoteTask {
             ControlMessage::Remove => {
                 self.removed = true;
                 self.leases.close_gate(self.cell.id);
-                return NextStep::End(clock::after(Instant::now(), Duration::MAX));
+                return Some(clock::after(Instant::now(), Duration::MAX));
             }
-            ControlMessage::Shutdown(until) => return NextStep::End(until),
-            ControlMessage::Disband => return NextStep::End(Instant::now()),
+            ControlMessage::Shutdown(until) => return Some(until),
+            ControlMessage::Disband => return Some(Instant::now()),
             ControlMessage::Apply(..)
             | ControlMessage::Loading(_)
             | ControlMessage::HandOver(_)
@@ -205,7 +203,7 @@ impl RemoteTask {
             | ControlMessage::Begin
             | ControlMessage::LearnFacts(..) => {}
         }
-        NextStep::Continue
+        None
     }
 
     fn no_process_error(&self, what: &'static str) -> ControlError {
@@ -222,48 +220,37 @@ impl RemoteTask {
         if moved {
             self.leases.close_gate(self.cell.id);
             self.former_cells.push(std::mem::replace(&mut self.cell, new_cell(&self.context, &self.spec)));
-            self.probe = PendingProbe::default();
-            (self.standing, self.listed) = (EndpointState::Unknown, EndpointInfo::default());
-            (self.doubted, self.was_ready) = (false, false);
+            self.probe = EndpointProbe::new();
+            self.standing = EndpointState::Unknown;
+            self.listed = EndpointInfo::default();
+            self.was_ready = false;
             self.leases.set_refusal(None);
-        } else if matches!(self.standing, EndpointState::Answers { .. }) && !self.doubted {
+        } else if matches!(self.standing, EndpointState::Answers { .. }) && !self.probe.doubted {
             self.open();
         }
         if moved && renamed {
             // Refuse them: the bodies of waiting requests contain the model's name at the old address.
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
-            let failure =
-                BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
-            self.leases.refuse_waiting(&LeaseDenied::Silent(failure, Duration::from_secs(1)));
+            let denied = LeaseDenied::Silent(endpoint_failure(message, 1), Duration::from_secs(1));
+            self.leases.refuse_waiting(&denied);
         }
-        self.due = Instant::now();
+        self.probe.due = Instant::now();
         moved
     }
 
-    /// Requests a probe now if a connection to the endpoint has failed, unless it is known not to answer.
+    /// Requests a probe if a connection to the endpoint has failed, unless it is known not to answer.
     fn check_doubts(&mut self) {
         let doubted = self.leases.take_doubts().contains(&self.cell.id);
         if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
-            // Cancel a running probe: its result would say nothing about the time after the failed
-            // connection.
-            self.probe.task = JoinSet::new();
-            (self.doubted, self.due) = (true, Instant::now());
+            self.probe.doubt();
         }
-    }
-
-    fn begin_probe(&mut self) {
-        let (origin, model) = (Arc::clone(&self.spec.origin), self.spec.model.clone());
-        let limit = self.spec.numbers.answer_limit;
-        self.probe.since = Instant::now();
-        self.probe.in_doubt = std::mem::take(&mut self.doubted);
-        self.probe.task.spawn(async move { probe(&origin, &model, limit).await });
     }
 
     fn note_answer(&mut self, answer: Result<EndpointInfo, ProbeFailure>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
         // If a connection has failed during the probe, ignore the answer and probe again.
         self.check_doubts();
-        if self.doubted {
+        if self.probe.doubted {
             return;
         }
         let why = match answer {
@@ -293,7 +280,7 @@ impl RemoteTask {
         if !matches!(self.standing, EndpointState::Answers { .. }) {
             self.standing = EndpointState::Answers { since: Instant::now() };
         }
-        self.due = due;
+        self.probe.due = due;
         self.leases.note_alive(self.cell.id);
         self.open();
         if was_silent || !was_ready {
@@ -308,12 +295,12 @@ impl RemoteTask {
             EndpointState::Answers { .. } | EndpointState::Unknown => 1,
         };
         let pause = numbers.retry_first.saturating_mul(1 << (failures - 1).min(16)).min(numbers.interval);
-        self.due = clock::after_pause(Instant::now(), pause);
+        self.probe.due = clock::after_pause(Instant::now(), pause);
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
-        let failure = BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
+        let failure = endpoint_failure(message, failures);
         self.leases.close_gate(self.cell.id);
         // Allow a second for the probe itself: then its result is known.
-        let trial = clock::after(self.due, Duration::from_secs(1));
+        let trial = clock::after(self.probe.due, Duration::from_secs(1));
         self.leases.set_refusal(Some(QueueRefusal::EndpointSilent(failure.clone(), trial)));
         if failures == 1 {
             self.outages += u64::from(self.was_ready);
@@ -330,7 +317,6 @@ impl RemoteTask {
         self.context.journal.record(Some(&self.spec.name), Some(self.cell.id), kind);
     }
 
-    /// Drops the generations of earlier addresses that have no running requests.
     fn drop_former(&mut self) {
         let leases = &self.leases;
         self.former_cells.retain(|cell| {
@@ -343,18 +329,14 @@ impl RemoteTask {
     }
 
     fn model_view(&self) -> ModelView {
-        let failure = match &self.standing {
-            EndpointState::Silent(failure) => Some(failure.clone()),
-            EndpointState::Answers { .. } | EndpointState::Unknown => None,
-        };
-        let state = match self.standing {
-            EndpointState::Answers { .. } => ModelState::Loaded,
-            EndpointState::Unknown => ModelState::Loading,
-            EndpointState::Silent(_) => ModelState::Backoff,
+        let (state, failure) = match &self.standing {
+            EndpointState::Answers { .. } => (ModelState::Loaded, None),
+            EndpointState::Unknown => (ModelState::Loading, None),
+            EndpointState::Silent(failure) => (ModelState::Backoff, Some(failure.clone())),
         };
         let outage = failure.is_some().then(|| ModelOutage {
             refusing: true,
-            next_start_unix_ms: clock::unix_ms(self.due),
+            next_start_unix_ms: clock::unix_ms(self.probe.due),
             watching: false,
             cure: format!(
                 "it is probed again automatically; `llama-warden restart {}` does it at once",
@@ -404,6 +386,10 @@ fn new_cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
         LeaseAddress::Remote(Arc::clone(&spec.origin)),
         facts,
     ))
+}
+
+fn endpoint_failure(message: String, failures: u32) -> BackendFailure {
+    BackendFailure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures }
 }
 
 async fn wait_until(time: Option<Instant>) {

@@ -7,16 +7,12 @@
 //!
 //! A disk may hang for minutes, or for ever. Then only this thread waits, and entries stay in the queue as
 //! long as it has room. Files that are read only when the program starts are read without this thread.
-//!
-//! | file | job |
-//! |---|---|
-//! | `line_file` | append-only files of lines, bounded |
 
 pub(crate) mod line_file;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -27,7 +23,6 @@ use crate::sync::lock;
 
 /// Maximum number of waiting entries; enough for some hours of a fleet with few events.
 const MAX_WAITING_ENTRIES: usize = 4096;
-/// Maximum total size of waiting entries in bytes.
 const MAX_WAITING_BYTES: usize = 8 << 20;
 /// Time without an answer after which a disk is reported as hanging. A working disk answers in milliseconds.
 const DISK_SILENCE_LIMIT: Duration = Duration::from_secs(5);
@@ -93,44 +88,24 @@ impl StateView {
 }
 
 /// Queues data for writing without ever waiting for the disk. Cheap to clone; the writer thread ends when
-/// the last clone is dropped.
+/// the last clone is dropped and all entries are written.
 #[derive(Clone, Debug)]
-pub struct StateWriter(Arc<WriterOwner>);
-
-#[derive(Debug)]
-struct WriterOwner(Arc<WriterShared>);
-
-impl Drop for WriterOwner {
-    fn drop(&mut self) {
-        self.0.queue().closed = true;
-        self.0.filled.notify_one();
-    }
-}
-
-#[derive(Debug)]
-struct WriterShared {
+pub struct StateWriter {
+    entries: mpsc::Sender<WriteEntry>,
     capacity: usize,
-    queue: Mutex<WriteQueue>,
-    filled: Condvar,
+    state: Arc<Mutex<WriterState>>,
 }
 
-#[derive(Default)]
-struct WriteQueue {
-    entries: VecDeque<WriteEntry>,
-    bytes: usize,
+#[derive(Debug, Default)]
+struct WriterState {
+    waiting: usize,
+    waiting_bytes: usize,
     /// Moment when the thread began to write the present entry; `None` while it writes none.
     since: Option<Instant>,
     /// True if the slow write of the present entry was logged.
     told: bool,
     lost: BTreeMap<StateKind, u64>,
     failing: BTreeMap<StateKind, String>,
-    closed: bool,
-}
-
-impl std::fmt::Debug for WriteQueue {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Queue({} entries)", self.entries.len())
-    }
 }
 
 type WriteJob = Box<dyn FnOnce() -> io::Result<()> + Send>;
@@ -145,61 +120,49 @@ enum WriteEntry {
     Mark(Box<dyn FnOnce() + Send>),
 }
 
-impl WriterShared {
-    fn queue(&self) -> MutexGuard<'_, WriteQueue> {
-        lock(&self.queue)
-    }
-
-    fn run(&self) {
-        loop {
-            let mut queue = self.queue();
-            let entry = loop {
-                match queue.entries.pop_front() {
-                    Some(entry) => break entry,
-                    None if queue.closed => return,
-                    None => queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                }
-            };
-            let (kind, bytes, job) = match entry {
-                WriteEntry::Write { kind, bytes, job } => (kind, bytes, job),
-                WriteEntry::Mark(reached) => {
-                    drop(queue);
-                    reached();
-                    continue;
-                }
-            };
-            queue.bytes = queue.bytes.saturating_sub(bytes);
-            queue.since = Some(Instant::now());
-            drop(queue);
-            self.note_written(kind, job());
+fn write_entries(entries: &mpsc::Receiver<WriteEntry>, state: &Mutex<WriterState>) {
+    for entry in entries {
+        let mut now = lock(state);
+        now.waiting = now.waiting.saturating_sub(1);
+        match entry {
+            WriteEntry::Write { kind, bytes, job } => {
+                now.waiting_bytes = now.waiting_bytes.saturating_sub(bytes);
+                now.since = Some(Instant::now());
+                drop(now);
+                note_written(state, kind, job());
+            }
+            WriteEntry::Mark(reached) => {
+                drop(now);
+                reached();
+            }
         }
     }
+}
 
-    /// Records whether an entry could be written.
-    fn note_written(&self, kind: StateKind, done: io::Result<()>) {
-        let mut queue = self.queue();
-        let took = queue.since.take().map(|since| since.elapsed()).unwrap_or_default();
-        let was_silent = std::mem::take(&mut queue.told);
-        let (failed_before, now) = match done {
-            Ok(()) => (queue.failing.remove(&kind), None),
-            Err(error) => {
-                *queue.lost.entry(kind).or_default() += 1;
-                (queue.failing.insert(kind, error.to_string()), Some(error))
-            }
-        };
-        let missing: u64 = queue.lost.values().sum();
-        drop(queue);
-        let kind = kind.as_str();
-        if was_silent {
-            tracing::warn!(seconds = took.as_secs(), missing, "the state directory answers again");
+fn note_written(state: &Mutex<WriterState>, kind: StateKind, done: io::Result<()>) {
+    let mut state = lock(state);
+    let took = state.since.take().map(|since| since.elapsed()).unwrap_or_default();
+    let was_silent = std::mem::take(&mut state.told);
+    let (failed_before, now) = match done {
+        Ok(()) => (state.failing.remove(&kind), None),
+        Err(error) => {
+            *state.lost.entry(kind).or_default() += 1;
+            (state.failing.insert(kind, error.to_string()), Some(error))
         }
-        match (failed_before, now) {
-            (None, Some(error)) => {
-                tracing::error!(%kind, %error, "cannot write to the state directory; actions stay in effect, and serving continues");
-            }
-            (Some(_), None) => tracing::info!(%kind, missing, "the state directory can be written again"),
-            _ => {}
+    };
+    let missing: u64 = state.lost.values().sum();
+    drop(state);
+    let kind = kind.as_str();
+    if was_silent {
+        tracing::warn!(seconds = took.as_secs(), missing, "the state directory answers again");
+    }
+    match (failed_before, now) {
+        (None, Some(error)) => {
+            tracing::error!(%kind, %error, 
+                "cannot write to the state directory; actions stay in effect, and serving continues");
         }
+        (Some(_), None) => tracing::info!(%kind, missing, "the state directory can be written again"),
+        _ => {}
     }
 }
 
@@ -214,10 +177,13 @@ impl StateWriter {
     }
 
     fn with_capacity(capacity: usize) -> io::Result<Self> {
-        let shared = Arc::new(WriterShared { capacity, queue: Mutex::default(), filled: Condvar::new() });
-        let own = Arc::clone(&shared);
-        std::thread::Builder::new().name("state".to_owned()).spawn(move || own.run())?;
-        Ok(Self(Arc::new(WriterOwner(shared))))
+        let (sender, entries) = mpsc::channel();
+        let state: Arc<Mutex<WriterState>> = Arc::default();
+        let shown = Arc::clone(&state);
+        std::thread::Builder::new()
+            .name("state".to_owned())
+            .spawn(move || write_entries(&entries, &shown))?;
+        Ok(Self { entries: sender, capacity, state })
     }
 
     /// Queues a write, to be done after all earlier ones. `bytes`: approximate memory that the entry takes
@@ -228,33 +194,37 @@ impl StateWriter {
         bytes: usize,
         job: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> bool {
-        let shared = &self.0.0;
-        let mut queue = shared.queue();
-        let is_silent = queue.since.is_some_and(|since| since.elapsed() > DISK_SILENCE_LIMIT);
-        let tells = is_silent && !std::mem::replace(&mut queue.told, true);
+        let mut state = lock(&self.state);
+        let is_silent = state.since.is_some_and(|since| since.elapsed() > DISK_SILENCE_LIMIT);
+        let tells = is_silent && !std::mem::replace(&mut state.told, true);
         let fits =
-            queue.entries.len() < shared.capacity && queue.bytes.saturating_add(bytes) <= MAX_WAITING_BYTES;
+            state.waiting < self.capacity && state.waiting_bytes.saturating_add(bytes) <= MAX_WAITING_BYTES;
         if fits {
-            queue.bytes += bytes;
-            queue.entries.push_back(WriteEntry::Write { kind, bytes, job: Box::new(job) });
+            state.waiting_bytes += bytes;
+            self.queue_entry(&mut state, WriteEntry::Write { kind, bytes, job: Box::new(job) });
         } else {
-            *queue.lost.entry(kind).or_default() += 1;
+            *state.lost.entry(kind).or_default() += 1;
         }
-        drop(queue);
-        shared.filled.notify_one();
+        drop(state);
         if tells {
             tracing::error!(
                 seconds = DISK_SILENCE_LIMIT.as_secs(),
-                "the state directory does not answer: does its disk hang? Serving continues; writes are queued, and dropped when \
-                 the queue is full"
+                "the state directory does not answer: does its disk hang? Serving continues; writes are queued, and \
+                 dropped when the queue is full"
             );
         }
         fits
     }
 
     fn add_mark(&self, reached: impl FnOnce() + Send + 'static) {
-        self.0.0.queue().entries.push_back(WriteEntry::Mark(Box::new(reached)));
-        self.0.0.filled.notify_one();
+        self.queue_entry(&mut lock(&self.state), WriteEntry::Mark(Box::new(reached)));
+    }
+
+    /// Counts an entry and gives it to the thread, under the lock that keeps count and order.
+    fn queue_entry(&self, state: &mut WriterState, entry: WriteEntry) {
+        state.waiting += 1;
+        // The thread lives as long as this sender, unless a job panicked; then entries stay unwritten.
+        let _unwritten = self.entries.send(entry);
     }
 
     /// Waits until all queued entries are written or have failed. Returns false if that takes longer than
@@ -284,13 +254,13 @@ impl StateWriter {
 
     /// State of the writer, for status and metrics.
     pub fn view(&self) -> StateView {
-        let queue = self.0.0.queue();
-        let silent = queue.since.map(|since| since.elapsed()).filter(|silent| *silent > DISK_SILENCE_LIMIT);
+        let state = lock(&self.state);
+        let silent = state.since.map(|since| since.elapsed()).filter(|silent| *silent > DISK_SILENCE_LIMIT);
         let name = |kind: &StateKind| kind.as_str().to_owned();
         StateView {
-            waiting: queue.entries.len(),
-            lost: queue.lost.iter().map(|(kind, lost)| (name(kind), *lost)).collect(),
-            failing: queue.failing.iter().map(|(kind, why)| (name(kind), why.clone())).collect(),
+            waiting: state.waiting,
+            lost: state.lost.iter().map(|(kind, lost)| (name(kind), *lost)).collect(),
+            failing: state.failing.iter().map(|(kind, why)| (name(kind), why.clone())).collect(),
             silent_seconds: silent.map(|silent| silent.as_secs_f64()),
         }
     }

@@ -168,7 +168,11 @@ async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &st
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.log_operator_action(Some(&name), action.word(), who);
             // Load the model as a request without a slot does, so that no serving process is affected.
-            fleet.lease(&name, LeaseKind::Aux).await.map(drop).map_err(|denied| denied.to_string())?;
+            fleet
+                .lease_for(&name, LeaseKind::Aux, None)
+                .await
+                .map(drop)
+                .map_err(|denied| denied.to_string())?;
             Ok(String::new())
         }
         PageAction::Release => {

@@ -130,7 +130,7 @@ impl RunningInstance {
         self.tasks.close();
         let limit = self.resolved.settings.upstream.connect_timeout;
         let tasks = tokio::time::timeout(limit, self.tasks.wait());
-        let fleet = tokio::time::timeout(limit, self.fleet.disband());
+        let fleet = tokio::time::timeout(limit, self.fleet.handover().disband());
         let _ = tokio::join!(tasks, fleet, self.exporting.end());
         self.books.finish().await;
         self.access.flush();

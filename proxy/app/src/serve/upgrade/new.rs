@@ -124,12 +124,12 @@ impl PredecessorLink {
         answers: impl Future<Output = Result<(), String>>,
     ) -> Result<ReservedSlots, CommandError> {
         let lost = |error| CommandError::failed(format!("the previous program does not hand over: {error}"));
-        let unclaimed = fleet.unclaimed_models();
+        let unclaimed = fleet.handover().unclaimed_models();
         let fit = if let Some(name) = unclaimed.first() {
             Err(format!(
                 "the model `{name}` runs, and the configuration that the next program has read does not have it: reload first, which ends it"
             ))
-        } else if fleet.has_adopted(wait_deadline()).await {
+        } else if fleet.handover().has_adopted(wait_deadline()).await {
             answers.await.map_err(|why| format!("the next program is not fit: {why}"))
         } else {
             Err("not all llama-servers answer the next program".to_owned())
@@ -143,9 +143,9 @@ impl PredecessorLink {
         }
         self.talk.send(SuccessorMessage::Ready, Vec::new(), wait_deadline()).await.map_err(lost)?;
         let (remains, _) = self.talk.receive::<RemainingWork>(wait_deadline()).await.map_err(lost)?;
-        let mut shares = fleet.share_slots();
+        let mut shares = fleet.handover().share_slots();
         shares.update(&remains);
-        fleet.begin_deciding();
+        fleet.handover().begin_deciding();
         begun.cancel();
         self.talk.send(SuccessorMessage::Serves, Vec::new(), wait_deadline()).await.map_err(lost)?;
         Ok(ReservedSlots { shares })
@@ -165,7 +165,10 @@ impl PredecessorLink {
         // The first list is reported even if it is empty.
         let mut told = None;
         loop {
-            let gates = GateReport { gates: fleet.open_gates(), refusals: fleet.recent_refusals() };
+            let gates = GateReport {
+                gates: fleet.handover().open_gates(),
+                refusals: fleet.handover().recent_refusals(),
+            };
             if told.as_ref() != Some(&gates) {
                 told = Some(gates.clone());
                 let until = Instant::now() + SEND_LIMIT;
@@ -181,7 +184,7 @@ impl PredecessorLink {
                 changed = views.changed() => if changed.is_err() {
                     return std::future::pending().await;
                 },
-                () = fleet.gates_followed() => {}
+                () = fleet.handover().gates_followed() => {}
                 // Check at intervals, too: refusals can change without a wake-up, for example when another
                 // request begins to wait in the predecessor.
                 () = tokio::time::sleep(NEWS_INTERVAL) => {}

@@ -89,7 +89,7 @@ async fn prepare_successor(
 ) -> Result<(Instant, usize), String> {
     receive_hello(talk, &server.instance_place(), until).await?;
     let (will, frozen) = tokio::select! {
-        will = server.fleet().prepare_handover(until) => will.map_err(|busy| format!("busy: {busy}"))?,
+        will = server.fleet().handover().prepare_handover(until) => will.map_err(|busy| format!("busy: {busy}"))?,
         // The new program sends nothing meanwhile, so only its end has to be noticed.
         _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
     };
@@ -118,10 +118,10 @@ async fn let_successor_take_over(
     child: ChildProcess,
 ) -> RetiredProgram {
     server.stop_recording().await;
-    server.fleet().release_processes().await;
+    server.fleet().handover().release_processes().await;
     server.nursery().note_serving(child);
     let until = Instant::now() + TAKE_OVER_LIMIT;
-    if let Err(error) = talk.send(server.fleet().remaining_work(), Vec::new(), until).await {
+    if let Err(error) = talk.send(server.fleet().handover().remaining_work(), Vec::new(), until).await {
         tracing::error!(%error, "the next program has ended");
     }
     server.retire();

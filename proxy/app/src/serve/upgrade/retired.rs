@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{Fleet, ProcessExit, RemainingWork};
+use warden_supervisor::{Fleet, InstanceOrder, ProcessExit, RemainingWork};
 
 use super::ending::{StopSchedule, StopStep, StopTimes};
 use super::talk::{GateReport, UpgradeChannel};
@@ -52,14 +52,14 @@ impl RetiredProgram {
         let mut is_over = false;
         let mut told = RemainingWork::default();
         // Requests that remain in our predecessor count, too: our successor learns of them through us.
-        while !server.has_ended() || !server.fleet().remaining_work().is_done() {
+        while !server.has_ended() || !server.fleet().handover().remaining_work().is_done() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
                 () = tokio::time::sleep(REMAINS_INTERVAL) => self.report_remains(&server, &mut told).await,
                 () = sleep_until_some(ending.as_ref().and_then(StopSchedule::next_time)) => {
                     match ending.as_mut().and_then(|ending| ending.take_due(Instant::now())) {
                         Some(StopStep::Stop) => server.stop_accepting(),
-                        Some(StopStep::Refuse) => server.fleet().close_queues(),
+                        Some(StopStep::Refuse) => server.fleet().handover().close_queues(),
                         Some(StopStep::Cut) => break,
                         None => {}
                     }
@@ -74,7 +74,7 @@ impl RetiredProgram {
                     let now = Instant::now();
                     if ending.is_none() {
                         // The serving program was stopped directly, so the others have to be stopped, too.
-                        nursery.end_successors();
+                        nursery.pass_on(InstanceOrder::End);
                     }
                     ending.get_or_insert_with(|| StopSchedule::new(now, times)).stop_now(now);
                 }
@@ -82,16 +82,16 @@ impl RetiredProgram {
                     SignalRequest::End if ending.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
                     SignalRequest::End => {
                         tracing::info!("stopping: what still runs here may end, as in the program that serves");
-                        nursery.end_successors();
+                        nursery.pass_on(InstanceOrder::End);
                         server.announce_stop();
                         ending = Some(StopSchedule::new(Instant::now(), times));
                     }
                     SignalRequest::Reload => {
                         // Log lines of requests that still run belong into the new file, too.
                         drop(server.reopen_logs());
-                        nursery.reload_successors();
+                        nursery.pass_on(InstanceOrder::Reload);
                     }
-                    SignalRequest::Upgrade => nursery.upgrade_successor(),
+                    SignalRequest::Upgrade => nursery.pass_on(InstanceOrder::Upgrade),
                 },
             }
         }
@@ -113,7 +113,7 @@ impl RetiredProgram {
     }
 
     async fn report_remains(&mut self, server: &RunningInstance, told: &mut RemainingWork) {
-        let remains = server.fleet().remaining_work();
+        let remains = server.fleet().handover().remaining_work();
         if remains == *told {
             return;
         }
@@ -134,7 +134,7 @@ impl RetiredProgram {
 async fn follow_gates(talk: UpgradeChannel, fleet: Fleet) {
     loop {
         match talk.receive::<GateReport>(Instant::now() + RETIRED_POLL_INTERVAL).await {
-            Ok((told, _)) => fleet.follow_gates(&told.gates, &told.refusals),
+            Ok((told, _)) => fleet.handover().follow_gates(&told.gates, &told.refusals),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
             Err(_) => return,
         }
@@ -173,8 +173,8 @@ impl RootProgram {
                         tracing::info!("stopping: the serving program and earlier ones are notified");
                         self.stop_others();
                     }
-                    SignalRequest::Reload => self.nursery.reload_successors(),
-                    SignalRequest::Upgrade => self.nursery.upgrade_successor(),
+                    SignalRequest::Reload => self.nursery.pass_on(InstanceOrder::Reload),
+                    SignalRequest::Upgrade => self.nursery.pass_on(InstanceOrder::Upgrade),
                 },
             }
         }
@@ -182,7 +182,7 @@ impl RootProgram {
 
     fn stop_others(&mut self) {
         self.cut = Some(Instant::now() + self.times.total());
-        self.nursery.end_successors();
+        self.nursery.pass_on(InstanceOrder::End);
     }
 }
 

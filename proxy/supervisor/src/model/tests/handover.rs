@@ -16,10 +16,10 @@ use crate::{ProcessExit, RemainingWork};
 /// An instance that has let its processes go.
 async fn let_go(change: impl FnOnce(&mut FleetConfig)) -> Rig {
     let rig = Rig::new(|config, _| change(config)).await;
-    let (will, frozen) = rig.fleet.prepare_handover(Instant::now()).await.unwrap();
+    let (will, frozen) = rig.fleet.handover().prepare_handover(Instant::now()).await.unwrap();
     frozen.complete_handover();
     assert_eq!(will.process_count(), 0);
-    rig.fleet.release_processes().await;
+    rig.fleet.handover().release_processes().await;
     rig
 }
 
@@ -40,16 +40,16 @@ const KIN: AnswerIdentity = AnswerIdentity { made_of: u64::MAX, but_for_binary: 
 #[tokio::test(start_paused = true)]
 async fn what_the_next_instances_process_was_started_from_is_known_here_and_told_on() {
     let rig = let_go(|_| {}).await;
-    rig.fleet.follow_gates(&[OpenGate { kin: Some(KIN), ..gate(7) }], &[]);
+    rig.fleet.handover().follow_gates(&[OpenGate { kin: Some(KIN), ..gate(7) }], &[]);
     let lease = rig.lease().await.unwrap();
     assert_eq!((lease.generation(), lease.kin()), (GenerationId(7), Some(KIN)));
-    assert_eq!(rig.fleet.open_gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
+    assert_eq!(rig.fleet.handover().open_gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
     // A setting was made in it by the next instance.
-    rig.fleet.follow_gates(&[OpenGate { kin: Some(KIN), touched: true, ..gate(7) }], &[]);
+    rig.fleet.handover().follow_gates(&[OpenGate { kin: Some(KIN), touched: true, ..gate(7) }], &[]);
     pass(secs(1)).await;
-    assert!(lease.kin().is_none() && rig.fleet.open_gates()[0].touched);
+    assert!(lease.kin().is_none() && rig.fleet.handover().open_gates()[0].touched);
     drop(lease);
-    rig.fleet.disband().await;
+    rig.fleet.handover().disband().await;
 }
 
 #[test]
@@ -68,21 +68,21 @@ async fn who_waits_here_is_turned_away_with_the_next_instances_reason_which_is_t
     let waiting = rig.lease_later().await;
     pass(secs(1)).await;
     let why = LeaseDenied::NeverLoaded("too large".to_owned());
-    rig.fleet.follow_gates(&[], &[ModelRefusal::now("n", &why).unwrap()]);
+    rig.fleet.handover().follow_gates(&[], &[ModelRefusal::now("n", &why).unwrap()]);
     pass(secs(1)).await;
     assert!(!waiting.is_finished(), "that was another model");
     let refused = ModelRefusal::now("m", &why).unwrap();
     // A serving process overrides an earlier refusal.
-    rig.fleet.follow_gates(&[gate(7)], std::slice::from_ref(&refused));
+    rig.fleet.handover().follow_gates(&[gate(7)], std::slice::from_ref(&refused));
     let lease = waiting.await.unwrap().unwrap();
     let waiting = rig.lease_later().await;
     pass(secs(1)).await;
     assert!(!waiting.is_finished(), "it has its turn when the only slot is free");
-    rig.fleet.follow_gates(&[], std::slice::from_ref(&refused));
+    rig.fleet.handover().follow_gates(&[], std::slice::from_ref(&refused));
     assert_eq!(waiting.await.unwrap().unwrap_err(), why);
-    assert!(rig.fleet.recent_refusals().contains(&refused), "whoever is before us hears it, too");
+    assert!(rig.fleet.handover().recent_refusals().contains(&refused), "whoever is before us hears it, too");
     drop(lease);
-    rig.fleet.disband().await;
+    rig.fleet.handover().disband().await;
 }
 
 /// Refusal for `m` while the previous instance reports this remaining work.
@@ -91,7 +91,7 @@ async fn told(rig: &Rig, shares: &mut crate::SlotShares, remains: serde_json::Va
     for _ in 0..60 {
         shares.update(&remains);
         pass(secs(1)).await;
-        if let [refused] = rig.fleet.recent_refusals().as_slice() {
+        if let [refused] = rig.fleet.handover().recent_refusals().as_slice() {
             return refused.denied();
         }
     }
@@ -105,7 +105,7 @@ async fn the_instance_before_us_is_told_why_nobody_can_be_helped_who_waits_there
         script.set_usual(Role::failing(ProcessExit::Code(1), "error: invalid argument: --nonsense"));
     })
     .await;
-    let mut shares = rig.fleet.share_slots();
+    let mut shares = rig.fleet.handover().share_slots();
     assert_eq!(told(&rig, &mut shares, serde_json::json!({ "counts": [] })).await, None);
     let denied = told(&rig, &mut shares, remains(1)).await;
     let own = rig.lease().await.unwrap_err();
@@ -113,7 +113,7 @@ async fn the_instance_before_us_is_told_why_nobody_can_be_helped_who_waits_there
     assert_eq!(denied.map(|denied| denied.to_string()), Some(own.to_string()), "as our own callers");
     // The model is removed while a request still waits there.
     rig.apply(|config| config.models = vec![spec("n")]).await;
-    let refused = rig.fleet.recent_refusals();
+    let refused = rig.fleet.handover().recent_refusals();
     assert!(matches!(refused.as_slice(), [one] if one.denied() == Some(LeaseDenied::Removed)), "{refused:?}");
     drop(shares);
     rig.end().await;

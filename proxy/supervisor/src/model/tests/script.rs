@@ -23,8 +23,7 @@ use crate::process::endpoint::ListenAddress;
 use crate::process::failure::OomEvidence;
 use crate::process::gpus::{GpuDevices, NumberedFault};
 use crate::process::group::ProcessExit;
-use crate::process::needs::NeedsCheck;
-use crate::process::needs::missing::MissingNeed;
+use crate::process::needs::{MissingNeed, NeedsCheck};
 use crate::process::reclaim_file::ReclaimResult;
 use crate::process::settings::ClientSetting;
 use crate::process::{

@@ -1,25 +1,31 @@
 //! Checks before a start that a program's libraries are where its loader looks for them. Supports C
 //! libraries whose loader uses `ld.so.cache`; for other C libraries nothing is reported.
 //!
-//! A library is reported missing only if no loader could find it.
+//! A library is reported missing only if no loader could find it. Reads of a program are bounded, because a
+//! binary may have a gigabyte, or may be any other file.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use object::elf::{DT_NEEDED, DT_NULL, DT_RPATH, DT_RUNPATH, DT_STRSZ, DT_STRTAB, FileHeader64, PT_LOAD};
+use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
+use object::{Endianness, ReadCache, ReadRef};
+
 use crate::error::FailureKind;
-use crate::process::needs::elf;
-use crate::process::needs::missing::MissingNeed;
+use crate::process::needs::MissingNeed;
 use crate::spec::ServerCommand;
 
-/// Directories that the loader searches by default.
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 /// The loader's cache: an index of libraries in all other directories.
 pub(crate) const LD_CACHE: &str = "/etc/ld.so.cache";
 /// Maximum size of the cache that is read; usual ones have some hundred kilobytes.
 const MAX_CACHE_BYTES: u64 = 64 << 20;
-/// Maximum number of library names that are checked.
 const MAX_LIBRARIES: usize = 256;
+/// Maximum size of a table that is read, in bytes; the loader supports no larger tables.
+const MAX_TABLE_BYTES: u64 = 1 << 20;
+const MAX_ENTRIES: usize = 4096;
 
 /// First library that a command's binary, or one of its libraries, needs and that does not exist. Existing
 /// libraries are added to `used`.
@@ -36,7 +42,7 @@ fn find_missing(
     cache: Option<&[u8]>,
     used: &mut Vec<PathBuf>,
 ) -> Option<MissingNeed> {
-    let program = elf::read_elf(binary)?;
+    let program = read_elf(binary)?;
     let interpreter = program.interpreter.as_ref()?;
     if !interpreter.exists() {
         let message = format!(
@@ -48,7 +54,10 @@ fn find_missing(
     }
     let loader = interpreter.file_name()?.to_str()?;
     // Report nothing for another C library, or without a cache: then the search paths are unknown.
-    let cache = cache.filter(|_| loader.starts_with("ld-linux") || loader.starts_with("ld64"))?;
+    if !loader.starts_with("ld-linux") && !loader.starts_with("ld64") {
+        return None;
+    }
+    let cache = cache?;
     let mut places: Vec<PathBuf> = listed.to_vec();
     let mut seen = BTreeSet::new();
     let mut next = vec![(binary.to_owned(), program)];
@@ -62,21 +71,20 @@ fn find_missing(
             }
             let Some(found) = find_library(&name, &places, cache) else {
                 let message = format!(
-                    "the shared library {name}, which {} needs, is in none of the places where it is looked for: install \
-                     it or put it back, or name its directory in `env.LD_LIBRARY_PATH`",
+                    "the shared library {name}, which {} needs, is in none of the places where it is looked for: \
+                     install it or put it back, or name its directory in `env.LD_LIBRARY_PATH`",
                     path.display()
                 );
                 return Some(MissingNeed { kind: FailureKind::MissingLibrary, message });
             };
             used.push(found.clone());
             // Skip the needs of a library that cannot be read.
-            next.extend(elf::read_elf(&found).map(|elf| (found, elf)));
+            next.extend(read_elf(&found).map(|elf| (found, elf)));
         }
     }
     None
 }
 
-/// Finds a library in these directories or in the loader's cache.
 fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|path| path.exists());
@@ -92,15 +100,11 @@ fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf>
     beside.chain(cached).find(|path| path.exists())
 }
 
-/// Directories in `LD_LIBRARY_PATH` of a process with this command.
 fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
-    let own =
-        command.env.iter().rfind(|(name, _)| name == LIBRARY_PATH_VARIABLE).map(|(_, value)| value.into());
-    let inherited = || {
-        std::env::var_os(LIBRARY_PATH_VARIABLE)
-            .filter(|_| !command.env_remove.iter().any(|name| name == LIBRARY_PATH_VARIABLE))
-    };
+    let own = command.own_variable(LIBRARY_PATH_VARIABLE).map(Into::into);
+    let is_removed = command.env_remove.iter().any(|name| name == LIBRARY_PATH_VARIABLE);
+    let inherited = || if is_removed { None } else { std::env::var_os(LIBRARY_PATH_VARIABLE) };
     let value: std::ffi::OsString = own.or_else(inherited).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
@@ -113,10 +117,160 @@ fn expand_origin(place: &str, of: &Path) -> Option<PathBuf> {
     (!text.contains('$')).then(|| PathBuf::from(text))
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ElfFile {
+    interpreter: Option<PathBuf>,
+    needed: Vec<String>,
+    /// Additional search paths (runpath), as written in the file.
+    search_paths: Vec<String>,
+}
+
+/// A file of which only small pieces are read.
+#[derive(Clone, Copy)]
+struct ElfPieces<'a>(&'a ReadCache<File>);
+
+impl<'a> ReadRef<'a> for ElfPieces<'a> {
+    fn len(self) -> Result<u64, ()> {
+        self.0.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        if size > MAX_TABLE_BYTES { Err(()) } else { self.0.read_bytes_at(offset, size) }
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        self.0.read_bytes_at_until(range, delimiter)
+    }
+}
+
+/// Reads the facts from a file. `None` if it is not a valid 64-bit ELF file.
+fn read_elf(path: &Path) -> Option<ElfFile> {
+    // Open only regular files: opening a pipe could block.
+    fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    let cache = ReadCache::new(File::open(path).ok()?);
+    let data = ElfPieces(&cache);
+    let header = FileHeader64::<Endianness>::parse(data).ok()?;
+    let endian = header.endian().ok()?;
+    let segments = header.program_headers(endian, data).ok()?;
+    let mut elf = ElfFile::default();
+    for segment in segments.iter().take(MAX_ENTRIES) {
+        if let Some(interpreter) = segment.interpreter(endian, data).ok()? {
+            elf.interpreter = Some(PathBuf::from(std::str::from_utf8(interpreter).ok()?));
+        }
+    }
+    let mut table = None;
+    for segment in segments.iter().take(MAX_ENTRIES) {
+        table = table.or(segment.dynamic(endian, data).ok()?);
+    }
+    let Some(table) = table else { return Some(elf) };
+    let entries = || {
+        let all = table.iter().take(MAX_ENTRIES).map(|entry| (entry.d_tag(endian), entry.d_val(endian)));
+        all.take_while(|(tag, _)| *tag != u64::from(DT_NULL))
+    };
+    let value = |wanted: u32| entries().find(|(tag, _)| *tag == u64::from(wanted)).map(|(_, value)| value);
+    let (Some(address), Some(size)) = (value(DT_STRTAB), value(DT_STRSZ)) else { return Some(elf) };
+    let start = segments.iter().take(MAX_ENTRIES).find_map(|segment| {
+        let inside = address.checked_sub(segment.p_vaddr(endian))?;
+        let is_there = segment.p_type(endian) == PT_LOAD && inside < segment.p_filesz(endian);
+        is_there.then(|| segment.p_offset(endian).checked_add(inside)).flatten()
+    })?;
+    let strings = data.read_bytes_at(start, size).ok()?;
+    let text = |at: u64| {
+        let rest = strings.get(usize::try_from(at).ok()?..)?;
+        let end = rest.iter().position(|byte| *byte == 0)?;
+        std::str::from_utf8(rest.get(..end)?).ok().map(str::to_owned)
+    };
+    for (tag, at) in entries() {
+        if tag == u64::from(DT_NEEDED) {
+            elf.needed.push(text(at)?);
+        } else if tag == u64::from(DT_RUNPATH) || tag == u64::from(DT_RPATH) {
+            elf.search_paths.extend(text(at)?.split(':').filter(|part| !part.is_empty()).map(str::to_owned));
+        }
+    }
+    Some(elf)
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::process::needs::elf::tests::made;
+
+    /// Bytes of a program with these names, in one segment at address 0.
+    pub(crate) fn made(interpreter: &str, needed: &[&str], runpath: &str) -> Vec<u8> {
+        let mut strings = vec![0_u8];
+        let mut add = |text: &str| {
+            let at = strings.len() as u64;
+            strings.extend_from_slice(text.as_bytes());
+            strings.push(0);
+            at
+        };
+        let mut entries: Vec<(u64, u64)> =
+            needed.iter().map(|name| (u64::from(DT_NEEDED), add(name))).collect();
+        if !runpath.is_empty() {
+            entries.push((u64::from(DT_RUNPATH), add(runpath)));
+        }
+        let loader = [interpreter.as_bytes(), b"\0"].concat();
+        let headers = 64 + 3 * 56_u64;
+        let table = headers + (loader.len() as u64).next_multiple_of(8);
+        let text = table + (entries.len() as u64 + 3) * 16;
+        let whole = text + strings.len() as u64;
+        entries.extend([
+            (u64::from(DT_STRTAB), text),
+            (u64::from(DT_STRSZ), strings.len() as u64),
+            (u64::from(DT_NULL), 0),
+        ]);
+        let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        file.extend([3_u16, 62].iter().flat_map(|half| half.to_le_bytes()));
+        file.extend(1_u32.to_le_bytes());
+        file.extend([0_u64, 64, 0].iter().flat_map(|word| word.to_le_bytes()));
+        file.extend(0_u32.to_le_bytes());
+        file.extend([64_u16, 56, 3, 0, 0, 0].iter().flat_map(|half| half.to_le_bytes()));
+        for (kind, at, size) in
+            [(1_u32, 0, whole), (3, headers, loader.len() as u64), (2, table, text - table)]
+        {
+            file.extend([kind, 4].iter().flat_map(|word| word.to_le_bytes()));
+            file.extend([at, at, at, size, size, 8].iter().flat_map(|word| word.to_le_bytes()));
+        }
+        file.extend(&loader);
+        file.resize(usize::try_from(table).unwrap(), 0);
+        file.extend(
+            entries.iter().flat_map(|(tag, value)| [tag.to_le_bytes(), value.to_le_bytes()].concat()),
+        );
+        file.extend(strings);
+        file
+    }
+
+    fn of(bytes: &[u8]) -> Option<ElfFile> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        fs::write(&path, bytes).unwrap();
+        read_elf(&path)
+    }
+
+    #[test]
+    fn a_program_names_its_loader_its_libraries_and_where_they_are() {
+        let elf = of(&made("/lib64/ld-linux.so.2", &["libc.so.6", "libx.so"], "$ORIGIN/lib:/opt/x")).unwrap();
+        assert_eq!(elf.interpreter.as_deref(), Some(Path::new("/lib64/ld-linux.so.2")));
+        assert_eq!(elf.needed, ["libc.so.6", "libx.so"]);
+        assert_eq!(elf.search_paths, ["$ORIGIN/lib", "/opt/x"]);
+        let own = read_elf(&std::env::current_exe().unwrap()).unwrap();
+        assert!(own.needed.iter().any(|name| name.starts_with("libc.so")), "{own:?}");
+    }
+
+    #[test]
+    fn what_is_no_program_or_a_broken_one_says_nothing_and_takes_no_memory() {
+        let whole = made("/lib/ld-linux.so.2", &["libc.so.6"], "");
+        assert_eq!(of(b"#!/bin/sh\n"), None);
+        for length in 0..whole.len() {
+            // Cut anywhere: the result is nothing or correct.
+            let found = of(&whole[..length]);
+            assert!(found.is_none_or(|elf| elf.needed.len() <= 1), "{length}");
+        }
+        for at in 16..whole.len() {
+            let mut broken = whole.clone();
+            broken[at] = 0xff;
+            of(&broken);
+        }
+    }
 
     /// A folder with a loader of the usual C library, which all files name.
     struct Home {

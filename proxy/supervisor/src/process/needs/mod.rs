@@ -5,24 +5,22 @@
 //! A file is reported as missing only if that is certain, because a false alarm would keep a leaking
 //! process in place. All other problems are reported by the start itself.
 
-pub(crate) mod elf;
-pub(crate) mod libraries;
-pub(crate) mod missing;
+mod libraries;
 pub(crate) mod read_ahead;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 use serde::{Deserialize, Serialize};
+use warden_policies::server_flags::normal_flag;
 
 use crate::error::FailureKind;
 use crate::process::hints;
-use crate::process::needs::missing::MissingNeed;
 use crate::spec::ServerCommand;
 
 /// Flags of llama-server whose value names a GGUF file that has to exist.
@@ -52,10 +50,8 @@ const OTHER_FILE_FLAGS: &[&str] = &[
 /// Flags with which `--model` names the file that a download creates.
 const DOWNLOAD_FLAGS: &[&str] =
     &["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"];
-/// Variables of llama-server that name model files.
 const MODEL_VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MODEL_DRAFT"];
 
-/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NeedsCheck {
     /// State of each file and directory. If any state differs between two checks, a start may behave
@@ -65,6 +61,13 @@ pub(crate) struct NeedsCheck {
     pub(crate) missing: Option<MissingNeed>,
     /// Identity of the answers that a process started now would give.
     pub(crate) kin: Option<AnswerIdentity>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MissingNeed {
+    pub(crate) kind: FailureKind,
+    /// Sentence for people: what is missing, why it is needed, and advice.
+    pub(crate) message: String,
 }
 
 /// Identity of a process's answers: everything that they depend on. A process can continue an answer that
@@ -93,14 +96,15 @@ pub(crate) struct FileStamp {
 /// process with the same binary, whose libraries the next process needs, too.
 pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> NeedsCheck {
     let files = needed_files(command);
-    let directories = library_directories(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(absolute_binary(command));
-    paths.extend(directories);
+    paths.extend(library_directories(command));
     // Watch the loader's cache, too: installing a library updates it.
     paths.push(libraries::LD_CACHE.into());
-    let stamps =
-        paths.into_iter().map(|path| (file_stamp(&path), path)).map(|(stamp, path)| (path, stamp)).collect();
+    let stamps = paths.into_iter().map(|path| {
+        let stamp = file_stamp(&path);
+        (path, stamp)
+    });
     let mut libraries = Vec::new();
     let missing = missing_binary(command)
         .or_else(|| libraries::missing_library(command, &mut libraries))
@@ -108,9 +112,9 @@ pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> Need
         .or_else(|| missing_library(running?));
     // Without a model file in the command there is no identity: a download may bring another file the next
     // time.
-    let kin =
-        files.iter().any(|need| need.model).then(|| answer_identity(command, &files, libraries)).flatten();
-    NeedsCheck { stamps, missing, kin }
+    let has_model = files.iter().any(|need| need.model);
+    let kin = if has_model { answer_identity(command, &files, libraries) } else { None };
+    NeedsCheck { stamps: stamps.collect(), missing, kin }
 }
 
 /// Computes the [`AnswerIdentity`]; `None` if a file that it depends on cannot be found.
@@ -119,36 +123,32 @@ fn answer_identity(
     files: &[NeededFile],
     libraries: Vec<PathBuf>,
 ) -> Option<AnswerIdentity> {
-    let mut hasher = DefaultHasher::new();
-    let ServerCommand { wrapper, binary: program, args, env, env_remove, directory } = command;
-    (wrapper, program, args, env, env_remove, directory).hash(&mut hasher);
+    let ServerCommand { wrapper, binary, args, env, env_remove, directory } = command;
     let mut paths: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
+    paths.extend(named_files(command));
+    let mut rest = DefaultHasher::new();
+    (wrapper, args, env, env_remove, directory).hash(&mut rest);
+    hash_stamps(&paths, &mut rest);
     paths.extend(libraries);
     paths.insert(absolute_binary(command)?);
-    paths.extend(named_files(command));
     for folder in library_directories(command) {
         paths.extend(libraries_in(&folder)?);
     }
-    for path in paths {
-        file_stamp(&path)
-            .map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified))
-            .hash(&mut hasher);
-    }
-    let mut hasher_of_rest = DefaultHasher::new();
-    (wrapper, args, env, env_remove, directory).hash(&mut hasher_of_rest);
-    let mut rest: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
-    rest.extend(named_files(command));
-    for path in rest {
-        file_stamp(&path)
-            .map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified))
-            .hash(&mut hasher_of_rest);
-    }
-    let but_for_binary = hasher_of_rest.finish();
+    let mut whole = DefaultHasher::new();
+    (wrapper, binary, args, env, env_remove, directory).hash(&mut whole);
+    hash_stamps(&paths, &mut whole);
     Some(AnswerIdentity {
-        made_of: hasher.finish(),
-        but_for_binary,
+        made_of: whole.finish(),
+        but_for_binary: rest.finish(),
         answer_tokens: hints::max_answer_tokens(command),
     })
+}
+
+fn hash_stamps(paths: &BTreeSet<PathBuf>, hasher: &mut DefaultHasher) {
+    for path in paths {
+        let stamp = file_stamp(path);
+        stamp.map(|FileStamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(hasher);
+    }
 }
 
 /// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each of these
@@ -169,38 +169,43 @@ fn named_files(command: &ServerCommand) -> BTreeSet<PathBuf> {
         }
         behind_log = flag.is_none() && word.starts_with('-') && is_log(word);
     }
-    let inherited = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
-    let inherited = inherited.filter(|(name, _)| is_of_llama_cpp(name));
-    let inherited = inherited.filter_map(|(name, value)| Some((name, value.into_string().ok()?)));
-    let variables = command.env.iter().cloned().chain(inherited).filter(|(name, _)| !is_log(name));
-    let (own, foreign): (Vec<_>, Vec<_>) = variables.partition(|(name, _)| is_of_llama_cpp(name));
-    values.extend(own.into_iter().map(|(_, value)| value));
-    let place =
-        |part: &str| command.directory.as_ref().map_or_else(|| PathBuf::from(part), |at| at.join(part));
     let mut named = BTreeSet::new();
+    for (name, value) in command.env.iter().filter(|(name, _)| !is_log(name)) {
+        let path = command.resolve_path(value);
+        if is_of_llama_cpp(name) {
+            values.push(value.clone());
+        } else if path.is_file() && is_model_or_library(&path) {
+            named.insert(path);
+        }
+    }
+    let inherited =
+        std::env::vars_os().filter_map(|(name, value)| name.into_string().ok().zip(value.into_string().ok()));
+    let inherited = inherited.filter(|(name, _)| is_of_llama_cpp(name) && !is_log(name));
+    values.extend(inherited.map(|(_, value)| value));
     for value in &values {
         let parts =
             value.split(',').flat_map(|part| [Some(part), part.rsplit_once(':').map(|(path, _)| path)]);
         let parts = parts.flatten().chain([value.as_str()]).filter(|part| !part.is_empty());
-        named.extend(parts.map(place).filter(|path| path.is_file()));
+        named.extend(parts.map(|part| command.resolve_path(part)).filter(|path| path.is_file()));
     }
-    let foreign = foreign.iter().map(|(_, value)| place(value));
-    named.extend(foreign.filter(|path| path.is_file() && is_model_or_library(path)));
     named
 }
 
-/// True for variables that tell llama.cpp what to read. Other variables may name files that a process writes
+/// True for variables that name input of llama.cpp. Other variables may name files that a process writes
 /// (`MALLOC_TRACE`, a heap profile); such files change at each check and affect no answer.
 fn is_of_llama_cpp(name: &str) -> bool {
     // Exclude `LLAMA_WARDEN` variables, which belong to our own configuration.
     ["LLAMA_", "GGML_"].iter().any(|of| name.starts_with(of)) && !name.starts_with("LLAMA_WARDEN")
 }
 
-/// True if the file begins like a model file or a library.
 fn is_model_or_library(path: &Path) -> bool {
+    read_magic(path).is_ok_and(|magic| magic == *b"GGUF" || magic == *b"\x7fELF")
+}
+
+fn read_magic(path: &Path) -> io::Result<[u8; 4]> {
     let mut magic = [0; 4];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
-    read.is_ok() && (magic == *b"GGUF" || magic == *b"\x7fELF")
+    File::open(path)?.read_exact(&mut magic)?;
+    Ok(magic)
 }
 
 /// Maximum number of files in a folder that is searched for libraries. A build may open libraries there
@@ -211,18 +216,9 @@ const MAX_LIBRARY_FILES: usize = 4096;
 /// process can open anything in it.
 fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     let Ok(entries) = fs::read_dir(folder) else { return Some(Vec::new()) };
-    let mut found = Vec::new();
-    for (count, entry) in entries.flatten().enumerate() {
-        if count >= MAX_LIBRARY_FILES {
-            return None;
-        }
-        let name = entry.file_name();
-        if name.to_string_lossy().contains(".so") {
-            found.push(entry.path());
-        }
-    }
-    found.sort();
-    Some(found)
+    let entries: Vec<fs::DirEntry> = entries.flatten().take(MAX_LIBRARY_FILES + 1).collect();
+    let libraries = entries.iter().filter(|entry| entry.file_name().to_string_lossy().contains(".so"));
+    (entries.len() <= MAX_LIBRARY_FILES).then(|| libraries.map(fs::DirEntry::path).collect())
 }
 
 fn file_stamp(path: &Path) -> Option<FileStamp> {
@@ -243,39 +239,23 @@ struct NeededFile {
 }
 
 fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
-    let place = |value: &str| match &command.directory {
-        Some(directory) => directory.join(value),
-        None => PathBuf::from(value),
-    };
-    // Treat `_` as `-` in long flags, as llama-server does.
-    let flag = |arg: &String| if arg.starts_with("--") { arg.replace('_', "-") } else { arg.clone() };
-    let args: Vec<String> = command.args.iter().map(flag).collect();
-    let downloads = args.iter().any(|arg| DOWNLOAD_FLAGS.contains(&arg.as_str()));
+    let flags: Vec<String> = command.args.iter().map(|arg| normal_flag(arg)).collect();
+    let downloads = flags.iter().any(|flag| DOWNLOAD_FLAGS.contains(&flag.as_str()));
     let mut needs = Vec::new();
-    for (index, arg) in args.iter().enumerate() {
-        let is_model = MODEL_FLAGS.contains(&arg.as_str());
-        let Some(value) =
-            command.args.get(index + 1).filter(|_| is_model || OTHER_FILE_FLAGS.contains(&arg.as_str()))
-        else {
-            continue;
-        };
-        if downloads && is_model {
-            continue;
-        }
+    for (flag, value) in flags.iter().map(String::as_str).zip(command.args.iter().skip(1)) {
+        let model = MODEL_FLAGS.contains(&flag);
         // Check plain values only: `--lora` accepts lists, and in newer versions a scale after a colon.
-        if matches!(arg.as_str(), "--lora" | "--control-vector") && value.contains([',', ':']) {
-            continue;
+        let is_list = matches!(flag, "--lora" | "--control-vector") && value.contains([',', ':']);
+        let is_file = OTHER_FILE_FLAGS.contains(&flag) && !is_list;
+        if is_file || (model && !downloads) {
+            let parts = model_parts(value);
+            needs.extend(parts.iter().map(|part| NeededFile { path: command.resolve_path(part), model }));
         }
-        needs.extend(
-            model_parts(value).iter().map(|value| NeededFile { path: place(value), model: is_model }),
-        );
     }
-    for name in MODEL_VARIABLES {
-        let given = command.env.iter().rfind(|(key, _)| key == name).map(|(_, value)| value);
-        let stands = !downloads && !args.iter().any(|arg| DOWNLOAD_FLAGS.contains(&arg.as_str()));
-        if let Some(value) = given.filter(|value| !value.is_empty() && stands) {
-            needs.push(NeededFile { path: place(value), model: true });
-        }
+    if !downloads {
+        let given = MODEL_VARIABLES.iter().filter_map(|name| command.own_variable(name));
+        let given = given.filter(|value| !value.is_empty());
+        needs.extend(given.map(|value| NeededFile { path: command.resolve_path(value), model: true }));
     }
     needs
 }
@@ -294,7 +274,6 @@ fn model_parts(value: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![value.to_owned()])
 }
 
-/// Path of the binary, if the command gives an absolute path.
 fn absolute_binary(command: &ServerCommand) -> Option<PathBuf> {
     command.binary.is_absolute().then(|| command.binary.clone())
 }
@@ -302,9 +281,12 @@ fn absolute_binary(command: &ServerCommand) -> Option<PathBuf> {
 /// Directories in which libraries are searched: a new file there may be the missing library.
 fn library_directories(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let of_binary = absolute_binary(command).and_then(|path| path.parent().map(Path::to_owned));
-    let listed =
-        command.env.iter().rfind(|(name, _)| name == "LD_LIBRARY_PATH").map(|(_, value)| value.as_str());
-    let listed = listed.unwrap_or_default().split(':').filter(|part| !part.is_empty()).map(PathBuf::from);
+    let listed = command
+        .own_variable("LD_LIBRARY_PATH")
+        .unwrap_or_default()
+        .split(':')
+        .filter(|part| !part.is_empty())
+        .map(PathBuf::from);
     of_binary.into_iter().chain(listed).collect()
 }
 
@@ -336,16 +318,14 @@ fn missing_file(need: &NeededFile) -> Option<MissingNeed> {
         Ok(data) if !data.is_file() => return None,
         Ok(_) => {}
     }
-    let mut magic = [0; 4];
-    let read = File::open(&need.path).and_then(|mut file| file.read_exact(&mut magic));
-    match read {
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+    match read_magic(&need.path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             told(format!("{error}: make it readable for this account"))
         }
-        Err(error) if need.model && error.kind() == std::io::ErrorKind::UnexpectedEof => {
+        Err(error) if need.model && error.kind() == io::ErrorKind::UnexpectedEof => {
             told("it is no whole GGUF model: copy it again".to_owned())
         }
-        Ok(()) if need.model && magic != *b"GGUF" => told("it is no GGUF model: copy it again".to_owned()),
+        Ok(magic) if need.model && magic != *b"GGUF" => told("it is no GGUF model: copy it again".to_owned()),
         _ => None,
     }
 }
@@ -497,7 +477,7 @@ mod tests {
         let command = command(home.path(), &[]);
         let loader = home.path().join("ld-linux-x86-64.so.2");
         fs::write(&loader, "").unwrap();
-        let program = elf::tests::made(loader.to_str().unwrap(), &["libnowhere-at-all.so.7"], "");
+        let program = libraries::tests::made(loader.to_str().unwrap(), &["libnowhere-at-all.so.7"], "");
         fs::write(&command.binary, program).unwrap();
         let (kind, told) = missing(&command).unwrap();
         assert_eq!(kind, FailureKind::MissingLibrary);

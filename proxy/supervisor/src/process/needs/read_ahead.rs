@@ -16,7 +16,6 @@ use crate::spec::ServerCommand;
 /// Number of bytes checked and read at once: the size of the kernel's own read-ahead.
 const PIECE_BYTES: usize = 128 * 1024;
 
-/// Result of reading ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadAheadResult {
     /// Number of bytes that were not in the page cache and were read.

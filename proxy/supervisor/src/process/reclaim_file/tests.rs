@@ -126,7 +126,7 @@ async fn the_cuda_part_is_asked_first_and_answers_of_all_processes_are_added_up(
             desk.file.read_exact_at(&mut block, BLOCK_BYTES as u64).unwrap();
             block
         };
-        while layout::request_number(&block()) != Some(seq) {
+        while request_number(&block()) != Some(seq) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         u32::from_ne_bytes(block()[8..12].try_into().unwrap())
@@ -157,7 +157,7 @@ async fn who_is_silent_is_waited_for_until_the_time_is_up_and_who_ends_is_not() 
     let desk = Arc::new(desk);
     let asking = Arc::clone(&desk);
     let asked = TaskTracker::new().spawn(async move { asking.reclaim(Duration::from_secs(600)).await });
-    while layout::request_number(&{
+    while request_number(&{
         let mut block = [0; BLOCK_BYTES];
         desk.file.read_exact_at(&mut block, BLOCK_BYTES as u64).unwrap();
         block

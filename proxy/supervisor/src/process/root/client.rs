@@ -12,8 +12,7 @@ use std::thread;
 use rustix::process::Pid;
 use tokio::sync::oneshot;
 
-use super::ask::{ChildId, RootAnswer, RootRequest, SuccessorProgram};
-use super::wire;
+use super::{ChildId, RootAnswer, RootRequest, SuccessorProgram, wire};
 use crate::error::SpawnError;
 use crate::process::child::{ChildProcess, RootChild};
 use crate::process::group::ProcessExit;
@@ -23,7 +22,6 @@ use crate::sync::lock;
 
 type PendingAnswers = HashMap<u64, oneshot::Sender<(RootAnswer, Vec<OwnedFd>)>>;
 
-/// A connection to the root.
 #[derive(Debug)]
 pub(crate) struct RootClient {
     stream: UnixStream,
@@ -33,11 +31,7 @@ pub(crate) struct RootClient {
 }
 
 impl RootClient {
-    /// Starts the connection over the socket that the root gave to this process.
-    ///
-    /// # Errors
-    ///
-    /// No thread can be started.
+    /// Starts the connection over the socket that the root gave to this process, with a thread that reads.
     pub(crate) fn connect(stream: UnixStream) -> io::Result<Arc<Self>> {
         let client = Arc::new(Self {
             stream,
@@ -92,7 +86,6 @@ impl RootClient {
         answer.await.ok()
     }
 
-    /// Lets the root create a process.
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
         let (binary, mark) = (request.command.binary.clone(), kinship::command_mark(&request.command));
         // Use a command without a wrapper field: the root may be an older version that does not know it.
@@ -102,14 +95,13 @@ impl RootClient {
         self.created(binary, answer, mark)
     }
 
-    /// Lets the root create the next instance.
     pub(crate) async fn spawn_successor(
         self: &Arc<Self>,
         program: SuccessorProgram,
-        handover: Option<OwnedFd>,
+        handover: OwnedFd,
     ) -> Result<ChildProcess, SpawnError> {
         let binary = program.binary.clone();
-        let files: Vec<BorrowedFd<'_>> = handover.iter().map(|file| file.as_fd()).collect();
+        let files = [handover.as_fd()];
         let answer = self.send_request(|number| RootRequest::Succeed { number, program }, &files).await;
         self.created(binary, answer, None)
     }
@@ -122,12 +114,7 @@ impl RootClient {
     ) -> Result<ChildProcess, SpawnError> {
         match answer {
             Some((RootAnswer::Created { child, pid, .. }, files)) => {
-                let Some(leader) = Pid::from_raw(pid) else { return Err(SpawnError::NurseryGone { binary }) };
-                let mut files = files.into_iter();
-                let Some(pidfd) = files.next() else { return Err(SpawnError::NurseryGone { binary }) };
-                let output = files.next().zip(files.next());
-                let of_root = RootChild { id: child, leader, client: Arc::clone(self) };
-                ChildProcess::of_root(of_root, pidfd, output, mark)
+                self.watch_child(child, pid, files, mark, binary)
             }
             Some((RootAnswer::Failed { errno, message, .. }, _)) => {
                 let source = errno.map_or_else(|| io::Error::other(message), io::Error::from_raw_os_error);
@@ -137,7 +124,24 @@ impl RootClient {
         }
     }
 
-    /// Exit of a child that has ended.
+    /// Watches a child of the root; must be called in a tokio runtime. `files`: its pidfd, and the read ends
+    /// of its output, if it has any.
+    pub(crate) fn watch_child(
+        self: &Arc<Self>,
+        id: ChildId,
+        pid: i32,
+        files: Vec<OwnedFd>,
+        mark: Option<String>,
+        binary: PathBuf,
+    ) -> Result<ChildProcess, SpawnError> {
+        let mut files = files.into_iter();
+        let Some((leader, pidfd)) = Pid::from_raw(pid).zip(files.next()) else {
+            return Err(SpawnError::NurseryGone { binary });
+        };
+        let output = files.next().zip(files.next());
+        ChildProcess::of_root(RootChild::new(id, leader, Arc::clone(self)), pidfd, output, mark)
+    }
+
     pub(crate) async fn reap(&self, child: ChildId) -> ProcessExit {
         match self.send_request(|number| RootRequest::Reap { number, child }, &[]).await {
             Some((RootAnswer::Reaped { exit, .. }, _)) => exit,

@@ -10,8 +10,7 @@ use std::thread;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::ask::{RootAnswer, RootRequest};
-use super::wire;
+use super::{RootAnswer, RootRequest, wire};
 use crate::error::SpawnError;
 use crate::process::child::ChildProcess;
 use crate::process::group::ProcessExit;
@@ -32,7 +31,6 @@ pub(crate) fn serve_successor(stream: UnixStream, nursery: NurseryHandle, runtim
 
 struct RootServer {
     stream: UnixStream,
-    /// Serializes the writing of answers.
     writing: Mutex<()>,
     nursery: NurseryHandle,
     runtime: Handle,
@@ -98,7 +96,6 @@ impl RootServer {
         drop(self.tasks.spawn_on(task, &self.runtime));
     }
 
-    /// Creates a process and reports that, without delaying the next request.
     fn create_process(
         self: &Arc<Self>,
         number: u64,

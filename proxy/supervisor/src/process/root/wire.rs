@@ -30,9 +30,8 @@ pub fn send_message(
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
-    let length = u32::try_from(text.len())
-        .ok()
-        .filter(|_| text.len() <= MAX_MESSAGE_BYTES && files.len() <= MAX_FILES);
+    let fits = text.len() <= MAX_MESSAGE_BYTES && files.len() <= MAX_FILES;
+    let length = if fits { u32::try_from(text.len()).ok() } else { None };
     let length = length.ok_or_else(|| io::Error::other("the message is too large"))?.to_be_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);

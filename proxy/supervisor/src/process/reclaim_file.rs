@@ -10,11 +10,15 @@
 //! If the model's own environment sets `LLAMA_WARDEN_RECLAIM`, that file belongs to an operator and is not
 //! used.
 //!
-//! | file | job |
-//! |---|---|
-//! | `layout` | bytes of requests and answers |
+//! The C header `patches/cuda-memory/llama-warden-reclaim.h` describes the same layout:
+//!
+//! ```text
+//!     header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts    (blocks of 64 bytes)
+//! ```
+//!
+//! Requests and answers end with a checksum of the bytes before it, so that incomplete or foreign blocks
+//! are detected and skipped. The byte order is that of the machine.
 
-mod layout;
 #[cfg(test)]
 mod tests;
 
@@ -28,10 +32,17 @@ use rustix::process::{Flock, FlockOffsetType, FlockType, fcntl_getlk};
 use tokio::time::Instant;
 use warden_policies::reclaim::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
 
-use layout::{BLOCK_BYTES, BLOCKS_PER_PART, ReclaimAnswer, ReclaimPart};
-
 use crate::clock;
 use crate::spec::ServerCommand;
+
+const BLOCK_BYTES: usize = 64;
+/// Number of blocks per part, which limits the number of processes that share a file.
+const BLOCKS_PER_PART: usize = 16;
+const FILE_BYTES: usize = BLOCK_BYTES * (2 + 2 * BLOCKS_PER_PART);
+const MAGIC: [u8; 8] = *b"LWRECL1\0";
+const VERSION: u32 = 1;
+/// Number of bytes of a block that its checksum covers.
+const CHECKED_BYTES: usize = BLOCK_BYTES - 8;
 
 /// Variable with the path of the file.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";
@@ -74,15 +85,13 @@ pub(crate) fn reclaim_path(socket: &Path) -> PathBuf {
 /// Sets the variable to our file, or removes the variable if not `wanted`; a value in the model's
 /// environment stays.
 pub(crate) fn announce_reclaim(command: &mut ServerCommand, socket: &Path, wanted: bool) {
-    if command.env.iter().any(|(name, _)| name == VARIABLE) {
-        return;
-    }
-    if wanted {
-        command.env.push((VARIABLE.to_owned(), reclaim_path(socket).to_string_lossy().into_owned()));
-    } else {
-        // Remove an inherited value, which would name the file of another program.
-        command.env_remove.push(VARIABLE.to_owned());
-    }
+    command.announce_file(VARIABLE, wanted.then(|| reclaim_path(socket)));
+}
+
+/// Our file, if the command names it.
+fn announced_path(command: &ServerCommand, socket: &Path) -> Option<PathBuf> {
+    let path = reclaim_path(socket);
+    (Path::new(command.own_variable(VARIABLE)?) == path).then_some(path)
 }
 
 pub(crate) fn remove_reclaim_file(socket: &Path) {
@@ -99,25 +108,20 @@ impl ReclaimChannel {
     /// Creates the file that the command names, before the process starts. `None` if the command does not
     /// name our file, or it cannot be created. Blocks for a small write.
     pub(crate) fn make(command: &ServerCommand, socket: &Path) -> Option<Self> {
-        let path = reclaim_path(socket);
-        let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
-        if told.is_none_or(|(_, told)| Path::new(told) != path) {
-            return None;
-        }
+        let path = announced_path(command, socket)?;
         // Remove a file left by an earlier supervisor with the same PID.
         drop(std::fs::remove_file(&path));
         let made = || -> io::Result<Self> {
             let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-            file.write_all_at(&layout::empty_file(), 0)?;
+            file.write_all_at(&empty_file(), 0)?;
             Ok(Self { file })
         };
         match made() {
             Ok(desk) => Some(desk),
             Err(error) => {
                 // The process is started without this file.
-                let path = path.display();
-                tracing::warn!(%path, %error, "the process cannot be asked to give memory back");
-                drop(std::fs::remove_file(reclaim_path(socket)));
+                tracing::warn!(path = %path.display(), %error, "the process cannot be asked to give memory back");
+                drop(std::fs::remove_file(path));
                 None
             }
         }
@@ -125,11 +129,8 @@ impl ReclaimChannel {
 
     /// Opens the file of a running process. Blocks for a small call.
     pub(crate) fn reopen(command: &ServerCommand, socket: &Path) -> Option<Self> {
-        let path = reclaim_path(socket);
-        let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
-        let told = told.is_some_and(|(_, told)| Path::new(told) == path);
-        let file = told.then(|| OpenOptions::new().read(true).write(true).open(&path).ok())?;
-        file.map(|file| Self { file })
+        let path = announced_path(command, socket)?;
+        OpenOptions::new().read(true).write(true).open(path).ok().map(|file| Self { file })
     }
 
     /// Parts of the process that can be asked now. Blocks for some small calls.
@@ -189,11 +190,10 @@ impl ReclaimChannel {
     fn write_request(&self, part: ReclaimPart, wait: Duration) -> Option<u64> {
         let mut block = [0; BLOCK_BYTES];
         self.file.read_exact_at(&mut block, BLOCK_BYTES as u64).ok()?;
-        let seq = layout::request_number(&block).unwrap_or(0) + 1;
+        let seq = request_number(&block).unwrap_or(0) + 1;
         let deadline = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let written = self
-            .file
-            .write_all_at(&layout::request_block(seq, part.request_bits(), deadline), BLOCK_BYTES as u64);
+        let written =
+            self.file.write_all_at(&request_block(seq, part.request_bits(), deadline), BLOCK_BYTES as u64);
         written
             .inspect_err(|error| tracing::warn!(%error, "a process could not be asked to give memory back"))
             .ok()?;
@@ -209,7 +209,7 @@ impl ReclaimChannel {
         }
         let each = blocks.as_chunks::<BLOCK_BYTES>().0.iter().enumerate();
         let of = |(index, block): (usize, &[u8; BLOCK_BYTES])| {
-            let answer = layout::read_answer(block, part)?;
+            let answer = read_answer(block, part)?;
             self.is_held(start + index * BLOCK_BYTES).then_some(answer)
         };
         each.filter_map(of).collect()
@@ -225,4 +225,106 @@ impl ReclaimChannel {
         };
         matches!(fcntl_getlk(&self.file, &lock), Ok(Some(_)))
     }
+}
+
+/// Part of a process that answers in its own blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReclaimPart {
+    Heap,
+    Cuda,
+}
+
+impl ReclaimPart {
+    const fn request_bits(self) -> u32 {
+        match self {
+            Self::Heap => 8,
+            // Graphs, memory pools and cuBLAS.
+            Self::Cuda => 1 | 2 | 4,
+        }
+    }
+
+    /// Offset of the part's blocks in the file.
+    const fn block_offset(self) -> usize {
+        match self {
+            Self::Heap => BLOCK_BYTES * 2,
+            Self::Cuda => BLOCK_BYTES * (2 + BLOCKS_PER_PART),
+        }
+    }
+}
+
+/// Last answer by one part of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ReclaimAnswer {
+    /// Number of the answered request, or of the request in the file when the process started.
+    seq: u64,
+    /// Outcome; `None` if the request was for another part.
+    outcome: Option<ReclaimOutcome>,
+    given: ReclaimedBytes,
+    ms: u32,
+}
+
+/// Contents of a file without a request.
+fn empty_file() -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_ne_bytes());
+    bytes.extend(u32::try_from(BLOCKS_PER_PART).unwrap_or_default().to_ne_bytes());
+    bytes.resize(FILE_BYTES, 0);
+    bytes
+}
+
+fn request_block(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
+    let mut block = seq.to_ne_bytes().to_vec();
+    block.extend(what.to_ne_bytes());
+    block.extend(deadline_ms.to_ne_bytes());
+    block.resize(CHECKED_BYTES, 0);
+    block.extend(block_checksum(&block).to_ne_bytes());
+    block
+}
+
+/// Number of the request in a block; `None` if the block has no request.
+fn request_number(block: &[u8]) -> Option<u64> {
+    is_whole(block).then(|| u64_at(block, 0)).flatten()
+}
+
+/// Answer in a block; `None` if the block is empty or incomplete.
+fn read_answer(block: &[u8], part: ReclaimPart) -> Option<ReclaimAnswer> {
+    if !is_whole(block) {
+        return None;
+    }
+    let [one, two, three, four] =
+        [u64_at(block, 8)?, u64_at(block, 16)?, u64_at(block, 24)?, u64_at(block, 32)?];
+    let given = match part {
+        ReclaimPart::Heap => ReclaimedBytes { heap: one, ..ReclaimedBytes::default() },
+        ReclaimPart::Cuda => {
+            ReclaimedBytes { graphs_host: one, graphs_device: two, pools: three, cublas: four, heap: 0 }
+        }
+    };
+    let result = u16::from_ne_bytes(block.get(44..46)?.try_into().ok()?);
+    let outcome = match result {
+        1 => Some(ReclaimOutcome::Done),
+        2 => Some(ReclaimOutcome::Partly),
+        3 => Some(ReclaimOutcome::Refused),
+        5 => Some(ReclaimOutcome::TooSoon),
+        6 => Some(ReclaimOutcome::OtherAllocator),
+        0 => None,
+        // An unknown result of a later version must not count as a success.
+        _ => Some(ReclaimOutcome::Failed),
+    };
+    let ms = u32::from_ne_bytes(block.get(40..44)?.try_into().ok()?);
+    Some(ReclaimAnswer { seq: u64_at(block, 0)?, outcome, given, ms })
+}
+
+fn u64_at(block: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(block.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn is_whole(block: &[u8]) -> bool {
+    let told = u64_at(block, CHECKED_BYTES);
+    block.get(..CHECKED_BYTES).is_some_and(|bytes| told == Some(block_checksum(bytes)))
+}
+
+/// FNV-1a hash of the bytes.
+fn block_checksum(bytes: &[u8]) -> u64 {
+    let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
 }
