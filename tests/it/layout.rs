@@ -115,9 +115,8 @@ const ROOMS: [(&str, &[&str]); 2] = [
     (
         "proxy/gateway/src",
         &[
-            "gateway", "client", "inward", "exchange", "shared", "live", "answer", "page", "access", "rules",
-            "backend", "body", "route", "refusal", "requests", "protocol", "config", "observe", "trace",
-            "limits", "pulse", "workers", "clock",
+            "gateway", "client", "exchange", "shared", "answer", "page", "access", "rules", "backend", "body",
+            "route", "refusal", "requests", "protocol", "config", "observe", "trace", "workers", "clock",
         ],
     ),
     (

@@ -3,20 +3,17 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seconds since 1970.
 #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Nanoseconds since 1970.
 #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
 pub(crate) fn unix_nanos() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since 1970.
 #[expect(clippy::disallowed_methods, reason = "this is the clock module")]
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -31,7 +31,6 @@ impl GatewayConfig {
         Self { traces: Some(ratio), ..self }
     }
 
-    /// Returns the files of certificate and key, if TLS is configured.
     pub(crate) fn tls(&self) -> Option<TlsFiles> {
         TlsFiles::from_settings(&self.server.tls_cert, &self.server.tls_key)
     }
@@ -54,7 +53,6 @@ impl TlsFiles {
     }
 }
 
-/// Converts a size to 32 bits, saturating.
 pub(crate) fn saturate_u32(size: ByteSize) -> u32 {
     u32::try_from(size.0).unwrap_or(u32::MAX)
 }

@@ -5,30 +5,22 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tokio::net::TcpStream;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::Fleet;
 
-use crate::backend::backends::LeaseProvider;
-use crate::backend::upstream::UpstreamContext;
-use crate::body::budget::BodyBudget;
-use crate::body::fingerprint::FingerprintKey;
-use crate::client::accept::ConnectionAcceptor;
-use crate::client::error::GatewayError;
-use crate::client::listener::GatewayListener;
-use crate::client::tls_files::TlsState;
+use crate::backend::{LeaseProvider, UpstreamContext};
+use crate::body::{BodyBudget, FingerprintKey};
+use crate::client::{ConnectionAcceptor, GatewayError, GatewayListener, TlsState};
 use crate::clock;
 use crate::config::GatewayConfig;
-use crate::inward::{self, InwardConnector};
-use crate::live::GatewayControl;
-use crate::observe::{GatewayGauges, GatewayObserver};
+use crate::observe::{GatewayGauges, GatewayObserver, RequestRecord};
 use crate::page::OperatorPage;
-use crate::pulse::{GatewayPulse, PulseQuestion};
 use crate::requests::RequestRegistry;
-use crate::shared::GatewayShared;
-use crate::workers::{self, WorkerThreads};
+use crate::shared::{GatewayControl, GatewayShared, StopTokens};
+use crate::workers::{self, GatewayPulse, PulseQuestion, WorkerThreads};
 
 /// The data plane, which serves clients.
 #[derive(Debug)]
@@ -78,18 +70,6 @@ impl Gateway {
     }
 }
 
-/// Tokens whose cancellation ends a gateway.
-#[derive(Clone, Debug, Default)]
-pub struct StopTokens {
-    /// Stops the gateway: it still accepts connections made before the stop, answers requests sent before
-    /// the stop, closes idle connections, and lets running requests finish.
-    pub stop: CancellationToken,
-    /// Retires the gateway, because another instance has its listening sockets: it accepts no more
-    /// connections. Each existing connection gets an answer to one more request, or is closed after a long
-    /// idle time.
-    pub retire: CancellationToken,
-}
-
 /// A gateway that listens.
 pub struct BoundGateway {
     config: GatewayConfig,
@@ -100,11 +80,16 @@ pub struct BoundGateway {
     requests: RequestRegistry,
     tls: Option<Arc<TlsState>>,
     page: Option<Arc<dyn OperatorPage>>,
-    pulse: GatewayPulse,
-    asked: UnboundedReceiver<PulseQuestion>,
-    inward: InwardConnector,
-    from_inside: UnboundedReceiver<TcpStream>,
+    inside: InsideCalls,
     begun: CancellationToken,
+}
+
+/// Calls from this process: handles for the callers, and receivers for the acceptor.
+struct InsideCalls {
+    pulse: GatewayPulse,
+    questions: UnboundedReceiver<PulseQuestion>,
+    inward: InwardConnector,
+    connections: UnboundedReceiver<TcpStream>,
 }
 
 impl std::fmt::Debug for BoundGateway {
@@ -122,38 +107,32 @@ impl BoundGateway {
         let threads = workers::thread_count(config.server.threads);
         let workers =
             WorkerThreads::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
-        let (gauges, control) = (Arc::default(), GatewayControl::default());
-        let requests = RequestRegistry::new(workers.len());
-        let (pulse, asked) = GatewayPulse::new(workers.probes());
-        let (inward, from_inside) = InwardConnector::new();
+        let (pulse, questions) = GatewayPulse::new(workers.probes());
+        let (inward, connections) = InwardConnector::new();
         let begun = CancellationToken::new();
         begun.cancel();
-        let page = None;
         Ok(Self {
             config,
             listener,
+            gauges: Arc::default(),
+            control: GatewayControl::default(),
+            requests: RequestRegistry::new(workers.len()),
             workers,
-            gauges,
-            control,
-            requests,
             tls,
-            page,
-            pulse,
-            asked,
-            inward,
-            from_inside,
+            page: None,
+            inside: InsideCalls { pulse, questions, inward, connections },
             begun,
         })
     }
 
     /// Returns the address of the first host, with the port in use.
     pub fn local_addr(&self) -> SocketAddr {
-        self.listener.addresses()[0]
+        self.listener.addresses[0]
     }
 
     /// Returns the addresses of all hosts.
     pub fn local_addrs(&self) -> &[SocketAddr] {
-        self.listener.addresses()
+        &self.listener.addresses
     }
 
     /// Duplicates the listening sockets for the next instance.
@@ -183,13 +162,13 @@ impl BoundGateway {
     /// Returns the handle that checks whether the gateway's event loops respond; usable once the gateway
     /// serves.
     pub fn pulse(&self) -> GatewayPulse {
-        self.pulse.clone()
+        self.inside.pulse.clone()
     }
 
     /// Returns the handle for connecting to the gateway from this process; usable once the gateway serves,
     /// even before it accepts clients.
     pub fn inward(&self) -> InwardConnector {
-        self.inward.clone()
+        self.inside.inward.clone()
     }
 
     /// Accepts clients only once `begun` is cancelled: until then the sockets belong to another instance.
@@ -222,45 +201,43 @@ impl BoundGateway {
         observer: Arc<dyn GatewayObserver>,
         ends: StopTokens,
     ) {
-        let StopTokens { stop, retire } = ends;
+        let Self { config, mut listener, workers, gauges, tls, page, begun, .. } = self;
+        let InsideCalls { mut questions, connections: mut calls, .. } = self.inside;
+        let config = Arc::new(config);
         let hang_up = CancellationToken::new();
-        let (workers, mut listener, mut asked) = (self.workers, self.listener, self.asked);
-        let (begun, mut from_inside) = (self.begun, self.from_inside);
-        let config = Arc::new(self.config);
         let shared = GatewayShared {
             upstream: Arc::new(UpstreamContext::new(backends, config.clone(), workers.len())),
-            budget: BodyBudget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
-            config,
+            budget: BodyBudget::new(gauges.clone(), config.server.buffered_bytes.in_memory()),
             observer,
-            gauges: self.gauges,
+            gauges,
             live: self.control,
             requests: self.requests,
-            page: self.page,
-            stop: stop.clone(),
+            page,
+            ends: ends.clone(),
             hang_up: hang_up.clone(),
-            retire: retire.clone(),
             started: clock::unix_seconds(),
             prints: FingerprintKey::new(),
+            config: config.clone(),
         };
-        let (pause, grace) = (shared.config.server.accept_pause, shared.config.server.stopped_keep_alive);
-        let inside = inward::inward_state(&shared, workers.len());
+        let inside = inward_state(&shared, workers.len());
         let inside = Arc::new(ConnectionAcceptor::new(Arc::new(inside), None));
-        let acceptor = Arc::new(ConnectionAcceptor::new(Arc::new(shared), self.tls));
+        let acceptor = Arc::new(ConnectionAcceptor::new(Arc::new(shared), tls));
         let connections = TaskTracker::new();
         // If this future is dropped, cut all running requests.
         let cut = CancellationToken::new();
         let _cut_on_drop = cut.clone().drop_guard();
+        let StopTokens { stop, retire } = ends;
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 () = retire.cancelled() => break,
-                Some(question) = asked.recv() => {
+                Some(question) = questions.recv() => {
                     // Sending fails if the caller has gone, which does not matter.
                     let _left = question.send(());
                     continue;
                 }
-                Some(stream) = from_inside.recv() => {
+                Some(stream) = calls.recv() => {
                     hand_over(&workers, &inside, &connections, &cut, stream, Ipv4Addr::LOCALHOST.into());
                     continue;
                 }
@@ -274,19 +251,21 @@ impl BoundGateway {
                 Err(error) if is_connection_error(&error) => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept connections at the moment");
-                    tokio::time::sleep(pause).await;
+                    tokio::time::sleep(config.server.accept_pause).await;
                 }
             }
         }
         let leaves = stop.is_cancelled() && !retire.is_cancelled() && begun.is_cancelled();
-        for (stream, peer) in if leaves { listener.close_and_drain() } else { Vec::new() } {
-            hand_over(&workers, &acceptor, &connections, &cut, stream, peer.ip().to_canonical());
+        if leaves {
+            for (stream, peer) in listener.close_and_drain() {
+                hand_over(&workers, &acceptor, &connections, &cut, stream, peer.ip().to_canonical());
+            }
         }
         drop(listener);
         connections.close();
         let hang_up = async {
             stop.cancelled().await;
-            tokio::time::sleep(grace).await;
+            tokio::time::sleep(config.server.stopped_keep_alive).await;
             hang_up.cancel();
             connections.wait().await;
         };
@@ -303,7 +282,6 @@ fn is_connection_error(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// Passes a connection to one of the worker threads.
 fn hand_over(
     workers: &WorkerThreads,
     acceptor: &Arc<ConnectionAcceptor>,
@@ -316,7 +294,9 @@ fn hand_over(
         Ok(stream) => stream,
         Err(error) => return tracing::debug!(%error, "cannot give a connection to a thread"),
     };
-    let (acceptor, cut, connections) = (acceptor.clone(), cut.clone(), connections.clone());
+    let acceptor = acceptor.clone();
+    let cut = cut.clone();
+    let connections = connections.clone();
     // Count the connection from now on, so that a stop waits for it even if the worker has not begun yet.
     let begun = connections.token();
     workers.run_job(move |load| {
@@ -335,4 +315,66 @@ fn hand_over(
         }
         drop(begun);
     });
+}
+
+/// Connects to the gateway of this process. Cheap to clone; does not keep the gateway alive.
+#[derive(Clone, Debug)]
+pub struct InwardConnector(UnboundedSender<TcpStream>);
+
+impl InwardConnector {
+    pub(crate) fn new() -> (Self, UnboundedReceiver<TcpStream>) {
+        let (sender, receiver) = unbounded_channel();
+        (Self(sender), receiver)
+    }
+
+    /// Makes a connection that is served from now on. The caller sets the time limit.
+    ///
+    /// # Errors
+    ///
+    /// There is no loopback interface, the process has too many open files, or the gateway has ended.
+    pub async fn connect(&self) -> io::Result<TcpStream> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let ours = TcpStream::connect(listener.local_addr()?).await?;
+        let own = ours.local_addr()?;
+        loop {
+            let (theirs, peer) = listener.accept().await?;
+            // Any program on this machine may connect to an open port, so check that the connection is the
+            // one above.
+            if peer == own {
+                let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+                return self.0.send(theirs).map_err(ended).map(|()| ours);
+            }
+        }
+    }
+}
+
+/// Returns the state for such connections: the common state, but without log, counters and list of requests.
+pub(crate) fn inward_state(all: &GatewayShared, workers: usize) -> GatewayShared {
+    GatewayShared { observer: Arc::new(NullObserver), requests: RequestRegistry::new(workers), ..all.clone() }
+}
+
+struct NullObserver;
+
+impl GatewayObserver for NullObserver {
+    fn request_done(&self, _record: &RequestRecord) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn both_ends_are_ours_and_the_end_of_who_serves_is_told() {
+        let (inward, mut served) = InwardConnector::new();
+        let mut ours = inward.connect().await.unwrap();
+        let mut theirs = served.recv().await.unwrap();
+        ours.write_all(b"word").await.unwrap();
+        let mut read = [0; 4];
+        theirs.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"word");
+        drop(served);
+        assert_eq!(inward.connect().await.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
 }

@@ -23,11 +23,10 @@
 //!
 //! | folder | job |
 //! |---|---|
-//! | `gateway` | the entry point: listens and serves |
+//! | `gateway` | the entry point: listens and serves; connections from this process to itself |
 //! | `client` | client connections: accepting, limits and timeouts, TLS, HTTP/2 |
-//! | `inward` | connections from this process to itself |
 //! | `exchange` | one request's life, stage by stage; own routes; prompt sizes |
-//! | `shared`, `live` | state that all requests share; the part of it that may change while serving |
+//! | `shared` | state that all requests share; the settings that may change while serving |
 //! | `answer` | the response path: relays whole events, counts work, assembles answers, keeps the record |
 //! | `page` | the interface to the operators' page, if there is one |
 //! | `access` | keys, web pages, host names: who may send a request |
@@ -38,8 +37,8 @@
 //! | `requests` | requests in flight and the last ended ones, for operators to list and cancel |
 //! | `refusal` | every error that a client can get from the gateway, and its format |
 //! | `protocol` | duties of an HTTP intermediary; checks for ambiguous requests; heads, queries, events |
-//! | `config`, `observe`, `trace`, `limits` | settings; records and gauges; spans; connection limits |
-//! | `workers`, `pulse`, `clock` | the worker threads; the check that they respond; the time of day |
+//! | `config`, `observe`, `trace` | settings; records, gauges and counters of limits; spans |
+//! | `workers`, `clock` | the worker threads, and the check that they respond; the time of day |
 
 mod access;
 mod answer;
@@ -50,13 +49,9 @@ mod clock;
 mod config;
 mod exchange;
 mod gateway;
-mod inward;
-mod limits;
-mod live;
 mod observe;
 mod page;
 mod protocol;
-mod pulse;
 mod refusal;
 mod requests;
 mod route;
@@ -77,20 +72,20 @@ pub use body::request_copy::BodyRecorder;
 pub use client::error::GatewayError;
 pub use client::tls_files::{CertificateInfo, TlsError, TlsState};
 pub use config::{GatewayConfig, TlsFiles};
-pub use gateway::{BoundGateway, Gateway, StopTokens};
-pub use inward::InwardConnector;
-pub use limits::{GatewayLimit, LimitCounters};
-pub use live::{GatewayControl, LiveConfig};
-pub use observe::{GatewayGauges, GatewayObserver, RequestOutcome, RequestRecord};
+pub use gateway::{BoundGateway, Gateway, InwardConnector};
+pub use observe::{
+    GatewayGauges, GatewayLimit, GatewayObserver, LimitCounters, RequestOutcome, RequestRecord,
+};
 pub use page::{OperatorPage, PageAnswer, PageClient};
 pub use protocol::query::percent_decoded;
-pub use pulse::GatewayPulse;
 pub use requests::{
     CancelError, CancelledRequest, ContextHoldings, RequestRegistry, RequestState, RequestView,
 };
 pub use route::paths;
 pub use rules::{ListingRules, ModelRules, RequestRules, SystemMode, SystemPrompt, VirtualName};
+pub use shared::{GatewayControl, LiveConfig, StopTokens};
 pub use trace::{GatewayTrace, TracePart, TracePartKind as PartKind, TracePeer};
+pub use workers::GatewayPulse;
 
 #[cfg(test)]
 mod tests;

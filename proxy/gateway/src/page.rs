@@ -13,9 +13,8 @@ use http::{Method, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 
-use crate::access::host_check;
+use crate::access::origin;
 
-/// Path of the page.
 const PAGE_ROOT: &str = "/page";
 
 /// Future of the page's answer.
@@ -40,7 +39,7 @@ pub struct PageClient {
 
 impl PageClient {
     pub(crate) fn from_parts(parts: &Parts, peer: IpAddr, tls: bool) -> Self {
-        let host = host_check::requested_host(parts).and_then(|host| std::str::from_utf8(host).ok());
+        let host = origin::requested_host(parts).and_then(|host| std::str::from_utf8(host).ok());
         Self { peer, host: host.unwrap_or_default().to_owned(), tls }
     }
 }

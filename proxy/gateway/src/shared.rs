@@ -1,17 +1,43 @@
-//! State that all requests share.
+//! State that all requests share, and the settings that may change while the gateway serves: rules of models,
+//! keys, allowed origins. A request takes a snapshot of the settings when it begins and uses it until it ends.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tokio_util::sync::CancellationToken;
+use warden_policies::{HostNames, ModelName, QuickMap};
 
-use crate::backend::upstream::UpstreamContext;
-use crate::body::budget::BodyBudget;
-use crate::body::fingerprint::FingerprintKey;
+use crate::access::{ApiKeys, CorsConfig, KeyCounts, KeyHash};
+use crate::backend::UpstreamContext;
+use crate::body::{BodyBudget, BodyRecorder, FingerprintKey};
 use crate::config::GatewayConfig;
-use crate::live::GatewayControl;
 use crate::observe::{GatewayGauges, GatewayObserver};
 use crate::page::OperatorPage;
 use crate::requests::RequestRegistry;
+use crate::rules::{ModelRules, VirtualName};
+
+/// Tokens whose cancellation ends a gateway.
+#[derive(Clone, Debug, Default)]
+pub struct StopTokens {
+    /// Stops the gateway: it still accepts connections made before the stop, answers requests sent before
+    /// the stop, closes idle connections, and lets running requests finish.
+    pub stop: CancellationToken,
+    /// Retires the gateway, because another instance has its listening sockets: it accepts no more
+    /// connections. Each existing connection gets an answer to one more request, or is closed after a long
+    /// idle time.
+    pub retire: CancellationToken,
+}
+
+impl StopTokens {
+    /// Resolves when the gateway is to stop or to retire.
+    pub(crate) async fn any_cancelled(&self) {
+        tokio::select! {
+            () = self.stop.cancelled() => {}
+            () = self.retire.cancelled() => {}
+        }
+    }
+}
 
 #[derive(Clone)]
 pub(crate) struct GatewayShared {
@@ -21,18 +47,74 @@ pub(crate) struct GatewayShared {
     pub(crate) gauges: Arc<GatewayGauges>,
     pub(crate) budget: BodyBudget,
     pub(crate) live: GatewayControl,
-    /// Requests in flight and the last ended ones.
     pub(crate) requests: RequestRegistry,
-    /// The operators' page.
     pub(crate) page: Option<Arc<dyn OperatorPage>>,
-    pub(crate) stop: CancellationToken,
+    pub(crate) ends: StopTokens,
     /// Cancelled some time after `stop`: connections without a request are then closed.
     pub(crate) hang_up: CancellationToken,
-    /// Cancelled when another instance has taken over: each existing connection then gets at most one more
-    /// request.
-    pub(crate) retire: CancellationToken,
     /// Start of the gateway in seconds since 1970.
     pub(crate) started: u64,
-    /// Key for fingerprints of requests.
     pub(crate) prints: FingerprintKey,
+}
+
+/// A snapshot of the settings. [`Default`] has no rules.
+#[derive(Clone, Debug)]
+pub struct LiveConfig {
+    /// Rules of models; a model without an entry has no rules.
+    pub models: QuickMap<ModelName, Arc<ModelRules>>,
+    /// Names that resolve to one of several models, or to a model with other rules than its own.
+    pub by_name: BTreeMap<String, VirtualName>,
+    /// Accepted keys; `None`: no key is required, and clients' credentials are passed on.
+    pub keys: Option<ApiKeys>,
+    /// CORS settings for web pages.
+    pub cors: CorsConfig,
+    /// Host names under which the gateway is reachable.
+    pub names: HostNames,
+    /// Recorders by model; requests of other models are not recorded.
+    pub recorders: QuickMap<ModelName, Arc<dyn BodyRecorder>>,
+}
+
+impl Default for LiveConfig {
+    fn default() -> Self {
+        Self {
+            models: QuickMap::default(),
+            by_name: BTreeMap::new(),
+            keys: None,
+            cors: CorsConfig::default(),
+            names: HostNames::Any,
+            recorders: QuickMap::default(),
+        }
+    }
+}
+
+/// Changes the settings of a running gateway. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct GatewayControl {
+    live: Arc<ArcSwap<LiveConfig>>,
+}
+
+impl GatewayControl {
+    /// Sets the snapshot for requests that begin from now on. Keys with the same names keep their usage.
+    pub fn update(&self, mut live: LiveConfig) {
+        if let (Some(new), Some(old)) = (&mut live.keys, &self.current().keys) {
+            *new = new.with_usage_of(old);
+        }
+        self.live.store(Arc::new(live));
+    }
+
+    pub(crate) fn current(&self) -> Arc<LiveConfig> {
+        self.live.load_full()
+    }
+
+    /// Returns the name of the key with this hash, and whether it opens the operators' page; `None` if
+    /// unknown.
+    pub fn known_key(&self, hash: &KeyHash) -> Option<(Arc<str>, bool)> {
+        let live = self.live.load();
+        live.keys.as_ref()?.find_spec(hash).map(|key| (key.name.clone(), key.operator))
+    }
+
+    /// Returns the usage of each key since the start.
+    pub fn key_counts(&self) -> Vec<KeyCounts> {
+        self.live.load().keys.as_ref().map(ApiKeys::counts).unwrap_or_default()
+    }
 }

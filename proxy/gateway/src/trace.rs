@@ -96,7 +96,6 @@ pub struct TracePeer {
 }
 
 impl TracePeer {
-    /// Describes a process at this address.
     pub(crate) fn from_address(generation: GenerationId, canary: bool, address: &LeaseAddress) -> Self {
         let (address, port) = match address {
             LeaseAddress::Process(ListenAddress::Unix(path)) => (path.to_string_lossy().into_owned(), None),
@@ -171,9 +170,9 @@ impl GatewayTrace {
         span
     }
 
-    /// Records that the request starts to wait for a backend.
     pub(crate) fn note_waiting(&mut self) {
-        let (parent, now) = (self.parent_span(), self.started.elapsed());
+        let parent = self.parent_span();
+        let now = self.started.elapsed();
         self.push_part(TracePartKind::Queue, parent, now, None);
     }
 
@@ -200,7 +199,8 @@ impl GatewayTrace {
         let mut span = self.context.span;
         if self.context.is_sampled() {
             self.end_attempt(None);
-            let (parent, now) = (self.parent_span(), self.started.elapsed());
+            let parent = self.parent_span();
+            let now = self.started.elapsed();
             span = self.push_part(TracePartKind::Attempt(peer()), parent, now, None);
         }
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
@@ -213,7 +213,6 @@ impl GatewayTrace {
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
-    /// Records the end of the current attempt.
     pub(crate) fn end_attempt(&mut self, failed: Option<&'static str>) {
         let now = self.started.elapsed();
         let is_of_it = |kind: &TracePartKind| {
@@ -221,15 +220,17 @@ impl GatewayTrace {
         };
         for part in self.parts.iter_mut().filter(|part| part.end.is_none() && is_of_it(&part.kind)) {
             part.end = Some(now);
-            part.failed = part.failed.or(failed.filter(|_| matches!(part.kind, TracePartKind::Attempt(_))));
+            if matches!(part.kind, TracePartKind::Attempt(_)) {
+                part.failed = part.failed.or(failed);
+            }
         }
     }
 
-    /// Records the first token of the current attempt.
     pub(crate) fn note_first_token(&mut self, at: Instant) {
         let now = at.saturating_duration_since(self.started);
         let Some(attempt) = self.open_part(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
-        let (span, begin) = (attempt.span, attempt.begin);
+        let span = attempt.span;
+        let begin = attempt.begin;
         if self.parts.iter().any(|part| part.parent == span && part.kind == TracePartKind::Generation) {
             return;
         }
@@ -241,7 +242,8 @@ impl GatewayTrace {
     pub(crate) fn note_times(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
         let now = self.started.elapsed();
         let Some(attempt) = self.open_part(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
-        let (span, begin) = (attempt.span, attempt.begin);
+        let span = attempt.span;
+        let begin = attempt.begin;
         let (Some(prompt), Some(tokens)) = (prompt, tokens) else { return };
         if self.parts.iter().any(|part| part.parent == span) {
             return;
@@ -261,12 +263,12 @@ impl GatewayTrace {
         }
     }
 
-    /// Records the end of the request.
     pub(crate) fn end(&mut self, total: Duration, failed: Option<&'static str>) {
         for part in self.parts.iter_mut().filter(|part| part.end.is_none()) {
             part.end = Some(total.max(part.begin));
-            let is_judged = !matches!(part.kind, TracePartKind::Prefill | TracePartKind::Generation);
-            part.failed = part.failed.or(failed.filter(|_| is_judged));
+            if !matches!(part.kind, TracePartKind::Prefill | TracePartKind::Generation) {
+                part.failed = part.failed.or(failed);
+            }
         }
         // The clock was read several times, so limit the parts to the total.
         for part in &mut self.parts {

@@ -20,7 +20,6 @@ use crate::protocol::headers;
 const REQUEST_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
-/// Response headers of the CORS protocol.
 static CORS_HEADERS: [HeaderName; 7] = [
     ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_ALLOW_CREDENTIALS,
@@ -61,7 +60,6 @@ impl Default for CorsConfig {
 }
 
 impl CorsConfig {
-    /// Returns whether the CORS headers are exactly llama-server's.
     pub(crate) fn is_like_llama_server(&self) -> bool {
         self.origins == AllowedOrigins::Mirror && !self.with_keys
     }
@@ -116,7 +114,6 @@ impl CorsConfig {
     }
 }
 
-/// Removes a backend's CORS headers.
 pub(crate) fn strip_cors_headers(headers: &mut HeaderMap) {
     headers::remove_fields(headers, |name| CORS_HEADERS.contains(name));
 }

@@ -9,22 +9,19 @@ use http::{Method, Version};
 use tokio::time::Instant;
 use warden_policies::WorkDone;
 
-use crate::access::keys::ConcurrencyPass;
+use crate::access::ConcurrencyPass;
 use crate::observe::{GatewayGauges, GatewayObserver, RequestOutcome, RequestRecord};
 use crate::requests::{ProgressHandle, ShardTicket};
 
 /// A request in flight. Dropping this value without [`InFlightRequest::finish`] records that the client left.
 pub(crate) struct InFlightRequest {
     pub(crate) record: RequestRecord,
-    /// Counts the request against the concurrency limit of its key.
     pub(crate) pass: Option<ConcurrencyPass>,
     /// Bytes of prompt and answer for which no token count was reported.
     pub(crate) uncounted_bytes: u64,
     /// Bytes of prompt text sent to a backend, until the backend reports the number of prompt tokens.
     pub(crate) prompt_bytes: u64,
-    /// Progress of the request, as shown to operators.
     pub(crate) progress: ProgressHandle,
-    /// Entry in the list of requests in flight.
     ticket: Option<ShardTicket>,
     started: Instant,
     observer: Arc<dyn GatewayObserver>,
@@ -87,7 +84,6 @@ impl InFlightRequest {
         })
     }
 
-    /// Counts bytes passed to the client.
     pub(crate) fn count_passed(&mut self, bytes: usize) {
         self.record.bytes_out += bytes as u64;
         if self.record.first_byte.is_none() {

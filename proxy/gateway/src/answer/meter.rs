@@ -158,7 +158,8 @@ impl AnswerMeter {
 
     /// Returns whether the answer reports any work. A client can leave out the counters (`response_fields`).
     pub(crate) fn has_counters(&self) -> bool {
-        let (usage, timings) = (&self.usage, &self.timings);
+        let usage = &self.usage;
+        let timings = &self.timings;
         let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
         told.into_iter().chain([usage.input_tokens, usage.output_tokens]).any(|told| told.is_some())
     }
@@ -169,9 +170,9 @@ impl AnswerMeter {
         self.evaluated.is_some() || told.iter().any(Option::is_some)
     }
 
-    /// Returns the facts about the backend that follow from an answer with this status.
     pub(crate) fn outcome(&self, status: u16) -> ExchangeOutcome {
-        let (usage, timings) = (&self.usage, &self.timings);
+        let usage = &self.usage;
+        let timings = &self.timings;
         let all = timings.prompt_n.map(|new| new.saturating_add(timings.cache_n.unwrap_or(0)));
         // Anthropic's counter excludes cached tokens; the others include them.
         let input = || Some(usage.input_tokens?.saturating_add(usage.cache_read_input_tokens.unwrap_or(0)));
@@ -291,7 +292,9 @@ fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> ParsedObject<T> {
 
 /// Returns whether the bytes include the end of the object that begins with them.
 fn is_whole(bytes: &[u8]) -> bool {
-    let (mut depth, mut text, mut escaped) = (0_u32, false, false);
+    let mut depth = 0_u32;
+    let mut text = false;
+    let mut escaped = false;
     for byte in bytes {
         match byte {
             _ if escaped => escaped = false,

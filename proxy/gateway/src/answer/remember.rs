@@ -2,16 +2,12 @@
 //! conversation and can give it to the next process. The bytes count against the budget for all request
 //! bodies, and are dropped when other requests need the room.
 
-use bytes::Bytes;
 use warden_supervisor::{AnswerText, ConversationTurn, ExchangeOutcome};
 
-use crate::answer::continuation::AnswerTranscript;
-use crate::answer::meter::AnswerMeter;
-use crate::backend::backends::BackendLease;
-use crate::backend::message::UpstreamRequest;
-use crate::body::budget::HeldPieces;
+use crate::answer::{AnswerMeter, AnswerTranscript};
+use crate::backend::{BackendLease, UpstreamRequest};
+use crate::body::HeldPieces;
 
-/// The parts of one exchange that are kept.
 pub(crate) struct TurnRecorder {
     path: String,
     /// Body as it was sent to the backend; `None` if it cannot be kept.
@@ -33,11 +29,13 @@ impl TurnRecorder {
     ) -> Self {
         let (images, audio) = message.media();
         let has_media = images + audio > 0;
-        let body = if understood && !has_media { message.held_copy() } else { None };
+        let body = match message.held_body() {
+            Some(intake) if understood && !has_media && intake.may_be_held() => intake.held_copy(),
+            _ => None,
+        };
         Self { path: path.to_owned(), body, has_media, answer: Some(Vec::new()), limit }
     }
 
-    /// Records a piece of a non-streaming answer.
     pub(super) fn add_piece(&mut self, piece: &[u8]) {
         let Some(said) = self.answer.as_mut().filter(|_| self.body.is_some()) else { return };
         if said.len() + piece.len() > self.limit {
@@ -62,13 +60,7 @@ impl TurnRecorder {
             (None, Some(said)) if heard.is_none() && !said.is_empty() => AnswerText::Whole(said.into()),
             _ => AnswerText::Nothing,
         };
-        let body = self.body.map(|held| {
-            let mut pieces = held.shared_pieces();
-            match pieces.len() {
-                1 => pieces.pop_front().unwrap_or_default(),
-                _ => Bytes::from(Vec::from(pieces).concat()),
-            }
-        });
+        let body = self.body.map(|held| held.joined());
         lease.note_turn(ConversationTurn {
             path: self.path,
             body,

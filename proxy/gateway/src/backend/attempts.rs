@@ -19,34 +19,21 @@
 //! request becomes a suspect: at its next attempt, no other request runs on the same generation (see
 //! [`warden_policies::quarantine`]).
 
-use std::collections::VecDeque;
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response};
-use hyper::body::Incoming;
-use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
-use warden_supervisor::{LeaseAddress, LeaseDenied, ListenAddress, SolitudeResult};
+use warden_supervisor::{LeaseAddress, LeaseDenied, SolitudeResult};
 
-use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::checkpoint::{BodyCheckpoint, join_others_later};
-use crate::backend::message::UpstreamRequest;
-use crate::backend::pool::ConnectionPool;
-use crate::backend::request_body::RequestBody;
-use crate::backend::tried::{CANARY_BROKE, CANARY_STOPPED, CanaryAttempt};
-use crate::backend::unread_body::close_after_unread_body;
-use crate::backend::upstream::UpstreamContext;
-use crate::backend::upstream_conn::{UpstreamConn, UpstreamSendError};
-use crate::body::intake::BodyIntake;
-use crate::body::limits::BodyLimits;
-use crate::body::sent::SentBody;
+use crate::backend::{
+    AttemptFailure, CANARY_BROKE, CANARY_STOPPED, CanaryAttempt, LeaseDemand, LeaseMode, RelayedAnswer,
+    SharedLease, UpstreamContext, UpstreamRequest, attempt_once, join_others_later,
+};
+use crate::body::{BodyIntake, BodyLimits, SentBody};
 use crate::observe::RequestRecord;
 use crate::refusal::{BodyError, RequestRefusal};
 use crate::requests::ProgressHandle;
@@ -56,105 +43,108 @@ use crate::trace::TracePeer;
 /// generation that is gone.
 const LEASE_RETRIES: u32 = 50;
 
-/// A backend's answer whose head has arrived.
-pub(crate) struct RelayedAnswer {
-    pub(crate) response: Response<Incoming>,
-    /// Pieces of the answer's body that were read already.
-    pub(crate) read_ahead: VecDeque<Bytes>,
-    pub(crate) backend: Box<AnsweringBackend>,
-    /// The request, if it asked for a stream and may be executed again.
-    pub(crate) message: Option<Box<UpstreamRequest>>,
-}
-
-/// Resources that serve an answer and are released with it.
-pub(crate) struct AnsweringBackend {
-    pub(crate) lease: Arc<dyn BackendLease>,
-    /// Resolves when `lease` is revoked.
-    pub(crate) revoked: BoxFuture<'static, ()>,
-    pub(crate) conn: UpstreamConn,
-    pub(crate) pool: Arc<ConnectionPool>,
-    pub(crate) sent: Arc<SentBody>,
-    /// Deadline of the whole exchange.
-    pub(crate) deadline: Instant,
-    /// Deadline by which a canary must begin its answer; then the request moves to the model's normal build.
-    /// `None` if the backend is no canary.
-    pub(crate) first_event_deadline: Option<Instant>,
-}
-
-/// State shared by all attempts to get an answer from a backend.
-pub(crate) struct BackendAttempts<'a> {
-    pub(crate) upstream: &'a UpstreamContext,
-    pub(crate) record: &'a mut RequestRecord,
+/// Facts about a request that decide which backends may answer it.
+#[derive(Clone)]
+pub(crate) struct BackendSearch {
+    pub(crate) upstream: Arc<UpstreamContext>,
     /// Progress of the request, as shown to operators.
-    pub(crate) progress: &'a ProgressHandle,
-    pub(crate) model: &'a ModelName,
+    pub(crate) progress: ProgressHandle,
+    pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
     /// Prompt tokens; set if admission depends on their number.
     pub(crate) tokens: Option<u64>,
     /// The request may cause its model to be loaded.
     pub(crate) may_load: bool,
     /// Limits of the request's body.
-    pub(crate) limits: &'a BodyLimits,
-    /// Error for the client if no answer follows; set once a server has died that may have executed the
-    /// request.
-    pub(crate) died: Option<RequestRefusal>,
+    pub(crate) limits: BodyLimits,
     /// Time within which a canary must begin its answer.
     pub(crate) patience: Duration,
 }
 
-impl BackendAttempts<'_> {
+impl BackendSearch {
+    pub(crate) fn new(
+        upstream: Arc<UpstreamContext>,
+        progress: ProgressHandle,
+        model: ModelName,
+        kind: LeaseKind,
+        may_load: bool,
+        limits: BodyLimits,
+    ) -> Self {
+        Self { upstream, progress, model, kind, tokens: None, may_load, limits, patience: Duration::ZERO }
+    }
+
+    /// Waits for the first lease of the request; `None` if it must not load its unloaded model.
+    pub(crate) async fn first_lease(&self) -> Result<Option<SharedLease>, LeaseDenied> {
+        self.lease(if self.may_load { LeaseMode::First } else { LeaseMode::IfLoaded }).await
+    }
+
+    async fn lease(&self, mode: LeaseMode) -> Result<Option<SharedLease>, LeaseDenied> {
+        let demand = LeaseDemand { kind: self.kind, tokens: self.tokens, mode };
+        self.upstream.backends.lease(&self.model, demand).await
+    }
+
+    /// Refuses a request that is known to kill its server.
+    pub(crate) fn quarantine_refusal(&self, print: RequestFingerprint, executed: bool) -> RequestRefusal {
+        let backends = &self.upstream.backends;
+        let left = match backends.request_standing(&self.model, print) {
+            RequestStanding::Refused { left } => left,
+            RequestStanding::Clear | RequestStanding::Suspect => Duration::ZERO,
+        };
+        backends.note_refusal(&self.model, print);
+        RequestRefusal::Quarantined { model: self.model.clone(), print, left, executed }
+    }
+}
+
+/// All attempts of one request to get an answer from a backend.
+pub(crate) struct BackendAttempts<'a> {
+    pub(crate) search: &'a BackendSearch,
+    pub(crate) record: &'a mut RequestRecord,
+    /// Error for the client if no answer follows; set once a server has died that may have executed the
+    /// request.
+    pub(crate) died: Option<RequestRefusal>,
+}
+
+/// Cost of the attempt that follows a failed one.
+enum NextAttempt {
+    /// Counts as an attempt: nothing was executed, or nothing that matters.
+    Counted,
+    /// Executes the request once more, because its server died or was stopped.
+    OnceMore,
+}
+
+impl<'a> BackendAttempts<'a> {
+    pub(crate) fn new(search: &'a BackendSearch, record: &'a mut RequestRecord) -> Self {
+        Self { search, record, died: None }
+    }
+
     /// Waits for a lease. Meanwhile reads the body, because a client's leaving is noticed only by reading.
     #[inline]
-    pub(crate) async fn lease(
-        &mut self,
-        intake: &mut BodyIntake,
-    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
+    pub(crate) async fn lease(&mut self, intake: &mut BodyIntake) -> Result<SharedLease, RequestRefusal> {
         self.note_waiting();
         let granted = tokio::select! {
             biased;
-            granted = self.upstream.backends.lease(self.model, self.kind, self.tokens) => granted,
+            granted = self.search.first_lease() => granted,
             refusal = intake.read_ahead() => return Err(refusal),
         };
         self.note_granted(granted)
     }
 
-    /// Like [`Self::lease`], for a request that must not cause its model to be loaded.
-    pub(crate) async fn lease_loaded(
-        &mut self,
-        intake: &mut BodyIntake,
-    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        tokio::select! {
-            biased;
-            lease = self.lease_if_loaded() => lease,
-            refusal = intake.read_ahead() => Err(refusal),
-        }
-    }
-
-    async fn lease_if_loaded(&mut self) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        self.note_waiting();
-        let granted = self.upstream.backends.lease_loaded(self.model, self.kind, self.tokens).await;
-        match granted.transpose() {
-            Some(granted) => self.note_granted(granted),
-            None => Err(RequestRefusal::NotLoaded { model: self.model.clone() }),
-        }
-    }
-
-    /// Records the result of asking for a lease.
     pub(crate) fn note_granted(
         &mut self,
-        granted: Result<Arc<dyn BackendLease>, LeaseDenied>,
-    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        let lease = granted.map_err(|denied| RequestRefusal::Denied { model: self.model.clone(), denied })?;
+        granted: Result<Option<SharedLease>, LeaseDenied>,
+    ) -> Result<SharedLease, RequestRefusal> {
+        let model = &self.search.model;
+        let granted = granted.map_err(|denied| RequestRefusal::Denied { model: model.clone(), denied })?;
+        let lease = granted.ok_or_else(|| RequestRefusal::NotLoaded { model: model.clone() })?;
         self.record.queued += lease.queued_for();
         if let Some(trace) = &mut self.record.trace {
             trace.note_granted(lease.queued_for());
         }
         self.record.generation = Some(lease.generation());
-        self.progress.note_leased(lease.generation(), self.record.queued);
+        self.search.progress.note_leased(lease.generation(), self.record.queued);
         Ok(lease)
     }
 
-    /// Records that the request starts to wait for a lease.
     pub(crate) fn note_waiting(&mut self) {
         if let Some(trace) = &mut self.record.trace {
             trace.note_waiting();
@@ -162,7 +152,7 @@ impl BackendAttempts<'_> {
     }
 
     /// Records that the request is sent to a backend, and makes the backend's span a child of the trace.
-    pub(crate) fn note_sent(&mut self, lease: &Arc<dyn BackendLease>, message: &mut UpstreamRequest) {
+    pub(crate) fn note_sent(&mut self, lease: &SharedLease, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
             let peer = || TracePeer::from_address(lease.generation(), lease.is_canary(), lease.address());
             message.set_parent_span(trace.start_attempt(peer));
@@ -177,7 +167,6 @@ impl BackendAttempts<'_> {
         }
     }
 
-    /// Records that an attempt ended without an answer.
     pub(crate) fn note_failed(&mut self, why: &'static str) {
         if let Some(trace) = &mut self.record.trace {
             trace.end_attempt(Some(why));
@@ -189,7 +178,7 @@ impl BackendAttempts<'_> {
     #[inline]
     pub(crate) async fn run(
         &mut self,
-        lease: Arc<dyn BackendLease>,
+        lease: SharedLease,
         message: Box<UpstreamRequest>,
         deadline: Instant,
     ) -> Result<RelayedAnswer, RequestRefusal> {
@@ -203,7 +192,7 @@ impl BackendAttempts<'_> {
     /// Like [`Self::run`], for a request whose server died after its answer had begun.
     pub(crate) async fn run_again(
         &mut self,
-        dead: Arc<dyn BackendLease>,
+        dead: SharedLease,
         message: Box<UpstreamRequest>,
         deadline: Instant,
     ) -> Result<RelayedAnswer, RequestRefusal> {
@@ -225,11 +214,11 @@ impl BackendAttempts<'_> {
     #[inline]
     async fn run_attempts(
         &mut self,
-        mut lease: Arc<dyn BackendLease>,
+        mut lease: SharedLease,
         mut message: Box<UpstreamRequest>,
         deadline: Instant,
     ) -> Result<RelayedAnswer, RequestRefusal> {
-        let Self { upstream, model, limits, .. } = *self;
+        let BackendSearch { upstream, model, .. } = self.search;
         let config = &upstream.config.upstream;
         let mut attempt = 1;
         if lease.is_canary() {
@@ -250,7 +239,7 @@ impl BackendAttempts<'_> {
             let mut revoked = lease.clone().revoked();
             let result = {
                 // Pin the attempt first; otherwise the timeout would move a copy of it.
-                let once = pin!(Self::attempt_once(upstream, &lease, &mut message));
+                let once = pin!(attempt_once(upstream, &lease, &mut message));
                 let mut once = pin!(timeout_at(deadline, once));
                 tokio::select! {
                     biased;
@@ -264,122 +253,146 @@ impl BackendAttempts<'_> {
                     },
                 }
             };
-            let Some(result) = result else {
-                self.note_failed("stopped");
-                if let Some(print) = message.sent().sent_fingerprint() {
-                    lease.report_lost(print);
-                    if lease.is_alone() {
-                        // Wait for the end of the process: only then is known whether this request killed it.
-                        drop(timeout_at(deadline, lease.settled()).await);
-                    }
-                    if let RequestStanding::Refused { .. } = lease.request_standing(print) {
-                        return Err(upstream.quarantine_refusal(model, print, true));
-                    }
+            // Boxed because failures are rare, and the future of every request would grow.
+            let next = match result {
+                Some(Ok(Ok(answer))) => {
+                    let kept = message.streams && self.may_repeat(&message);
+                    let mut relayed = answer.with_lease(lease, revoked, message.sent(), deadline);
+                    relayed.message = kept.then_some(message);
+                    return Ok(relayed);
                 }
-                let revoked_early = lease.revoked_refusal(model);
-                if !self.may_repeat(&message) {
-                    return Err(revoked_early);
+                Some(Err(_)) => return Err(RequestRefusal::TimedOut { model: model.clone() }),
+                None => Box::pin(self.handle_revoked(&lease, &mut message, deadline)).await?,
+                Some(Ok(Err(failed))) => {
+                    Box::pin(self.handle_failure(failed, &lease, &mut message, deadline, attempt)).await?
                 }
-                self.died = Some(revoked_early);
-                drop(revoked);
-                lease = Box::pin(self.lease_once_more(lease)).await?;
-                continue;
             };
-            let failed = match result {
-                Err(_) => {
-                    return Err(RequestRefusal::TimedOut { model: model.clone() });
-                }
-                Ok(Ok((response, conn, pool))) => {
-                    let sent = message.sent();
-                    let backend = Box::new(AnsweringBackend {
-                        lease,
-                        revoked,
-                        conn,
-                        pool,
-                        sent,
-                        deadline,
-                        first_event_deadline: None,
-                    });
-                    let kept = message.streams() && self.may_repeat(&message);
-                    return Ok(RelayedAnswer {
-                        response,
-                        read_ahead: VecDeque::new(),
-                        backend,
-                        message: kept.then_some(message),
-                    });
-                }
-                Ok(Err(failed)) => failed,
-            };
-            self.note_failed(failed.as_str());
-            let sent = message.sent();
-            match (sent.fault(), sent.fingerprint()) {
-                (Some(BodyError::Quarantined), Some(print)) => {
-                    return Err(upstream.quarantine_refusal(model, print, false));
-                }
-                (Some(BodyError::Stopped), _) => {
-                    return Err(RequestRefusal::Unreachable { model: model.clone(), attempts: attempt });
-                }
-                (Some(fault), _) => return Err(limits.refusal(fault)),
-                (None, _) => {}
-            }
-            // A request that was not sent completely cannot have been executed.
-            let print = sent.sent_fingerprint().filter(|_| failed.was_sent());
-            if let Some(print) = print {
-                lease.report_broken(print);
-            }
-            if failed != AttemptFailure::NoDescriptors {
-                lease.doubt();
-            }
-            let held = message.is_held();
-            let is_safe = message.is_safe();
-            let not_begun =
-                held && message.generates_stream() && lease.server_facts().no_head_means_not_begun();
-            let proved = match failed {
-                AttemptFailure::Refused | AttemptFailure::NoDescriptors | AttemptFailure::Unsent => true,
-                AttemptFailure::Sent => held && (is_safe || not_begun),
-                AttemptFailure::Begun => held && is_safe,
-                AttemptFailure::Garbled => false,
-            };
-            let nothing_ran = match failed {
-                AttemptFailure::Sent => not_begun,
-                AttemptFailure::Begun | AttemptFailure::Garbled => false,
-                AttemptFailure::Refused | AttemptFailure::NoDescriptors | AttemptFailure::Unsent => true,
-            };
-            if let Some(print) = print.filter(|_| lease.is_alone()) {
-                // No other request was running, so this request may have killed its server. Wait for the
-                // end of the process, however long it takes (the GPU frees memory slowly): only this client
-                // waits, and another server would die as well.
-                drop(timeout_at(deadline, lease.settled()).await);
-                if let RequestStanding::Refused { .. } = lease.request_standing(print) {
-                    return Err(upstream.quarantine_refusal(model, print, !nothing_ran));
-                }
-            }
-            if let AttemptFailure::Garbled = failed {
-                let why = "it is not HTTP/1.1".to_owned();
-                return Err(RequestRefusal::Garbled { model: model.clone(), why });
-            }
-            if !proved && !self.may_repeat(&message) {
-                return Err(RequestRefusal::Died { model: model.clone() });
-            }
-            if !proved {
-                self.died = Some(RequestRefusal::Died { model: model.clone() });
-                drop(revoked);
-                lease = Box::pin(self.lease_once_more(lease)).await?;
-                continue;
-            }
-            if attempt >= config.attempts {
-                return Err(if nothing_ran {
-                    RequestRefusal::Unreachable { model: model.clone(), attempts: attempt }
-                } else {
-                    RequestRefusal::Died { model: model.clone() }
-                });
-            }
-            attempt += 1;
-            self.record.retries += 1;
             // Drop `revoked` first: it keeps the old lease, whose slot the next attempt may be waiting for.
             drop(revoked);
-            lease = Box::pin(self.lease_elsewhere(lease, config.connect_timeout)).await?;
+            lease = match next {
+                NextAttempt::OnceMore => Box::pin(self.lease_once_more(lease)).await?,
+                NextAttempt::Counted => {
+                    attempt += 1;
+                    self.record.retries += 1;
+                    Box::pin(self.lease_elsewhere(lease, config.connect_timeout)).await?
+                }
+            };
         }
+    }
+
+    /// Decides what follows an attempt whose lease was revoked before the answer began.
+    async fn handle_revoked(
+        &mut self,
+        lease: &SharedLease,
+        message: &mut UpstreamRequest,
+        deadline: Instant,
+    ) -> Result<NextAttempt, RequestRefusal> {
+        self.note_failed("stopped");
+        if let Some(print) = message.sent().sent_fingerprint() {
+            lease.report_lost(print);
+            if lease.is_alone() {
+                // Wait for the end of the process: only then is known whether this request killed it.
+                drop(timeout_at(deadline, lease.settled()).await);
+            }
+            if let RequestStanding::Refused { .. } = lease.request_standing(print) {
+                return Err(self.search.quarantine_refusal(print, true));
+            }
+        }
+        self.once_more_or(message, lease.revoked_refusal(&self.search.model))
+    }
+
+    /// Decides what follows a failed attempt.
+    async fn handle_failure(
+        &mut self,
+        failed: AttemptFailure,
+        lease: &SharedLease,
+        message: &mut UpstreamRequest,
+        deadline: Instant,
+        attempt: u32,
+    ) -> Result<NextAttempt, RequestRefusal> {
+        let model = self.search.model.clone();
+        self.note_failed(failed.as_str());
+        let print = self.report_failure(failed, lease, &message.sent(), attempt)?;
+        let held = message.is_held();
+        let is_safe = message.is_safe();
+        let not_begun = held && message.generates_stream && lease.server_facts().no_head_means_not_begun();
+        let (nothing_ran, proved) = match failed {
+            AttemptFailure::Refused | AttemptFailure::NoDescriptors | AttemptFailure::Unsent => (true, true),
+            AttemptFailure::Sent => (not_begun, held && (is_safe || not_begun)),
+            AttemptFailure::Begun => (false, held && is_safe),
+            AttemptFailure::Garbled => (false, false),
+        };
+        if let Some(print) = print
+            && lease.is_alone()
+        {
+            // No other request was running, so this request may have killed its server. Wait for the
+            // end of the process, however long it takes (the GPU frees memory slowly): only this client
+            // waits, and another server would die as well.
+            drop(timeout_at(deadline, lease.settled()).await);
+            if let RequestStanding::Refused { .. } = lease.request_standing(print) {
+                return Err(self.search.quarantine_refusal(print, !nothing_ran));
+            }
+        }
+        if failed == AttemptFailure::Garbled {
+            let why = "it is not HTTP/1.1".to_owned();
+            return Err(RequestRefusal::Garbled { model, why });
+        }
+        if !proved {
+            return self.once_more_or(message, RequestRefusal::Died { model });
+        }
+        if attempt < self.search.upstream.config.upstream.attempts {
+            return Ok(NextAttempt::Counted);
+        }
+        Err(if nothing_ran {
+            RequestRefusal::Unreachable { model, attempts: attempt }
+        } else {
+            RequestRefusal::Died { model }
+        })
+    }
+
+    /// Reports a failed attempt to its lease, unless the body is the cause: then returns the refusal of the
+    /// body. Returns the fingerprint of a request that may have been executed.
+    pub(super) fn report_failure(
+        &self,
+        failed: AttemptFailure,
+        lease: &SharedLease,
+        sent: &SentBody,
+        attempt: u32,
+    ) -> Result<Option<RequestFingerprint>, RequestRefusal> {
+        match (sent.fault(), sent.fingerprint()) {
+            (Some(BodyError::Quarantined), Some(print)) => {
+                return Err(self.search.quarantine_refusal(print, false));
+            }
+            (Some(BodyError::Stopped), _) => {
+                let model = self.search.model.clone();
+                return Err(RequestRefusal::Unreachable { model, attempts: attempt });
+            }
+            (Some(fault), _) => return Err(self.search.limits.refusal(fault)),
+            (None, _) => {}
+        }
+        // A request that was not sent completely cannot have been executed.
+        let print = if failed.was_sent() { sent.sent_fingerprint() } else { None };
+        if let Some(print) = print {
+            lease.report_broken(print);
+        }
+        if failed != AttemptFailure::NoDescriptors {
+            lease.doubt();
+        }
+        Ok(print)
+    }
+
+    /// Allows the second execution of a request whose server died or was stopped, if there may be one.
+    /// `died` is the error for the client otherwise.
+    fn once_more_or(
+        &mut self,
+        message: &UpstreamRequest,
+        died: RequestRefusal,
+    ) -> Result<NextAttempt, RequestRefusal> {
+        if !self.may_repeat(message) {
+            return Err(died);
+        }
+        self.died = Some(died);
+        Ok(NextAttempt::OnceMore)
     }
 
     /// Returns whether the request may be sent again although it may have been executed.
@@ -388,10 +401,7 @@ impl BackendAttempts<'_> {
     }
 
     /// Takes a lease for a request that a dead or dying server may have executed.
-    pub(crate) async fn lease_once_more(
-        &mut self,
-        dead: Arc<dyn BackendLease>,
-    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
+    pub(crate) async fn lease_once_more(&mut self, dead: SharedLease) -> Result<SharedLease, RequestRefusal> {
         self.record.continued = true;
         self.note_failed("died");
         if dead.is_canary() {
@@ -399,38 +409,35 @@ impl BackendAttempts<'_> {
         } else {
             self.record.retries += 1;
         }
-        self.lease_elsewhere(dead, self.upstream.config.upstream.connect_timeout).await
+        self.lease_elsewhere(dead, self.search.upstream.config.upstream.connect_timeout).await
     }
 
     /// Waits until no other request runs on the generation that is to serve a suspect. If the generation ends
     /// meanwhile, no attempt is counted, because nothing was sent.
     async fn wait_until_alone(
         &mut self,
-        mut lease: Arc<dyn BackendLease>,
+        mut lease: SharedLease,
         print: RequestFingerprint,
         deadline: Instant,
-    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
+    ) -> Result<SharedLease, RequestRefusal> {
         loop {
             match lease.request_standing(print) {
                 RequestStanding::Clear => return Ok(lease),
-                RequestStanding::Refused { .. } => {
-                    return Err(self.upstream.quarantine_refusal(self.model, print, false));
-                }
+                RequestStanding::Refused { .. } => return Err(self.search.quarantine_refusal(print, false)),
                 RequestStanding::Suspect => {}
             }
             // Boxed because suspects are rare, and the future of every request would grow.
             let alone = timeout_at(deadline, lease.clone().alone(print)).await;
-            match alone.map_err(|_| RequestRefusal::Unreachable { model: self.model.clone(), attempts: 0 })? {
+            let model = &self.search.model;
+            match alone.map_err(|_| RequestRefusal::Unreachable { model: model.clone(), attempts: 0 })? {
                 SolitudeResult::Granted => {
-                    join_others_later(&lease, print, &self.upstream.tasks);
+                    join_others_later(&lease, print, &self.search.upstream.tasks);
                     return Ok(lease);
                 }
                 SolitudeResult::Shared => return Ok(lease),
-                SolitudeResult::Refused(_) => {
-                    return Err(self.upstream.quarantine_refusal(self.model, print, false));
-                }
+                SolitudeResult::Refused(_) => return Err(self.search.quarantine_refusal(print, false)),
                 SolitudeResult::Gone => {
-                    let patience = self.upstream.config.upstream.connect_timeout;
+                    let patience = self.search.upstream.config.upstream.connect_timeout;
                     lease = Box::pin(self.lease_elsewhere(lease, patience)).await?;
                 }
             }
@@ -442,164 +449,37 @@ impl BackendAttempts<'_> {
     /// generation may still be alive and misbehaving.
     pub(super) async fn lease_elsewhere(
         &mut self,
-        failed: Arc<dyn BackendLease>,
+        failed: SharedLease,
         patience: Duration,
-    ) -> Result<Arc<dyn BackendLease>, RequestRefusal> {
-        self.progress.note_waiting_again(self.record.continued);
+    ) -> Result<SharedLease, RequestRefusal> {
+        self.search.progress.note_waiting_again(self.record.continued);
         if failed.is_canary() {
             // The failed lease belongs to another model: do not wait for the end of its process.
             drop(failed);
             self.note_waiting();
-            let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
+            let granted = self.search.lease(LeaseMode::Again).await;
             return self.note_granted(granted);
         }
-        let (generation, settled) = (failed.generation(), failed.settled());
+        let generation = failed.generation();
+        let settled = failed.settled();
         drop(failed);
         // The end of the failed generation decides whether the request may run next to others.
         drop(timeout_at(Instant::now() + patience, settled).await);
-        if !self.may_load {
-            return self.lease_if_loaded().await;
-        }
+        let may_load = self.search.may_load;
+        let mode = if may_load { LeaseMode::Again } else { LeaseMode::IfLoaded };
         let until = Instant::now() + patience;
         loop {
             self.note_waiting();
-            let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
+            let granted = self.search.lease(mode).await;
             let lease = self.note_granted(granted)?;
             // A remote endpoint may be used again: the supervisor probes it before it grants leases again.
             let is_remote = matches!(lease.address(), LeaseAddress::Remote(_));
-            if lease.generation() != generation || is_remote || Instant::now() >= until {
+            let is_other = lease.generation() != generation || is_remote;
+            if is_other || !may_load || Instant::now() >= until {
                 return Ok(lease);
             }
             drop(lease);
             sleep(patience / LEASE_RETRIES).await;
         }
-    }
-
-    /// Makes one attempt on one generation. If an idle connection turns out to be closed, a second
-    /// connection is made within the same attempt.
-    #[inline]
-    pub(crate) async fn attempt_once(
-        upstream: &UpstreamContext,
-        lease: &Arc<dyn BackendLease>,
-        message: &mut UpstreamRequest,
-    ) -> Result<(Response<Incoming>, UpstreamConn, Arc<ConnectionPool>), AttemptFailure> {
-        let pool = upstream.pool(&**lease);
-        let mut request = None;
-        if let Some(mut conn) = pool.reuse() {
-            let sending = Self::build_request(upstream, message, lease);
-            lease.note_sent(message.sent(), message.streams());
-            match conn.send(sending).await {
-                Ok(response) => return Ok((response, conn, pool)),
-                Err(UpstreamSendError::Sent(error)) => return Err(AttemptFailure::from_send_error(&error)),
-                Err(UpstreamSendError::Begun(error)) => return Err(AttemptFailure::from_head_error(&error)),
-                Err(UpstreamSendError::Unsent(unsent)) => request = Some(*unsent),
-            }
-        }
-        let mut conn = match connect_to_generation(&**lease, &pool).await {
-            Ok(conn) => conn,
-            Err(error) => {
-                tracing::debug!(%error, "cannot connect to a backend");
-                if let Some(request) = request {
-                    message.put_back(request);
-                }
-                return Err(AttemptFailure::from_connect_error(&error));
-            }
-        };
-        let request = request.unwrap_or_else(|| Self::build_request(upstream, message, lease));
-        lease.note_sent(message.sent(), message.streams());
-        match conn.send(request).await {
-            Ok(response) => Ok((response, conn, pool)),
-            Err(UpstreamSendError::Sent(error)) => Err(AttemptFailure::from_send_error(&error)),
-            Err(UpstreamSendError::Begun(error)) => Err(AttemptFailure::from_head_error(&error)),
-            Err(UpstreamSendError::Unsent(request)) => {
-                message.put_back(*request);
-                Err(AttemptFailure::Unsent)
-            }
-        }
-    }
-
-    /// Builds the request for one attempt. A body that is still arriving gets a checkpoint at
-    /// its end.
-    fn build_request(
-        upstream: &UpstreamContext,
-        message: &mut UpstreamRequest,
-        lease: &Arc<dyn BackendLease>,
-    ) -> Request<RequestBody> {
-        let mut request = message.request();
-        if let LeaseAddress::Remote(origin) = lease.address()
-            && let Err(error) = origin.address_request(&mut request)
-        {
-            // Cannot happen: address and key were checked at configuration, and the path was parsed.
-            tracing::error!(%error, "cannot address a request to its endpoint");
-        }
-        close_after_unread_body(&mut request, lease.server_facts());
-        request.body_mut().set_checkpoint(|| BodyCheckpoint::new(lease, upstream.tasks.clone()));
-        request
-    }
-}
-
-/// Connects to a generation, and checks that no other process listens at its address.
-pub(crate) async fn connect_to_generation(
-    lease: &dyn BackendLease,
-    pool: &ConnectionPool,
-) -> io::Result<UpstreamConn> {
-    let conn = pool.connect(lease.address()).await?;
-    // If the generation's process has ended, another process may own its port, and would get the request.
-    let is_its_own =
-        !matches!(lease.address(), LeaseAddress::Process(ListenAddress::Tcp(_))) || lease.is_running();
-    is_its_own.then_some(conn).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
-}
-
-/// Reasons why an attempt failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AttemptFailure {
-    /// No connection.
-    Refused,
-    /// No connection, because this process is out of file descriptors; temporary, and no fault of the
-    /// backend.
-    NoDescriptors,
-    /// The connection was closed before a byte was sent.
-    Unsent,
-    /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
-    Sent,
-    /// An answer began, and the connection ended within its head.
-    Begun,
-    /// An answer began that cannot be parsed.
-    Garbled,
-}
-
-impl AttemptFailure {
-    /// Label for traces, one of a bounded set.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::NoDescriptors => "no_files",
-            Self::Unsent => "unsent",
-            Self::Sent => "died",
-            Self::Begun => "died_in_its_head",
-            Self::Garbled => "garbled",
-        }
-    }
-
-    /// Returns whether the backend may have received the request.
-    pub(super) fn was_sent(self) -> bool {
-        matches!(self, Self::Sent | Self::Begun | Self::Garbled)
-    }
-
-    fn from_connect_error(error: &io::Error) -> Self {
-        match Errno::from_io_error(error) {
-            Some(Errno::MFILE | Errno::NFILE) => Self::NoDescriptors,
-            _ => Self::Refused,
-        }
-    }
-
-    fn from_send_error(error: &hyper::Error) -> Self {
-        tracing::debug!(%error, "a backend's connection ended before its answer");
-        if error.is_parse() { Self::Garbled } else { Self::Sent }
-    }
-
-    fn from_head_error(error: &hyper::Error) -> Self {
-        tracing::debug!(%error, "a backend's answer broke off in its head");
-        if error.is_parse() { Self::Garbled } else { Self::Begun }
     }
 }

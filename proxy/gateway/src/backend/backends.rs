@@ -16,64 +16,58 @@ use warden_supervisor::{
     LeaseAddress, LeaseDenied, NextProcess, PromptFit, PromptSize, ResolveError, SolitudeResult,
 };
 
-use crate::backend::pool::ConnectionPool;
-use crate::body::sent::SentBody;
+use crate::backend::ConnectionPool;
+use crate::body::SentBody;
 use crate::refusal::RequestRefusal;
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+pub(crate) type SharedLease = Arc<dyn BackendLease>;
+
+/// Way in which a request gets a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseMode {
+    /// Waits in the queue of the model, unless the queue is full.
+    First,
+    /// Waits even if the queue is full, because the request's generation has died.
+    Again,
+    /// Never causes a model to be loaded, but waits for a process that is starting or being replaced.
+    IfLoaded,
+}
+
+/// Kind of a lease, and the size of the prompt, if it was counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseDemand {
+    pub(crate) kind: LeaseKind,
+    pub(crate) tokens: Option<u64>,
+    pub(crate) mode: LeaseMode,
+}
+
 /// Resolves models and grants leases.
 pub(crate) trait LeaseProvider: Send + Sync + 'static {
-    /// Resolves a name from a request to a model.
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
     /// Returns whether every name resolves to the only configured model.
     fn takes_any_name(&self) -> bool;
-    /// Waits for a lease, the right to send one request. `tokens` is the size of its prompt, if it was
-    /// counted.
+    /// Waits for a lease, the right to send one request. `None` only with [`LeaseMode::IfLoaded`], if the
+    /// model is not loaded.
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>>;
-    /// Like `lease`, for a request whose generation has died: the request is queued even if the queue is
-    /// full.
-    fn lease_again<'a>(
-        &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>>;
-    /// Like `lease`, but never causes a model to be loaded; waits for a process that is starting or being
-    /// replaced. `None` if the model is not loaded.
-    fn lease_loaded<'a>(
-        &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>>;
+        demand: LeaseDemand,
+    ) -> BoxFuture<'a, Result<Option<SharedLease>, LeaseDenied>>;
     /// Unloads a model: lets its requests finish, then ends its processes. `by` names the requester.
     fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError>;
-    /// Returns the canary of a model, if there is one.
     fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
     /// Takes a lease that is available at once, without waiting.
-    fn lease_now(
-        &self,
-        model: &ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> Option<Arc<dyn BackendLease>>;
-    /// Returns whether a prompt of this size would fit into memory now.
+    fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<SharedLease>;
     fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit;
     /// Describes the process that a model without a serving process will get; `None` if a process serves
     /// the model.
     fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
-    /// Returns whether a request for a model would now be refused at once.
     fn refuses_requests(&self, model: &ModelName) -> bool;
     /// Returns whether a model is loaded, or could be loaded without unloading another, as far as memory
     /// sizes are known.
     fn has_room(&self, model: &ModelName) -> bool;
-    /// Returns the quarantine state of a request.
     fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
     fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
     fn view(&self) -> Arc<FleetView>;
@@ -106,7 +100,6 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn note_waiting(&self, since: Instant);
     /// Records that events with data arrived, so the backend is computing.
     fn note_events(&self, events: u64);
-    /// Records a setting that a client changed in the backend.
     fn note_setting(&self, path: &str, body: Bytes);
     /// Records that the backend computes nothing while this request runs.
     fn note_pause(&self);
@@ -121,9 +114,7 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     /// Reports that the backend broke a connection: the backend gets no request until it has answered a
     /// probe. Otherwise the next request in the queue would be sent to a dying process.
     fn doubt(&self);
-    /// Returns the measured behaviour of the generation's binary.
     fn server_facts(&self) -> ServerFacts;
-    /// Returns the quarantine state of a request.
     fn request_standing(&self, request: RequestFingerprint) -> RequestStanding;
     /// Reports that the connection broke after this request was sent completely.
     fn report_broken(&self, request: RequestFingerprint);
@@ -138,16 +129,13 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn is_alone(&self) -> bool;
     /// Returns how long other requests are kept out for this request.
     fn solitude_limit(&self, request: RequestFingerprint) -> Duration;
-    /// Lets other requests in again.
     fn end_solitude(&self);
-    /// Reports that a suspect was answered.
     fn note_survival(&self, request: RequestFingerprint);
     /// Reports that the complete answer has arrived and the server no longer works on it. If a lease is
     /// dropped without this call and without a broken connection, the client counts as having left.
     fn done(&self);
     /// Reports that the request only reads state. Such a request may run next to a suspect.
     fn mark_read_only(&self);
-    /// Reports that the answer is an endless stream of events.
     fn mark_endless(&self);
     /// Resolves when the generation has to end although this lease is still held.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
@@ -196,36 +184,16 @@ impl LeaseProvider for Fleet {
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
+        demand: LeaseDemand,
+    ) -> BoxFuture<'a, Result<Option<SharedLease>, LeaseDenied>> {
+        let LeaseDemand { kind, tokens, mode } = demand;
         Box::pin(async move {
-            let lease = Fleet::lease_for(self, model, kind, tokens).await?;
-            Ok(Arc::new(lease) as Arc<dyn BackendLease>)
-        })
-    }
-
-    fn lease_again<'a>(
-        &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
-        Box::pin(async move {
-            let lease = Fleet::lease_again(self, model, kind, tokens).await?;
-            Ok(Arc::new(lease) as Arc<dyn BackendLease>)
-        })
-    }
-
-    fn lease_loaded<'a>(
-        &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>> {
-        Box::pin(async move {
-            let lease = Fleet::lease_loaded(self, model, kind, tokens).await?;
-            Ok(lease.map(|lease| Arc::new(lease) as Arc<dyn BackendLease>))
+            let lease = match mode {
+                LeaseMode::First => Some(self.lease_for(model, kind, tokens).await?),
+                LeaseMode::Again => Some(self.lease_again(model, kind, tokens).await?),
+                LeaseMode::IfLoaded => self.lease_loaded(model, kind, tokens).await?,
+            };
+            Ok(lease.map(|lease| Arc::new(lease) as SharedLease))
         })
     }
 
@@ -233,13 +201,8 @@ impl LeaseProvider for Fleet {
         Fleet::unload(self, model.as_str(), by)
     }
 
-    fn lease_now(
-        &self,
-        model: &ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> Option<Arc<dyn BackendLease>> {
-        Fleet::lease_now(self, model, kind, tokens).map(|lease| Arc::new(lease) as Arc<dyn BackendLease>)
+    fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<SharedLease> {
+        Fleet::lease_now(self, model, kind, tokens).map(|lease| Arc::new(lease) as SharedLease)
     }
 }
 

@@ -36,17 +36,14 @@ impl ConnWaker {
         })
     }
 
-    /// Forgets received bytes, before a new request.
     pub(crate) fn reset_heard(&self) {
         self.heard.store(false, Ordering::Relaxed);
     }
 
-    /// Records that bytes were received.
     pub(crate) fn note_bytes(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any byte was received since [`Self::reset_heard`].
     pub(crate) fn has_heard(&self) -> bool {
         self.heard.load(Ordering::Relaxed)
     }
@@ -76,7 +73,6 @@ impl ConnWaker {
         self.is_due()
     }
 
-    /// Returns whether polling can make progress.
     pub(crate) fn is_due(&self) -> bool {
         self.due.load(Ordering::SeqCst)
     }

@@ -7,23 +7,19 @@ use http::header::{CONTENT_LENGTH, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Uri};
 
-use crate::backend::request_body::RequestBody;
-use crate::body::budget::HeldPieces;
-use crate::body::intake::BodyIntake;
-use crate::body::sent::SentBody;
-use crate::protocol::headers::CONVERSATION_ID;
+use crate::backend::RequestBody;
+use crate::body::{BodyIntake, HeldPieces, SentBody};
+use crate::protocol::CONVERSATION_ID;
 use crate::refusal::RequestRefusal;
 use crate::route::target;
 use crate::trace;
 
-/// A request to a backend.
 pub(crate) struct UpstreamRequest {
     head: Request<()>,
     body: OutgoingBody,
-    /// The request asks for a stream.
-    streams: bool,
+    pub(crate) streams: bool,
     /// The answer is a generated stream. If its head is missing, execution may not have begun.
-    generates_stream: bool,
+    pub(super) generates_stream: bool,
     /// The request may be executed again if its server dies.
     repeats: bool,
 }
@@ -31,11 +27,8 @@ pub(crate) struct UpstreamRequest {
 /// Properties of a request that decide whether it may be sent again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RepeatPolicy {
-    /// The request generates text, as a stream if its body asks for one.
     pub(crate) generates: bool,
-    /// The request may be executed again if its server dies.
     pub(crate) repeats: bool,
-    /// Request and answer are recorded for the next process.
     pub(crate) remembers: bool,
     /// Largest body that is kept to be sent again, in bytes.
     pub(crate) max_bytes: usize,
@@ -117,7 +110,6 @@ impl UpstreamRequest {
         request
     }
 
-    /// Takes back a request that was not sent.
     pub(super) fn put_back(&mut self, request: Request<RequestBody>) {
         if let OutgoingBody::Once(kept, _) = &mut self.body {
             let (parts, body) = request.into_parts();
@@ -135,19 +127,8 @@ impl UpstreamRequest {
         matches!(self.body, OutgoingBody::Repeatable(_))
     }
 
-    /// Returns whether the request may be executed again if its server dies.
     pub(super) fn may_repeat(&self) -> bool {
         self.repeats && self.is_held()
-    }
-
-    /// Returns whether the request asks for a generated stream.
-    pub(super) fn generates_stream(&self) -> bool {
-        self.generates_stream
-    }
-
-    /// Returns whether the request asks for a stream.
-    pub(crate) fn streams(&self) -> bool {
-        self.streams
     }
 
     pub(crate) fn sent(&self) -> Arc<SentBody> {
@@ -157,38 +138,21 @@ impl UpstreamRequest {
         }
     }
 
-    /// Returns the JSON body, if all of it is held.
-    pub(crate) fn json(&self) -> Option<Bytes> {
+    /// Returns the body of the client's request, if all of it is held.
+    pub(crate) fn held_body(&self) -> Option<&BodyIntake> {
         match &self.body {
-            OutgoingBody::Repeatable(intake) => intake.json(),
+            OutgoingBody::Repeatable(intake) => Some(intake),
             OutgoingBody::Once(..) | OutgoingBody::Side(..) => None,
         }
     }
 
-    /// Returns whether the body may be held until the answer is complete: the budget has room left for other
-    /// bodies, and this body has no images or audio.
-    pub(crate) fn may_be_held(&self) -> bool {
-        match &self.body {
-            OutgoingBody::Repeatable(intake) => intake.may_be_held(),
-            OutgoingBody::Once(..) | OutgoingBody::Side(..) => false,
-        }
+    pub(crate) fn json(&self) -> Option<Bytes> {
+        self.held_body()?.json()
     }
 
     /// Counts images and recordings in the body, before it is sent.
     pub(crate) fn media(&self) -> (u64, u64) {
-        match &self.body {
-            OutgoingBody::Repeatable(intake) => intake.media(),
-            OutgoingBody::Once(..) | OutgoingBody::Side(..) => self.sent().media(),
-        }
-    }
-
-    /// Returns a copy of the JSON body, to be held until the answer is complete; `None` if the body may not
-    /// be held that long.
-    pub(crate) fn held_copy(&self) -> Option<HeldPieces> {
-        match &self.body {
-            OutgoingBody::Repeatable(intake) if intake.may_be_held() => intake.held_copy(),
-            _ => None,
-        }
+        self.held_body().map_or_else(|| self.sent().media(), BodyIntake::media)
     }
 
     /// Builds another request with the same head, to `path` if given. `None` if the budget has no room for
@@ -199,7 +163,7 @@ impl UpstreamRequest {
         body: Bytes,
         streams: bool,
     ) -> Option<Self> {
-        let OutgoingBody::Repeatable(intake) = &self.body else { return None };
+        let intake = self.held_body()?;
         let mut head = Request::new(());
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);

@@ -22,15 +22,46 @@ use tokio_util::task::TaskTracker;
 use warden_policies::{ServerFacts, defaults};
 use warden_supervisor::LeaseAddress;
 
-use crate::backend::upstream_conn::UpstreamConn;
+use crate::backend::{BackendLease, LeaseProvider, UpstreamConn};
+use crate::config::GatewayConfig;
+use crate::protocol::LEAST_BUFFER;
 use crate::workers;
+
+/// State that all requests to backends share.
+pub(crate) struct UpstreamContext {
+    pub(crate) backends: Arc<dyn LeaseProvider>,
+    pub(crate) config: Arc<GatewayConfig>,
+    /// Tracks detached connections and delayed tasks.
+    pub(crate) tasks: TaskTracker,
+    threads: usize,
+}
+
+impl UpstreamContext {
+    pub(crate) fn new(backends: Arc<dyn LeaseProvider>, config: Arc<GatewayConfig>, threads: usize) -> Self {
+        Self { backends, config, tasks: TaskTracker::new(), threads }
+    }
+
+    pub(crate) fn pool(&self, lease: &dyn BackendLease) -> Arc<ConnectionPool> {
+        lease.pool(&|| {
+            let limits = PoolLimits {
+                connect: self.config.upstream.connect_timeout,
+                idle: self.config.upstream.idle_timeout,
+                kept: self.config.upstream.idle_connections,
+                kept_unknown: self.config.upstream.idle_connections_unknown,
+                head: self.config.server.header_bytes.in_memory().max(LEAST_BUFFER),
+            };
+            ConnectionPool::new(self.threads, limits, self.tasks.clone())
+        })
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
     shelves: Box<[Mutex<PoolShelf>]>,
     kept: AtomicUsize,
     limits: PoolLimits,
-    tracker: TaskTracker,
+    /// Tracker for the tasks of detached connections.
+    pub(crate) tracker: TaskTracker,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +90,6 @@ impl PoolLimits {
     }
 }
 
-/// The idle connections of one thread, oldest first.
 #[derive(Debug, Default)]
 struct PoolShelf {
     idle: Vec<IdleConnection>,
@@ -86,7 +116,6 @@ impl ConnectionPool {
         act(&mut self.shelf().lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes an idle connection, if there is a usable one.
     pub(crate) fn reuse(&self) -> Option<UpstreamConn> {
         loop {
             let IdleConnection { mut conn, since } = self.with_shelf(|shelf| shelf.idle.pop())?;
@@ -102,7 +131,6 @@ impl ConnectionPool {
         }
     }
 
-    /// Makes a new connection.
     pub(crate) async fn connect(&self, address: &LeaseAddress) -> io::Result<UpstreamConn> {
         let limit = match address {
             LeaseAddress::Process(_) => self.limits.connect,
@@ -143,11 +171,6 @@ impl ConnectionPool {
         });
         self.kept.fetch_sub(gone.len(), Ordering::Relaxed);
         left
-    }
-
-    /// Tracker for the tasks of detached connections.
-    pub(crate) fn tracker(&self) -> &TaskTracker {
-        &self.tracker
     }
 }
 

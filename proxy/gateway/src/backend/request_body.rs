@@ -4,20 +4,19 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
+use tokio_util::task::TaskTracker;
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_supervisor::SolitudeResult;
 
-use crate::backend::checkpoint::BodyCheckpoint;
-use crate::body::fingerprint::cache_sized_parts;
-use crate::body::intake::{BodyIntake, PassingBody};
-use crate::body::request_stream::RequestStream;
-use crate::body::sent::SentBody;
+use crate::backend::{BackendLease, BoxFuture, SharedLease};
+use crate::body::{BodyIntake, RequestStream, SentBody};
 use crate::refusal::BodyError;
 
 pub(crate) struct RequestBody {
@@ -32,7 +31,7 @@ enum BodySource {
 }
 
 struct LiveBody {
-    body: PassingBody,
+    intake: Box<BodyIntake>,
     /// Start of the current wait for the client's next piece, and its time limit.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     checkpoint: Option<BodyCheckpoint>,
@@ -50,20 +49,19 @@ impl RequestBody {
         Self::new(BodySource::Again(pieces), sent)
     }
 
-    /// Creates a body from the pieces already read, followed by the rest as it arrives.
-    pub(crate) fn from_intake(intake: Box<BodyIntake>) -> Self {
+    pub(crate) fn from_intake(mut intake: Box<BodyIntake>) -> Self {
         let sent = intake.sent.clone();
-        let live = |body| Box::new(LiveBody { body, waiting: None, checkpoint: None, last: None });
-        Self::new(
-            intake.into_passing().map_or(BodySource::Nothing, |body| BodySource::Live(live(body))),
-            sent,
-        )
+        if !intake.begin_passing() {
+            return Self::empty(sent);
+        }
+        let live = LiveBody { intake, waiting: None, checkpoint: None, last: None };
+        Self::new(BodySource::Live(Box::new(live)), sent)
     }
 
     /// Sets a checkpoint for the end of the body; does nothing if the end has already arrived.
     pub(crate) fn set_checkpoint(&mut self, checkpoint: impl FnOnce() -> BodyCheckpoint) {
         if let BodySource::Live(live) = &mut self.from
-            && live.body.rest.is_some()
+            && live.intake.rest.is_some()
         {
             live.checkpoint = Some(checkpoint());
         }
@@ -80,7 +78,7 @@ impl RequestBody {
 
     fn end_copy(&mut self) {
         if let BodySource::Live(live) = &mut self.from
-            && let Some(copy) = live.body.copy.take()
+            && let Some(copy) = live.intake.copy.take()
         {
             copy.end();
         }
@@ -91,10 +89,10 @@ impl RequestBody {
             BodySource::Nothing => true,
             BodySource::Again(pieces) => pieces.is_empty(),
             BodySource::Live(live) => {
-                live.body.held.len() == 0
+                live.intake.held.len() == 0
                     && live.last.is_none()
                     && live.checkpoint.is_none()
-                    && live.body.rest.as_ref().is_none_or(is_body_done)
+                    && live.intake.rest.as_ref().is_none_or(is_body_done)
             }
         }
     }
@@ -112,9 +110,9 @@ impl Body for RequestBody {
         let item = match &mut this.from {
             BodySource::Nothing => None,
             BodySource::Again(pieces) => pieces.pop_front().map(Ok),
-            BodySource::Live(live) => match live.body.held.pop() {
+            BodySource::Live(live) => match live.intake.held.pop() {
                 Some(piece) => Some(Ok(piece)),
-                None => ready!(live.poll_rest(context, &this.sent)),
+                None => ready!(live.poll_rest(context)),
             },
         };
         match item {
@@ -149,10 +147,10 @@ impl Body for RequestBody {
                 SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
             }
             BodySource::Live(live) => {
-                match live.body.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact()) {
+                match live.intake.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact()) {
                     Some(rest) => {
                         let last = live.last.as_ref().map_or(0, Bytes::len) as u64;
-                        SizeHint::with_exact(live.body.held.len() + last + rest)
+                        SizeHint::with_exact(live.intake.held.len() + last + rest)
                     }
                     None => SizeHint::new(),
                 }
@@ -168,20 +166,17 @@ fn is_body_done(rest: &RequestStream) -> bool {
 }
 
 impl LiveBody {
-    fn poll_rest(
-        &mut self,
-        context: &mut Context<'_>,
-        sent: &SentBody,
-    ) -> Poll<Option<Result<Bytes, BodyError>>> {
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         if self.last.is_some() {
-            return self.poll_last(context, sent);
+            return self.poll_last(context);
         }
-        let Some(rest) = &mut self.body.rest else { return Poll::Ready(None) };
+        let intake = &mut *self.intake;
         loop {
-            let frame = match Pin::new(&mut *rest).poll_frame(context) {
+            let Some(rest) = &mut intake.rest else { return Poll::Ready(None) };
+            let frame = match Pin::new(rest).poll_frame(context) {
                 Poll::Ready(frame) => frame,
                 Poll::Pending => {
-                    let left = self.body.limits.rate.left();
+                    let left = intake.limits.rate.left();
                     let start = || (Instant::now(), Box::pin(sleep(left)));
                     let (_, until) = self.waiting.get_or_insert_with(start);
                     ready!(until.as_mut().poll(context));
@@ -193,7 +188,7 @@ impl LiveBody {
                 None => {
                     // The end of a chunked body is known only after its last piece.
                     self.last = Some(Bytes::new());
-                    return self.poll_last(context, sent);
+                    return self.poll_last(context);
                 }
                 Some(Err(fault)) => return Poll::Ready(Some(Err(fault))),
                 // llama-server ignores the trailers of a request.
@@ -202,42 +197,26 @@ impl LiveBody {
                     Err(_) => continue,
                 },
             };
-            self.body.limits.rate.note_piece(waited, piece.len());
-            let total = sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
-            if total > self.body.limits.bytes {
-                return Poll::Ready(Some(Err(BodyError::TooLarge)));
+            intake.limits.rate.note_piece(waited, piece.len());
+            if let Err(fault) = intake.note_piece(&piece) {
+                return Poll::Ready(Some(Err(fault)));
             }
-            for part in cache_sized_parts(&piece) {
-                if let Some(scanner) = &mut self.body.scanner {
-                    scanner.feed(part);
-                }
-                self.body.printer.add(part);
+            if intake.has_second_model() {
+                return Poll::Ready(Some(Err(BodyError::TwoModels)));
             }
-            if let Some(scanner) = &self.body.scanner {
-                if self.body.one_model && scanner.models() > 1 {
-                    return Poll::Ready(Some(Err(BodyError::TwoModels)));
-                }
-                sent.note_media(scanner.images(), scanner.audio());
-            }
-            self.body.copy = self.body.copy.take().and_then(|mut copy| copy.add(&piece).then_some(copy));
-            if self.body.rest.as_ref().is_none_or(is_body_done) {
+            intake.count_media();
+            intake.copy = intake.copy.take().and_then(|mut copy| copy.add(&piece).then_some(copy));
+            if intake.rest.as_ref().is_none_or(is_body_done) {
                 self.last = Some(piece);
-                return self.poll_last(context, sent);
+                return self.poll_last(context);
             }
             return Poll::Ready(Some(Ok(piece)));
         }
     }
 
     /// Returns the last piece once the checkpoint lets it pass; an empty piece only marks the end.
-    fn poll_last(
-        &mut self,
-        context: &mut Context<'_>,
-        sent: &SentBody,
-    ) -> Poll<Option<Result<Bytes, BodyError>>> {
-        let print = self.body.printer.finish();
-        if sent.bytes.load(Ordering::Relaxed) > 0 {
-            sent.set_fingerprint(print);
-        }
+    fn poll_last(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        let print = self.intake.seal();
         if let Some(checkpoint) = &mut self.checkpoint
             && let Err(fault) = ready!(checkpoint.poll(print, context))
         {
@@ -246,4 +225,68 @@ impl LiveBody {
         self.checkpoint = None;
         Poll::Ready(self.last.take().filter(|piece| !piece.is_empty()).map(Ok))
     }
+}
+
+/// The quarantine check for a streamed body, whose fingerprint is known only with its last piece. The last
+/// piece is held back until the check permits it, because llama-server starts nothing before it has the
+/// whole body.
+///
+/// ```text
+///   pieces ... last piece --> [ not suspected? ] -- yes ----------------------> sent
+///                                | suspect: waits until no other request runs -> sent
+///                                | refused, or the process ends --------------> the body fails, incomplete
+/// ```
+pub(crate) struct BodyCheckpoint {
+    /// Weak reference: the body must not keep the lease after its exchange has ended.
+    lease: Weak<dyn BackendLease>,
+    tracker: TaskTracker,
+    waiting: Option<BoxFuture<'static, SolitudeResult>>,
+}
+
+impl BodyCheckpoint {
+    pub(crate) fn new(lease: &SharedLease, tracker: TaskTracker) -> Self {
+        Self { lease: Arc::downgrade(lease), tracker, waiting: None }
+    }
+
+    /// Returns whether the last piece of the body may be sent.
+    pub(crate) fn poll(
+        &mut self,
+        print: RequestFingerprint,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BodyError>> {
+        if self.waiting.is_none() {
+            let Some(lease) = self.lease.upgrade() else { return Poll::Ready(Err(BodyError::Stopped)) };
+            match lease.request_standing(print) {
+                RequestStanding::Clear => return Poll::Ready(Ok(())),
+                RequestStanding::Refused { .. } => return Poll::Ready(Err(BodyError::Quarantined)),
+                RequestStanding::Suspect => self.waiting = Some(lease.alone(print)),
+            }
+        }
+        let Some(waiting) = &mut self.waiting else { return Poll::Ready(Ok(())) };
+        let alone = ready!(waiting.as_mut().poll(context));
+        self.waiting = None;
+        Poll::Ready(match alone {
+            SolitudeResult::Granted => {
+                if let Some(lease) = self.lease.upgrade() {
+                    join_others_later(&lease, print, &self.tracker);
+                }
+                Ok(())
+            }
+            SolitudeResult::Shared => Ok(()),
+            SolitudeResult::Refused(_) => Err(BodyError::Quarantined),
+            SolitudeResult::Gone => Err(BodyError::Stopped),
+        })
+    }
+}
+
+/// Admits other requests on the generation again if a suspect still runs after its time limit.
+pub(crate) fn join_others_later(lease: &SharedLease, print: RequestFingerprint, tracker: &TaskTracker) {
+    let lone = Arc::downgrade(lease);
+    let after = lease.solitude_limit(print);
+    drop(tracker.spawn(async move {
+        sleep(after).await;
+        if let Some(lease) = lone.upgrade() {
+            lease.end_solitude();
+        }
+    }));
 }

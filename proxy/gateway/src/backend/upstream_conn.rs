@@ -27,12 +27,11 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
+use tokio_util::either::Either;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_supervisor::{EndpointStream, LeaseAddress, ListenAddress, private_dir};
 
-use crate::backend::conn_waker::ConnWaker;
-use crate::backend::request_body::RequestBody;
-use crate::backend::unread_body::ends_connection;
+use crate::backend::{ConnWaker, RequestBody, ends_connection};
 
 /// Retry interval while the server's listen backlog is full. A server accepts within microseconds, unless the
 /// machine is busy.
@@ -48,11 +47,8 @@ const LARGE_FRAME_BYTES: usize = 8 * 1024;
 /// tasks get their turn.
 const DRIVES_PER_TURN: usize = 3;
 
-/// Reasons why an answer is incomplete.
 pub(crate) enum IncompleteAnswer {
-    /// The connection broke.
     Broken,
-    /// The answer has more bytes than the limit.
     TooLong,
 }
 
@@ -75,7 +71,6 @@ impl std::fmt::Debug for UpstreamConn {
     }
 }
 
-/// Reasons why a request has no answer.
 pub(crate) enum UpstreamSendError {
     /// The request was handed back: no byte of it was sent.
     Unsent(Box<Request<RequestBody>>),
@@ -154,7 +149,6 @@ impl UpstreamConn {
         piece
     }
 
-    /// Reads the whole body of an answer, up to `limit` bytes.
     pub(crate) async fn read_all(
         &mut self,
         mut body: Incoming,
@@ -286,7 +280,7 @@ async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
                     let stream = done?;
                     let peer = stream.peer_cred().ok().map(|peer| peer.uid());
                     if private_dir::may_answer(path, peer) {
-                        return Ok(UpstreamStream::Unix(stream));
+                        return Ok(Either::Left(Either::Left(stream)));
                     }
                     let why = "another user answers on the socket of this process; nothing was sent";
                     tracing::error!(socket = %path.display(), ?peer, "{why}");
@@ -298,34 +292,19 @@ async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
             let stream = TcpStream::connect(address).await?;
             // With Nagle's algorithm, an answer to a small request waits 40 ms for an acknowledgement.
             stream.set_nodelay(true)?;
-            Ok(UpstreamStream::Tcp(stream))
+            Ok(Either::Left(Either::Right(stream)))
         }
         // Boxed because remote endpoints are rare, and the future of every request would grow.
-        LeaseAddress::Remote(origin) => Box::pin(origin.connect()).await.map(UpstreamStream::Remote),
+        LeaseAddress::Remote(origin) => Box::pin(origin.connect()).await.map(Either::Right),
     }
 }
 
-enum UpstreamStream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-    Remote(EndpointStream),
-}
+type UpstreamStream = Either<Either<UnixStream, TcpStream>, EndpointStream>;
 
 /// A socket that records received bytes in the waker.
 struct UpstreamSocket {
     stream: UpstreamStream,
     conn_waker: Arc<ConnWaker>,
-}
-
-/// Calls a function of the inner socket, whatever its type.
-macro_rules! either {
-    ($socket:expr, $stream:ident => $call:expr) => {
-        match &mut $socket.get_mut().stream {
-            UpstreamStream::Unix($stream) => $call,
-            UpstreamStream::Tcp($stream) => $call,
-            UpstreamStream::Remote($stream) => $call,
-        }
-    };
 }
 
 impl AsyncRead for UpstreamSocket {
@@ -335,7 +314,7 @@ impl AsyncRead for UpstreamSocket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let read = either!(self.as_mut(), stream => Pin::new(stream).poll_read(context, buffer));
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
             self.conn_waker.note_bytes();
         }
@@ -345,7 +324,7 @@ impl AsyncRead for UpstreamSocket {
 
 impl AsyncWrite for UpstreamSocket {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        either!(self, stream => Pin::new(stream).poll_write(context, bytes))
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -353,7 +332,7 @@ impl AsyncWrite for UpstreamSocket {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        either!(self, stream => Pin::new(stream).poll_write_vectored(context, slices))
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -361,10 +340,10 @@ impl AsyncWrite for UpstreamSocket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => Pin::new(stream).poll_flush(context))
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, stream => Pin::new(stream).poll_shutdown(context))
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }

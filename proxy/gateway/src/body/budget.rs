@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-use crate::body::splice::{self, ByteEdit};
+use crate::body::{ByteEdit, splice};
 use crate::observe::GatewayGauges;
 
 /// Memory for a held piece apart from its bytes: its handle and a share of the buffer it is cut from. If
@@ -32,7 +32,6 @@ pub fn max_client_bytes(all: u64) -> u64 {
 #[derive(Debug, Default)]
 pub(crate) struct ClientShare(AtomicUsize);
 
-/// A client address.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientPeer {
     pub(crate) ip: IpAddr,
@@ -54,7 +53,6 @@ impl BodyBudget {
         Self { gauges, limit, peer: None, key: None }
     }
 
-    /// Returns the budget for a client.
     pub(crate) fn for_client(&self, peer: Arc<ClientShare>, key: Option<Arc<ClientShare>>) -> Self {
         Self { peer: Some(peer), key, ..self.clone() }
     }
@@ -187,6 +185,14 @@ impl HeldPieces {
         self.pieces = splice::apply_edits(std::mem::take(&mut self.pieces), edits);
         self.bytes = self.pieces.iter().map(|piece| piece.len() as u64).sum();
         true
+    }
+
+    /// Returns all pieces in one buffer. A single piece is not copied.
+    pub(crate) fn joined(&self) -> Bytes {
+        match self.pieces.len() {
+            1 => self.pieces[0].clone(),
+            _ => Vec::from(self.shared_pieces()).concat().into(),
+        }
     }
 
     /// Returns the same pieces, which share their bytes with `self` and are not counted in the budget. The

@@ -50,7 +50,6 @@ impl FingerprintKey {
         Self { key, xxh3: SecretBuffer::new(0, secret).ok().map(behind_its_lead) }
     }
 
-    /// Starts the fingerprint of a request.
     pub(crate) fn begin(&self, method: &Method, path: &str) -> FingerprintHasher {
         let mut highway = HighwayHasher::new(Key(self.key));
         highway.append(method.as_str().as_bytes());
@@ -74,7 +73,6 @@ pub(crate) fn cache_sized_parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
     piece.chunks(CACHE_BYTES)
 }
 
-/// An unfinished fingerprint.
 pub(crate) struct FingerprintHasher {
     highway: HighwayHasher,
     /// Bytes of the body that `highway` has read: at most `DIRECT_BYTES`, unless XXH3 is unavailable.
@@ -100,7 +98,6 @@ impl fmt::Debug for FingerprintHasher {
 }
 
 impl FingerprintHasher {
-    /// Adds the next piece of the body.
     pub(crate) fn add(&mut self, piece: &[u8]) {
         let (first, behind) = piece.split_at(piece.len().min(DIRECT_BYTES.saturating_sub(self.read)));
         self.highway.append(first);

@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// Longest text that is kept; all keywords of the API are shorter.
 const MAX_WORD_BYTES: usize = 32;
@@ -37,12 +38,10 @@ impl ValueGist {
         }
     }
 
-    /// Returns whether the value is this word.
     pub(crate) fn is_word(&self, word: &str) -> bool {
         matches!(self, Self::Text(Some(text)) if **text == *word)
     }
 
-    /// Returns the member `type` of an object.
     pub(crate) fn kind(&self) -> Option<&Self> {
         match self {
             Self::Object { kind, .. } => kind.as_deref(),
@@ -50,7 +49,6 @@ impl ValueGist {
         }
     }
 
-    /// Returns the member `format` of an object.
     pub(crate) fn format(&self) -> Option<&Self> {
         match self {
             Self::Object { format, .. } => format.as_deref(),
@@ -101,7 +99,8 @@ impl<'de> Visitor<'de> for GistVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<ValueGist, A::Error> {
-        let (mut kind, mut format) = (None, None);
+        let mut kind = None;
+        let mut format = None;
         while let Some(name) = members.next_key::<ShortText>()? {
             match name.0.as_deref() {
                 // If a member is repeated, the last is used, as in llama-server's parser.
@@ -120,7 +119,6 @@ impl<'de> Deserialize<'de> for ValueGist {
     }
 }
 
-/// A text; `None` if it is longer than [`MAX_WORD_BYTES`].
 struct ShortText(Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for ShortText {
@@ -139,85 +137,61 @@ pub(crate) struct LastRole(pub(crate) Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for LastRole {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct MessageListVisitor;
-
-        impl<'de> Visitor<'de> for MessageListVisitor {
-            type Value = LastRole;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("any value")
-            }
-
-            fn visit_unit<E>(self) -> Result<LastRole, E> {
-                Ok(LastRole(None))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<LastRole, E> {
-                Ok(LastRole(None))
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<LastRole, E> {
-                Ok(LastRole(None))
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<LastRole, E> {
-                Ok(LastRole(None))
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<LastRole, E> {
-                Ok(LastRole(None))
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<LastRole, E> {
-                Ok(LastRole(None))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<LastRole, A::Error> {
-                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(LastRole(None))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<LastRole, A::Error> {
-                let mut last = None;
-                while let Some(MessageRole(role)) = messages.next_element()? {
-                    last = role;
-                }
-                Ok(LastRole(last))
-            }
+        let value = <&RawValue>::deserialize(from)?;
+        if !value.get().starts_with('[') {
+            return Ok(Self(None));
         }
-
-        from.deserialize_any(MessageListVisitor)
+        let mut list = serde_json::Deserializer::from_str(value.get());
+        let role = list.deserialize_seq(LastRoleVisitor).map_err(D::Error::custom)?;
+        Ok(Self(role))
     }
 }
 
-/// Role of one message.
+struct LastRoleVisitor;
+
+impl<'de> Visitor<'de> for LastRoleVisitor {
+    type Value = Option<Box<str>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of messages")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<Self::Value, A::Error> {
+        let mut last = None;
+        while let Some(MessageRole(role)) = messages.next_element()? {
+            last = role;
+        }
+        Ok(last)
+    }
+}
+
 struct MessageRole(Option<Box<str>>);
 
 impl<'de> Deserialize<'de> for MessageRole {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct RoleVisitor;
+        from.deserialize_map(MessageRoleVisitor)
+    }
+}
 
-        impl<'de> Visitor<'de> for RoleVisitor {
-            type Value = MessageRole;
+struct MessageRoleVisitor;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a message")
-            }
+impl<'de> Visitor<'de> for MessageRoleVisitor {
+    type Value = MessageRole;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<MessageRole, A::Error> {
-                let mut role = None;
-                while let Some(name) = members.next_key::<ShortText>()? {
-                    if name.0.as_deref() == Some("role") {
-                        role = members.next_value::<ShortText>()?.0;
-                    } else {
-                        members.next_value::<IgnoredAny>()?;
-                    }
-                }
-                Ok(MessageRole(role))
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<MessageRole, A::Error> {
+        let mut role = None;
+        while let Some(name) = members.next_key::<ShortText>()? {
+            if name.0.as_deref() == Some("role") {
+                role = members.next_value::<ShortText>()?.0;
+            } else {
+                members.next_value::<IgnoredAny>()?;
             }
         }
-
-        from.deserialize_map(RoleVisitor)
+        Ok(MessageRole(role))
     }
 }
 

@@ -25,45 +25,25 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 use warden_policies::defaults::Server;
+use warden_policies::quarantine::RequestFingerprint;
 
-use crate::body::budget::{BodyBudget, HeldPieces};
-use crate::body::fingerprint::{FingerprintHasher, cache_sized_parts};
-use crate::body::limits::BodyLimits;
-use crate::body::multipart::MultipartScanner;
-use crate::body::request_copy::RequestCopy;
-use crate::body::request_stream::RequestStream;
-use crate::body::scan::{BodyScanner, ScannedModel};
-use crate::body::sent::SentBody;
-use crate::body::splice::ByteEdit;
-use crate::body::texts::PromptTexts;
+use crate::body::{
+    BodyBudget, BodyLimits, BodyScanner, ByteEdit, FingerprintHasher, HeldPieces, MultipartScanner,
+    PromptTexts, RequestCopy, RequestStream, ScannedModel, SentBody, cache_sized_parts,
+};
 use crate::config::GatewayConfig;
 use crate::refusal::{BodyError, RequestRefusal};
 
-/// A body that is being read.
 pub(crate) struct BodyIntake {
-    held: HeldPieces,
-    rest: Option<RequestStream>,
-    finder: ModelFinder,
-    limits: BodyLimits,
-    /// The model name was replaced; the backend must not see another name later in the body.
-    one_model: bool,
-    pub(crate) sent: Arc<SentBody>,
-    /// Copy of the bytes for the recorder, if the request is recorded.
-    copy: Option<RequestCopy>,
-    printer: FingerprintHasher,
-}
-
-/// A body that is sent once, while it arrives: the held part, then the rest.
-pub(crate) struct PassingBody {
     pub(crate) held: HeldPieces,
     pub(crate) rest: Option<RequestStream>,
-    /// Counts images and audio clips in the rest.
-    pub(crate) scanner: Option<BodyScanner>,
+    finder: ModelFinder,
     pub(crate) limits: BodyLimits,
     /// The model name was replaced; a second name in the rest, which the backend would use, fails the
     /// request.
-    pub(crate) one_model: bool,
-    /// Copy for the recorder, which already contains the held pieces.
+    one_model: bool,
+    pub(crate) sent: Arc<SentBody>,
+    /// Copy of the bytes for the recorder, if the request is recorded.
     pub(crate) copy: Option<RequestCopy>,
     pub(crate) printer: FingerprintHasher,
 }
@@ -71,9 +51,10 @@ pub(crate) struct PassingBody {
 enum ModelFinder {
     Json(BodyScanner),
     Form(MultipartScanner),
+    /// The rest of a form is passed on unread.
+    PassedForm,
 }
 
-/// Model name in the body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BodyModel {
     Model(String),
@@ -81,7 +62,6 @@ pub(crate) enum BodyModel {
     Nothing,
     /// The body is no JSON object, so it has no name.
     NotJson,
-    /// The name is not a text.
     NotText,
 }
 
@@ -104,16 +84,20 @@ impl BodyIntake {
             .get(CONTENT_TYPE)
             .and_then(|value| value.to_str().ok())
             .and_then(MultipartScanner::from_content_type);
-        Ok(Box::new(Self {
+        let intake = Self {
             held: HeldPieces::new(budget),
             rest: (!body.is_end_stream()).then_some(body),
-            finder: form.map_or_else(|| ModelFinder::Json(BodyScanner::new()), ModelFinder::Form),
+            finder: form.map_or_else(|| ModelFinder::Json(BodyScanner::default()), ModelFinder::Form),
             limits,
             one_model: false,
             sent: Arc::default(),
             copy: None,
             printer,
-        }))
+        };
+        if intake.rest.is_none() {
+            intake.sent.note_arrival();
+        }
+        Ok(Box::new(intake))
     }
 
     /// Reads as much as needed before a backend is chosen. With `search`, reads until the model is known.
@@ -131,9 +115,8 @@ impl BodyIntake {
                 return Ok(());
             }
             if searching && self.held.len() >= config.server.model_scan_bytes.0 {
-                return Err(RequestRefusal::ModelTooFar {
-                    limit: config.server.model_scan_bytes.in_memory(),
-                });
+                let limit = config.server.model_scan_bytes.in_memory();
+                return Err(RequestRefusal::ModelTooFar { limit });
             }
             let Some(piece) = self.next_in_time().await? else { return Ok(()) };
             if let Err(piece) = self.held.push(piece) {
@@ -160,14 +143,11 @@ impl BodyIntake {
         Ok(())
     }
 
-    /// Tightens the limits for the rest of the body, because a slot waits for it. Returns the limits in
-    /// force.
-    pub(crate) fn tighten_limits(&mut self, config: &Server, limits: BodyLimits) -> BodyLimits {
-        if self.rest.is_none() {
-            return limits;
+    /// Tightens the limits for the rest of the body, because a slot waits for it.
+    pub(crate) fn tighten_limits(&mut self, config: &Server) {
+        if self.rest.is_some() {
+            self.limits = self.limits.while_in_slot(config);
         }
-        self.limits = self.limits.while_in_slot(config);
-        self.limits
     }
 
     /// Reads further pieces while the request waits for a backend, because a client's leaving is noticed
@@ -206,7 +186,7 @@ impl BodyIntake {
         self.held = self.held.new_empty();
         while self.next_in_time().await?.is_some() {}
         // The scan result belongs to the dropped body.
-        self.finder = ModelFinder::Json(BodyScanner::new());
+        self.finder = ModelFinder::Json(BodyScanner::default());
         Ok(())
     }
 
@@ -240,52 +220,64 @@ impl BodyIntake {
         if self.rest.is_some() || !scanner.is_complete_object() {
             return None;
         }
-        PromptTexts::from_body(&self.held.shared_pieces().iter().fold(Vec::new(), |mut all, piece| {
-            all.extend_from_slice(piece);
-            all
-        }))
+        PromptTexts::from_body(&self.held.joined())
     }
 
     /// Returns the next piece; `None` at the end. Dropping the future loses nothing.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
         while let Some(rest) = &mut self.rest {
             let Some(frame) = rest.frame().await else {
-                self.rest = None;
-                self.seal();
+                self.end_arrival();
                 break;
             };
             let Ok(piece) = frame?.into_data() else { continue };
             let is_last = rest.is_end_stream();
-            let total = self.sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
-            if total > self.limits.bytes {
-                return Err(BodyError::TooLarge);
-            }
-            for part in cache_sized_parts(&piece) {
-                match &mut self.finder {
-                    ModelFinder::Json(scanner) => scanner.feed(part),
-                    ModelFinder::Form(form) => form.feed(part),
-                }
-                self.printer.add(part);
-            }
+            self.note_piece(&piece)?;
             if is_last {
-                self.rest = None;
-                self.seal();
+                self.end_arrival();
             }
             return Ok(Some(piece));
         }
         Ok(None)
     }
 
-    fn seal(&self) {
-        if self.sent.bytes.load(Ordering::Relaxed) > 0 {
-            self.sent.set_fingerprint(self.printer.finish());
+    /// Counts, scans and fingerprints a piece that has arrived.
+    pub(crate) fn note_piece(&mut self, piece: &[u8]) -> Result<(), BodyError> {
+        let bytes = piece.len() as u64;
+        if self.sent.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.limits.bytes {
+            return Err(BodyError::TooLarge);
         }
+        for part in cache_sized_parts(piece) {
+            match &mut self.finder {
+                ModelFinder::Json(scanner) => scanner.feed(part),
+                ModelFinder::Form(form) => form.feed(part),
+                ModelFinder::PassedForm => {}
+            }
+            self.printer.add(part);
+        }
+        Ok(())
+    }
+
+    fn end_arrival(&mut self) {
+        self.rest = None;
+        self.sent.note_arrival();
+        self.seal();
+    }
+
+    /// Fixes the fingerprint of the whole body.
+    pub(crate) fn seal(&self) -> RequestFingerprint {
+        let print = self.printer.finish();
+        if self.sent.bytes.load(Ordering::Relaxed) > 0 {
+            self.sent.set_fingerprint(print);
+        }
+        print
     }
 
     fn is_model_settled(&self) -> bool {
         match &self.finder {
             ModelFinder::Json(scanner) => scanner.settled(),
             ModelFinder::Form(form) => form.is_settled(),
+            ModelFinder::PassedForm => true,
         }
     }
 
@@ -295,6 +287,7 @@ impl BodyIntake {
             ModelFinder::Form(form) => {
                 form.model().map_or(BodyModel::Nothing, |name| BodyModel::Model(name.to_owned()))
             }
+            ModelFinder::PassedForm => BodyModel::Nothing,
             ModelFinder::Json(scanner) => match scanner.model() {
                 ScannedModel::Named(name) => BodyModel::Model(name.clone()),
                 ScannedModel::NotText => BodyModel::NotText,
@@ -317,12 +310,10 @@ impl BodyIntake {
         matches!(&self.finder, ModelFinder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
     }
 
-    /// Returns the held pieces.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
         self.held.pieces()
     }
 
-    /// Applies edits to the held part of the body.
     pub(crate) fn edit(&mut self, edits: Vec<ByteEdit>) -> Result<(), RequestRefusal> {
         if self.held.edit(edits) { Ok(()) } else { Err(RequestRefusal::Busy) }
     }
@@ -333,6 +324,7 @@ impl BodyIntake {
         let (range, text) = match &self.finder {
             ModelFinder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
             ModelFinder::Form(form) => (form.model_value(), model.to_owned()),
+            ModelFinder::PassedForm => return Ok(()),
         };
         let Some(range) = range else { return Ok(()) };
         self.one_model = true;
@@ -352,18 +344,12 @@ impl BodyIntake {
     /// Returns the whole JSON body, if it is complete.
     pub(crate) fn json(&self) -> Option<Bytes> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
-        whole.then(|| {
-            let mut pieces = self.held.shared_pieces();
-            match pieces.len() {
-                1 => pieces.pop_front().unwrap_or_default(),
-                _ => Vec::from(pieces).concat().into(),
-            }
-        })
+        whole.then(|| self.held.joined())
     }
 
     /// Replaces the body to be sent. Returns false if the common budget has no room for the new body.
     pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         let mut held = self.held.new_empty();
         for piece in body {
             scanner.feed(piece);
@@ -392,7 +378,8 @@ impl BodyIntake {
         self.held.len()
     }
 
-    /// See [`crate::backend::message::UpstreamRequest::may_be_held`].
+    /// Returns whether the body may be held until the answer is complete: the budget has room left for other
+    /// bodies, and this body has no images or audio.
     pub(crate) fn may_be_held(&self) -> bool {
         let (images, audio) = self.sent.media();
         images + audio == 0 && self.held.is_ample()
@@ -426,25 +413,26 @@ impl BodyIntake {
         (self.held.shared_pieces(), self.sent.clone())
     }
 
-    /// Returns the body to send once; `None` if it is empty.
-    pub(crate) fn into_passing(self) -> Option<PassingBody> {
+    /// Prepares to send the body once, while its rest arrives. Returns whether there is anything to send.
+    pub(crate) fn begin_passing(&mut self) -> bool {
         self.count_media();
-        if self.held.len() == 0 && self.rest.is_none() {
-            return None;
+        if self.is_form() {
+            self.finder = ModelFinder::PassedForm;
         }
-        let scanner = match self.finder {
-            ModelFinder::Json(scanner) => Some(scanner),
-            ModelFinder::Form(_) => None,
-        };
-        let Self { held, rest, limits, one_model, copy, printer, .. } = self;
-        Some(PassingBody { held, rest, scanner, limits, one_model, copy, printer })
+        self.held.len() > 0 || self.rest.is_some()
     }
 
-    fn count_media(&self) {
+    /// Returns whether the body names a second model after the first was replaced.
+    pub(crate) fn has_second_model(&self) -> bool {
+        self.one_model && matches!(&self.finder, ModelFinder::Json(scanner) if scanner.models() > 1)
+    }
+
+    pub(crate) fn count_media(&self) {
         match &self.finder {
             ModelFinder::Json(scanner) => self.sent.note_media(scanner.images(), scanner.audio()),
             // llama-server accepts forms only for transcriptions, which have one recording.
             ModelFinder::Form(_) => self.sent.note_media(0, 1),
+            ModelFinder::PassedForm => {}
         }
     }
 }

@@ -13,7 +13,6 @@ use memchr::memmem;
 
 /// Longest head of a part. Usual heads have two short lines.
 const MAX_PART_HEAD_BYTES: usize = 8192;
-/// Longest model name.
 const MAX_MODEL_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

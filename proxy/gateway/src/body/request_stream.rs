@@ -22,7 +22,7 @@ use hyper::body::Incoming;
 use tokio::io::AsyncRead;
 use tokio_util::io::{StreamReader, poll_read_buf};
 
-use crate::body::budget::{BodyBudget, HeldPieces};
+use crate::body::{BodyBudget, HeldPieces};
 use crate::refusal::{BodyError, MAX_DECODED_RATIO, RequestRefusal};
 
 /// Size in decoded bytes up to which the ratio of decoded to received bytes is not checked.

@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use crate::body::spelling::StringSpelling;
+use crate::body::StringSpelling;
 
 /// Longest raw spelling of a word that is compared: `input_image` with every letter escaped takes 66 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
@@ -36,118 +36,104 @@ fn find_structural(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Model name in the body.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) enum ScannedModel {
-    /// No `model` was found in the part read so far.
+    #[default]
     Absent,
     Named(String),
-    /// `model` is not a string.
     NotText,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum ScanState {
+    #[default]
     Between,
     Text,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum ScanSlot {
+    #[default]
     Key,
     Colon,
     Value,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum ScanKey {
     Model,
     Stream,
+    #[default]
     Other,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum TypeKeyState {
+    #[default]
     No,
     Seen,
     Colon,
 }
 
 impl TypeKeyState {
-    /// Returns the state after a colon.
     fn after_colon(self) -> Self {
         if self == Self::Seen { Self::Colon } else { Self::No }
     }
 }
 
 /// The scanner of one body. The pieces of the body must be fed in order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct BodyScanner {
     lex: ScanState,
     depth: u32,
     slot: ScanSlot,
     key: ScanKey,
-    type_key: TypeKeyState,
-    data_key: TypeKeyState,
     raw: StringSpelling,
     object: Option<bool>,
     closed: bool,
-    model: ScannedModel,
+    names: ModelScan,
+    media: MediaScan,
     streams: u32,
     stream_true: bool,
-    images: u32,
-    audio: u32,
-    media_bytes: u64,
     /// Total length of the pieces before the current one.
     before: u64,
+}
+
+#[derive(Debug, Default)]
+struct ModelScan {
+    model: ScannedModel,
     /// Number of `model` keys in the outermost object.
-    models: u32,
+    count: u32,
     /// Byte range of the first model name, with its quotes.
-    model_value: Range<u64>,
+    value: Range<u64>,
+}
+
+#[derive(Debug, Default)]
+struct MediaScan {
+    type_key: TypeKeyState,
+    data_key: TypeKeyState,
+    images: u32,
+    audio: u32,
+    bytes: u64,
 }
 
 impl BodyScanner {
-    pub(crate) fn new() -> Self {
-        Self {
-            lex: ScanState::Between,
-            depth: 0,
-            slot: ScanSlot::Key,
-            key: ScanKey::Other,
-            type_key: TypeKeyState::No,
-            data_key: TypeKeyState::No,
-            raw: StringSpelling::new(),
-            object: None,
-            closed: false,
-            model: ScannedModel::Absent,
-            streams: 0,
-            stream_true: false,
-            images: 0,
-            audio: 0,
-            media_bytes: 0,
-            before: 0,
-            models: 0,
-            model_value: 0..0,
-        }
-    }
-
     pub(crate) fn model(&self) -> &ScannedModel {
-        &self.model
+        &self.names.model
     }
 
-    /// Returns how many `model` members were found so far.
     pub(crate) fn models(&self) -> u32 {
-        self.models
+        self.names.count
     }
 
-    /// Returns the byte range of the model name in the body, with its quotes.
     pub(crate) fn model_value(&self) -> Option<Range<u64>> {
-        matches!(self.model, ScannedModel::Named(_)).then(|| self.model_value.clone())
+        matches!(self.names.model, ScannedModel::Named(_)).then(|| self.names.value.clone())
     }
 
     /// Returns whether the rest of the body can no longer name the model: a name was found, the object
     /// ended, or the body is no object.
     pub(crate) fn settled(&self) -> bool {
-        self.model != ScannedModel::Absent || self.closed || self.object == Some(false)
+        self.names.model != ScannedModel::Absent || self.closed || self.object == Some(false)
     }
 
     /// Returns whether the body is an object that was read to its end.
@@ -161,18 +147,17 @@ impl BodyScanner {
     }
 
     pub(crate) fn images(&self) -> u32 {
-        self.images
+        self.media.images
     }
 
-    /// Audio clips seen so far.
     pub(crate) fn audio(&self) -> u32 {
-        self.audio
+        self.media.audio
     }
 
     /// Returns the total length of strings that are images or recordings: `data:` URLs, and values of keys
     /// named `data`.
     pub(crate) fn media_bytes(&self) -> u64 {
-        self.media_bytes
+        self.media.bytes
     }
 
     pub(crate) fn feed(&mut self, piece: &[u8]) {
@@ -194,7 +179,10 @@ impl BodyScanner {
     }
 
     fn between(&mut self, piece: &[u8], mut at: usize) -> usize {
-        if self.depth > 1 && self.type_key == TypeKeyState::No && self.data_key == TypeKeyState::No {
+        if self.depth > 1
+            && self.media.type_key == TypeKeyState::No
+            && self.media.data_key == TypeKeyState::No
+        {
             // Numbers, literals and commas do not matter here, so skip them.
             match find_structural(&piece[at..]) {
                 Some(skipped) => at += skipped,
@@ -235,8 +223,8 @@ impl BodyScanner {
                 if self.depth == 1 && self.slot == ScanSlot::Colon {
                     self.slot = ScanSlot::Value;
                 }
-                self.type_key = self.type_key.after_colon();
-                self.data_key = self.data_key.after_colon();
+                self.media.type_key = self.media.type_key.after_colon();
+                self.media.data_key = self.media.data_key.after_colon();
                 return at + 1;
             }
             b',' => {
@@ -247,8 +235,8 @@ impl BodyScanner {
             }
             first => self.begin_value(first == b't'),
         }
-        self.type_key = TypeKeyState::No;
-        self.data_key = TypeKeyState::No;
+        self.media.type_key = TypeKeyState::No;
+        self.media.data_key = TypeKeyState::No;
         at + 1
     }
 
@@ -257,7 +245,9 @@ impl BodyScanner {
     fn begin_value(&mut self, is_true: bool) {
         if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {
-                ScanKey::Model if self.model == ScannedModel::Absent => self.model = ScannedModel::NotText,
+                ScanKey::Model if self.names.model == ScannedModel::Absent => {
+                    self.names.model = ScannedModel::NotText;
+                }
                 ScanKey::Stream => {
                     self.streams += 1;
                     self.stream_true = is_true;
@@ -269,19 +259,19 @@ impl BodyScanner {
     }
 
     fn text_ends(&mut self, end: u64) {
-        let of_type = std::mem::replace(&mut self.type_key, TypeKeyState::No) == TypeKeyState::Colon;
-        let of_data = std::mem::replace(&mut self.data_key, TypeKeyState::No) == TypeKeyState::Colon;
+        let of_type = std::mem::replace(&mut self.media.type_key, TypeKeyState::No) == TypeKeyState::Colon;
+        let of_data = std::mem::replace(&mut self.media.data_key, TypeKeyState::No) == TypeKeyState::Colon;
         if of_data || self.raw.is_media() {
-            self.media_bytes = self.media_bytes.saturating_add(self.raw.length());
+            self.media.bytes = self.media.bytes.saturating_add(self.raw.length);
         }
         if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {
-                ScanKey::Model if self.model == ScannedModel::Absent => {
-                    self.model = match self.raw.decoded() {
+                ScanKey::Model if self.names.model == ScannedModel::Absent => {
+                    self.names.model = match self.raw.decoded() {
                         Some(name) => ScannedModel::Named(name),
                         None => ScannedModel::NotText,
                     };
-                    self.model_value = end - self.raw.length() - 2..end;
+                    self.names.value = end - self.raw.length - 2..end;
                 }
                 ScanKey::Stream => {
                     self.streams += 1;
@@ -296,21 +286,21 @@ impl BodyScanner {
         }
         if of_type {
             if ["image_url", "input_image", "image"].iter().any(|word| self.raw.spells(word)) {
-                self.images = self.images.saturating_add(1);
+                self.media.images = self.media.images.saturating_add(1);
             } else if self.raw.spells("input_audio") {
-                self.audio = self.audio.saturating_add(1);
+                self.media.audio = self.media.audio.saturating_add(1);
             }
             return;
         }
         if self.raw.spells("type") {
-            self.type_key = TypeKeyState::Seen;
+            self.media.type_key = TypeKeyState::Seen;
         } else if self.raw.spells("data") {
-            self.data_key = TypeKeyState::Seen;
+            self.media.data_key = TypeKeyState::Seen;
         }
         if self.depth == 1 && self.slot == ScanSlot::Key {
             self.slot = ScanSlot::Colon;
             self.key = if self.raw.spells("model") {
-                self.models = self.models.saturating_add(1);
+                self.names.count = self.names.count.saturating_add(1);
                 ScanKey::Model
             } else if self.raw.spells("stream") {
                 ScanKey::Stream

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use super::*;
 
 fn scanned(body: &[u8]) -> (ScannedModel, bool, u32) {
-    let mut whole = BodyScanner::new();
+    let mut whole = BodyScanner::default();
     whole.feed(body);
     let answer = (whole.model().clone(), whole.is_stream(), whole.images());
     for cut in 0..=body.len() {
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         scanner.feed(&body[..cut]);
         scanner.feed(&body[cut..]);
         assert_eq!((scanner.model().clone(), scanner.is_stream(), scanner.images()), answer, "cut at {cut}");
@@ -94,7 +94,7 @@ fn audio_clips_are_counted_beside_images() {
     ]}]});
     let body = body.to_string();
     for cut in 0..=body.len() {
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         scanner.feed(&body.as_bytes()[..cut]);
         scanner.feed(&body.as_bytes()[cut..]);
         assert_eq!((scanner.images(), scanner.audio()), (1, 2), "cut at {cut}");
@@ -113,7 +113,7 @@ fn what_holds_media_is_no_text() {
     ]}]});
     let body = body.to_string();
     for cut in 0..=body.len() {
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         scanner.feed(&body.as_bytes()[..cut]);
         scanner.feed(&body.as_bytes()[cut..]);
         assert_eq!(scanner.media_bytes(), 3000 + "data:image/png;base64,".len() as u64, "cut at {cut}");
@@ -123,7 +123,7 @@ fn what_holds_media_is_no_text() {
 #[test]
 fn a_long_name_is_not_kept_without_bound() {
     let body = format!(r#"{{"model":"{}"}}"#, "x".repeat(10 * MAX_MODEL_BYTES));
-    let mut scanner = BodyScanner::new();
+    let mut scanner = BodyScanner::default();
     scanner.feed(body.as_bytes());
     assert_eq!(*scanner.model(), ScannedModel::NotText);
     assert!(scanner.raw.kept() <= 2 * MAX_MODEL_BYTES);
@@ -131,12 +131,12 @@ fn a_long_name_is_not_kept_without_bound() {
 
 #[test]
 fn the_search_ends_as_soon_as_the_answer_is_known() {
-    let mut scanner = BodyScanner::new();
+    let mut scanner = BodyScanner::default();
     scanner.feed(br#"{"model":"m"#);
     assert!(!scanner.settled());
     scanner.feed(br#"","messages""#);
     assert!(scanner.settled());
-    let mut other = BodyScanner::new();
+    let mut other = BodyScanner::default();
     other.feed(b" [");
     assert!(other.settled());
 }
@@ -150,7 +150,7 @@ fn the_place_of_the_model_is_known_and_how_often_it_is_named() {
         ("{}", None, 0),
     ] {
         for cut in 0..=body.len() {
-            let mut scanner = BodyScanner::new();
+            let mut scanner = BodyScanner::default();
             scanner.feed(&body.as_bytes()[..cut]);
             scanner.feed(&body.as_bytes()[cut..]);
             let range = scanner
@@ -180,11 +180,11 @@ fn deep_and_long_values_are_passed_over() {
         "{{\"x\":{deep},\"input\":[{numbers},true,null,\"model\"],\"huge\":{},\"stream\":true,\"model\":\"m\"}}",
         "9".repeat(1000)
     );
-    let mut whole = BodyScanner::new();
+    let mut whole = BodyScanner::default();
     whole.feed(body.as_bytes());
     assert_eq!((whole.model(), whole.is_stream()), (&named("m"), true));
     for size in [1, 2, 3, 7, 64] {
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         body.as_bytes().chunks(size).for_each(|piece| scanner.feed(piece));
         assert_eq!((scanner.model(), scanner.is_stream()), (&named("m"), true), "pieces of {size}");
     }
@@ -274,7 +274,7 @@ proptest! {
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
         cuts.sort_unstable();
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         for pair in cuts.windows(2) {
             scanner.feed(&bytes[pair[0]..pair[1]]);
         }
@@ -293,7 +293,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_fail(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let mut scanner = BodyScanner::new();
+        let mut scanner = BodyScanner::default();
         for piece in bytes.chunks(7) {
             scanner.feed(piece);
         }

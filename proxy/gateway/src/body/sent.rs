@@ -2,7 +2,7 @@
 //! body.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use warden_policies::quarantine::RequestFingerprint;
 
@@ -11,8 +11,10 @@ use crate::refusal::BodyError;
 /// State of a request body, shared with the connection that sends it.
 #[derive(Debug, Default)]
 pub(crate) struct SentBody {
+    /// The gateway has read the whole body before a backend was requested.
+    arrived: AtomicBool,
     whole: AtomicBool,
-    fault: AtomicU8,
+    fault: OnceLock<BodyError>,
     pub(crate) bytes: AtomicU64,
     images: AtomicU32,
     audio: AtomicU32,
@@ -20,7 +22,6 @@ pub(crate) struct SentBody {
 }
 
 impl SentBody {
-    /// Creates the state for sending the same body again.
     pub(crate) fn for_resend(before: &Self) -> Self {
         Self {
             bytes: AtomicU64::new(before.bytes.load(Ordering::Relaxed)),
@@ -31,13 +32,11 @@ impl SentBody {
         }
     }
 
-    /// Records the images and audio clips seen so far.
     pub(crate) fn note_media(&self, images: u32, audio: u32) {
         self.images.store(images, Ordering::Relaxed);
         self.audio.store(audio, Ordering::Relaxed);
     }
 
-    /// Returns the images and audio clips seen in the body.
     pub(crate) fn media(&self) -> (u64, u64) {
         (u64::from(self.images.load(Ordering::Relaxed)), u64::from(self.audio.load(Ordering::Relaxed)))
     }
@@ -53,14 +52,21 @@ impl SentBody {
         self.print.get().copied()
     }
 
-    /// Records whether the connection took the whole body.
     pub(crate) fn note_end(&self, whole: bool) {
         self.whole.store(whole, Ordering::Release);
     }
 
-    /// Records why the body ends early.
     pub(crate) fn note_fault(&self, fault: BodyError) {
-        self.fault.store(fault as u8, Ordering::Release);
+        // A body fails only once.
+        let _once = self.fault.set(fault);
+    }
+
+    pub(crate) fn note_arrival(&self) {
+        self.arrived.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.arrived.load(Ordering::Relaxed)
     }
 
     /// Returns whether the connection took the whole body.
@@ -71,22 +77,11 @@ impl SentBody {
     /// Returns the fingerprint, if the connection took the whole body: before that, the backend cannot be
     /// working on the request.
     pub(crate) fn sent_fingerprint(&self) -> Option<RequestFingerprint> {
-        self.fingerprint().filter(|_| self.is_whole())
+        if self.is_whole() { self.fingerprint() } else { None }
     }
 
-    /// Returns why the body ended early, if it did.
     pub(crate) fn fault(&self) -> Option<BodyError> {
-        match self.fault.load(Ordering::Acquire) {
-            1 => Some(BodyError::TooLarge),
-            2 => Some(BodyError::TooSlow),
-            3 => Some(BodyError::Broken),
-            4 => Some(BodyError::TwoModels),
-            5 => Some(BodyError::Quarantined),
-            6 => Some(BodyError::Stopped),
-            7 => Some(BodyError::Undecodable),
-            8 => Some(BodyError::TooDense),
-            _ => None,
-        }
+        self.fault.get().copied()
     }
 }
 

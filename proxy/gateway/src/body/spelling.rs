@@ -4,21 +4,18 @@
 use memchr::memchr;
 
 /// Raw spelling of the string that is being read, or was read last.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct StringSpelling {
     bytes: Vec<u8>,
     limit: usize,
     is_too_long: bool,
     /// The last byte was an unescaped backslash, so the next byte is escaped.
     ends_in_escape: bool,
-    length: u64,
+    /// Raw length in bytes, including bytes that were not kept.
+    pub(crate) length: u64,
 }
 
 impl StringSpelling {
-    pub(crate) fn new() -> Self {
-        Self { bytes: Vec::new(), limit: 0, is_too_long: false, ends_in_escape: false, length: 0 }
-    }
-
     /// Begins a string of which at most `limit` raw bytes are kept.
     pub(crate) fn begin(&mut self, limit: usize) {
         self.bytes.clear();
@@ -59,11 +56,6 @@ impl StringSpelling {
         self.is_too_long |= kept < bytes.len();
     }
 
-    /// Returns the raw length in bytes, including bytes that were not kept.
-    pub(crate) fn length(&self) -> u64 {
-        self.length
-    }
-
     /// Returns whether the unescaped string equals `word`.
     pub(crate) fn spells(&self, word: &str) -> bool {
         if self.is_too_long {
@@ -81,7 +73,6 @@ impl StringSpelling {
         self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
     }
 
-    /// Returns the memory allocated for the kept bytes.
     #[cfg(test)]
     pub(crate) fn kept(&self) -> usize {
         self.bytes.capacity()
@@ -92,7 +83,6 @@ impl StringSpelling {
         (!self.is_too_long).then_some(&self.bytes)
     }
 
-    /// Returns whether the kept part has escapes.
     fn is_escaped(&self) -> bool {
         memchr(b'\\', &self.bytes).is_some()
     }
@@ -112,7 +102,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str, size: usize, limit: usize) -> (StringSpelling, usize) {
-        let mut spelling = StringSpelling::new();
+        let mut spelling = StringSpelling::default();
         spelling.begin(limit);
         let mut read = 0;
         for piece in text.as_bytes().chunks(size) {
@@ -139,7 +129,7 @@ mod tests {
                 let (spelling, read) = of(text, size, 64);
                 assert_eq!(spelling.decoded().as_deref(), Some(word), "{text} by {size}");
                 assert!(spelling.spells(word) && !spelling.spells("other"), "{text} by {size}");
-                assert_eq!((read, spelling.length()), (end, end as u64 - 1), "{text} by {size}");
+                assert_eq!((read, spelling.length), (end, end as u64 - 1), "{text} by {size}");
             }
         }
     }
@@ -169,7 +159,7 @@ mod tests {
     #[test]
     fn what_is_longer_than_anybody_compares_is_measured_and_is_no_word() {
         let (spelling, read) = of("abcdef\"", 2, 5);
-        assert_eq!((read, spelling.length()), (7, 6));
+        assert_eq!((read, spelling.length), (7, 6));
         assert!(spelling.decoded().is_none() && spelling.raw().is_none());
         assert!(!spelling.spells("abcde") && !spelling.spells("abcdef"));
     }

@@ -17,9 +17,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::body::json_index::JsonPlace;
+use crate::body::JsonPlace;
 
-/// Replaces a byte range by a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ByteEdit {
     pub(crate) range: Range<u64>,
@@ -48,7 +47,8 @@ pub(crate) fn apply_edits(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> 
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut edits = edits.into_iter().peekable();
     let mut out = VecDeque::with_capacity(pieces.len() + 2 * edits.len());
-    let (mut at, mut skip_to) = (0_u64, 0_u64);
+    let mut at = 0_u64;
+    let mut skip_to = 0_u64;
     for mut piece in pieces {
         while !piece.is_empty() {
             let end = at + piece.len() as u64;

@@ -24,7 +24,6 @@ const PROMPT_MEMBERS: [&str; 12] = [
     "input_extra",
 ];
 
-/// The text of a request's prompt.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PromptTexts {
     pub(crate) text: String,
@@ -49,7 +48,6 @@ impl PromptTexts {
     }
 }
 
-/// Visitor of the outermost object.
 struct PromptMembers<'t> {
     texts: &'t mut PromptTexts,
 }

@@ -10,8 +10,10 @@
 //!   too many connections --> one short answer that says so, unless too many are being refused like that
 //! ```
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use socket2::SockRef;
@@ -19,23 +21,20 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_util::either::Either;
+use warden_policies::client_network;
 
-use crate::body::budget::ClientPeer;
-use crate::client::admission::{AdmittedConnection, ConnectionAdmission};
-use crate::client::client_io::ClientIo;
-use crate::client::tls::{self, ClientStream, HandshakeResult};
-use crate::client::tls_files::TlsState;
-use crate::client::{connection, h2};
+use crate::body::{ClientPeer, ClientShare};
+use crate::client::{ClientIo, ClientStream, HandshakeResult, TlsState, connection, h2, tls};
 use crate::config::{GatewayConfig, saturate_u32};
-use crate::limits::GatewayLimit;
-use crate::protocol::conn_state::ConnState;
+use crate::observe::{GatewayGauges, GatewayLimit};
+use crate::protocol::ConnState;
 use crate::refusal::{HeadLimits, not_tls_answer};
 use crate::shared::GatewayShared;
 
 /// First bytes of every HTTP/2 connection (RFC 9113 section 3.4).
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// State that all new connections share.
 pub(crate) struct ConnectionAcceptor {
     shared: Arc<GatewayShared>,
     tls: Option<Arc<TlsState>>,
@@ -50,7 +49,6 @@ impl ConnectionAcceptor {
         Self { shared, tls, admission, refusals }
     }
 
-    /// Takes a connection and counts it.
     pub(crate) fn accept(self: &Arc<Self>, stream: TcpStream, ip: IpAddr) -> AcceptedConnection {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
@@ -71,13 +69,12 @@ impl AcceptedConnection {
     /// Serves the connection until it ends. A connection beyond the limit gets a short answer and is closed.
     pub(crate) async fn serve_connection(self) {
         let Self { acceptor, stream, ip, admitted } = self;
-        let peer = admitted.as_ref().map(|admitted| admitted.peer().clone());
+        let peer = admitted.as_ref().map(|admitted| admitted.peer.clone());
         let peer = peer.unwrap_or_else(|| ClientPeer { ip, held: Arc::default() });
         serve(&acceptor, peer, stream, admitted.is_some()).await;
     }
 }
 
-/// Serves a connection until it ends; if it was refused, sends the client the reason.
 async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStream, admitted: bool) {
     let shared = &acceptor.shared;
     let config = &shared.config;
@@ -93,7 +90,7 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
         tracing::debug!(%error, "cannot set TCP_NOTSENT_LOWAT");
     }
     let stream = match &acceptor.tls {
-        None => ClientStream::from(stream),
+        None => Either::Left(stream),
         Some(tls) => {
             let tls = if admitted { tls.serve_config() } else { tls.refuse_config() };
             let entered = tokio::select! {
@@ -104,7 +101,7 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
                 HandshakeResult::Tls(stream) => stream,
                 HandshakeResult::NotTls(stream) => {
                     limited.note(GatewayLimit::Handshake);
-                    return http1_io(shared, stream.into())
+                    return http1_io(shared, Either::Left(stream))
                         .send_and_close(&not_tls_answer(), config.server.linger)
                         .await;
                 }
@@ -119,21 +116,26 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
     if !admitted {
         return http1_io(shared, stream).refuse(503, config.server.linger).await;
     }
-    if stream.chose_h2() {
+    if tls::chose_h2(&stream) {
         return h2::serve_http2(shared.clone(), peer, h2_io(shared, stream, Bytes::new())).await;
     }
-    let sniffs = config.server.h2c && peer.ip.is_loopback() && !stream.announces_close();
+    let sniffs = config.server.h2c && peer.ip.is_loopback() && !tls::announces_close(&stream);
     let (stream, before) = match stream {
-        ClientStream::Plain(mut stream) if sniffs => {
+        Either::Left(mut stream) if sniffs => {
             let sniffed = tokio::select! {
                 sniffed = sniff_preface(&mut stream, config) => sniffed,
                 () = shared.hang_up.cancelled() => return,
             };
             match sniffed {
                 SniffedProtocol::H2(before) => {
-                    return h2::serve_http2(shared.clone(), peer, h2_io(shared, stream.into(), before)).await;
+                    return h2::serve_http2(
+                        shared.clone(),
+                        peer,
+                        h2_io(shared, Either::Left(stream), before),
+                    )
+                    .await;
                 }
-                SniffedProtocol::Other(before) => (stream.into(), before),
+                SniffedProtocol::Other(before) => (Either::Left(stream), before),
                 SniffedProtocol::Slow => return limited.note(GatewayLimit::HeadTime),
                 SniffedProtocol::Idle => return limited.note(GatewayLimit::KeepAlive),
                 SniffedProtocol::Gone => return,
@@ -147,9 +149,12 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
 }
 
 fn head_limits(config: &GatewayConfig) -> HeadLimits {
-    let GatewayConfig { server, .. } = config;
-    let (bytes, count) = (server.header_bytes.in_memory(), server.header_count);
-    HeadLimits { bytes, count, retry_after: server.retry_after }
+    let server = &config.server;
+    HeadLimits {
+        bytes: server.header_bytes.in_memory(),
+        count: server.header_count,
+        retry_after: server.retry_after,
+    }
 }
 
 fn http1_io(shared: &GatewayShared, stream: ClientStream) -> ClientIo {
@@ -164,7 +169,6 @@ fn h2_io(shared: &GatewayShared, stream: ClientStream, before: Bytes) -> (Client
 enum SniffedProtocol {
     /// The connection begins with the preface. Holds the bytes read.
     H2(Bytes),
-    /// The connection begins with other bytes. Holds the bytes read.
     Other(Bytes),
     /// The client sent a part of the preface and did not complete it in time.
     Slow,
@@ -190,5 +194,98 @@ async fn sniff_preface(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffe
             Ok(Ok(_)) if H2_PREFACE.starts_with(&before) => {}
             Ok(Ok(_)) => return SniffedProtocol::Other(before.freeze()),
         }
+    }
+}
+
+/// Limits the number of connections, in total and per client address. An IPv6 network counts as one address.
+#[derive(Debug)]
+pub(crate) struct ConnectionAdmission {
+    gauges: Arc<GatewayGauges>,
+    connections: usize,
+    connections_per_peer: usize,
+    /// Keyed by address or IPv6 network.
+    peers: Mutex<HashMap<IpAddr, KnownPeer>>,
+}
+
+#[derive(Debug, Default)]
+struct KnownPeer {
+    open: usize,
+    held: Arc<ClientShare>,
+}
+
+#[derive(Debug)]
+pub(crate) struct AdmittedConnection {
+    admission: Arc<ConnectionAdmission>,
+    peer: ClientPeer,
+}
+
+impl ConnectionAdmission {
+    pub(crate) fn new(config: &GatewayConfig, gauges: Arc<GatewayGauges>) -> Arc<Self> {
+        let (connections, connections_per_peer) =
+            (config.server.connections, config.server.connections_per_peer);
+        Arc::new(Self { gauges, connections, connections_per_peer, peers: Mutex::default() })
+    }
+
+    /// Counts a connection; `None` if there are too many.
+    pub(crate) fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<AdmittedConnection> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = &self.gauges.connections;
+        let network = client_network(ip);
+        let of_peer = peers.get(&network).map_or(0, |known| known.open);
+        if open.load(Ordering::Relaxed) >= self.connections {
+            self.gauges.limited.note(GatewayLimit::Connections);
+            return None;
+        }
+        if of_peer >= self.connections_per_peer {
+            self.gauges.limited.note(GatewayLimit::ConnectionsPerPeer);
+            return None;
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        let known = peers.entry(network).or_default();
+        known.open += 1;
+        let held = known.held.clone();
+        drop(peers);
+        Some(AdmittedConnection { admission: self.clone(), peer: ClientPeer { ip, held } })
+    }
+}
+
+impl Drop for AdmittedConnection {
+    fn drop(&mut self) {
+        self.admission.gauges.connections.fetch_sub(1, Ordering::Relaxed);
+        let mut peers = self.admission.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let network = client_network(self.peer.ip);
+        if let Some(known) = peers.get_mut(&network) {
+            known.open -= 1;
+            if known.open == 0 {
+                peers.remove(&network);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::defaults;
+
+    use super::*;
+
+    #[test]
+    fn a_network_of_version_6_is_one_client_and_a_mapped_address_is_that_of_version_4() {
+        let mut config = GatewayConfig::new(&defaults().server, &defaults().upstream);
+        config.server.connections_per_peer = 2;
+        let gauges = Arc::new(GatewayGauges::default());
+        let admission = ConnectionAdmission::new(&config, gauges.clone());
+        let admit = |address: &str| admission.admit(address.parse().unwrap());
+        let (one, two) = (admit("2001:db8:0:1::1").unwrap(), admit("2001:db8:0:1:ffff::2").unwrap());
+        assert!(Arc::ptr_eq(&one.peer.held, &two.peer.held), "one share of what is held");
+        assert_eq!(two.peer.ip.to_string(), "2001:db8:0:1:ffff::2", "shown as it is");
+        assert!(admit("2001:db8:0:1::3").is_none(), "the same network");
+        assert!(admit("2001:db8:0:2::1").is_some(), "another one");
+        let _both = (admit("10.0.0.1").unwrap(), admit("::ffff:10.0.0.1").unwrap());
+        assert!(admit("10.0.0.1").is_none());
+        assert!(admit("10.0.0.2").is_some(), "addresses of version 4 count each");
+        drop(one);
+        assert!(admit("2001:db8:0:1::3").is_some());
+        assert_eq!(gauges.limited.count(GatewayLimit::ConnectionsPerPeer), 2);
     }
 }

@@ -14,9 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use crate::client::tls::ClientStream;
-use crate::protocol::LEAST_BUFFER;
-use crate::protocol::conn_state::{ConnPhase, ConnState};
+use crate::client::{ClientStream, announces_close, tcp_stream};
+use crate::protocol::{ConnPhase, ConnState, LEAST_BUFFER};
 use crate::refusal::{HeadLimits, unreadable_head};
 
 /// Interval for checking whether a client has left whose bytes hyper does not read at the moment.
@@ -57,8 +56,16 @@ impl ClientIo {
         state: Arc<ConnState>,
         limits: HeadLimits,
     ) -> Self {
-        let (own_answer, unread, next_check, blocked) = (Bytes::new(), false, None, false);
-        Self { stream, state, limits, before, own_answer, unread, next_check, blocked }
+        Self {
+            stream,
+            state,
+            limits,
+            before,
+            own_answer: Bytes::new(),
+            unread: false,
+            next_check: None,
+            blocked: false,
+        }
     }
 
     /// Sends a refusal and closes the connection, without hyper.
@@ -81,7 +88,7 @@ impl ClientIo {
     pub(crate) async fn close(mut self, linger: Duration) {
         if self.state.lingers() {
             drain(&mut self.stream, linger).await;
-        } else if self.stream.announces_close() {
+        } else if announces_close(&self.stream) {
             // A failure does not matter, because the connection ends anyway.
             let _over = timeout(linger, self.stream.shutdown()).await;
         }
@@ -98,7 +105,7 @@ impl ClientIo {
         }
         let look = self.next_check.get_or_insert_with(|| Box::pin(sleep(LEFT_CHECK_INTERVAL)));
         while look.as_mut().poll(context).is_ready() {
-            if has_left(self.stream.tcp()) {
+            if has_left(tcp_stream(&self.stream)) {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
             look.as_mut().reset(Instant::now() + LEFT_CHECK_INTERVAL);
@@ -252,7 +259,7 @@ impl AsyncWrite for ClientIo {
 impl Drop for ClientIo {
     fn drop(&mut self) {
         if self.state.is_aborted() {
-            reset_on_close(self.stream.tcp());
+            reset_on_close(tcp_stream(&self.stream));
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,18 +16,16 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::answer::answer_body::AnswerBody;
-use crate::backend::backends::BoxFuture;
-use crate::body::budget::ClientPeer;
-use crate::client::client_io::ClientIo;
+use crate::answer::AnswerBody;
+use crate::backend::BoxFuture;
+use crate::body::ClientPeer;
+use crate::client::ClientIo;
 use crate::config::GatewayConfig;
-use crate::exchange::{self, dropin};
-use crate::limits::GatewayLimit;
-use crate::protocol::LEAST_BUFFER;
-use crate::protocol::conn_state::{ConnPhase, ConnState};
+use crate::exchange::{self, local_routes};
+use crate::observe::GatewayLimit;
+use crate::protocol::{ConnPhase, ConnState, LEAST_BUFFER};
 use crate::shared::GatewayShared;
 
-/// Shortest interval between checks of the time limits.
 pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// hyper's default for the most header fields of a head.
@@ -44,8 +43,10 @@ impl Service<Request<Incoming>> for RequestService {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
-        if shared.retire.is_cancelled() || shared.stop.is_cancelled() {
+        let shared = self.shared.clone();
+        let state = self.state.clone();
+        let peer = self.peer.clone();
+        if shared.ends.retire.is_cancelled() || shared.ends.stop.is_cancelled() {
             // Close the connection after this request. The answer announces the close, so that the client
             // does not write into a closing connection.
             return Box::pin(async move {
@@ -62,7 +63,6 @@ impl Service<Request<Incoming>> for RequestService {
     }
 }
 
-/// Progress of a connection towards its close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopProgress {
     No,
@@ -71,10 +71,8 @@ enum StopProgress {
     Now,
 }
 
-/// Reasons for the end of a connection.
 enum ConnectionEnd {
     Done(hyper::Result<()>),
-    /// The request head did not arrive in time.
     SlowHead,
     /// The client does not read.
     Stuck(GatewayLimit),
@@ -82,87 +80,33 @@ enum ConnectionEnd {
     Cancelled,
 }
 
-/// Serves a connection until it ends.
+type Http1Connection = hyper::server::conn::http1::Connection<TokioIo<ClientIo>, RequestService>;
+
 pub(crate) async fn serve_http1(
     shared: Arc<GatewayShared>,
     state: Arc<ConnState>,
     peer: ClientPeer,
     io: ClientIo,
 ) {
-    let of_all = shared.clone();
-    let config = &of_all.config;
-    let (stop, hang_up) = (shared.stop.clone(), shared.hang_up.clone());
-    let (retire, gauges) = (shared.retire.clone(), shared.gauges.clone());
-    let limited = &gauges.limited;
-    let title_case = dropin::is_drop_in(&shared);
+    let config = &shared.config.server;
     let ip = peer.ip;
-    let service = RequestService { shared, state: state.clone(), peer };
+    let service = RequestService { shared: shared.clone(), state: state.clone(), peer };
     let mut builder = Builder::new();
-    if config.server.header_count != HYPER_HEADER_COUNT {
+    if config.header_count != HYPER_HEADER_COUNT {
         // Set only another number than hyper's default: with it, hyper allocates memory for each request.
-        builder.max_headers(config.server.header_count);
+        builder.max_headers(config.header_count);
     }
     let mut connection = builder
-        .max_buf_size(config.server.header_bytes.in_memory().max(LEAST_BUFFER))
+        .max_buf_size(config.header_bytes.in_memory().max(LEAST_BUFFER))
         // In drop-in mode header names are written as llama-server writes them, because some programs
         // compare them case-sensitively.
-        .title_case_headers(title_case)
+        .title_case_headers(local_routes::is_drop_in(&shared))
         // The limits for a head and for an idle connection differ, but hyper has one setting for both.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);
-    let look = config
-        .server
-        .header_timeout
-        .min(config.server.keep_alive)
-        .min(config.server.retired_keep_alive)
-        .min(config.server.send_timeout)
-        .max(MIN_CHECK_INTERVAL);
-    let watch = sleep_until(Instant::now() + look);
-    tokio::pin!(watch);
-    let (mut stopping, mut closing) = (StopProgress::No, false);
-    let cancelling = &state.cancelling;
-    cancelling.register_task().await;
-    let end = loop {
-        tokio::select! {
-            result = poll_fn(|context| {
-                cancelling.unless_stuck(|| state.after_poll(connection.poll_without_shutdown(context), context))
-            }) => break result.map_or(ConnectionEnd::Cancelled, ConnectionEnd::Done),
-            () = stop.cancelled(), if stopping == StopProgress::No => {
-                // An immediate close would lose a request in transit. Such a request is still answered, and
-                // the connection is closed after it.
-                stopping = if matches!(state.phase(), ConnPhase::Busy(_)) { StopProgress::Now } else { StopProgress::Soon };
-                if stopping == StopProgress::Now {
-                    Pin::new(&mut connection).graceful_shutdown();
-                }
-            }
-            () = hang_up.cancelled(), if stopping == StopProgress::Soon => {
-                stopping = StopProgress::Now;
-                Pin::new(&mut connection).graceful_shutdown();
-            }
-            () = &mut watch => {
-                let now = Instant::now();
-                let keep_alive = idle_timeout(&retire, config);
-                let due = next_limit_with(&state, config, keep_alive);
-                // The interval is short enough for a head that begins between two checks.
-                watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
-                match due.filter(|due| due.at <= now).map(|due| due.limit) {
-                    None => {}
-                    Some(GatewayLimit::HeadTime) => break ConnectionEnd::SlowHead,
-                    Some(GatewayLimit::KeepAlive) if !closing => {
-                        closing = true;
-                        limited.note(GatewayLimit::KeepAlive);
-                        watch.as_mut().reset(now + look);
-                        Pin::new(&mut connection).graceful_shutdown();
-                    }
-                    // The shutdown began at an earlier check and hyper is still not done: the client does not
-                    // read the rest of an answer.
-                    Some(GatewayLimit::KeepAlive) => break ConnectionEnd::Stuck(GatewayLimit::Overdue),
-                    Some(limit) => break ConnectionEnd::Stuck(limit),
-                }
-            }
-        }
-    };
+    let end = watch_connection(&shared, &state, Pin::new(&mut connection)).await;
     let io = connection.into_parts().io.into_inner();
+    let limited = &shared.gauges.limited;
     match end {
         ConnectionEnd::Done(result) => {
             if let Err(error) = result {
@@ -173,11 +117,11 @@ pub(crate) async fn serve_http1(
                     limited.note(GatewayLimit::HeadInvalid);
                 }
             }
-            io.close(config.server.linger).await;
+            io.close(config.linger).await;
         }
         ConnectionEnd::SlowHead => {
             limited.note(GatewayLimit::HeadTime);
-            io.refuse(408, config.server.linger).await;
+            io.refuse(408, config.linger).await;
         }
         ConnectionEnd::Stuck(limit) => {
             limited.note(limit);
@@ -191,6 +135,69 @@ pub(crate) async fn serve_http1(
     }
 }
 
+/// Polls a connection until it ends, and enforces its time limits.
+async fn watch_connection(
+    shared: &GatewayShared,
+    state: &ConnState,
+    mut connection: Pin<&mut Http1Connection>,
+) -> ConnectionEnd {
+    let config = &shared.config;
+    let server = &config.server;
+    let look = server
+        .header_timeout
+        .min(server.keep_alive)
+        .min(server.retired_keep_alive)
+        .min(server.send_timeout)
+        .max(MIN_CHECK_INTERVAL);
+    let mut watch = pin!(sleep_until(Instant::now() + look));
+    let mut stopping = StopProgress::No;
+    let mut closing = false;
+    let cancelling = &state.cancelling;
+    cancelling.register_task().await;
+    loop {
+        tokio::select! {
+            result = poll_fn(|context| {
+                cancelling.unless_stuck(|| state.after_poll(connection.poll_without_shutdown(context), context))
+            }) => return result.map_or(ConnectionEnd::Cancelled, ConnectionEnd::Done),
+            () = shared.ends.stop.cancelled(), if stopping == StopProgress::No => {
+                // An immediate close would lose a request in transit. Such a request is still answered, and
+                // the connection is closed after it.
+                if let ConnPhase::Busy(_) = state.phase() {
+                    stopping = StopProgress::Now;
+                    connection.as_mut().graceful_shutdown();
+                } else {
+                    stopping = StopProgress::Soon;
+                }
+            }
+            () = shared.hang_up.cancelled(), if stopping == StopProgress::Soon => {
+                stopping = StopProgress::Now;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = &mut watch => {
+                let now = Instant::now();
+                let keep_alive = idle_timeout(&shared.ends.retire, config);
+                let due = next_limit_with(state, config, keep_alive);
+                // The interval is short enough for a head that begins between two checks.
+                watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
+                match due.filter(|due| due.at <= now).map(|due| due.limit) {
+                    None => {}
+                    Some(GatewayLimit::HeadTime) => return ConnectionEnd::SlowHead,
+                    Some(GatewayLimit::KeepAlive) if !closing => {
+                        closing = true;
+                        shared.gauges.limited.note(GatewayLimit::KeepAlive);
+                        watch.as_mut().reset(now + look);
+                        connection.as_mut().graceful_shutdown();
+                    }
+                    // The shutdown began at an earlier check and hyper is still not done: the client does not
+                    // read the rest of an answer.
+                    Some(GatewayLimit::KeepAlive) => return ConnectionEnd::Stuck(GatewayLimit::Overdue),
+                    Some(limit) => return ConnectionEnd::Stuck(limit),
+                }
+            }
+        }
+    }
+}
+
 /// The limit that a connection or a stream reaches next, and when.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DueLimit {
@@ -198,12 +205,10 @@ pub(crate) struct DueLimit {
     pub(crate) limit: GatewayLimit,
 }
 
-/// Returns the limit that applies in the current phase, and when it is reached.
 pub(crate) fn next_limit(state: &ConnState, config: &GatewayConfig) -> Option<DueLimit> {
     next_limit_with(state, config, config.server.keep_alive)
 }
 
-/// Returns how long a connection may be idle.
 fn idle_timeout(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
     let usual = config.server.keep_alive;
     if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }

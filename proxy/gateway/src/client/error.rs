@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use crate::client::tls_files::TlsError;
+use crate::client::TlsError;
 
 /// Errors that keep the gateway from listening.
 #[derive(Debug, thiserror::Error)]
@@ -11,40 +11,28 @@ use crate::client::tls_files::TlsError;
 pub enum GatewayError {
     /// The host name does not resolve.
     #[error(
-        "cannot listen on {host}:{port}: the host name does not resolve ({source}); use an address of this machine, like 127.0.0.1, or 0.0.0.0 for all of them"
+        "cannot listen on {host}:{port}: the host name does not resolve ({source}); use an address of \
+         this machine, like 127.0.0.1, or 0.0.0.0 for all of them"
     )]
-    Resolve {
-        /// The host.
-        host: String,
-        /// The port.
-        port: u16,
-        /// Cause.
-        source: io::Error,
-    },
+    Resolve { host: String, port: u16, source: io::Error },
     /// Another program listens on the address.
     #[error(
-        "cannot listen on {address}: another program already does; stop it (`ss -ltnp sport = :{}` shows it) or choose another port with --port", address.port()
+        "cannot listen on {address}: another program already does; stop it (`ss -ltnp sport = :{}` shows \
+         it) or choose another port with --port", address.port()
     )]
-    InUse {
-        /// The address.
-        address: SocketAddr,
-    },
+    InUse { address: SocketAddr },
     /// The address does not belong to this machine.
     #[error(
-        "cannot listen on {address}: it is not an address of this machine; choose another with --host (`ip addr` lists them)"
+        "cannot listen on {address}: it is not an address of this machine; choose another with --host \
+         (`ip addr` lists them)"
     )]
-    NotOurs {
-        /// The address.
-        address: SocketAddr,
-    },
+    NotOurs { address: SocketAddr },
     /// The port needs a privilege.
     #[error(
-        "cannot listen on {address}: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a higher one with --port"
+        "cannot listen on {address}: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a \
+         higher one with --port"
     )]
-    NotPermitted {
-        /// The address.
-        address: SocketAddr,
-    },
+    NotPermitted { address: SocketAddr },
     /// Certificate or key is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -56,7 +44,8 @@ pub enum GatewayError {
     Listen { address: SocketAddr, source: io::Error },
     /// A socket passed by the starting program (socket activation) is unusable.
     #[error(
-        "cannot serve on the socket that was handed over: {0}; start without it (`LISTEN_FDS`), or see to it that it is a TCP socket that listens"
+        "cannot serve on the socket that was handed over: {0}; start without it (`LISTEN_FDS`), or see to \
+         it that it is a TCP socket that listens"
     )]
     Given(io::Error),
     /// The worker threads cannot be started.

@@ -38,15 +38,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::defaults::Server;
 
-use crate::answer::answer_body::AnswerBody;
-use crate::backend::backends::BoxFuture;
-use crate::body::budget::ClientPeer;
-use crate::client::client_io::ClientIo;
-use crate::client::connection::{MIN_CHECK_INTERVAL, next_limit};
+use crate::answer::AnswerBody;
+use crate::backend::BoxFuture;
+use crate::body::ClientPeer;
+use crate::client::{ClientIo, MIN_CHECK_INTERVAL, next_limit};
 use crate::config::{h2_window, saturate_u32};
 use crate::exchange;
-use crate::limits::GatewayLimit;
-use crate::protocol::conn_state::ConnState;
+use crate::observe::GatewayLimit;
+use crate::protocol::ConnState;
 use crate::shared::GatewayShared;
 
 tokio::task_local! {
@@ -56,7 +55,6 @@ tokio::task_local! {
 
 struct H2Stream {
     conn: Arc<ConnState>,
-    /// The whole answer was sent.
     whole: AtomicBool,
 }
 
@@ -100,7 +98,6 @@ impl H2Streams {
         self.with(|counts| (counts.open == 0).then_some(counts.idle_since))
     }
 
-    /// Counts a request that the client abandoned.
     fn count_reset(&self, limits: &Server) {
         let too_many = self.with(|counts| {
             if counts.resets_since.elapsed() > limits.h2_reset_window {
@@ -185,7 +182,8 @@ impl Service<Request<Incoming>> for StreamService {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        let (shared, peer) = (self.shared.clone(), self.peer.clone());
+        let shared = self.shared.clone();
+        let peer = self.peer.clone();
         Box::pin(async move {
             let stream = STREAM.with(Arc::clone);
             join_cookies(request.headers_mut());
@@ -251,10 +249,11 @@ pub(crate) async fn serve_http2(
     peer: ClientPeer,
     (io, state): (ClientIo, Arc<ConnState>),
 ) {
-    let (config, stop, retire) = (&shared.config, shared.stop.clone(), shared.retire.clone());
+    let config = &shared.config;
     let limits = &config.server;
     let streams = H2Streams::new();
-    let (tasks, gone) = (TaskTracker::new(), CancellationToken::new());
+    let tasks = TaskTracker::new();
+    let gone = CancellationToken::new();
     let end_streams = gone.clone().drop_guard();
     let spawner = H2Spawner { shared: shared.clone(), streams: streams.clone(), tasks: tasks.clone(), gone };
     let mut builder = Builder::new(spawner);
@@ -275,14 +274,15 @@ pub(crate) async fn serve_http2(
     let look = config.server.keep_alive.min(config.server.send_timeout).max(MIN_CHECK_INTERVAL);
     let mut watch = pin!(sleep_until(Instant::now() + look));
     // Set once the connection is to end, because of a stop, a timeout or a flood of resets.
-    let (mut stopping, mut closing) = (false, false);
+    let mut stopping = false;
+    let mut closing = false;
     let limit = loop {
         tokio::select! {
             result = &mut connection => break result.err().and_then(|error| {
                 tracing::debug!(%error, peer = %ip, "a client's HTTP/2 connection ended");
                 limit_of_error(&error)
             }),
-            () = async { tokio::select! { () = stop.cancelled() => {} () = retire.cancelled() => {} } }, if !stopping => {
+            () = shared.ends.any_cancelled(), if !stopping => {
                 stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
@@ -322,7 +322,6 @@ pub(crate) async fn serve_http2(
     tasks.wait().await;
 }
 
-/// Returns the limit that ended a connection, if any.
 fn limit_of_error(error: &hyper::Error) -> Option<GatewayLimit> {
     if error.is_timeout() {
         return Some(GatewayLimit::H2Ping);

@@ -8,13 +8,14 @@ use std::task::Poll;
 use tokio::net::{TcpListener, TcpStream};
 use warden_supervisor::resolve_host;
 
-use crate::client::error::GatewayError;
+use crate::client::GatewayError;
 
 /// All listening sockets, at least one.
 #[derive(Debug)]
 pub(crate) struct GatewayListener {
     listeners: Vec<TcpListener>,
-    addresses: Vec<SocketAddr>,
+    /// Addresses in the order of the hosts, with the ports in use.
+    pub(crate) addresses: Vec<SocketAddr>,
     /// Index of the socket to try first, so that a busy socket does not starve the others.
     next: usize,
 }
@@ -60,11 +61,6 @@ impl GatewayListener {
             all.listeners.push(listener);
         }
         if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
-    }
-
-    /// Returns the addresses in the order of the hosts, with the ports in use.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
     }
 
     /// Accepts the next connection on any socket. Cancel safe: a connection is taken from the queue only
@@ -134,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn all_hosts_share_a_port_and_none_waits_behind_another() {
         let mut listener = GatewayListener::open("127.0.0.1, 127.0.0.2", 0).await.unwrap();
-        let [first, second] = *listener.addresses() else { panic!("{:?}", listener.addresses()) };
+        let [first, second] = *listener.addresses else { panic!("{:?}", listener.addresses) };
         assert_eq!(
             (first.ip().to_string().as_str(), second.ip().to_string().as_str()),
             ("127.0.0.1", "127.0.0.2")
@@ -161,7 +157,7 @@ mod tests {
         let addresses: Vec<SocketAddr> = sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
         let waiting = std::net::TcpStream::connect(addresses[1]).unwrap();
         let mut listener = GatewayListener::adopt(sockets).unwrap();
-        assert_eq!(listener.addresses(), addresses);
+        assert_eq!(listener.addresses, addresses);
         assert_eq!(listener.accept().await.unwrap().1, waiting.local_addr().unwrap());
         assert_eq!(GatewayListener::adopt(Vec::new()).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

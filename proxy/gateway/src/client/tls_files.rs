@@ -38,43 +38,34 @@ pub enum TlsError {
     OneOnly,
     /// A file cannot be read.
     #[error("the TLS {what} {path} cannot be read: {source}", path = .path.display())]
-    Read {
-        /// `certificate` or `key`.
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Read { what: &'static str, path: PathBuf, source: io::Error },
     /// A file has no item of the expected kind.
     #[error("{path} holds no {what} in PEM; it should have a line `-----BEGIN {begin}-----`", path = .path.display())]
-    Nothing {
-        /// `certificate` or `private key`.
-        what: &'static str,
-        path: PathBuf,
-        begin: &'static str,
-    },
+    Nothing { what: &'static str, path: PathBuf, begin: &'static str },
     /// A file is not valid PEM.
     #[error("{path} is not valid PEM: {reason}", path = .path.display())]
     Pem { path: PathBuf, reason: String },
     /// The key belongs to another certificate.
-    #[error("the key {key} does not belong to the certificate {cert}; the first certificate of the file must be the server's own", key = .key.display(), cert = .cert.display())]
+    #[error(
+        "the key {key} does not belong to the certificate {cert}; the first certificate of the file must \
+         be the server's own", key = .key.display(), cert = .cert.display()
+    )]
     Mismatch { key: PathBuf, cert: PathBuf },
     /// The key is broken or of an unsupported kind.
-    #[error("the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 and RSA from 2048 bits work", key = .key.display(), cert = .cert.display())]
+    #[error(
+        "the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 \
+         and RSA from 2048 bits work", key = .key.display(), cert = .cert.display()
+    )]
     Unusable { key: PathBuf, cert: PathBuf, reason: String },
     /// The certificate has expired.
     #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = describe_age(*.since))]
-    Expired {
-        cert: PathBuf,
-        /// Seconds since the certificate expired.
-        since: u64,
-    },
+    Expired { cert: PathBuf, since: u64 },
     /// The certificate is not valid yet.
-    #[error("the certificate {cert} is not valid yet, for another {} s; is the clock right?", .seconds, cert = .cert.display())]
-    NotYet {
-        cert: PathBuf,
-        /// Seconds until the certificate becomes valid.
-        seconds: u64,
-    },
+    #[error(
+        "the certificate {cert} is not valid yet, for another {} s; is the clock right?",
+        .seconds, cert = .cert.display()
+    )]
+    NotYet { cert: PathBuf, seconds: u64 },
 }
 
 fn describe_age(since: u64) -> String {
@@ -100,7 +91,6 @@ impl CertificateInfo {
     }
 }
 
-/// A usable pair of certificate and key.
 struct TlsPair {
     serve: Arc<ServerConfig>,
     /// Configuration without HTTP/2, for connections that are refused with a short answer.
@@ -168,12 +158,10 @@ impl TlsState {
         Ok(certificate)
     }
 
-    /// Returns the TLS configuration for a connection that is served.
     pub(crate) fn serve_config(&self) -> Arc<ServerConfig> {
         self.now.load().serve.clone()
     }
 
-    /// Returns the TLS configuration for a connection that is refused.
     pub(crate) fn refuse_config(&self) -> Arc<ServerConfig> {
         self.now.load().refuse.clone()
     }
@@ -224,7 +212,8 @@ impl TlsPair {
 }
 
 fn unusable_pair(files: &TlsFiles, error: &rustls::Error) -> TlsError {
-    let (key, cert) = (files.key.clone(), files.cert.clone());
+    let key = files.key.clone();
+    let cert = files.cert.clone();
     match error {
         rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch) => {
             TlsError::Mismatch { key, cert }
@@ -266,7 +255,8 @@ fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<Cer
         // Without a trusted issuer the verification always fails, but it checks the time first.
         own.verify_for_usage(webpki::ALL_VERIFICATION_ALGS, &[], &[], time, usage, None, None).err()
     };
-    let (now, cert) = (clock::unix_seconds(), files.cert.clone());
+    let now = clock::unix_seconds();
+    let cert = files.cert.clone();
     match at(UnixTime::since_unix_epoch(Duration::from_secs(now))) {
         Some(webpki::Error::CertExpired { not_after, .. }) => {
             return Err(TlsError::Expired { cert, since: now.saturating_sub(not_after.as_secs()) });

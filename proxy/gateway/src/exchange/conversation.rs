@@ -17,9 +17,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::HttpExchange;
-use crate::body::fingerprint::FingerprintKey;
-use crate::body::intake::BodyIntake;
-use crate::protocol::headers::CONVERSATION;
+use crate::body::{BodyIntake, FingerprintKey};
+use crate::protocol::CONVERSATION;
 use crate::refusal::RequestRefusal;
 
 /// Header that requests the identifier of a conversation.
@@ -32,16 +31,15 @@ const MAX_ID_BYTES: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConversationHint {
     None,
-    /// The client has chosen this identifier.
     Given(HeaderValue),
-    /// The gateway is to compute an identifier.
     Computed,
 }
 
 /// Reads and removes both headers, because no backend needs them. An identifier unfit as a routing key is
 /// ignored.
 pub(super) fn conversation_hint(headers: &mut HeaderMap) -> ConversationHint {
-    let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK_HEADER));
+    let given = headers.remove(CONVERSATION);
+    let ask = headers.remove(ASK_HEADER);
     let is_fit = |word: &HeaderValue| {
         let bytes = word.as_bytes();
         (1..=MAX_ID_BYTES).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)

@@ -1,5 +1,11 @@
 //! The gateway's own routes: health, the models and their processes. The filter `shown` limits the lists to
 //! the models that the client may use.
+//!
+//! In drop-in mode llama-warden replaces a single llama-server, accepts every model name, and answers as little
+//! as possible itself. llama-server's own answers to a list of models or to a CORS preflight are more complete.
+//! The gateway always answers health itself, because that route must work while one process replaces another; it
+//! answers like llama-server until the first process is ready. Nothing here waits: a route is forwarded only to a
+//! process that is ready.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,39 +19,38 @@ use serde_json::{Value, json};
 use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelState, ModelView, ResolveError};
 
-use super::{ClientBody, HttpExchange, RefusedRequest, dropin, naming};
-use crate::access::keys::ClientAccess;
+use super::{HttpExchange, naming};
+use crate::access::ClientAccess;
 use crate::clock;
-use crate::live::LiveConfig;
 use crate::refusal::RequestRefusal;
 use crate::route::{self, LocalRoute, target};
 use crate::rules::ListingRules;
+use crate::shared::{GatewayShared, LiveConfig};
 
-/// Decides whether a model is listed.
 type ModelFilter<'a> = &'a dyn Fn(&ModelView) -> bool;
 
 /// Headers and body of an answer, whose status is 308 if the headers have a `Location`, else 200.
 pub(super) type LocalAnswer = (HeaderMap, Bytes);
 
-/// Answers a request to one of the gateway's own routes.
 pub(super) fn answer_locally(
     exchange: &HttpExchange,
     access: &ClientAccess,
     parts: &Parts,
     local: &LocalRoute,
-) -> Result<LocalAnswer, RefusedRequest> {
+) -> Result<LocalAnswer, RequestRefusal> {
     let shared = &exchange.shared;
     let backends = &*shared.upstream.backends;
-    let (live, view) = (&exchange.live, backends.view());
+    let live = &exchange.live;
+    let view = backends.view();
     let resolve = |name: &str| naming::resolve(live, access, backends, Some(name)).map(|(model, _)| model);
     let shown = |model: &ModelView| access.may_use(&model.name);
-    let answer = match local {
+    match local {
         LocalRoute::Health
-            if shared.stop.is_cancelled() || shared.gauges.draining.load(Ordering::Relaxed) =>
+            if shared.ends.stop.is_cancelled() || shared.gauges.draining.load(Ordering::Relaxed) =>
         {
             Err(RequestRefusal::ShuttingDown)
         }
-        LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(RequestRefusal::Loading),
+        LocalRoute::Health if exchange.drop_in && is_loading(shared) => Err(RequestRefusal::Loading),
         LocalRoute::Health => health_answer(&backends.view()),
         LocalRoute::Models => {
             let names = naming::shown_names(live, access).filter_map(|name| {
@@ -75,14 +80,7 @@ pub(super) fn answer_locally(
         LocalRoute::Page | LocalRoute::Forbidden => {
             Err(RequestRefusal::Method(route::logged_method(&parts.method)))
         }
-    };
-    let rest = match local {
-        // After `CONNECT`, a client may send tunnel bytes before it learns that the tunnel was refused.
-        // These bytes are not a request.
-        LocalRoute::Forbidden => ClientBody::Unframed,
-        _ => ClientBody::Complete,
-    };
-    answer.map_err(|refusal| rest.with_refusal(refusal))
+    }
 }
 
 pub(super) fn json_answer(body: &Value) -> LocalAnswer {
@@ -139,7 +137,6 @@ fn running_answer(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer 
     json_answer(&json!({ "running": processes.collect::<Vec<_>>() }))
 }
 
-/// Redirects to the same target with a slash appended.
 fn redirect_answer(location: &str) -> LocalAnswer {
     let mut headers = HeaderMap::new();
     if let Ok(location) = HeaderValue::from_str(location) {
@@ -207,4 +204,33 @@ fn ollama_entry(model: &ModelView) -> Value {
     let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
     let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };
     json!({ "name": model.name, "model": model.name, "type": "model", "capabilities": capabilities })
+}
+
+pub(crate) fn is_drop_in(shared: &GatewayShared) -> bool {
+    shared.upstream.backends.takes_any_name()
+}
+
+/// Returns whether the gateway itself answers a local route in drop-in mode.
+pub(super) fn keeps_route(shared: &GatewayShared, local: &LocalRoute, asks_for_keys: bool) -> bool {
+    let theirs = match local {
+        LocalRoute::Models => true,
+        // A preflight has no API key, and could not be forwarded if keys are required.
+        LocalRoute::Preflight => !asks_for_keys,
+        _ => false,
+    };
+    !(theirs && is_up(&shared.upstream.backends.view()))
+}
+
+pub(super) fn is_loading(shared: &GatewayShared) -> bool {
+    has_never_been_up(&shared.upstream.backends.view())
+}
+
+fn is_up(view: &FleetView) -> bool {
+    view.models.iter().all(|model| model.state == ModelState::Loaded)
+}
+
+/// Returns whether some model has never been ready. The state may be unknown while a process is up, so a
+/// model that was ready once does not count.
+fn has_never_been_up(view: &FleetView) -> bool {
+    view.models.iter().any(|model| model.state != ModelState::Loaded && !model.was_ready)
 }

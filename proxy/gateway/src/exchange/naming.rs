@@ -6,11 +6,11 @@ use warden_policies::{ModelName, is_pattern, pattern_matches};
 use warden_supervisor::ResolveError;
 
 use super::HttpExchange;
-use crate::access::keys::ClientAccess;
-use crate::backend::backends::LeaseProvider;
-use crate::live::LiveConfig;
+use crate::access::ClientAccess;
+use crate::backend::LeaseProvider;
 use crate::refusal::RequestRefusal;
 use crate::rules::{ModelRules, VirtualName};
+use crate::shared::LiveConfig;
 
 impl HttpExchange {
     /// Resolves a name for this client, and stores the rules of the name, if it has any.
@@ -43,8 +43,13 @@ pub(super) fn resolve(
         None => match access.resolve(backends, name) {
             Ok(model) => return Ok((model, None)),
             Err(refusal) => {
-                let unknown = matches!(refusal, RequestRefusal::Resolve(ResolveError::Unknown { .. }));
-                match name.filter(|_| unknown).and_then(|name| find_pattern(live, name)) {
+                let meant = match (&refusal, name) {
+                    (RequestRefusal::Resolve(ResolveError::Unknown { .. }), Some(name)) => {
+                        find_pattern(live, name)
+                    }
+                    _ => None,
+                };
+                match meant {
                     Some(meant) => meant,
                     None => return Err(add_names(refusal, live, access)),
                 }

@@ -27,19 +27,15 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 use tokio::time::timeout;
-use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_supervisor::{PromptFit, PromptSize};
 
-use crate::backend::attempts::connect_to_generation;
-use crate::backend::request_body::RequestBody;
-use crate::backend::unread_body::close_after_unread_body;
-use crate::backend::upstream::UpstreamContext;
-use crate::backend::upstream_conn::UpstreamSendError;
-use crate::body::intake::BodyIntake;
-use crate::body::sent::SentBody;
-use crate::body::texts::{MAX_TEXT_BYTES, PromptTexts};
+use crate::backend::{
+    BackendSearch, LeaseDemand, LeaseMode, RequestBody, UpstreamSendError, close_after_unread_body,
+    connect_to_generation,
+};
+use crate::body::{BodyIntake, MAX_TEXT_BYTES, PromptTexts, SentBody};
 use crate::refusal::RequestRefusal;
 
 /// Time limit for counting. A tokenizer takes about a second for the longest text; a backend that takes
@@ -56,17 +52,15 @@ struct TokenizeCount {
 }
 
 /// Returns the prompt tokens of a request, if admission needs them. May read the rest of the
-/// body. `loads`: an unloaded model may be loaded to count.
+/// body.
 pub(super) async fn prompt_tokens(
-    upstream: &UpstreamContext,
-    kind: LeaseKind,
-    model: &ModelName,
+    search: &BackendSearch,
     headers: &HeaderMap,
     intake: &mut BodyIntake,
-    loads: bool,
 ) -> Result<Option<u64>, RequestRefusal> {
-    let backends = &upstream.backends;
-    if kind != LeaseKind::Slot {
+    let backends = &search.upstream.backends;
+    let model = &search.model;
+    if search.kind != LeaseKind::Slot {
         return Ok(None);
     }
     for last in [false, true] {
@@ -85,7 +79,7 @@ pub(super) async fn prompt_tokens(
                 let counted = match countable.then(|| intake.texts()).flatten() {
                     Some(texts) => {
                         // Boxed because counting is rare, and the future of every request would grow.
-                        let counting = Box::pin(count_tokens(upstream, model, headers, texts, print, loads));
+                        let counting = Box::pin(count_tokens(search, headers, texts, print));
                         timeout(COUNT_TIMEOUT, counting).await.ok().flatten()
                     }
                     None => None,
@@ -106,19 +100,16 @@ pub(super) async fn prompt_tokens(
 /// Asks the backend to count the tokens of a prompt's texts. The client's request is blamed if that kills the
 /// process, which tokenizing may do like a computation.
 async fn count_tokens(
-    upstream: &UpstreamContext,
-    model: &ModelName,
+    search: &BackendSearch,
     headers: &HeaderMap,
     texts: PromptTexts,
     print: Option<RequestFingerprint>,
-    loads: bool,
 ) -> Option<u64> {
-    let lease = if loads {
-        upstream.backends.lease(model, LeaseKind::Aux, None).await.ok()?
-    } else {
-        upstream.backends.lease_loaded(model, LeaseKind::Aux, None).await.ok()??
-    };
-    let pool = upstream.pool(&*lease);
+    let model = &search.model;
+    let mode = if search.may_load { LeaseMode::First } else { LeaseMode::IfLoaded };
+    let demand = LeaseDemand { kind: LeaseKind::Aux, tokens: None, mode };
+    let lease = search.upstream.backends.lease(model, demand).await.ok()??;
+    let pool = search.upstream.pool(&*lease);
     let length = texts.text.len();
     let body = Bytes::from(json!({ "content": texts.text }).to_string());
     let mut request =

@@ -13,23 +13,19 @@ use warden_policies::dispatch::LeaseKind;
 
 use super::forward::WaitingStream;
 use super::local_routes::LocalAnswer;
-use super::{AnsweredRequest, ClientBody, HttpExchange, RefusedRequest};
+use super::{AnsweredRequest, HttpExchange};
 use crate::access::cors;
-use crate::answer::answer_body::AnswerBody;
-use crate::answer::assemble::{self, AnswerFormat};
-use crate::answer::interim::InterimBody;
-use crate::answer::relay::{AnswerRelay, ContinuationTerms, EventTerms, RelayTerms};
-use crate::answer::teller::LoadingNotifier;
-use crate::backend::again::RepeatableRequest;
-use crate::backend::attempts::RelayedAnswer;
-use crate::body::budget::HeldPieces;
+use crate::answer::{
+    AnswerBody, AnswerFormat, AnswerRelay, ContinuationTerms, EventTerms, InterimBody, LoadingNotifier,
+    RelayTerms, assemble,
+};
+use crate::backend::{RelayedAnswer, RepeatableRequest};
+use crate::body::HeldPieces;
 use crate::observe::RequestOutcome;
-use crate::protocol::conn_state::ConnBusy;
-use crate::protocol::{headers, wire};
+use crate::protocol::{ConnBusy, headers, wire};
 use crate::refusal::RequestRefusal;
 use crate::route::RequestRoute;
 
-/// Sends the backend's answer to the client, relayed or assembled.
 pub(super) async fn deliver(
     exchange: HttpExchange,
     answered: AnsweredRequest,
@@ -37,21 +33,19 @@ pub(super) async fn deliver(
 ) -> Response<AnswerBody> {
     let is_events = assemble::is_events(answered.relayed.response.headers());
     // A backend that was asked for a stream and sends something else has refused the request.
-    let Some(kind) = answered.assemble.filter(|_| is_events) else {
-        return relay(exchange, answered, is_events, busy);
-    };
-    // Boxed because assembling is rare, and the future of every request would grow.
-    Box::pin(assemble_answer(exchange, kind, answered, busy)).await
+    match answered.assemble {
+        // Boxed because assembling is rare, and the future of every request would grow.
+        Some(kind) if is_events => Box::pin(assemble_answer(exchange, kind, answered, busy)).await,
+        _ => relay(exchange, answered, is_events, busy),
+    }
 }
 
-/// Sends an answer that is assembled from a stream.
 async fn assemble_answer(
     mut exchange: HttpExchange,
     kind: AnswerFormat,
     answered: AnsweredRequest,
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
-    let rest = answered.rest;
     let gathered = {
         let mut gathering = pin!(gather_answer(&mut exchange, kind, answered));
         poll_fn(|context| busy.unless_cancelled(gathering.as_mut(), context)).await
@@ -62,15 +56,14 @@ async fn assemble_answer(
             reply(exchange, status, headers, body, RequestOutcome::Ok, busy)
         }
         Some(Ok(GatherResult::NotStream(answered))) => relay(exchange, *answered, false, busy),
-        Some(Err(refusal)) => refuse(exchange, &rest.with_refusal(refusal), busy),
+        Some(Err(refusal)) => refuse(exchange, &refusal, busy),
         None => {
-            let cancelled = exchange.cancelled_refusal(rest);
+            let cancelled = exchange.cancelled_refusal();
             refuse(exchange, &cancelled, busy)
         }
     }
 }
 
-/// Result of reading a stream in order to assemble it.
 enum GatherResult {
     Whole(StatusCode, HeaderMap, Bytes),
     /// The backend sent no stream; its answer is to be relayed unchanged.
@@ -83,7 +76,7 @@ async fn gather_answer(
     kind: AnswerFormat,
     answered: AnsweredRequest,
 ) -> Result<GatherResult, RequestRefusal> {
-    let AnsweredRequest { mut relayed, rest, mut again, .. } = answered;
+    let AnsweredRequest { mut relayed, mut again, .. } = answered;
     loop {
         let HttpExchange { shared, flight, request_id, .. } = &mut *exchange;
         let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
@@ -94,14 +87,15 @@ async fn gather_answer(
             Err(refusal) => refusal,
         };
         let died = matches!(refusal, RequestRefusal::Died { .. } | RequestRefusal::Revoked { .. });
-        let (Some(before), Some(dead)) = (again.take().filter(|_| died), dead) else { return Err(refusal) };
+        let (Some(before), Some(dead), true) = (again.take(), dead, died) else { return Err(refusal) };
         let spare = dead.is_canary().then(|| before.search.clone());
+        let deadline = before.deadline;
         let mut next = before.run(&mut flight.record, dead, refusal).await?;
         if !assemble::is_events(next.response.headers()) {
-            return Ok(GatherResult::NotStream(Box::new(AnsweredRequest::relayed_only(next, rest))));
+            return Ok(GatherResult::NotStream(Box::new(AnsweredRequest::relayed_only(next))));
         }
         let kept = spare.zip(next.message.take());
-        again = kept.map(|(search, message)| Box::new(RepeatableRequest { search, message }));
+        again = kept.map(|(search, message)| Box::new(RepeatableRequest { search, message, deadline }));
         relayed = next;
     }
 }
@@ -119,16 +113,16 @@ fn relay(
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
     let AnsweredRequest {
-        relayed: RelayedAnswer { response, read_ahead: ahead, backend, .. },
-        rest,
+        relayed: RelayedAnswer { response: answer, read_ahead, backend, .. },
         sets,
         again,
         remember,
         ..
     } = answered;
-    let (mut parts, incoming) = response.into_parts();
+    let (mut parts, incoming) = answer.into_parts();
     let version = parts.version;
-    let (config, route) = (&exchange.shared.config.upstream, exchange.route);
+    let config = &exchange.shared.config.upstream;
+    let route = exchange.route;
     let has_body = exchange.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
     headers::prepare_for_client(&mut parts.headers, &exchange.request_id, has_body);
     exchange.add_conversation_header(parts.status, &mut parts.headers);
@@ -147,7 +141,9 @@ fn relay(
     }
     backend.lease.note_progress(0);
     backend.lease.note_answered(is_events, parts.status.is_success());
-    if let Some((path, body)) = sets.filter(|_| parts.status.is_success()) {
+    if parts.status.is_success()
+        && let Some((path, body)) = sets
+    {
         backend.lease.note_setting(&path, body);
     }
     let terms = RelayTerms {
@@ -166,21 +162,25 @@ fn relay(
     };
     if !backend.sent.is_whole() {
         exchange.conn.must_linger();
-        if rest != ClientBody::Complete {
+        if !exchange.body.is_complete() {
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
     // Reading ahead frees a slot early, so a request without a slot does not need it.
-    let unread = match () {
-        () if route.kind != LeaseKind::Slot => 0,
-        () if is_events => config.unread_bytes.0,
-        () => u64::MAX,
+    let unread = match route.kind {
+        LeaseKind::Slot if is_events => config.unread_bytes.0,
+        LeaseKind::Slot => u64::MAX,
+        _ => 0,
     };
     let held = HeldPieces::new(exchange.budget.unwrap_or_else(|| exchange.shared.budget.clone()));
-    let relay = AnswerRelay::new((incoming, ahead), exchange.flight, *backend, again, remember, &terms);
-    let mut answer = Response::new(AnswerBody::relay(relay, held, unread, busy));
-    *answer.status_mut() = parts.status;
-    *answer.headers_mut() = parts.headers;
+    let relay = AnswerRelay::new((incoming, read_ahead), exchange.flight, backend, again, remember, terms);
+    response(parts.status, parts.headers, AnswerBody::relay(relay, held, unread, busy))
+}
+
+fn response(status: StatusCode, headers: HeaderMap, body: AnswerBody) -> Response<AnswerBody> {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = status;
+    *answer.headers_mut() = headers;
     answer
 }
 
@@ -204,32 +204,31 @@ pub(super) fn begin_stream(
     record.note_early_head();
     let teller = LoadingNotifier::new(
         exchange.shared.upstream.backends.clone(),
-        waits.model().clone(),
+        waits.prepared.search.model.clone(),
         record.request_id.clone(),
         waits.manner,
         exchange.route.dialect,
         waits.since,
     );
-    let (every, dialect, conn) = (waits.interval, exchange.route.dialect, exchange.conn.clone());
+    let every = waits.interval;
+    let dialect = exchange.route.dialect;
+    let conn = exchange.conn.clone();
     let answer = Box::pin(async move {
         let forwarded = {
             let mut forwarding = pin!(waits.forward(&mut exchange));
             poll_fn(|context| busy.unless_cancelled(forwarding.as_mut(), context)).await
         };
-        let refused = match forwarded {
+        let refusal = match forwarded {
             Some(Ok(answered)) => return deliver(exchange, answered, busy).await,
-            Some(Err(refused)) => refused,
-            None => exchange.cancelled_refusal(ClientBody::Complete),
+            Some(Err(refusal)) => refusal,
+            None => exchange.cancelled_refusal(),
         };
-        refuse(exchange, &refused, busy)
+        refuse(exchange, &refusal, busy)
     });
-    let mut answer =
-        Response::new(AnswerBody::interim(InterimBody::new(answer, teller, every, dialect), conn));
-    *answer.headers_mut() = headers;
-    answer
+    let body = AnswerBody::interim(InterimBody::new(answer, teller, every, dialect), conn);
+    response(StatusCode::OK, headers, body)
 }
 
-/// Sends an answer of the gateway.
 pub(super) fn reply_locally(
     exchange: HttpExchange,
     (headers, body): LocalAnswer,
@@ -241,15 +240,14 @@ pub(super) fn reply_locally(
 
 pub(super) fn refuse(
     exchange: HttpExchange,
-    refused: &RefusedRequest,
+    refusal: &RequestRefusal,
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
-    let RefusedRequest { refusal, rest } = refused;
     let request_id = &exchange.flight.record.request_id;
     tracing::debug!(request_id, refusal = refusal.to_string(), "refused");
     let answer = refusal.answer(exchange.route.dialect, exchange.shared.config.server.retry_after);
     let mut headers: HeaderMap = answer.headers.into_iter().collect();
-    if *rest != ClientBody::Complete {
+    if !exchange.body.is_complete() {
         exchange.conn.must_linger();
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -261,13 +259,12 @@ pub(super) fn refuse(
 pub(super) fn reply_with_page(
     exchange: HttpExchange,
     answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
-    rest: ClientBody,
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
-    let HttpExchange { conn, request_id, mut flight, .. } = exchange;
+    let HttpExchange { conn, request_id, body: asked, mut flight, .. } = exchange;
     let (mut parts, body) = answer.into_parts();
     parts.headers.insert(headers::REQUEST_ID, request_id);
-    if rest != ClientBody::Complete {
+    if !asked.is_complete() {
         conn.must_linger();
         parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -296,8 +293,5 @@ fn reply(
     // The gateway's own answers are short: a client that has not read one by this deadline has stopped
     // reading.
     conn.set_deadline(Instant::now() + shared.config.server.send_timeout);
-    let mut answer = Response::new(AnswerBody::fixed(body, flight, outcome, busy));
-    *answer.status_mut() = status;
-    *answer.headers_mut() = headers;
-    answer
+    response(status, headers, AnswerBody::fixed(body, flight, outcome, busy))
 }

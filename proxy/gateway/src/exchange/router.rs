@@ -21,11 +21,10 @@ use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::{ModelState, ModelView, ResolveError};
 
 use super::local_routes::{LocalAnswer, json_answer};
-use super::{ClientBody, ForwardRequest, HttpExchange, RefusedRequest, forward};
-use crate::access::keys::ClientAccess;
-use crate::body::intake::BodyIntake;
-use crate::body::limits::BodyLimits;
-use crate::protocol::query;
+use super::{ForwardRequest, HttpExchange, forward};
+use crate::access::ClientAccess;
+use crate::backend::{LeaseDemand, LeaseMode};
+use crate::body::BodyIntake;
 use crate::refusal::RequestRefusal;
 use crate::route;
 
@@ -39,7 +38,6 @@ pub(super) enum RouterCall {
 }
 
 impl RouterCall {
-    /// Returns the router call, or `None` for a request that goes to a model.
     pub(super) fn from_request(exchange: &mut HttpExchange, asked: &ForwardRequest) -> Option<Self> {
         let may_be = matches!(exchange.route.name, "router" | "props");
         if !may_be || exchange.drop_in || asked.named.is_some() {
@@ -51,7 +49,7 @@ impl RouterCall {
             (&Method::POST, "/models/unload") => Some(Self::Unload),
             (&Method::POST | &Method::DELETE, "/models") => Some(Self::Download),
             (_, "/models/sse") if is_get => Some(Self::Events),
-            (_, "/props") if is_get && model_in_query(&asked.parts).is_none() => {
+            (_, "/props") if is_get && forward::model_in_query(&asked.parts).is_none() => {
                 let several = exchange.resolve(&asked.access, None);
                 let is_router = matches!(several, Err(RequestRefusal::Resolve(ResolveError::Missing { .. })));
                 is_router.then_some(Self::Props)
@@ -61,21 +59,15 @@ impl RouterCall {
     }
 }
 
-/// Returns the model named in the query string.
-fn model_in_query(parts: &Parts) -> Option<String> {
-    parts.uri.query().and_then(|query| query::parameter(query, "model"))
-}
-
 pub(super) async fn answer_router_call(
     exchange: &mut HttpExchange,
     call: RouterCall,
     asked: ForwardRequest,
-) -> Result<LocalAnswer, RefusedRequest> {
-    let unread = ClientBody::before_reading(&asked.body);
+) -> Result<LocalAnswer, RequestRefusal> {
     match call {
         RouterCall::Props => Ok(router_props()),
-        RouterCall::Download => Err(unread.with_refusal(RequestRefusal::NoDownloads)),
-        RouterCall::Events => Err(unread.with_refusal(RequestRefusal::NoModelEvents)),
+        RouterCall::Download => Err(RequestRefusal::NoDownloads),
+        RouterCall::Events => Err(RequestRefusal::NoModelEvents),
         RouterCall::Load | RouterCall::Unload => change_load_state(exchange, call, asked).await,
     }
 }
@@ -97,26 +89,17 @@ async fn change_load_state(
     exchange: &mut HttpExchange,
     call: RouterCall,
     asked: ForwardRequest,
-) -> Result<LocalAnswer, RefusedRequest> {
+) -> Result<LocalAnswer, RequestRefusal> {
     let ForwardRequest { mut parts, body, held, access, .. } = asked;
-    let shared = exchange.shared.clone();
-    let limits = BodyLimits::for_size(&shared.config, exchange.route.size);
-    let printer = shared.prints.begin(&parts.method, &route::decoded_path(parts.uri.path()));
-    let budget = shared.budget.for_client(held, access.held_share());
-    let unread = ClientBody::before_reading(&body);
-    let intake = BodyIntake::begin(&mut parts.headers, body, budget, limits, printer);
-    let mut intake = intake.map_err(|refusal| unread.with_refusal(refusal))?;
-    exchange.body = Some(intake.sent.clone());
-    let model = requested_model(exchange, &access, &parts, &mut intake).await;
-    let changed = model.and_then(|model| match call {
-        RouterCall::Load => load_model(exchange, &model),
-        _ => unload_model(exchange, &access, &model),
-    });
-    changed.map_err(|refusal| ClientBody::after_intake(&intake).with_refusal(refusal))?;
+    let mut intake = forward::begin_intake(exchange, &mut parts, body, held, &access)?;
+    let model = requested_model(exchange, &access, &parts, &mut intake).await?;
+    match call {
+        RouterCall::Load => load_model(exchange, &model)?,
+        _ => unload_model(exchange, &access, &model)?,
+    }
     Ok(json_answer(&json!({ "success": true })))
 }
 
-/// Reads the whole body and returns the model it names.
 async fn requested_model(
     exchange: &mut HttpExchange,
     access: &ClientAccess,
@@ -128,7 +111,7 @@ async fn requested_model(
     if !taken? {
         return Err(RequestRefusal::Busy);
     }
-    let name = match model_in_query(parts) {
+    let name = match forward::model_in_query(parts) {
         Some(name) => exchange.resolve(access, Some(&name))?,
         None => forward::named_in_body(exchange, access, intake)?,
     };
@@ -151,7 +134,8 @@ fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestR
     let upstream = exchange.shared.upstream.clone();
     let backends = upstream.backends.clone();
     let wanted = name.clone();
-    let mut lease = Box::pin(async move { backends.lease(&wanted, LeaseKind::Aux, None).await.map(drop) });
+    let demand = LeaseDemand { kind: LeaseKind::Aux, tokens: None, mode: LeaseMode::First };
+    let mut lease = Box::pin(async move { backends.lease(&wanted, demand).await.map(drop) });
     // Poll once: an immediate refusal is returned by the first poll.
     let mut context = Context::from_waker(Waker::noop());
     match lease.as_mut().poll(&mut context) {

@@ -5,17 +5,14 @@
 //! failure: the route only computes, the whole body is held, and the operator allows a second execution. A
 //! canary gets a request only if a lease is available at once: no client waits for a canary.
 
-use std::sync::Arc;
-
-use warden_policies::ModelName;
 use warden_policies::canary::TrialArm;
 use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::RequestStanding;
 use warden_supervisor::CanaryRoute;
 
+use super::forward::PreparedRequest;
 use super::{HttpExchange, conversation};
-use crate::backend::backends::BackendLease;
-use crate::body::intake::BodyIntake;
+use crate::backend::SharedLease;
 use crate::observe::CanaryPart;
 use crate::refusal::RequestRefusal;
 
@@ -24,14 +21,13 @@ use crate::refusal::RequestRefusal;
 pub(super) async fn lease_canary(
     exchange: &mut HttpExchange,
     canary: &CanaryRoute,
-    model: &ModelName,
-    tokens: Option<u64>,
-    intake: &mut BodyIntake,
-) -> Result<Option<Arc<dyn BackendLease>>, RequestRefusal> {
-    let shared = exchange.shared.clone();
-    let on_death = exchange.rules(model).map_or(OnDeath::default(), |rules| rules.on_death);
+    prepared: &mut PreparedRequest,
+) -> Result<Option<SharedLease>, RequestRefusal> {
+    let PreparedRequest { search, intake, .. } = prepared;
+    search.patience = canary.patience;
+    let on_death = exchange.rules(&search.model).map_or(OnDeath::default(), |rules| rules.on_death);
     let may_repeat = exchange.route.computes && on_death == OnDeath::Continue;
-    let most = shared.config.upstream.replay_bytes.0;
+    let most = search.upstream.config.upstream.replay_bytes.0;
     if !may_repeat || !intake.take_all().await? || !intake.is_whole() || intake.len() > most {
         return Ok(None);
     }
@@ -42,13 +38,13 @@ pub(super) async fn lease_canary(
         exchange.flight.record.canary_part = tried(TrialArm::Base);
         return Ok(None);
     }
-    let backends = &shared.upstream.backends;
-    let is_suspect = intake
-        .sent
-        .fingerprint()
-        .is_some_and(|print| backends.request_standing(&canary.name, print) != RequestStanding::Clear);
+    let backends = &search.upstream.backends;
+    let print = intake.sent.fingerprint();
+    if print.is_some_and(|print| backends.request_standing(&canary.name, print) != RequestStanding::Clear) {
+        return Ok(None);
+    }
     // A request that finds the canary busy is left out of the comparison; this favours neither build.
-    let lease = if is_suspect { None } else { backends.lease_now(&canary.name, exchange.route.kind, tokens) };
+    let lease = backends.lease_now(&canary.name, search.kind, search.tokens);
     if lease.is_some() {
         exchange.flight.record.canary_part = tried(TrialArm::Canary);
     }

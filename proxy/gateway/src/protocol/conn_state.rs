@@ -1,17 +1,16 @@
 //! State of a client connection, shared by its task, its requests and its socket: how long the connection
 //! has been idle or in a request head, the deadline of an answer, and how to close the connection.
 
+use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use crate::protocol::cancelling::CancelState;
-use crate::protocol::raw_head::{HeadResult, RawHeadReader};
+use crate::protocol::{HeadResult, RawHeadReader};
 
-/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnPhase {
     /// Between requests, since this time.
@@ -28,13 +27,11 @@ pub(crate) trait AnswerReadAhead: Send + Sync {
     fn read_ahead(&self, context: &mut Context<'_>);
 }
 
-/// State shared by the task of a connection, its requests and its socket.
 #[derive(Debug)]
 pub(crate) struct ConnState {
     inner: Mutex<ConnInner>,
     /// The answer's last poll returned a piece. hyper polls again once this piece was sent to the client.
     is_ahead: AtomicBool,
-    /// Cancellation state of the running request.
     pub(crate) cancelling: CancelState,
 }
 
@@ -63,8 +60,11 @@ impl ConnState {
             abort: false,
             heads: None,
         };
-        let (is_ahead, cancelling) = (AtomicBool::new(false), CancelState::default());
-        Arc::new(Self { inner: Mutex::new(inner), is_ahead, cancelling })
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            is_ahead: AtomicBool::new(false),
+            cancelling: CancelState::default(),
+        })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut ConnInner) -> T) -> T {
@@ -82,7 +82,6 @@ impl ConnState {
         ConnBusy(self.clone())
     }
 
-    /// Sets the deadline of the running request.
     pub(crate) fn set_deadline(&self, until: Instant) {
         self.with(|inner| inner.phase = ConnPhase::Busy(Some(until)));
     }
@@ -102,7 +101,6 @@ impl ConnState {
         });
     }
 
-    /// Returns since when the client does not read; `None` while it reads.
     pub(crate) fn blocked_since(&self) -> Option<Instant> {
         self.with(|inner| inner.blocked)
     }
@@ -125,7 +123,6 @@ impl ConnState {
         polled
     }
 
-    /// Sets the answer that may be read ahead.
     pub(crate) fn set_answer(&self, answer: Weak<dyn AnswerReadAhead>) {
         self.with(|inner| inner.answer = Some(answer));
     }
@@ -151,7 +148,6 @@ impl ConnState {
         self.with(|inner| inner.linger && !inner.ended)
     }
 
-    /// Returns whether unsent bytes are to be dropped.
     pub(crate) fn is_aborted(&self) -> bool {
         self.with(|inner| inner.abort)
     }
@@ -210,5 +206,131 @@ impl std::fmt::Debug for ConnInner {
             .field("phase", &self.phase)
             .field("blocked", &self.blocked)
             .finish_non_exhaustive()
+    }
+}
+
+const NOTHING: u8 = 0;
+const ASKED: u8 = 1;
+const TAKEN: u8 = 2;
+
+/// Passes an operator's cancel request to a request that runs on another thread. The cancel request is a
+/// flag; the task of the request's connection (over HTTP/2: of its stream) is woken and checks the flag
+/// whenever it is polled. No thread waits, so the cost is one atomic load per poll.
+///
+/// ```text
+///   Nothing ── ask ──> Asked ── taken by the exchange or the answer's body ──> Taken: the client is informed
+///      ^                 └── not taken in a poll ──> the client reads nothing: the connection is cut
+///      └── the next request of the connection begins
+/// ```
+#[derive(Debug, Default)]
+pub(crate) struct CancelState {
+    state: AtomicU8,
+    task: Mutex<Option<Waker>>,
+}
+
+impl CancelState {
+    /// Registers the calling task as the task that serves the requests of the connection. The task's waker
+    /// stays the same, so one call is enough.
+    pub(crate) async fn register_task(&self) {
+        poll_fn(|context| {
+            self.set_task(context.waker());
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    fn set_task(&self, task: &Waker) {
+        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.clone());
+    }
+
+    pub(crate) fn begin(&self) {
+        self.state.store(NOTHING, Ordering::Relaxed);
+    }
+
+    /// Asks the running request to end. A second call has no effect.
+    pub(crate) fn request_cancel(&self) {
+        if self.state.compare_exchange(NOTHING, ASKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(task) = task {
+                task.wake();
+            }
+        }
+    }
+
+    /// Takes a pending cancel request. If this returns true, the caller must end the request.
+    pub(crate) fn take_request(&self) -> bool {
+        self.is_asked()
+            && self.state.compare_exchange(ASKED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_asked(&self) -> bool {
+        self.state.load(Ordering::Acquire) == ASKED
+    }
+
+    /// Polls the task that serves the request. Returns `None` if a cancel request was pending before the
+    /// poll and still is, because the client does not read.
+    pub(crate) fn unless_stuck<T>(&self, poll: impl FnOnce() -> Poll<T>) -> Poll<Option<T>> {
+        let was_asked = self.is_asked();
+        match poll() {
+            Poll::Pending if was_asked && self.is_asked() => Poll::Ready(None),
+            polled => polled.map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct WokenCount(AtomicUsize);
+
+    impl Wake for WokenCount {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn it_is_seen_once_wakes_its_task_once_and_ends_with_the_request() {
+        let (cancelling, woken) = (CancelState::default(), Arc::new(WokenCount::default()));
+        cancelling.set_task(&Waker::from(woken.clone()));
+        assert!(!cancelling.take_request());
+        cancelling.request_cancel();
+        cancelling.request_cancel();
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert!(cancelling.take_request());
+        assert!(!cancelling.take_request(), "it was seen to");
+        cancelling.request_cancel();
+        assert!(!cancelling.take_request(), "twice is once");
+        cancelling.begin();
+        assert!(!cancelling.take_request(), "the next request is another one");
+        cancelling.request_cancel();
+        assert!(cancelling.take_request());
+    }
+
+    #[test]
+    fn only_what_was_asked_before_the_poll_and_not_seen_in_it_is_stuck() {
+        let cancelling = CancelState::default();
+        let asked_meanwhile = cancelling.unless_stuck(|| {
+            cancelling.request_cancel();
+            Poll::<()>::Pending
+        });
+        assert!(asked_meanwhile.is_pending(), "its task is woken and polled once more");
+        assert_eq!(cancelling.unless_stuck(|| Poll::<()>::Pending), Poll::Ready(None));
+        assert_eq!(cancelling.unless_stuck(|| Poll::Ready(1)), Poll::Ready(Some(1)));
+        assert!(
+            cancelling
+                .unless_stuck(|| if cancelling.take_request() {
+                    Poll::<()>::Pending
+                } else {
+                    Poll::Ready(())
+                })
+                .is_pending()
+        );
     }
 }

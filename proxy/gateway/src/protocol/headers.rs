@@ -41,7 +41,6 @@ pub(crate) fn remove_fields(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) 
         headers.remove(name);
     }
 }
-/// Identifier of a conversation.
 pub(crate) const CONVERSATION: HeaderName = HeaderName::from_static("x-warden-conversation");
 
 /// Header that, with the value `no`, makes a proxy pass each event on without buffering.
@@ -91,7 +90,6 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     remove_fields(headers, |name| is_hop_by_hop(name.as_str()));
 }
 
-/// Removes every field named in `Connection`.
 fn strip_named(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
@@ -150,7 +148,6 @@ pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
     ((1..=128).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)).then(|| value.clone())
 }
 
-/// Most characters of a `User-Agent` that are kept.
 const USER_AGENT_CHARS: usize = 200;
 
 /// Returns the `User-Agent` as text for logs, without control characters and of limited length.
@@ -170,7 +167,6 @@ pub(crate) fn fresh_request_id() -> HeaderValue {
     HeaderValue::from_bytes(&digits).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
 
-/// Returns whether the answer is an event stream.
 pub(crate) fn is_events(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.as_bytes().first_chunk::<17>());
     kind.is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))

@@ -1,7 +1,10 @@
-//! Percent-encoded text in a request target: the `model` of a query, the id in a path.
+//! Request targets: percent-encoded text (the `model` of a query, the id in a path), and the path prefix of all
+//! routes.
 
 use std::borrow::Cow;
 
+use http::Uri;
+use http::uri::PathAndQuery;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 /// Characters that are encoded in the value of a query.
@@ -23,7 +26,6 @@ pub fn percent_decoded(text: &str) -> Option<String> {
     decode(text, false)
 }
 
-/// Decodes a form-encoded key.
 pub(crate) fn decoded_key(text: &str) -> Option<String> {
     decode(text, true)
 }
@@ -48,6 +50,26 @@ fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     Some(percent_decode_str(&text).decode_utf8().ok()?.into_owned())
 }
 
+/// Returns a target without the prefix; `None` if it does not begin with the prefix.
+pub(crate) fn strip_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
+    if prefix.is_empty() {
+        return Some(uri.clone());
+    }
+    let rest = uri.path().strip_prefix(prefix)?;
+    let path = match (rest, rest.starts_with('/')) {
+        ("", _) => "/",
+        (rest, true) => rest,
+        _ => return None,
+    };
+    let target = match uri.query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
+        None => PathAndQuery::try_from(path),
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(target.ok()?);
+    Uri::from_parts(parts).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +92,32 @@ mod tests {
             assert_eq!(parameter(query, "model").as_deref(), model, "{query}");
         }
         assert_eq!(percent_decoded("org/a%2Bb+c").as_deref(), Some("org/a+b+c"));
+    }
+}
+
+#[cfg(test)]
+mod prefix_tests {
+    use super::*;
+
+    #[test]
+    fn what_is_under_the_prefix_loses_it_and_nothing_else_is() {
+        for (target, rest) in [
+            ("/llm/v1/models?a=b", Some("/v1/models?a=b")),
+            ("/llm", Some("/")),
+            ("/llm?x", Some("/?x")),
+            ("/llm/", Some("/")),
+            ("/llm/llm/x", Some("/llm/x")),
+            ("/llm//x%2Fy", Some("//x%2Fy")),
+            ("/llms/v1", None),
+            ("/v1/models", None),
+            ("/", None),
+            ("*", None),
+            ("http://h:1/llm/props", Some("http://h:1/props")),
+            ("http://h:1/props", None),
+        ] {
+            let stripped = strip_prefix(&target.parse().unwrap(), "/llm").map(|uri| uri.to_string());
+            assert_eq!(stripped.as_deref(), rest, "{target}");
+        }
+        assert_eq!(strip_prefix(&"*".parse().unwrap(), "").unwrap().to_string(), "*");
     }
 }

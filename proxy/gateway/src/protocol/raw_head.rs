@@ -18,21 +18,19 @@
 
 use std::collections::VecDeque;
 
+use http::StatusCode;
 use memchr::memmem;
 
-use crate::protocol::fault::WireError;
 use crate::protocol::query;
 
 /// Framing of a request's body, as its head declares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyFraming {
     None,
-    /// Number of bytes.
     Length(u64),
     Chunked,
 }
 
-/// Result of reading one head.
 pub(crate) type HeadResult = Result<BodyFraming, WireError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +56,6 @@ enum HeadReaderState {
     Lost,
 }
 
-/// The reader of one connection.
 #[derive(Debug)]
 pub(crate) struct RawHeadReader {
     at: HeadReaderState,
@@ -212,7 +209,8 @@ fn check_head(head: &[u8]) -> HeadResult {
     });
     let first = lines.next().flatten().ok_or(WireError::BareLf)?;
     check_start_line(first)?;
-    let (mut length, mut chunked) = (None, false);
+    let mut length = None;
+    let mut chunked = false;
     for line in lines {
         let line = line.ok_or(WireError::BareLf)?;
         if line.is_empty() {
@@ -220,7 +218,8 @@ fn check_head(head: &[u8]) -> HeadResult {
         }
         let colon = memchr::memchr(b':', line).ok_or(WireError::Field)?;
         // A tab is valid white space, too, but some readers do not accept it and no client needs it.
-        let (name, value) = (&line[..colon], trim_spaces(&line[colon + 1..]));
+        let name = &line[..colon];
+        let value = trim_spaces(&line[colon + 1..]);
         if name.eq_ignore_ascii_case(b"content-length") {
             if length.is_some() {
                 return Err(WireError::TwoLengths);
@@ -278,8 +277,74 @@ fn trim_spaces(mut value: &[u8]) -> &[u8] {
 }
 
 fn parse_number(digits: &[u8]) -> Option<u64> {
-    let plain = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(digits).ok().filter(|_| plain)?.parse().ok()
+    // `parse` would accept a sign.
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WireError {
+    #[error("the request has both Content-Length and Transfer-Encoding; send one of them")]
+    LengthAndCoding,
+    #[error("the request has more than one Content-Length; send one")]
+    TwoLengths,
+    #[error("Content-Length must be one decimal number")]
+    Length,
+    #[error("the only Transfer-Encoding served is one `chunked`")]
+    Coding,
+    #[error("a line of the request head ends with a bare LF; lines end with CRLF")]
+    BareLf,
+    #[error("a line of the request head is no header field")]
+    Field,
+    #[error("the request line is not `METHOD TARGET HTTP/1.1` with single spaces")]
+    RequestLine,
+    #[error("the method is not one of capital letters")]
+    Method,
+    #[error(
+        "the request target is not valid: a path, or an http URL, of visible ASCII characters without a \
+         fragment; percent-encode others"
+    )]
+    Target,
+    #[error("the request needs exactly one Host header")]
+    HostCount,
+    #[error("the Host header is not a host with an optional port")]
+    Host,
+    #[error("the Host header and the request target name different hosts")]
+    HostDiffers,
+    #[error("the only expectation served is `Expect: 100-continue`")]
+    Expectation,
+    #[error(
+        "the request has passed here before: its Via has our name; look for a proxy that sends to itself"
+    )]
+    Loop,
+    #[error("the request's head and body could be read in two ways; send it again on a new connection")]
+    Unseen,
+}
+
+impl WireError {
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            Self::Expectation => StatusCode::EXPECTATION_FAILED,
+            Self::Loop => StatusCode::LOOP_DETECTED,
+            Self::Coding => StatusCode::NOT_IMPLEMENTED,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::LengthAndCoding | Self::TwoLengths | Self::Length | Self::Coding | Self::Unseen => {
+                "framing"
+            }
+            Self::BareLf | Self::Field | Self::RequestLine | Self::Method => "head",
+            Self::Target => "target",
+            Self::HostCount | Self::Host | Self::HostDiffers => "host",
+            Self::Expectation => "expectation",
+            Self::Loop => "loop",
+        }
+    }
 }
 
 #[cfg(test)]

@@ -126,13 +126,11 @@ fn last_blank_line_end(bytes: &[u8], from: usize) -> Option<usize> {
     None
 }
 
-/// Returns whether the byte at `at` ends a blank line.
 fn is_end(bytes: &[u8], at: usize) -> bool {
     let before = &bytes[..=at];
     before.ends_with(b"\n\n") || before.ends_with(b"\r\n\r\n") || before.ends_with(b"\r\r")
 }
 
-/// Returns the positions at which blank lines end.
 fn blank_line_ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
     memchr::memchr2_iter(b'\n', b'\r', bytes).filter(|at| is_end(bytes, *at))
 }

@@ -20,8 +20,7 @@ use http::uri::Scheme;
 use http::{Method, StatusCode, Version};
 use http_body::Body;
 
-use crate::protocol::fault::WireError;
-use crate::protocol::raw_head::{BodyFraming, HeadResult, is_well_encoded};
+use crate::protocol::{BodyFraming, HeadResult, WireError, is_well_encoded};
 
 /// Checks a request's head. `seen` is the second reader's result for the same bytes, if there is one.
 pub(crate) fn check_request<B: Body>(

@@ -8,29 +8,27 @@ pub(crate) const ACCEPTED_CODINGS: &str = "gzip, zstd, identity";
 /// Largest accepted ratio of decoded to received bytes. Conversations reach a ratio of 10 or 20.
 pub(crate) const MAX_DECODED_RATIO: u64 = 200;
 
-/// Reasons why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BodyError {
     #[error("the request body is larger than allowed")]
-    TooLarge = 1,
+    TooLarge,
     #[error("the request body did not arrive in time")]
-    TooSlow = 2,
+    TooSlow,
     #[error("the request body broke off")]
-    Broken = 3,
+    Broken,
     #[error("the request body names a second model")]
-    TwoModels = 4,
+    TwoModels,
     #[error("the request ended its server while it ran there alone, and is refused")]
-    Quarantined = 5,
+    Quarantined,
     #[error("the process that the request was for was stopped before it had the request")]
-    Stopped = 6,
+    Stopped,
     #[error("the request body cannot be decoded")]
-    Undecodable = 7,
+    Undecodable,
     #[error("the request body decodes to too many bytes for its size")]
-    TooDense = 8,
+    TooDense,
 }
 
 impl BodyError {
-    /// Returns the outcome of the request with this body.
     pub(crate) const fn outcome(self) -> RequestOutcome {
         match self {
             Self::TooLarge => RequestOutcome::Rejected("body_too_large"),
@@ -45,10 +43,8 @@ impl BodyError {
     }
 }
 
-/// Reasons why rules cannot be applied to a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnreadableBody {
-    /// The body is no JSON object.
     NotObject,
     /// The body repeats a member, or has too many system messages.
     Repeats,

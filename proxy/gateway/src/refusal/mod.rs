@@ -7,9 +7,6 @@
 //! safely send the request again. A stream that cannot continue ends with an event in the format of its
 //! route.
 
-mod fault;
-mod spelling;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,15 +20,17 @@ use warden_policies::quarantine::RequestFingerprint;
 use warden_policies::{ModelName, RateLimit};
 use warden_supervisor::{BackendFailure, LeaseDenied, ResolveError};
 
+use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 use crate::observe::RequestOutcome;
-use crate::protocol::fault::WireError;
-use crate::protocol::headers::EXECUTED;
+use crate::protocol::{EXECUTED, WireError};
 
 pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyError, MAX_DECODED_RATIO, UnreadableBody};
 pub(crate) use self::spelling::{
     ErrorDialect, HeadLimits, StreamEnd, answer_error_event, not_tls_answer, stream_error, unreadable_head,
 };
-use self::spelling::{anthropic_error, anthropic_kind, openai_error};
+
+mod fault;
+mod spelling;
 
 /// Header with the wait in milliseconds, which OpenAI's clients prefer to the whole seconds of `Retry-After`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
@@ -53,17 +52,18 @@ fn cancelled_status() -> StatusCode {
     StatusCode::from_u16(499).unwrap_or(StatusCode::GONE)
 }
 
-/// Reasons why a request gets no answer from a backend.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestRefusal {
     #[error("the request needs exactly one Host header")]
     Host,
     #[error(
-        "this server is not reached by the name `{0}`; if it is meant to be, add it to `server.names`, else use its address"
+        "this server is not reached by the name `{0}`; if it is meant to be, add it to `server.names`, \
+         else use its address"
     )]
     Name(String),
     #[error(
-        "a web page of an origin that may not call has sent this request; if it is meant to, add its origin to `server.cors`"
+        "a web page of an origin that may not call has sent this request; if it is meant to, add its \
+         origin to `server.cors`"
     )]
     Origin,
     #[error(transparent)]
@@ -73,7 +73,8 @@ pub(crate) enum RequestRefusal {
     )]
     HeadTooLarge { limit: usize },
     #[error(
-        "the request target is too long: llama-server takes {limit} bytes in the first line of a request; send parameters in the body"
+        "the request target is too long: llama-server takes {limit} bytes in the first line of a request; \
+         send parameters in the body"
     )]
     TargetTooLong { limit: usize },
     #[error(
@@ -81,7 +82,8 @@ pub(crate) enum RequestRefusal {
     )]
     LineTooLong { limit: usize },
     #[error(
-        "the request has too many headers: llama-server takes {limit}, of which up to 6 are added on the way; send fewer"
+        "the request has too many headers: llama-server takes {limit}, of which up to 6 are added on the \
+         way; send fewer"
     )]
     TooManyFields { limit: usize },
     #[error("the method {0} is not served")]
@@ -89,13 +91,15 @@ pub(crate) enum RequestRefusal {
     #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
     BodyTooLarge { limit: u64, key: &'static str },
     #[error(
-        "the request body did not arrive in time: nothing came for longer than `server.body_timeout`, or less than `server.body_rate`, or all of it took longer than `server.body_deadline`"
+        "the request body did not arrive in time: nothing came for longer than `server.body_timeout`, or \
+         less than `server.body_rate`, or all of it took longer than `server.body_deadline`"
     )]
     BodyTooSlow,
     #[error("the request body broke off")]
     BodyBroken,
     #[error(
-        "the request body is not what its `Content-Encoding` says, or breaks off; send it plain, or as {ACCEPTED_CODINGS}"
+        "the request body is not what its `Content-Encoding` says, or breaks off; send it plain, or as \
+         {ACCEPTED_CODINGS}"
     )]
     BodyUndecodable,
     #[error("the request body decodes to more than {MAX_DECODED_RATIO} times its size; send it plain")]
@@ -109,21 +113,29 @@ pub(crate) enum RequestRefusal {
     )]
     Busy,
     #[error(
-        "no `model` was found in the first {limit} bytes of the body (`server.model_scan_bytes`): put `model` first, or name the model in the query as `?model=NAME`"
+        "no `model` was found in the first {limit} bytes of the body (`server.model_scan_bytes`): put \
+         `model` first, or name the model in the query as `?model=NAME`"
     )]
     ModelTooFar { limit: usize },
-    #[error("the body is not a JSON object, so no model could be read from it; name one in the query as `?model=NAME` ({})", list_models(.known))]
+    #[error(
+        "the body is not a JSON object, so no model could be read from it; name one in the query as \
+         `?model=NAME` ({})", list_models(.known)
+    )]
     NotJson { known: Vec<String> },
     #[error("`model` must be a string ({})", list_models(.known))]
     ModelNotText { known: Vec<String> },
     #[error("the body names `model` twice, and it is not clear which one is meant")]
     TwoModels,
-    #[error("model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: {}", unreadable_message(*.why))]
+    #[error(
+        "model `{model}` has rules for requests (`models.\"{model}\".request`), which cannot be applied: \
+         {}", unreadable_message(*.why)
+    )]
     Unreadable { model: ModelName, why: UnreadableBody },
     #[error("File Not Found: this is no route of llama-server, and the request names no model to send it to")]
     NoRoute,
     #[error(
-        "model `{model}` is served by a remote endpoint: only routes that compute an answer go there, and not under `/upstream/`"
+        "model `{model}` is served by a remote endpoint: only routes that compute an answer go there, and \
+         not under `/upstream/`"
     )]
     NotThere { model: ModelName },
     #[error(
@@ -131,7 +143,8 @@ pub(crate) enum RequestRefusal {
     )]
     KeyThere { model: ModelName },
     #[error(
-        "File Not Found: this llama-server was built without its web page; `llama-warden build --plan` says how to build one \
+        "File Not Found: this llama-server was built without its web page; `llama-warden build --plan` \
+         says how to build one \
          that has it"
     )]
     NoPage,
@@ -145,7 +158,8 @@ pub(crate) enum RequestRefusal {
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     #[error(
-        "model `{model}` is not loaded, and this request does not load it: send one that computes, or `POST /models/load`"
+        "model `{model}` is not loaded, and this request does not load it: send one that computes, or \
+         `POST /models/load`"
     )]
     NotLoaded { model: ModelName },
     /// Message as llama-server's router writes it.
@@ -157,7 +171,8 @@ pub(crate) enum RequestRefusal {
     #[error("model `{model}` is pinned: only an operator unloads it (`llama-warden drain {model}`)")]
     Pinned { model: ModelName },
     #[error(
-        "llama-warden neither downloads nor deletes models: put the file into a folder of `paths.models`, or configure it"
+        "llama-warden neither downloads nor deletes models: put the file into a folder of `paths.models`, \
+         or configure it"
     )]
     NoDownloads,
     #[error("llama-warden has no stream of events here: ask `GET /models` for the state of each model")]
@@ -165,7 +180,9 @@ pub(crate) enum RequestRefusal {
     #[error("model `{model}`: {denied}")]
     Denied { model: ModelName, denied: LeaseDenied },
     #[error(
-        "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran there, so it is refused, for another {} s; change the request, or ask the operator to release it (`llama-warden quarantine release {print}`)", whole_seconds(*.left)
+        "model `{model}`: this request (fingerprint {print}) ended its server while nothing else ran \
+         there, so it is refused, for another {} s; change the request, or ask the operator to release it \
+         (`llama-warden quarantine release {print}`)", whole_seconds(*.left)
     )]
     Quarantined { model: ModelName, print: RequestFingerprint, left: Duration, executed: bool },
     #[error("model `{model}`: its process could not be reached in {attempts} attempts; nothing was executed")]
@@ -179,10 +196,10 @@ pub(crate) enum RequestRefusal {
     )]
     Revoked { model: ModelName },
     #[error(
-        "model `{model}`: no whole answer in the time that one may take (`upstream.exchange_timeout`, or an endpoint's own `timeout`)"
+        "model `{model}`: no whole answer in the time that one may take (`upstream.exchange_timeout`, or \
+         an endpoint's own `timeout`)"
     )]
     TimedOut { model: ModelName },
-    /// An operator has cancelled the request.
     #[error("{CANCELLED}")]
     Cancelled { executed: bool },
     #[error("the server is shutting down")]
@@ -209,6 +226,22 @@ pub(crate) enum RequestRefusal {
     Hidden(Box<RequestRefusal>),
 }
 
+/// Label of a denied lease, one of a bounded set.
+fn denial_label(denied: &LeaseDenied) -> &'static str {
+    match denied {
+        LeaseDenied::QueueFull { .. } => "queue_full",
+        LeaseDenied::Deadline { .. } => "queue_deadline",
+        LeaseDenied::TooSlow { .. } => "loads_too_long",
+        LeaseDenied::NeverLoaded(_) => "never_loaded",
+        LeaseDenied::NoRoom(_) => "no_room",
+        LeaseDenied::StartFailed(..) => "start_failed",
+        LeaseDenied::Failed(..) => "failed",
+        LeaseDenied::Silent(..) => "endpoint_silent",
+        LeaseDenied::ShuttingDown => "shutting_down",
+        LeaseDenied::Removed => "removed",
+    }
+}
+
 /// Converts to whole seconds, rounded up, at least 1.
 fn whole_seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
@@ -225,7 +258,6 @@ fn unreadable_message(why: UnreadableBody) -> &'static str {
     }
 }
 
-/// An error response.
 pub(crate) struct ErrorAnswer {
     pub(crate) status: StatusCode,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
@@ -233,66 +265,89 @@ pub(crate) struct ErrorAnswer {
 }
 
 impl RequestRefusal {
-    /// Returns status and type, paired as in llama-server.
-    fn status_and_type(&self) -> (StatusCode, &'static str) {
+    /// Returns status and type, paired as in llama-server, and the outcome for the record.
+    fn facts(&self) -> (StatusCode, &'static str, RequestOutcome) {
+        use RequestOutcome::{Denied, Rejected};
         const INVALID: &str = "invalid_request_error";
+        const NOT_FOUND: &str = "not_found_error";
         const UNAVAILABLE: &str = "unavailable_error";
+        const SERVER: &str = "server_error";
+        const UNSUPPORTED: &str = "not_supported_error";
+        const SPENT: &str = "rate_limit_error";
+        let bad = StatusCode::BAD_REQUEST;
+        let missing = StatusCode::NOT_FOUND;
+        let busy = StatusCode::SERVICE_UNAVAILABLE;
+        let spent = StatusCode::TOO_MANY_REQUESTS;
         match self {
-            Self::Host
-            | Self::BodyBroken
-            | Self::BodyUndecodable
-            | Self::TwoModels
-            | Self::Unreadable { .. }
-            | Self::ModelTooFar { .. }
+            Self::Host => (bad, INVALID, Rejected("host")),
+            Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID, Rejected("name")),
+            Self::Origin => (StatusCode::FORBIDDEN, "permission_error", Rejected("origin")),
+            Self::Wire(fault) => (fault.status(), INVALID, Rejected(fault.label())),
+            Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID, Rejected("method")),
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID, Rejected("head_too_large"))
+            }
+            Self::TargetTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID, Rejected("target_too_long")),
+            Self::Quarantined { .. } => {
+                (StatusCode::UNPROCESSABLE_ENTITY, INVALID, BodyError::Quarantined.outcome())
+            }
+            Self::BodyTooLarge { .. } => {
+                (StatusCode::PAYLOAD_TOO_LARGE, INVALID, BodyError::TooLarge.outcome())
+            }
+            Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID, BodyError::TooSlow.outcome()),
+            Self::BodyBroken => (bad, INVALID, BodyError::Broken.outcome()),
+            Self::BodyUndecodable => (bad, INVALID, BodyError::Undecodable.outcome()),
+            Self::BodyTooDense => (StatusCode::PAYLOAD_TOO_LARGE, INVALID, BodyError::TooDense.outcome()),
+            Self::Coding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, Rejected("coding")),
+            Self::Busy => (busy, UNAVAILABLE, Rejected("buffers_full")),
+            Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
-            | Self::AlreadyLoaded { .. }
-            | Self::NotRunning { .. }
-            | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
-            Self::Quarantined { .. } => (StatusCode::UNPROCESSABLE_ENTITY, INVALID),
-            Self::TargetTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID),
-            Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
-            Self::Origin | Self::Pinned { .. } => (StatusCode::FORBIDDEN, "permission_error"),
-            Self::Wire(fault) => (fault.status(), INVALID),
-            Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
-            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
-                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID)
+            | Self::Resolve(ResolveError::Missing { .. }) => (bad, INVALID, Rejected("no_model")),
+            Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
+                (missing, NOT_FOUND, Rejected("unknown_model"))
             }
-            Self::BodyTooLarge { .. } | Self::BodyTooDense => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
-            Self::Coding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID),
-            Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
-            Self::KeyThere { .. } => (StatusCode::BAD_GATEWAY, "server_error"),
-            Self::NoRoute
-            | Self::NotThere { .. }
-            | Self::NoPage
-            | Self::NoPrefix(_)
-            | Self::Upstream { .. }
-            | Self::Resolve(ResolveError::Unknown { .. })
-            | Self::Denied { denied: LeaseDenied::Removed, .. } => (StatusCode::NOT_FOUND, "not_found_error"),
-            Self::Hidden(told) => told.status_and_type(),
-            Self::NoKey | Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error"),
-            Self::KeySpent { .. } | Self::KeyBusy { .. } => {
-                (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
+            Self::TwoModels => (bad, INVALID, BodyError::TwoModels.outcome()),
+            Self::Unreadable { .. } => (bad, INVALID, Rejected("unreadable_body")),
+            Self::NoRoute | Self::NotThere { .. } | Self::NoPage | Self::NoPrefix(_) => {
+                (missing, NOT_FOUND, Rejected("unknown_route"))
             }
-            Self::Busy
-            | Self::NotLoaded { .. }
-            | Self::Denied { .. }
-            | Self::Unreachable { .. }
-            | Self::ShuttingDown
-            | Self::Down { .. }
-            | Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
-            Self::Died { .. } | Self::Garbled { .. } | Self::Revoked { .. } => {
-                (StatusCode::BAD_GATEWAY, "server_error")
+            Self::KeyThere { .. } => (StatusCode::BAD_GATEWAY, SERVER, Denied("endpoint_key")),
+            Self::SlotFiles => (StatusCode::NOT_IMPLEMENTED, UNSUPPORTED, Rejected("slot_files")),
+            Self::NoDownloads | Self::NoModelEvents => {
+                (StatusCode::NOT_IMPLEMENTED, UNSUPPORTED, Rejected("unknown_route"))
             }
-            Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
-            Self::Cancelled { .. } => (cancelled_status(), CANCELLED_KIND),
-            Self::SlotFiles | Self::NoDownloads | Self::NoModelEvents => {
-                (StatusCode::NOT_IMPLEMENTED, "not_supported_error")
+            Self::NotLoaded { .. } => (busy, UNAVAILABLE, Denied("not_loaded")),
+            Self::AlreadyLoaded { .. } => (bad, INVALID, Rejected("already_loaded")),
+            Self::NotRunning { .. } => (bad, INVALID, Rejected("not_running")),
+            Self::Pinned { .. } => (StatusCode::FORBIDDEN, "permission_error", Rejected("pinned")),
+            Self::Denied { denied: LeaseDenied::Removed, .. } => (missing, NOT_FOUND, Denied("removed")),
+            Self::Denied { denied, .. } => (busy, UNAVAILABLE, Denied(denial_label(denied))),
+            Self::Unreachable { .. } => (busy, UNAVAILABLE, Denied("unreachable")),
+            Self::Died { .. } => (StatusCode::BAD_GATEWAY, SERVER, RequestOutcome::UpstreamDied),
+            Self::Garbled { .. } => (StatusCode::BAD_GATEWAY, SERVER, RequestOutcome::UpstreamGarbled),
+            Self::Revoked { .. } => (StatusCode::BAD_GATEWAY, SERVER, RequestOutcome::Revoked),
+            Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, RequestOutcome::TimedOut),
+            Self::Cancelled { .. } => (cancelled_status(), CANCELLED_KIND, RequestOutcome::Cancelled),
+            Self::ShuttingDown => (busy, UNAVAILABLE, Denied("shutting_down")),
+            Self::Loading => (busy, UNAVAILABLE, Denied("loading")),
+            Self::Down { .. } => (busy, UNAVAILABLE, Denied("down")),
+            Self::NoKey => (StatusCode::UNAUTHORIZED, "authentication_error", Rejected("no_key")),
+            Self::WrongKey => (StatusCode::UNAUTHORIZED, "authentication_error", Rejected("wrong_key")),
+            Self::KeySpent { what: "tokens", .. } => (spent, SPENT, Rejected("key_tokens")),
+            Self::KeySpent { .. } => (spent, SPENT, Rejected("key_rate")),
+            Self::KeyBusy { .. } => (spent, SPENT, Rejected("key_concurrency")),
+            Self::Hidden(told) => {
+                let (status, kind, _) = told.facts();
+                (status, kind, Rejected("key_model"))
             }
         }
     }
 
-    /// Returns the faulty parameter.
+    pub(crate) fn outcome(&self) -> RequestOutcome {
+        self.facts().2
+    }
+
     fn param(&self) -> Option<&'static str> {
         match self {
             Self::TwoModels
@@ -326,7 +381,6 @@ impl RequestRefusal {
         }
     }
 
-    /// Returns whether a backend may have executed the request.
     pub(crate) fn may_have_executed(&self) -> bool {
         matches!(
             self,
@@ -361,7 +415,6 @@ impl RequestRefusal {
         }
     }
 
-    /// Returns further data for the error's `details`.
     fn details(&self) -> Option<Value> {
         match self {
             Self::Denied {
@@ -391,86 +444,16 @@ impl RequestRefusal {
         }
     }
 
-    /// Returns the outcome for the record.
-    pub(crate) fn outcome(&self) -> RequestOutcome {
-        match self {
-            Self::Host => RequestOutcome::Rejected("host"),
-            Self::Name(_) => RequestOutcome::Rejected("name"),
-            Self::Origin => RequestOutcome::Rejected("origin"),
-            Self::Wire(fault) => RequestOutcome::Rejected(fault.label()),
-            Self::Method(_) => RequestOutcome::Rejected("method"),
-            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
-                RequestOutcome::Rejected("head_too_large")
-            }
-            Self::TargetTooLong { .. } => RequestOutcome::Rejected("target_too_long"),
-            Self::Quarantined { .. } => BodyError::Quarantined.outcome(),
-            Self::BodyTooLarge { .. } => BodyError::TooLarge.outcome(),
-            Self::BodyTooSlow => BodyError::TooSlow.outcome(),
-            Self::BodyBroken => BodyError::Broken.outcome(),
-            Self::BodyUndecodable => BodyError::Undecodable.outcome(),
-            Self::BodyTooDense => BodyError::TooDense.outcome(),
-            Self::Coding => RequestOutcome::Rejected("coding"),
-            Self::Busy => RequestOutcome::Rejected("buffers_full"),
-            Self::ModelTooFar { .. }
-            | Self::NotJson { .. }
-            | Self::ModelNotText { .. }
-            | Self::Resolve(ResolveError::Missing { .. }) => RequestOutcome::Rejected("no_model"),
-            Self::Upstream { .. } | Self::Resolve(ResolveError::Unknown { .. }) => {
-                RequestOutcome::Rejected("unknown_model")
-            }
-            Self::TwoModels => BodyError::TwoModels.outcome(),
-            Self::Unreadable { .. } => RequestOutcome::Rejected("unreadable_body"),
-            Self::NoRoute | Self::NotThere { .. } | Self::NoPage | Self::NoPrefix(_) => {
-                RequestOutcome::Rejected("unknown_route")
-            }
-            Self::KeyThere { .. } => RequestOutcome::Denied("endpoint_key"),
-            Self::SlotFiles => RequestOutcome::Rejected("slot_files"),
-            Self::NotLoaded { .. } => RequestOutcome::Denied("not_loaded"),
-            Self::AlreadyLoaded { .. } => RequestOutcome::Rejected("already_loaded"),
-            Self::NotRunning { .. } => RequestOutcome::Rejected("not_running"),
-            Self::Pinned { .. } => RequestOutcome::Rejected("pinned"),
-            Self::NoDownloads | Self::NoModelEvents => RequestOutcome::Rejected("unknown_route"),
-            Self::Denied { denied, .. } => RequestOutcome::Denied(match denied {
-                LeaseDenied::QueueFull { .. } => "queue_full",
-                LeaseDenied::Deadline { .. } => "queue_deadline",
-                LeaseDenied::TooSlow { .. } => "loads_too_long",
-                LeaseDenied::NeverLoaded(_) => "never_loaded",
-                LeaseDenied::NoRoom(_) => "no_room",
-                LeaseDenied::StartFailed(..) => "start_failed",
-                LeaseDenied::Failed(..) => "failed",
-                LeaseDenied::Silent(..) => "endpoint_silent",
-                LeaseDenied::ShuttingDown => "shutting_down",
-                LeaseDenied::Removed => "removed",
-            }),
-            Self::Unreachable { .. } => RequestOutcome::Denied("unreachable"),
-            Self::Died { .. } => RequestOutcome::UpstreamDied,
-            Self::Garbled { .. } => RequestOutcome::UpstreamGarbled,
-            Self::Revoked { .. } => RequestOutcome::Revoked,
-            Self::TimedOut { .. } => RequestOutcome::TimedOut,
-            Self::Cancelled { .. } => RequestOutcome::Cancelled,
-            Self::ShuttingDown => RequestOutcome::Denied("shutting_down"),
-            Self::Loading => RequestOutcome::Denied("loading"),
-            Self::Down { .. } => RequestOutcome::Denied("down"),
-            Self::NoKey => RequestOutcome::Rejected("no_key"),
-            Self::WrongKey => RequestOutcome::Rejected("wrong_key"),
-            Self::KeySpent { what: "tokens", .. } => RequestOutcome::Rejected("key_tokens"),
-            Self::KeySpent { .. } => RequestOutcome::Rejected("key_rate"),
-            Self::KeyBusy { .. } => RequestOutcome::Rejected("key_concurrency"),
-            Self::Hidden(_) => RequestOutcome::Rejected("key_model"),
-        }
-    }
-
     /// Builds the response. `soon`: the wait before another attempt, if no better value is known.
     pub(crate) fn answer(&self, dialect: ErrorDialect, soon: Duration) -> ErrorAnswer {
-        let (status, kind) = self.status_and_type();
+        let (status, kind, _) = self.facts();
         let message = self.to_string();
-        let body = match dialect {
+        let mut body = match dialect {
             ErrorDialect::Anthropic => anthropic_error(anthropic_kind(status), &message),
             ErrorDialect::OpenAi | ErrorDialect::Responses => {
                 openai_error(status.as_u16(), kind, &message, self.param(), self.details())
             }
         };
-        let mut body = body;
         if let Some(code) = self.code() {
             body["error"]["code"] = json!(code);
         }

@@ -111,7 +111,7 @@ fn every_refusal_says_what_is_wrong_and_what_to_do() {
 #[test]
 fn a_refusal_is_spelled_as_anthropic_does_on_its_routes() {
     let of_each_status = |kept: &mut Vec<StatusCode>, refusal: &RequestRefusal| {
-        let status = refusal.status_and_type().0;
+        let status = refusal.facts().0;
         let new = !kept.contains(&status);
         kept.push(status);
         Some(if new { page(refusal, ErrorDialect::Anthropic) } else { String::new() })

@@ -7,20 +7,16 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::whole_seconds;
-use crate::protocol::headers::fresh_request_id;
+use crate::protocol::fresh_request_id;
 
 /// Values that are named in answers to unreadable heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadLimits {
-    /// Most bytes of a head.
     pub(crate) bytes: usize,
-    /// Most fields of a head.
     pub(crate) count: usize,
-    /// Wait before the client may send the request again.
     pub(crate) retry_after: Duration,
 }
 
-/// Format of errors on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorDialect {
     /// llama-server's format: `OpenAI`'s, but with a number for `code`.
@@ -30,7 +26,6 @@ pub(crate) enum ErrorDialect {
     Anthropic,
 }
 
-/// Value of `source` in the gateway's errors.
 const ERROR_SOURCE: &str = "llama-warden";
 
 /// Reasons why a stream ends before its answer is complete.
@@ -38,7 +33,6 @@ const ERROR_SOURCE: &str = "llama-warden";
 pub(crate) enum StreamEnd {
     /// The backend is gone or unusable.
     Fault,
-    /// An operator has cancelled the request.
     Cancelled,
 }
 
@@ -127,7 +121,8 @@ pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String
         408 => "the request head did not arrive in time (`server.header_timeout`)".to_owned(),
         414 => "the request target is too long; send parameters in the body".to_owned(),
         431 => format!(
-            "the request head is larger than {bytes} bytes (`server.header_bytes`) or has more than {count} fields (`server.header_count`); send fewer or smaller headers"
+            "the request head is larger than {bytes} bytes (`server.header_bytes`) or has more than \
+             {count} fields (`server.header_count`); send fewer or smaller headers"
         ),
         503 => "too many connections (`server.connections`, `server.connections_per_peer`); send again soon"
             .to_owned(),
@@ -156,7 +151,9 @@ fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<Strin
     let id = id.to_str().unwrap_or_default();
     tracing::debug!(request_id = id, status, message, "refused a connection without a valid request");
     Some(format!(
-        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; charset=utf-8\r\nx-warden-executed: no\r\nx-request-id: {id}\r\n{retry}connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json; \
+         charset=utf-8\r\nx-warden-executed: no\r\nx-request-id: {id}\r\n{retry}connection: \
+         close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     ))
 }
@@ -182,7 +179,6 @@ pub(super) fn anthropic_error(kind: &str, message: &str) -> Value {
     json!({ "type": "error", "error": { "type": kind, "message": message, "source": ERROR_SOURCE } })
 }
 
-/// Returns Anthropic's error type for a status.
 pub(super) fn anthropic_kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",

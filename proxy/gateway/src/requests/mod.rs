@@ -12,22 +12,23 @@
 //! snapshot need not be consistent. Entries are reused once no lister holds them, so a request costs no
 //! allocation.
 
-mod entry;
-mod shard;
-mod view;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::{ModelName, defaults};
 
+use self::shard::{ListedRequest, RequestShard, ShardSizes};
+use crate::protocol::ConnState;
+use crate::{clock, workers};
+
 pub(crate) use self::entry::{ProgressHandle, RequestStart};
 pub(crate) use self::shard::ShardTicket;
-use self::shard::{ListedRequest, RequestShard, ShardSizes};
 pub use self::view::{RequestState, RequestView};
-use crate::protocol::conn_state::ConnState;
-use crate::{clock, workers};
+
+mod entry;
+mod shard;
+mod view;
 
 /// The requests in flight and the last ended ones. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -79,7 +80,10 @@ pub enum CancelError {
         outcome: String,
     },
     /// Several requests have the same id, because clients choose the ids.
-    #[error("{} requests in flight have the id `{id}`: say which by its number ({})", .numbers.len(), list_numbers(.numbers))]
+    #[error(
+        "{} requests in flight have the id `{id}`: say which by its number ({})",
+        .numbers.len(), list_numbers(.numbers)
+    )]
     Several {
         /// Id of these requests.
         id: String,
@@ -123,7 +127,8 @@ impl RequestRegistry {
     pub fn list(&self) -> Vec<RequestView> {
         let mut all: Vec<ListedRequest> = self.0.iter().flat_map(|shard| shard.list()).collect();
         all.sort_by(ListedRequest::order);
-        let (now, wall) = (Instant::now(), clock::unix_ms());
+        let now = Instant::now();
+        let wall = clock::unix_ms();
         all.iter().map(|seen| seen.view(now, wall)).collect()
     }
 
@@ -131,7 +136,10 @@ impl RequestRegistry {
     pub fn context_holdings(&self) -> BTreeMap<ModelName, ContextHoldings> {
         let mut all: BTreeMap<ModelName, ContextHoldings> = BTreeMap::new();
         for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
-            if let Some(model) = entry.model.get().filter(|_| entry.generates && entry.is_on_a_backend()) {
+            if entry.generates
+                && entry.is_on_a_backend()
+                && let Some(model) = entry.model.get()
+            {
                 let holds = all.entry(model.clone()).or_default();
                 holds.requests += 1;
                 holds.tokens = holds.tokens.saturating_add(entry.held_tokens());

@@ -13,7 +13,7 @@ use super::CancelledRequest;
 use super::entry::{ProgressHandle, RequestEntry, RequestStart};
 use crate::clock;
 use crate::observe::RequestRecord;
-use crate::protocol::conn_state::ConnState;
+use crate::protocol::ConnState;
 
 /// Number of requests that are read while the lock is held, which takes some microseconds.
 const LIST_PORTION: usize = 256;
@@ -21,7 +21,6 @@ const LIST_PORTION: usize = 256;
 /// Number of entries that are kept for reuse while no request is in flight.
 const KEPT_ENTRIES: usize = 1024;
 
-/// Most ended requests that a shard keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardSizes {
     /// Limit for requests that were admitted.
@@ -48,7 +47,6 @@ struct ShardInner {
     turned_away: VecDeque<EndedRequest>,
     /// Entries for reuse, to which only the shard has a reference.
     spare: Vec<Arc<RequestEntry>>,
-    /// Number of requests that have ended.
     ends: u64,
     wall: WallClock,
 }
@@ -59,14 +57,12 @@ struct LiveRequest {
     conn: Arc<ConnState>,
 }
 
-/// An ended request.
 #[derive(Clone, Debug)]
 struct EndedRequest {
     entry: Arc<RequestEntry>,
     end: RequestEnd,
 }
 
-/// Data known at the end of a request.
 #[derive(Clone, Debug)]
 pub(super) struct RequestEnd {
     pub(super) status: u16,
@@ -104,7 +100,6 @@ impl WallClock {
     }
 }
 
-/// A request as found by a lister.
 #[derive(Clone, Debug)]
 pub(super) struct ListedRequest {
     pub(super) entry: Arc<RequestEntry>,
@@ -142,7 +137,6 @@ pub(crate) struct ShardTicket {
 }
 
 impl RequestShard {
-    /// Creates the shard of thread number `thread`.
     pub(super) fn new(thread: usize, threads: usize, sizes: ShardSizes) -> Self {
         let inner = ShardInner {
             next: thread as u64 + 1,
@@ -204,16 +198,25 @@ impl RequestShard {
 
     /// Lists the requests in flight, each in its state at the moment it was read.
     pub(super) fn live(&self) -> Vec<ListedRequest> {
-        let mut seen: Vec<ListedRequest> = Vec::new();
+        let mut seen = Vec::new();
+        self.visit_live(|_, live| seen.push(ListedRequest { entry: live.entry.clone(), end: None }));
+        seen
+    }
+
+    /// Visits the requests in flight with their positions. Holds the lock for a portion at a time.
+    fn visit_live(&self, mut visit: impl FnMut(usize, &LiveRequest)) {
         let mut from = 0;
         loop {
             let inner = self.lock();
             let portion = inner.live.get(from..).unwrap_or_default();
             if portion.is_empty() {
-                return seen;
+                return;
             }
-            let live = portion.iter().take(LIST_PORTION).flatten();
-            seen.extend(live.map(|live| ListedRequest { entry: live.entry.clone(), end: None }));
+            for (index, live) in portion.iter().enumerate().take(LIST_PORTION) {
+                if let Some(live) = live {
+                    visit(from + index, live);
+                }
+            }
             from += LIST_PORTION;
         }
     }
@@ -235,21 +238,12 @@ impl RequestShard {
     /// Returns the positions of matching requests in flight.
     pub(super) fn find_places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<ShardPlace> {
         let mut places = Vec::new();
-        let mut from = 0;
-        loop {
-            let inner = self.lock();
-            let portion = inner.live.get(from..).unwrap_or_default();
-            if portion.is_empty() {
-                return places;
+        self.visit_live(|index, LiveRequest { entry, .. }| {
+            if is_meant(&entry.id, entry.number) {
+                places.push(ShardPlace { index, number: entry.number });
             }
-            for (index, live) in portion.iter().enumerate().take(LIST_PORTION) {
-                let entry = live.as_ref().map(|live| &live.entry);
-                if let Some(one) = entry.filter(|one| is_meant(&one.id, one.number)) {
-                    places.push(ShardPlace { index: from + index, number: one.number });
-                }
-            }
-            from += LIST_PORTION;
-        }
+        });
+        places
     }
 
     /// Returns the outcome of the last matching request that has ended.
@@ -262,7 +256,8 @@ impl RequestShard {
     /// Cancels a request; `None` if it is no longer in flight. Holds the lock meanwhile, so that the
     /// request cannot end: otherwise the cancellation could hit the next request of the connection.
     pub(super) fn cancel(&self, place: ShardPlace) -> Option<CancelledRequest> {
-        let (now, wall) = (Instant::now(), clock::unix_ms());
+        let now = Instant::now();
+        let wall = clock::unix_ms();
         let inner = self.lock();
         let live = inner.live.get(place.index)?.as_ref().filter(|live| live.entry.number == place.number)?;
         // Build the view before the request is cancelled.
@@ -285,7 +280,7 @@ impl RequestShard {
         }
         let inner = &mut *inner;
         inner.ends += 1;
-        entry.note_ended(inner.ends);
+        entry.course.ended.set(inner.ends);
         end.unix_ms = inner.wall.unix_ms_at(entry.began + end.total, clock::unix_ms);
         let (kept, most) = match entry.model.get() {
             Some(_) => (&mut inner.ended, self.sizes.ended),
@@ -304,7 +299,6 @@ impl RequestShard {
 }
 
 impl ShardTicket {
-    /// Ends the request and removes it from the requests in flight.
     pub(crate) fn end(self, record: &RequestRecord) {
         self.shard.end(
             self.place,

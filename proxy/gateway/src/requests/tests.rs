@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::{Method, Version};
 use proptest::prelude::*;
 use warden_policies::{GenerationId, ModelName, WorkDone};
+use warden_supervisor::ExchangeOutcome;
 
 use super::shard::WallClock;
 use super::*;
@@ -102,7 +103,11 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     assert_eq!((now().state, now().attempts), (RequestState::Continuing, 2), "nothing more is there yet");
     progress.note_answer(Instant::now());
     assert_eq!(now().state, RequestState::Generating);
-    progress.note_times(Some(12.5), Some(30.0));
+    progress.note_times(&ExchangeOutcome {
+        prefill: Some((1, 12.5)),
+        decode: Some((1, 30.0)),
+        ..ExchangeOutcome::default()
+    });
     let mut end = record("a");
     (end.total, end.queued, end.retries) = (Duration::from_millis(60), Duration::from_millis(9), 1);
     (end.generation, end.continued) = (Some(GenerationId(4)), true);

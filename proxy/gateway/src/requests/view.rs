@@ -1,5 +1,6 @@
 //! A request as plain values, for display and for programs. Prompts and answers are never shown.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::Version;
@@ -154,7 +155,9 @@ impl ListedRequest {
         let Self { entry, end } = self;
         let age = end.as_ref().map_or_else(|| now.saturating_duration_since(entry.began), |end| end.total);
         let stage = entry.stage();
-        let streams = entry.streams();
+        let course = &entry.course;
+        let times = &course.times;
+        let streams = course.streams.load(Ordering::Relaxed);
         let come_to = match stage {
             _ if end.is_some() => RequestState::Ended,
             RequestStage::Receiving => RequestState::Receiving,
@@ -165,12 +168,16 @@ impl ListedRequest {
             RequestStage::Answering => RequestState::Answering,
             RequestStage::Continuing => RequestState::Continuing,
         };
-        let (sent, answers) = (entry.sent_time(), entry.answer_time());
+        let answers = times.answers.get();
         let shows = streams && entry.generates;
-        let prefill = sent.filter(|_| shows).map(|sent| answers.unwrap_or(age).saturating_sub(sent));
-        let generating = answers.filter(|_| shows).map(|first| age.saturating_sub(first));
+        let (prefill, generating) = if shows {
+            let sent = times.sent.get();
+            let prefill = sent.map(|sent| answers.unwrap_or(age).saturating_sub(sent));
+            (prefill, answers.map(|first| age.saturating_sub(first)))
+        } else {
+            (None, None)
+        };
         let (prompt, output) = entry.tokens();
-        let (evaluated, generated) = entry.reported_times();
         let last = end.as_ref();
         // The times of an ended request must not change when the system clock is changed later.
         let until = last.map_or(wall, |end| end.unix_ms);
@@ -181,7 +188,7 @@ impl ListedRequest {
             state: come_to,
             model: entry.model.get().cloned(),
             replica: None,
-            generation: last.map_or_else(|| entry.generation(), |end| end.generation),
+            generation: last.map_or_else(|| course.generation.get().map(GenerationId), |end| end.generation),
             route: entry.route.to_owned(),
             method: entry.method.as_str().to_owned(),
             protocol: protocol(entry.protocol).to_owned(),
@@ -193,13 +200,13 @@ impl ListedRequest {
             total_ms: rounded_ms(age),
             // If a request ended in the queue, no lease has recorded its wait.
             queued_ms: rounded_ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
-            prefill_ms: evaluated.or(prefill).map(rounded_ms),
-            generating_ms: generated.or(generating).map(rounded_ms),
+            prefill_ms: times.evaluated.get().or(prefill).map(rounded_ms),
+            generating_ms: times.generated.get().or(generating).map(rounded_ms),
             // For an ended request the exact count is used, if the backend reported it.
             prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
-            attempts: last.map_or_else(|| entry.attempts(), |end| end.attempts),
-            cancelled: entry.is_cancelled(),
+            attempts: last.map_or_else(|| course.attempts.load(Ordering::Relaxed), |end| end.attempts),
+            cancelled: course.cancelled.load(Ordering::Relaxed),
             continued: stage == RequestStage::Continuing || last.is_some_and(|end| end.continued),
             status: last.map(|end| end.status),
             outcome: last.map(|end| end.outcome.to_owned()),

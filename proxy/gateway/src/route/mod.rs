@@ -3,10 +3,6 @@
 //! routes are forwarded; llama-server answers them. [`table`] has all routes of llama-server; [`target`]
 //! reads a model name in the path.
 
-mod shape;
-mod table;
-pub(crate) mod target;
-
 use std::borrow::Cow;
 
 use http::Method;
@@ -16,17 +12,16 @@ use self::table::STREAM_LABEL;
 use crate::protocol::query;
 use crate::refusal::ErrorDialect;
 
-pub(crate) use self::shape::BodyShape;
+mod table;
+pub(crate) mod target;
 
 /// Label of requests to a path that is none of llama-server's known routes.
 pub(crate) const UNKNOWN_ROUTE: &str = "other";
 
-/// Properties of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestRoute {
     /// Label for logs and metrics: one of a bounded set.
     pub(crate) name: &'static str,
-    /// Kind of lease that the request needs.
     pub(crate) kind: LeaseKind,
     /// The route generates text, as a stream if the body asks for one. If a connection ends before any byte
     /// of such a stream, the binary determines whether execution may have begun
@@ -34,33 +29,25 @@ pub(crate) struct RequestRoute {
     pub(crate) generates: bool,
     /// The route only computes an answer, so a request may be executed again if its server dies.
     pub(crate) computes: bool,
-    /// Format of errors.
     pub(crate) dialect: ErrorDialect,
-    /// Size class of the request bodies.
     pub(crate) size: BodySize,
     /// Shape of its JSON bodies for request rules; `None`: the rules do not apply.
     pub(crate) shape: Option<BodyShape>,
-    /// Side effect on the server.
     pub(crate) effect: RouteEffect,
     /// A request loads its model if the model is not loaded. `false` for requests that only inspect a
     /// process.
     pub(crate) loads: bool,
 }
 
-/// Classes of bodies by their size limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodySize {
     /// Prompts, including images and recordings.
     Prompt,
-    /// Audio files.
     Audio,
-    /// Text alone.
     Text,
-    /// Small requests to the server itself.
     Control,
 }
 
-/// Side effect of a request on its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteEffect {
     /// The request has no effect that would be lost with the process.
@@ -86,9 +73,7 @@ pub(crate) enum LocalRoute {
     Running,
     /// `/upstream/<model>` without a slash after the name. Holds the name.
     Bare(String),
-    /// The operators' page.
     Page,
-    /// A CORS preflight.
     Preflight,
     /// A method that a proxy must not serve.
     Forbidden,
@@ -140,7 +125,6 @@ pub(crate) fn known_path(path: &str) -> Option<&'static str> {
     paths().find(|known| *known == plain)
 }
 
-/// Returns the route of a request that is sent to a backend.
 pub(crate) fn backend_route(method: &Method, path: &str) -> RequestRoute {
     let route = table::table_route(method, &decoded_path(path));
     // A CORS preflight.
@@ -177,7 +161,6 @@ pub(crate) fn logged_method(method: &Method) -> Method {
     short.unwrap_or_else(|| method.clone())
 }
 
-/// Returns the gateway's own route that answers the request, if any.
 pub(crate) fn local_route(method: &Method, path: &str) -> Option<LocalRoute> {
     if !is_served(method) {
         return Some(LocalRoute::Forbidden);
@@ -189,6 +172,58 @@ pub(crate) fn local_route(method: &Method, path: &str) -> Option<LocalRoute> {
         return None;
     }
     table::table_local(&decoded_path(path))
+}
+
+/// Shape of a request body for request rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyShape {
+    /// Chat with `messages`; generates.
+    Chat,
+    /// `prompt`, in llama-server's own dialect; generates.
+    Native,
+    /// `prompt`, in OpenAI's dialect; generates.
+    Completion,
+    /// `instructions` and `input`; generates.
+    Responses,
+    /// `system` and `messages`; generates.
+    Messages,
+    /// Same members as [`Self::Chat`], on a route that only counts tokens.
+    ChatCount,
+    /// Same members as [`Self::Responses`], on a route that only counts tokens.
+    ResponsesCount,
+    /// Same members as [`Self::Messages`], on a route that only counts tokens.
+    MessagesCount,
+}
+
+impl BodyShape {
+    pub(crate) fn generates(self) -> bool {
+        matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
+    }
+
+    /// Returns whether the route accepts a seed. llama-server's messages route ignores a seed.
+    pub(crate) fn takes_seeds(self) -> bool {
+        self.generates() && self != Self::Messages
+    }
+
+    /// Returns the names of two members, if the shape has them: the list of messages, and the system prompt.
+    pub(crate) fn prompt_members(self) -> (Option<&'static str>, Option<&'static str>) {
+        match self {
+            Self::Chat | Self::ChatCount => (Some("messages"), None),
+            Self::Responses | Self::ResponsesCount => (Some("input"), Some("instructions")),
+            Self::Messages | Self::MessagesCount => (Some("messages"), Some("system")),
+            Self::Native | Self::Completion => (None, None),
+        }
+    }
+
+    /// Returns the names of the token limit that the route reads, its native name first.
+    pub(crate) fn limit_members(self) -> &'static [&'static str] {
+        match self {
+            Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],
+            Self::Responses => &["max_output_tokens", "max_tokens", "max_completion_tokens", "n_predict"],
+            Self::Messages => &["max_tokens"],
+            _ => &["max_tokens", "max_completion_tokens", "n_predict"],
+        }
+    }
 }
 
 #[cfg(test)]

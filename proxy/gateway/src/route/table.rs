@@ -11,7 +11,6 @@ use crate::refusal::ErrorDialect;
 /// Label of the route that replays a generation which continues without a client.
 pub(super) const STREAM_LABEL: &str = "stream";
 
-/// A path and its routes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouteRow {
     pub(super) path: &'static str,
@@ -22,7 +21,6 @@ pub(super) struct RouteRow {
     loads: LoadingMethods,
 }
 
-/// Methods that load an unloaded model.
 #[derive(Clone, Copy, Debug)]
 enum LoadingMethods {
     All,
@@ -31,7 +29,6 @@ enum LoadingMethods {
     None,
 }
 
-/// The gateway's own answers to a `GET`.
 #[derive(Clone, Copy, Debug)]
 enum LocalGet {
     Health,
@@ -89,40 +86,24 @@ pub(super) static ROWS: [RouteRow; 46] = [
     slotless("/v1/chat/completions/control", "control", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/tokenize", "tokenize", BodySize::Text).with_computes(),
     slotless("/detokenize", "detokenize", BodySize::Text).with_computes(),
-    slotless("/props", "props", BodySize::Control)
-        .with_effect(RouteEffect::Sets)
-        .with_loads(LoadingMethods::Post),
+    setting("/props", "props", RouteEffect::Sets),
     slotless("/metrics", "metrics", BodySize::Control).with_loads(LoadingMethods::None),
-    slotless("/slots", "slots", BodySize::Control)
-        .with_effect(RouteEffect::Pauses)
-        .with_loads(LoadingMethods::Post),
-    slotless("/lora-adapters", "lora_adapters", BodySize::Control)
-        .with_effect(RouteEffect::Sets)
-        .with_loads(LoadingMethods::Post),
+    setting("/slots", "slots", RouteEffect::Pauses),
+    setting("/lora-adapters", "lora_adapters", RouteEffect::Sets),
     slotless("/v1/stream", STREAM_LABEL, BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/v1/streams/lookup", STREAM_LABEL, BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/tools", "tools", BodySize::Text).with_loads(LoadingMethods::Post),
     slotless("/cors-proxy", "cors_proxy", BodySize::Text),
-    slotless("/models", "router", BodySize::Control)
-        .with_local(LocalGet::Models)
-        .with_loads(LoadingMethods::None),
+    local("/models", "router", BodySize::Control, LocalGet::Models),
     slotless("/models/load", "router", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/models/unload", "router", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/models/sse", "router", BodySize::Control).with_loads(LoadingMethods::None),
     slotless("/", "ui", BodySize::Control),
     // The gateway's own routes.
-    slotless("/health", UNKNOWN_ROUTE, BodySize::Prompt)
-        .with_local(LocalGet::Health)
-        .with_loads(LoadingMethods::None),
-    slotless("/v1/health", UNKNOWN_ROUTE, BodySize::Prompt)
-        .with_local(LocalGet::Health)
-        .with_loads(LoadingMethods::None),
-    slotless("/v1/models", UNKNOWN_ROUTE, BodySize::Prompt)
-        .with_local(LocalGet::Models)
-        .with_loads(LoadingMethods::None),
-    slotless("/running", UNKNOWN_ROUTE, BodySize::Prompt)
-        .with_local(LocalGet::Running)
-        .with_loads(LoadingMethods::None),
+    local("/health", UNKNOWN_ROUTE, BodySize::Prompt, LocalGet::Health),
+    local("/v1/health", UNKNOWN_ROUTE, BodySize::Prompt, LocalGet::Health),
+    local("/v1/models", UNKNOWN_ROUTE, BodySize::Prompt, LocalGet::Models),
+    local("/running", UNKNOWN_ROUTE, BodySize::Prompt, LocalGet::Running),
 ];
 
 /// Returns the row of a route that generates text, possibly as a stream.
@@ -150,9 +131,19 @@ const fn counting(path: &'static str, name: &'static str, shape: BodyShape) -> R
     row(path, RequestRoute { name, computes: true, shape: Some(shape), ..UNKNOWN_PATH })
 }
 
-/// Returns the row of a route that is answered without a slot.
 const fn slotless(path: &'static str, name: &'static str, size: BodySize) -> RouteRow {
     row(path, RequestRoute { name, size, ..UNKNOWN_PATH })
+}
+
+/// Returns the row of a route whose `POST` changes the server, and whose other methods only inspect it.
+const fn setting(path: &'static str, name: &'static str, effect: RouteEffect) -> RouteRow {
+    let post = RequestRoute { name, size: BodySize::Control, effect, ..UNKNOWN_PATH };
+    RouteRow { loads: LoadingMethods::Post, ..row(path, post) }
+}
+
+/// Returns the row of a route whose `GET` the gateway answers itself.
+const fn local(path: &'static str, name: &'static str, size: BodySize, get: LocalGet) -> RouteRow {
+    RouteRow { local: Some(get), ..slotless(path, name, size).with_loads(LoadingMethods::None) }
 }
 
 const fn row(path: &'static str, post: RequestRoute) -> RouteRow {
@@ -164,16 +155,8 @@ impl RouteRow {
         Self { post: RequestRoute { dialect, ..self.post }, ..self }
     }
 
-    const fn with_effect(self, effect: RouteEffect) -> Self {
-        Self { post: RequestRoute { effect, ..self.post }, ..self }
-    }
-
     const fn with_computes(self) -> Self {
         Self { post: RequestRoute { computes: true, ..self.post }, ..self }
-    }
-
-    const fn with_local(self, local: LocalGet) -> Self {
-        Self { local: Some(local), ..self }
     }
 
     const fn with_loads(self, loads: LoadingMethods) -> Self {
@@ -186,7 +169,6 @@ impl RouteRow {
     }
 }
 
-/// Returns the route of a request with this decoded path.
 pub(super) fn table_route(method: &Method, path: &str) -> RequestRoute {
     let is_post = *method == Method::POST;
     let Some(RouteRow { post, loads, .. }) = RouteRow::find(path) else {
@@ -212,7 +194,6 @@ pub(super) fn table_route(method: &Method, path: &str) -> RequestRoute {
     RequestRoute { loads, kind: if reads { LeaseKind::Read } else { route.kind }, ..route }
 }
 
-/// Returns the gateway's own route for a `GET` to this decoded path.
 pub(super) fn table_local(path: &str) -> Option<LocalRoute> {
     match RouteRow::find(path).and_then(|row| row.local) {
         Some(LocalGet::Health) => Some(LocalRoute::Health),

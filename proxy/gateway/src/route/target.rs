@@ -15,10 +15,8 @@ use warden_supervisor::FleetView;
 use crate::protocol::query;
 use crate::refusal::RequestRefusal;
 
-/// Prefix of paths that name their model.
 const UPSTREAM_PREFIX: &str = "/upstream/";
 
-/// A path that names its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModelPath {
     /// Requested name or alias.
@@ -29,7 +27,6 @@ pub(crate) struct ModelPath {
     pub(crate) is_bare: bool,
 }
 
-/// Returns whether a path names its model.
 pub(crate) fn is_upstream(path: &str) -> bool {
     path.starts_with(UPSTREAM_PREFIX)
 }

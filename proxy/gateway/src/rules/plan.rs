@@ -13,15 +13,13 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::{ModelRules, RequestRules, SystemMode, SystemPrompt};
-use crate::body::json_index::{ContentKind, JsonIndex, JsonKind, JsonList, JsonMember, JsonPlace};
-use crate::body::splice::{ByteEdit, removal_ranges};
+use crate::body::{
+    ByteEdit, ContentKind, JsonIndex, JsonKind, JsonList, JsonMember, JsonPlace, removal_ranges,
+};
 use crate::route::BodyShape;
 
-/// All names of the token limit over all routes.
 const LIMIT_NAMES: [&str; 4] = ["n_predict", "max_completion_tokens", "max_tokens", "max_output_tokens"];
-/// Member with the random seed.
 const SEED_MEMBER: &str = "seed";
-/// Default token limit of Anthropic's route.
 const ANTHROPIC_DEFAULT_TOKENS: u64 = 4096;
 
 /// Rules to apply to a body, and the members that the index must find for them.
@@ -34,7 +32,10 @@ pub(crate) struct RulePlan<'r> {
 impl<'r> RulePlan<'r> {
     /// Creates the plan of these rules for a route with this body shape; `None` if there is nothing to do.
     pub(crate) fn new(rules: &'r ModelRules, shape: Option<BodyShape>) -> Option<Self> {
-        let request = shape.filter(|_| !rules.request.is_empty()).map(|shape| (&rules.request, shape));
+        let request = match shape {
+            Some(shape) if !rules.request.is_empty() => Some((&rules.request, shape)),
+            _ => None,
+        };
         let mut wanted = Vec::new();
         if let Some((request, shape)) = request {
             wanted.extend(request.set.iter().chain(&request.default).map(|(name, _)| name.as_str()));
@@ -63,7 +64,6 @@ impl<'r> RulePlan<'r> {
         self.request.is_some()
     }
 
-    /// Returns the names of the members to index.
     pub(crate) fn wanted(&self) -> &[&'r str] {
         &self.wanted
     }
@@ -207,7 +207,6 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    /// Removes the system messages from a list.
     fn remove_system_messages(&mut self, list: &JsonList) {
         let places: Vec<&JsonPlace> = list.system.iter().map(|message| &message.place).collect();
         for range in removal_ranges(&places, list.count) {
@@ -215,16 +214,18 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    /// Inserts the prompt into a list of messages.
     fn insert_prompt(&mut self, member: &JsonMember, prompt: &SystemPrompt) {
         let Some(list) = system(member) else { return };
-        let first = list.system.first().filter(|_| prompt.mode == SystemMode::Prepend);
-        match first.and_then(|message| message.content) {
-            Some((at, ContentKind::Text)) => return self.prepend_to_text(at, &prompt.text),
-            Some((at, ContentKind::List { is_empty })) => {
-                return self.prepend_to_parts(at, is_empty, &prompt.text);
+        if prompt.mode == SystemMode::Prepend
+            && let Some(first) = list.system.first()
+        {
+            match first.content {
+                Some((at, ContentKind::Text)) => return self.prepend_to_text(at, &prompt.text),
+                Some((at, ContentKind::List { is_empty })) => {
+                    return self.prepend_to_parts(at, is_empty, &prompt.text);
+                }
+                Some((_, ContentKind::Other)) | None => {}
             }
-            Some((_, ContentKind::Other)) | None => {}
         }
         let mut left = list.count as usize;
         if prompt.mode == SystemMode::Replace {

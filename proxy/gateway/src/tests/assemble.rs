@@ -11,7 +11,7 @@ use warden_policies::ByteSize;
 use super::peer::{EVENTS, Upstream, json_answer, post};
 use super::slow::is_alone;
 use super::{Plan, Rig, eventually};
-use crate::limits::GatewayLimit;
+use crate::observe::GatewayLimit;
 use crate::{LiveConfig, ModelRules, RequestOutcome};
 
 /// A gateway whose model assembles answers.

@@ -1,6 +1,39 @@
 //! The gateway against scripted backends: a listener on a Unix socket whose connections are handled byte by
 //! byte, and leases that are counted.
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use warden_policies::dispatch::LeaseKind;
+use warden_policies::modes::OnDeath;
+use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
+use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHeadTime, WorkDone, defaults};
+use warden_supervisor::{
+    AnswerIdentity, CanaryRoute, ControlError, ConversationTurn, ExchangeOutcome as Ended, FleetView,
+    LeaseAddress, LeaseDenied, ListenAddress, ModelState, ModelView, NextProcess, PromptFit, PromptSize,
+    ResolveError, SolitudeResult,
+};
+
+use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
+use crate::backend::{
+    BackendLease, BoxFuture, ConnectionPool, LeaseDemand, LeaseMode, LeaseProvider, SharedLease,
+};
+use crate::{
+    Gateway, GatewayConfig, GatewayControl, GatewayGauges, GatewayObserver, LiveConfig, ModelRules,
+    RequestRecord, RequestRegistry, StopTokens,
+};
+
 mod again;
 mod assemble;
 mod behind_its_text;
@@ -31,38 +64,6 @@ mod storm;
 mod tls;
 mod unread;
 mod weighing;
-
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
-use warden_policies::dispatch::LeaseKind;
-use warden_policies::modes::OnDeath;
-use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
-use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHeadTime, WorkDone, defaults};
-use warden_supervisor::{
-    AnswerIdentity, CanaryRoute, ControlError, ConversationTurn, ExchangeOutcome as Ended, FleetView,
-    LeaseAddress, LeaseDenied, ListenAddress, ModelState, ModelView, NextProcess, PromptFit, PromptSize,
-    ResolveError, SolitudeResult,
-};
-
-use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
-use crate::backend::backends::{BackendLease, BoxFuture, LeaseProvider};
-use crate::backend::pool::ConnectionPool;
-use crate::{
-    Gateway, GatewayConfig, GatewayControl, GatewayGauges, GatewayObserver, LiveConfig, ModelRules,
-    RequestRecord, RequestRegistry, StopTokens,
-};
 
 /// Facts of a new build.
 const NEW: ServerFacts = ServerFacts {
@@ -218,23 +219,16 @@ impl LeaseProvider for Shell {
         }
     }
 
-    fn lease_again<'a>(
-        &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
-        self.lease(model, kind, tokens)
-    }
-
     fn lease<'a>(
         &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, LeaseDenied>> {
+        _: &'a ModelName,
+        demand: LeaseDemand,
+    ) -> BoxFuture<'a, Result<Option<SharedLease>, LeaseDenied>> {
+        let LeaseDemand { kind, tokens, mode } = demand;
         let backends = self.0.clone();
-        let _ = model;
+        if mode == LeaseMode::IfLoaded && *backends.shown.lock().unwrap() == Some(ModelState::Unloaded) {
+            return Box::pin(async { Ok(None) });
+        }
         if kind == LeaseKind::Slot {
             backends.demands.lock().unwrap().push(tokens);
         }
@@ -259,26 +253,13 @@ impl LeaseProvider for Shell {
             let stranger = *backends.stranger.lock().unwrap();
             let endpoint = stranger
                 .map_or_else(|| ListenAddress::Unix(backends.sockets[turn].clone()), ListenAddress::Tcp);
-            Ok(Arc::new(TestRight {
+            Ok(Some(Arc::new(TestRight {
                 address: endpoint.into(),
                 generation: turn as u64,
                 backends,
                 _room: room,
-            }) as Arc<dyn BackendLease>)
+            }) as SharedLease))
         })
-    }
-
-    fn lease_loaded<'a>(
-        &'a self,
-        model: &'a ModelName,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, LeaseDenied>> {
-        if *self.0.shown.lock().unwrap() == Some(ModelState::Unloaded) {
-            return Box::pin(async { Ok(None) });
-        }
-        let lease = self.lease(model, kind, tokens);
-        Box::pin(async { lease.await.map(Some) })
     }
 
     fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError> {
@@ -290,7 +271,7 @@ impl LeaseProvider for Shell {
         self.0.canary.lock().unwrap().as_ref().map(|(route, _)| route.clone())
     }
 
-    fn lease_now(&self, _: &ModelName, _: LeaseKind, _: Option<u64>) -> Option<Arc<dyn BackendLease>> {
+    fn lease_now(&self, _: &ModelName, _: LeaseKind, _: Option<u64>) -> Option<SharedLease> {
         let socket = self.0.canary.lock().unwrap().as_ref()?.1.clone()?;
         let room = self.0.room.clone().try_acquire_owned().ok()?;
         self.0.live.fetch_add(1, Ordering::SeqCst);

@@ -221,7 +221,7 @@ impl<'de> Deserialize<'de> for Outer {
 
 /// The scanner agrees with a full parser on every valid body, in pieces of any size, and never panics on others.
 pub fn model(bytes: &[u8], size: usize) {
-    let mut scanner = BodyScanner::new();
+    let mut scanner = BodyScanner::default();
     for piece in bytes.chunks(size.max(1)) {
         scanner.feed(piece);
     }

@@ -7,8 +7,8 @@ use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelView, ResolveError};
 
 use super::{ApiKey, ApiKeys, ConcurrencyPass, KeyLimit};
-use crate::backend::backends::LeaseProvider;
-use crate::body::budget::ClientShare;
+use crate::backend::LeaseProvider;
+use crate::body::ClientShare;
 use crate::refusal::RequestRefusal;
 
 /// Rights of a client. [`Default`] permits everything, for a gateway without keys.
@@ -32,7 +32,6 @@ impl ClientAccess {
         self.key.as_ref().map(|key| key.spec.name.clone())
     }
 
-    /// Returns whether the key opens the operators' page.
     pub(crate) fn is_operator(&self) -> bool {
         self.key.as_ref().is_some_and(|key| key.spec.operator)
     }
@@ -42,12 +41,10 @@ impl ClientAccess {
         self.key.as_ref().map(ApiKey::admit).transpose()
     }
 
-    /// Returns the count of memory held for request bodies with this key.
     pub(crate) fn held_share(&self) -> Option<Arc<ClientShare>> {
         self.key.as_ref().map(|key| key.usage.held.clone())
     }
 
-    /// Resolves a name among the models that this client may use.
     pub(crate) fn resolve(
         &self,
         backends: &dyn LeaseProvider,
@@ -84,17 +81,14 @@ impl ClientAccess {
         RequestRefusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
     }
 
-    /// Returns whether this client may use a model and see its name.
     pub(crate) fn may_use(&self, model: &ModelName) -> bool {
         self.key.as_ref().is_none_or(|key| key.may_use(model))
     }
 
-    /// Returns the names of the models that this client may use.
     pub(crate) fn known_names(&self, backends: &dyn LeaseProvider) -> Vec<String> {
         self.visible_models(&backends.view()).map(|model| model.name.to_string()).collect()
     }
 
-    /// Returns the names and aliases of the models that this client may use.
     pub(crate) fn names_with_aliases(&self, backends: &dyn LeaseProvider) -> Vec<String> {
         self.visible_models(&backends.view()).flat_map(|model| model.names().map(str::to_owned)).collect()
     }

@@ -15,26 +15,26 @@
 //! ```
 
 use std::collections::HashSet;
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use self::usage::{KeyLimit, KeyUsage};
 use http::HeaderMap;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 use warden_policies::{ModelName, QuickMap, RateLimit};
 
 use crate::refusal::RequestRefusal;
 
+pub(crate) use self::usage::{BYTES_PER_TOKEN, ConcurrencyPass};
+pub(crate) use access::ClientAccess;
+pub(crate) use presented::strip_key_headers;
+
 mod access;
-mod hash;
 mod presented;
 mod usage;
-
-pub(crate) use access::ClientAccess;
-pub use hash::KeyHash;
-pub(crate) use presented::strip_key_headers;
-pub(crate) use usage::BYTES_PER_TOKEN;
-pub(crate) use usage::ConcurrencyPass;
-use usage::KeyLimit;
-use usage::KeyUsage;
 
 /// A key of the key file.
 #[derive(Clone, Debug)]
@@ -57,24 +57,6 @@ pub struct KeySpec {
     pub operator: bool,
 }
 
-#[cfg(test)]
-impl KeySpec {
-    /// Creates a key with all rights of a client, without limits.
-    pub(crate) fn unlimited(name: &str, key: &str) -> Self {
-        let hash = KeyHash::from_key(key.as_bytes());
-        Self {
-            name: name.into(),
-            hash,
-            models: None,
-            rate: None,
-            tokens: None,
-            concurrency: None,
-            operator: false,
-        }
-    }
-}
-
-/// A key and its usage.
 #[derive(Debug)]
 pub(crate) struct ApiKey {
     pub(crate) spec: KeySpec,
@@ -89,9 +71,7 @@ pub struct ApiKeys(Arc<KeyRing>);
 struct KeyRing {
     /// Keys in the order of the key file.
     all: Vec<Arc<ApiKey>>,
-    /// Index into `all` by hash.
     by_hash: QuickMap<KeyHash, usize>,
-    /// Whether any key opens the operators' page.
     has_operators: bool,
 }
 
@@ -146,20 +126,20 @@ impl ApiKeys {
         let one = |key: &Arc<ApiKey>| KeyCounts {
             name: key.spec.name.clone(),
             requests: key.usage.requests.load(Relaxed),
-            running: key.usage.running() as u64,
+            running: key.usage.running.load(Relaxed) as u64,
             prompt_tokens: key.usage.prompt_tokens.load(Relaxed),
             output_tokens: key.usage.output_tokens.load(Relaxed),
-            rejected: KeyLimit::ALL.map(|limit| (limit.as_str(), key.usage.rejected(limit))).into(),
+            rejected: KeyLimit::ALL
+                .map(|limit| (limit.as_str(), key.usage.rejected[limit as usize].load(Relaxed)))
+                .into(),
         };
         self.0.all.iter().map(one).collect()
     }
 
-    /// Returns whether any key opens the operators' page.
     pub(crate) fn has_operators(&self) -> bool {
         self.0.has_operators
     }
 
-    /// Returns the key with this hash.
     pub(crate) fn find_spec(&self, hash: &KeyHash) -> Option<&KeySpec> {
         self.find_by_hash(hash).map(|key| &key.spec)
     }
@@ -224,5 +204,66 @@ impl ApiKey {
     }
 }
 
+/// SHA-256 of a key. Keys are long and random, so a hash without salt cannot be inverted.
+#[derive(Clone, Copy)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// Hashes a key in clear text.
+    pub fn from_key(key: &[u8]) -> Self {
+        Self(Sha256::digest(key).into())
+    }
+
+    /// Parses 64 hexadecimal digits.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let mut hash = [0; 32];
+        hex::decode_to_slice(text, &mut hash).ok()?;
+        Some(Self(hash))
+    }
+
+    /// Formats the hash as 64 hexadecimal digits, for the key file.
+    pub fn to_hex(self) -> String {
+        hex::encode(self.0)
+    }
+}
+
+impl PartialEq for KeyHash {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for KeyHash {}
+
+impl Hash for KeyHash {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(&self.0);
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHash(..)")
+    }
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod hash_tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_sha_256_and_does_not_show_itself() {
+        // FIPS 180-2, appendix B.1.
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let hash = KeyHash::from_key(b"abc");
+        assert_eq!((hash.to_hex().as_str(), Some(hash)), (abc, KeyHash::from_hex(abc)));
+        assert_eq!(format!("{hash:?}"), "KeyHash(..)");
+        assert!(hash == KeyHash::from_key(b"abc") && hash != KeyHash::from_key(b"abd"));
+        assert!(
+            ["", "ba78", &abc[1..], &abc.replace('b', "g")].iter().all(|t| KeyHash::from_hex(t).is_none())
+        );
+    }
+}

@@ -37,7 +37,8 @@ fn key_in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
         let is_scheme = [&b"bearer"[..], b"basic"].iter().any(|scheme| value.eq_ignore_ascii_case(scheme));
         return (!is_scheme).then_some(Cow::Borrowed(value));
     };
-    let (scheme, rest) = (&value[..space], value[space..].trim_ascii());
+    let scheme = &value[..space];
+    let rest = value[space..].trim_ascii();
     if scheme.eq_ignore_ascii_case(b"bearer") {
         return Some(Cow::Borrowed(rest));
     }
@@ -50,7 +51,6 @@ fn key_in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     None
 }
 
-/// Removes all headers that may hold a key.
 pub(crate) fn strip_key_headers(headers: &mut HeaderMap) {
     headers::remove_fields(headers, |name| KEY_HEADERS.contains(name));
 }

@@ -2,7 +2,8 @@
 //! key file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,7 +11,7 @@ use warden_policies::WorkDone;
 use warden_policies::rate::{RateLimit, RateNanos, as_nanos};
 
 use super::ApiKey;
-use crate::body::budget::{ClientShare, add_within_limit};
+use crate::body::{ClientShare, add_within_limit};
 
 /// Assumed bytes per token, for text without a token count: about the ratio of English with today's
 /// vocabularies.
@@ -22,23 +23,18 @@ pub(super) struct KeyUsage {
     base: Instant,
     requests_until: AtomicU64,
     tokens_until: AtomicU64,
-    running: AtomicUsize,
+    pub(super) running: AtomicUsize,
     pub(super) requests: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) output_tokens: AtomicU64,
-    /// Memory held for request bodies with this key.
     pub(super) held: Arc<ClientShare>,
-    rejected: [AtomicU64; KeyLimit::ALL.len()],
+    pub(super) rejected: [AtomicU64; KeyLimit::ALL.len()],
 }
 
-/// Limits that can refuse a request with a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyLimit {
-    /// Request rate.
     Rate,
-    /// Token rate.
     Tokens,
-    /// Concurrent requests.
     Concurrency,
     /// The requested model is not permitted for the key.
     Model,
@@ -47,7 +43,6 @@ pub(crate) enum KeyLimit {
 impl KeyLimit {
     pub(crate) const ALL: [Self; 4] = [Self::Rate, Self::Tokens, Self::Concurrency, Self::Model];
 
-    /// Label for metrics.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -104,16 +99,8 @@ impl KeyUsage {
         }
     }
 
-    pub(super) fn running(&self) -> usize {
-        self.running.load(Relaxed)
-    }
-
     pub(super) fn count_rejection(&self, limit: KeyLimit) {
         self.rejected[limit as usize].fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn rejected(&self, limit: KeyLimit) -> u64 {
-        self.rejected[limit as usize].load(Relaxed)
     }
 }
 

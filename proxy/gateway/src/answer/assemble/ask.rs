@@ -11,10 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::AnswerFormat;
-use crate::body::gist::{LastRole, ValueGist};
-use crate::body::intake::BodyIntake;
-use crate::body::json_index::JsonIndex;
-use crate::body::splice::{self, ByteEdit};
+use crate::body::{BodyIntake, ByteEdit, JsonIndex, LastRole, ValueGist, splice};
 use crate::refusal::RequestRefusal;
 
 /// Members of a request body that decide whether its answer can be assembled. Only the outline of each
@@ -127,7 +124,6 @@ fn can_be_assembled(kind: AnswerFormat, asked: &StreamableMembers) -> bool {
         && asked.reasoning_format.as_ref().is_none_or(|format| !format.is_word("deepseek-legacy"))
 }
 
-/// Returns whether the request forces a tool call.
 fn forces_tool(choice: Option<&ValueGist>) -> bool {
     let word = choice.map(|choice| choice.kind().unwrap_or(choice));
     word.is_some_and(|word| !(word.is_word("auto") || word.is_word("none")))

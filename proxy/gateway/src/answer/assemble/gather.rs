@@ -5,34 +5,32 @@
 //! llama-server ends a stream whose connection is closed.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::response::Parts;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 use warden_policies::defaults::Upstream;
 use warden_policies::{ModelName, WorkDone};
 
 use super::{AnswerAssembly, AnswerFormat, AssemblyError};
-use crate::answer::flight::InFlightRequest;
-use crate::answer::meter::AnswerMeter;
-use crate::backend::attempts::{AnsweringBackend, RelayedAnswer};
-use crate::backend::backends::BackendLease;
-use crate::backend::upstream_conn::UpstreamConn;
-use crate::body::sent::SentBody;
+use crate::answer::{AnswerMeter, InFlightRequest};
+use crate::backend::{AnsweringBackend, RelayedAnswer, SharedLease, UpstreamConn};
+use crate::body::SentBody;
 use crate::protocol::{headers, wire};
 use crate::refusal::RequestRefusal;
+use crate::requests::ProgressHandle;
 
 /// Counters reported by the stream so far. They are recorded once, on drop if the client leaves early.
 struct StreamTally<'a> {
     meter: AnswerMeter,
     events: u64,
     counted: bool,
-    lease: Arc<dyn BackendLease>,
+    lease: SharedLease,
     sent: Arc<SentBody>,
     work: &'a mut WorkDone,
 }
@@ -59,9 +57,74 @@ impl Drop for StreamTally<'_> {
     }
 }
 
-async fn next_piece(conn: &mut UpstreamConn, incoming: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
-    // The connection has no task of its own: it makes progress only while it is polled.
-    poll_fn(|context| conn.poll_piece(incoming, context)).await
+struct StreamGathering<'a> {
+    incoming: Incoming,
+    conn: UpstreamConn,
+    /// Deadline for the first event of a canary.
+    begins_by: Option<Instant>,
+    model: &'a ModelName,
+    tally: StreamTally<'a>,
+    assembly: AnswerAssembly,
+    progress: &'a ProgressHandle,
+    first_event: Option<Instant>,
+}
+
+impl StreamGathering<'_> {
+    /// Reads the stream to its end. Returns why the answer cannot be assembled, if it cannot.
+    async fn read(&mut self) -> Result<Option<AssemblyError>, RequestRefusal> {
+        loop {
+            self.tally.lease.note_waiting(Instant::now());
+            let Some(piece) = self.next_piece().await? else { return Ok(self.assembly.end_stream().err()) };
+            if let Err(fault) = self.add_piece(piece) {
+                return Ok(Some(fault));
+            }
+        }
+    }
+
+    async fn next_piece(&mut self) -> Result<Option<Bytes>, RequestRefusal> {
+        let died = || RequestRefusal::Died { model: self.model.clone() };
+        // The connection has no task of its own: it makes progress only while it is polled.
+        let piece = poll_fn(|context| self.conn.poll_piece(&mut self.incoming, context));
+        let piece = match self.begins_by {
+            Some(by) if self.tally.events == 0 => timeout_at(by, piece).await.map_err(|_| {
+                tracing::debug!("a canary did not begin its answer in time");
+                died()
+            })?,
+            _ => piece.await,
+        };
+        piece.transpose().map_err(|error| {
+            tracing::debug!(%error, "a backend's answer broke off");
+            let StreamTally { lease, sent, .. } = &self.tally;
+            if let Some(print) = sent.sent_fingerprint() {
+                lease.report_broken(print);
+            }
+            lease.doubt();
+            died()
+        })
+    }
+
+    fn add_piece(&mut self, piece: Bytes) -> Result<(), AssemblyError> {
+        let Self { tally, assembly, progress, .. } = self;
+        tally.lease.note_progress(piece.len());
+        tally.meter.feed(&piece);
+        let fed = assembly.feed(piece);
+        tally.lease.note_events(assembly.events.saturating_sub(tally.events));
+        if tally.events == 0 && assembly.events > 0 {
+            let now = Instant::now();
+            self.first_event = Some(now);
+            progress.note_answer(now);
+        }
+        tally.events = assembly.events;
+        progress.note_generated(tally.events);
+        fed
+    }
+
+    /// Closes the connection, because the backend has finished or is abandoned, and records the counters.
+    fn end(self, whole: bool) -> (AnswerMeter, AnswerAssembly, Option<Instant>) {
+        let Self { incoming, conn, tally, assembly, first_event, .. } = self;
+        drop((incoming, conn));
+        (tally.end(whole), assembly, first_event)
+    }
 }
 
 /// Reads a stream to its end and returns status, head and body of the assembled answer.
@@ -73,112 +136,76 @@ pub(crate) async fn gather_stream(
     config: &Upstream,
 ) -> Result<(StatusCode, HeaderMap, Bytes), RequestRefusal> {
     let RelayedAnswer { response, backend, .. } = relayed;
-    let AnsweringBackend {
-        lease,
-        mut revoked,
-        mut conn,
-        sent,
-        deadline,
-        first_event_deadline: begins_by,
-        ..
-    } = *backend;
-    let (mut parts, mut incoming) = response.into_parts();
+    let AnsweringBackend { lease, mut revoked, conn, sent, deadline, first_event_deadline, .. } = *backend;
+    let (parts, incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
-    let mut tally = StreamTally {
-        meter: AnswerMeter::new(config.tail_bytes.in_memory()),
-        events: 0,
-        counted: false,
-        lease: lease.clone(),
-        sent: sent.clone(),
-        work: &mut flight.record.work,
-    };
-    let progress = &flight.progress;
-    let mut assembly = AnswerAssembly::new(kind, config.assembled_bytes.in_memory());
     lease.note_progress(0);
     lease.note_answered(true, true);
-    let mut first = None;
-    let read = {
-        let mut reading = pin!(async {
-            loop {
-                lease.note_waiting(Instant::now());
-                let piece = next_piece(&mut conn, &mut incoming);
-                let piece = match begins_by.filter(|_| tally.events == 0) {
-                    None => piece.await,
-                    Some(by) => timeout_at(by, piece).await.map_err(|_| {
-                        tracing::debug!("a canary did not begin its answer in time");
-                        RequestRefusal::Died { model: model.clone() }
-                    })?,
-                };
-                let Some(piece) = piece else { break };
-                let piece = piece.map_err(|error| {
-                    tracing::debug!(%error, "a backend's answer broke off");
-                    if let Some(print) = sent.sent_fingerprint() {
-                        lease.report_broken(print);
-                    }
-                    lease.doubt();
-                    RequestRefusal::Died { model: model.clone() }
-                })?;
-                lease.note_progress(piece.len());
-                tally.meter.feed(&piece);
-                let fed = assembly.feed(piece);
-                lease.note_events(assembly.events().saturating_sub(tally.events));
-                if tally.events == 0 && assembly.events() > 0 {
-                    let now = Instant::now();
-                    first = Some(now);
-                    progress.note_answer(now);
-                }
-                tally.events = assembly.events();
-                progress.note_generated(tally.events);
-                if let Err(fault) = fed {
-                    return Ok(Some(fault));
-                }
+    let mut gathering = StreamGathering {
+        incoming,
+        conn,
+        begins_by: first_event_deadline,
+        model: &model,
+        tally: StreamTally {
+            meter: AnswerMeter::new(config.tail_bytes.in_memory()),
+            events: 0,
+            counted: false,
+            lease: lease.clone(),
+            sent: sent.clone(),
+            work: &mut flight.record.work,
+        },
+        assembly: AnswerAssembly::new(kind, config.assembled_bytes.in_memory()),
+        progress: &flight.progress,
+        first_event: None,
+    };
+    let read = tokio::select! {
+        biased;
+        read = timeout_at(deadline, gathering.read()) => read.unwrap_or_else(|_| {
+            Err(RequestRefusal::TimedOut { model: model.clone() })
+        }),
+        () = &mut revoked => {
+            if let Some(print) = sent.sent_fingerprint() {
+                lease.report_lost(print);
             }
-            Ok(assembly.end_stream().err())
-        });
-        tokio::select! {
-            biased;
-            read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
-                Err(RequestRefusal::TimedOut { model: model.clone() })
-            }),
-            () = &mut revoked => {
-                if let Some(print) = sent.sent_fingerprint() {
-                    lease.report_lost(print);
-                }
-                Err(lease.revoked_refusal(&model))
-            }
+            Err(lease.revoked_refusal(&model))
         }
     };
-    // The backend has finished or is abandoned.
-    drop((incoming, conn));
-    let meter = tally.end(matches!(read, Ok(None)));
+    let (meter, assembly, first_event) = gathering.end(matches!(read, Ok(None)));
     if read.is_ok() {
         lease.note_whole_answer(sent.fingerprint());
     }
-    if let Some(first) = first {
+    if let Some(first) = first_event {
         flight.note_first_token(first);
     }
     if let Some(trace) = &mut flight.record.trace {
         meter.add_to_trace(trace, false);
     }
     flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
-    let strange = |why: &str| RequestRefusal::Garbled { model: model.clone(), why: why.to_owned() };
-    let (status, body) = read.and_then(|fault| match fault {
-        None => assembly.finish().map(|body| (parts.status, body)).map_err(|fault| match fault {
-            AssemblyError::UnknownForm(why) => strange(why),
-            _ => strange("it cannot be put together"),
-        }),
+    let assembled = match read? {
+        None => assembly.finish().map(|body| (parts.status, body)),
         Some(AssemblyError::Reported(status, body)) => Ok((status, body)),
-        Some(AssemblyError::UnknownForm(why)) => Err(strange(why)),
-        Some(AssemblyError::TooLarge) => Err(strange(&format!(
-            "it is larger than {} bytes (`upstream.assembled_bytes`), so it is available only as a stream",
-            config.assembled_bytes.0
-        ))),
+        Some(fault) => Err(fault),
+    };
+    let (status, body) = assembled.map_err(|fault| {
+        let why = match fault {
+            AssemblyError::UnknownForm(why) => why.to_owned(),
+            AssemblyError::Reported(..) => "it cannot be put together".to_owned(),
+            AssemblyError::TooLarge => format!(
+                "it is larger than {} bytes (`upstream.assembled_bytes`), so it is available only as a stream",
+                config.assembled_bytes.0
+            ),
+        };
+        RequestRefusal::Garbled { model: model.clone(), why }
     })?;
     let ended = meter.outcome(status.as_u16());
-    let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
-    flight.progress.note_times(ms(ended.prefill), ms(ended.decode));
+    flight.progress.note_times(&ended);
     lease.note_outcome(&ended);
     drop(lease);
+    Ok((status, answer_headers(parts, request_id), body))
+}
+
+/// Returns the head of the stream as the head of an answer that is no stream.
+fn answer_headers(mut parts: Parts, request_id: &HeaderValue) -> HeaderMap {
     let version = parts.version;
     headers::prepare_for_client(&mut parts.headers, request_id, true);
     wire::add_via(&mut parts.headers, version);
@@ -186,5 +213,5 @@ pub(crate) async fn gather_stream(
         parts.headers.remove(name);
     }
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
-    Ok((status, parts.headers, body))
+    parts.headers
 }

@@ -16,26 +16,22 @@
 //! Streaming requests, and models without the rule, are never touched. docs/cancellation.md lists the
 //! differences from llama-server's own answers and the comparison that was made.
 
-mod ask;
-mod chat;
-mod events;
-mod gather;
-mod messages;
-mod numbers;
-mod responses;
-mod text;
-
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Map, Value};
 
-pub(crate) use self::ask::request_stream;
-use self::events::{SseEvent, for_each_event};
-pub(crate) use self::gather::gather_stream;
-use self::numbers::NumberMask;
-pub(crate) use crate::protocol::headers::is_events;
-use crate::protocol::sse::EventSplitter;
+use crate::body::StringSpelling;
+use crate::protocol::EventSplitter;
 use crate::route::BodyShape;
+
+pub(crate) use self::ask::request_stream;
+pub(crate) use self::gather::gather_stream;
+pub(crate) use crate::protocol::headers::is_events;
+
+mod ask;
+mod completions;
+mod gather;
+mod messages;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerFormat {
@@ -49,7 +45,6 @@ pub(crate) enum AnswerFormat {
 }
 
 impl AnswerFormat {
-    /// Returns the dialect of a route that generates text.
     pub(crate) fn from_shape(shape: BodyShape) -> Option<Self> {
         Some(match shape {
             BodyShape::Chat => Self::Chat,
@@ -62,18 +57,14 @@ impl AnswerFormat {
     }
 }
 
-/// Reasons why no answer could be assembled.
 #[derive(Debug, PartialEq)]
 enum AssemblyError {
     /// The backend reported this error in its stream.
     Reported(StatusCode, Bytes),
-    /// The stream has an unknown form.
     UnknownForm(&'static str),
-    /// The answer exceeds the memory limit.
     TooLarge,
 }
 
-/// State of one stream that is being assembled.
 #[derive(Debug)]
 struct AnswerAssembly {
     cutter: EventSplitter,
@@ -86,9 +77,9 @@ struct AnswerAssembly {
 
 #[derive(Debug)]
 enum FormatAssembly {
-    Chat(chat::ChatAssembly),
-    Text(text::CompletionAssembly),
-    Responses(responses::ResponsesAssembly),
+    Chat(completions::ChatAssembly),
+    Text(completions::CompletionAssembly),
+    Responses(messages::ResponsesAssembly),
     Messages(messages::MessagesAssembly),
 }
 
@@ -96,10 +87,10 @@ impl AnswerAssembly {
     /// Creates an assembly that holds at most about `limit` bytes.
     pub(crate) fn new(kind: AnswerFormat, limit: usize) -> Self {
         let parts = match kind {
-            AnswerFormat::Chat => FormatAssembly::Chat(chat::ChatAssembly::default()),
-            AnswerFormat::Text => FormatAssembly::Text(text::CompletionAssembly::new(true)),
-            AnswerFormat::Native => FormatAssembly::Text(text::CompletionAssembly::new(false)),
-            AnswerFormat::Responses => FormatAssembly::Responses(responses::ResponsesAssembly::default()),
+            AnswerFormat::Chat => FormatAssembly::Chat(completions::ChatAssembly::default()),
+            AnswerFormat::Text => FormatAssembly::Text(completions::CompletionAssembly::new(true)),
+            AnswerFormat::Native => FormatAssembly::Text(completions::CompletionAssembly::new(false)),
+            AnswerFormat::Responses => FormatAssembly::Responses(messages::ResponsesAssembly::default()),
             AnswerFormat::Messages => FormatAssembly::Messages(messages::MessagesAssembly::default()),
         };
         Self { cutter: EventSplitter::new(limit), parts, veil: NumberMask::new(), events: 0, held: 0, limit }
@@ -124,11 +115,6 @@ impl AnswerAssembly {
         })
     }
 
-    pub(crate) fn events(&self) -> u64 {
-        self.events
-    }
-
-    /// Returns the answer, once the stream has ended.
     pub(crate) fn finish(self) -> Result<Bytes, AssemblyError> {
         let answer = match self.parts {
             FormatAssembly::Chat(chat) => chat.finish(),
@@ -209,5 +195,134 @@ fn answer_index(fields: &Map<String, Value>) -> u64 {
 fn clear_stream_setting(settings: Option<&mut Value>) {
     if let Some(stream) = settings.and_then(|settings| settings.get_mut("stream")) {
         *stream = Value::Bool(false);
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SseEvent<'a> {
+    /// Event name; empty if the event has none.
+    pub(super) name: &'a str,
+    pub(super) data: &'a str,
+}
+
+/// Calls `take` for each event until it returns an error. llama-server writes the data of an event on one
+/// line.
+pub(super) fn for_each_event<E>(
+    whole: &[u8],
+    mut take: impl FnMut(SseEvent<'_>) -> Result<(), E>,
+) -> Result<(), E> {
+    let text = String::from_utf8_lossy(whole);
+    let mut name = "";
+    for line in text.lines() {
+        if let Some(data) = line.strip_prefix("data:") {
+            take(SseEvent { name: std::mem::take(&mut name), data: data.trim_start() })?;
+        } else if let Some(said) = line.strip_prefix("event:") {
+            name = said.trim();
+        }
+    }
+    Ok(())
+}
+
+/// Random mark used for the numbers of one answer.
+#[derive(Debug)]
+pub(super) struct NumberMask(String);
+
+impl NumberMask {
+    pub(super) fn new() -> Self {
+        Self(format!("{:032x}:", rand::random::<u128>()))
+    }
+
+    /// Replaces the fractional numbers of valid JSON by marked strings.
+    pub(super) fn mask_numbers(&self, json: &str) -> String {
+        let bytes = json.as_bytes();
+        let mut all = String::with_capacity(json.len() + 64);
+        let mut at = 0;
+        let mut told = 0;
+        let mut text = StringSpelling::default();
+        while at < bytes.len() {
+            match bytes[at] {
+                b'"' => {
+                    text.begin(0);
+                    at = text.read(bytes, at + 1).0;
+                }
+                b'-' | b'0'..=b'9' => {
+                    let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
+                    let length = bytes[at..].iter().position(|byte| !is_part(byte));
+                    let end = length.map_or(bytes.len(), |length| at + length);
+                    if bytes[at..end].iter().any(|byte| matches!(byte, b'.' | b'e' | b'E')) {
+                        all.push_str(&json[told..at]);
+                        all.push('"');
+                        all.push_str(&self.0);
+                        all.push_str(&json[at..end]);
+                        all.push('"');
+                        told = end;
+                    }
+                    at = end;
+                }
+                _ => at += 1,
+            }
+        }
+        all.push_str(&json[told..]);
+        all
+    }
+
+    /// Turns marked strings back into numbers.
+    pub(super) fn unmask_numbers(&self, json: &str) -> String {
+        let mark = format!("\"{}", self.0);
+        let mut all = String::with_capacity(json.len());
+        let mut parts = json.split(mark.as_str());
+        all.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            let (number, rest) = part.split_once('"').unwrap_or((part, ""));
+            all.push_str(number);
+            all.push_str(rest);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::protocol::sse::EventSplitter;
+
+    #[test]
+    fn events_come_out_whole_however_the_stream_is_cut() {
+        let stream = "event: a\ndata: {\"ü\":1}\n\n:\n\ndata: 2\r\n\r\nevent: b\ndata:3\n\ndata: [DONE]\n\n";
+        for size in 1..stream.len() {
+            let mut cutter = EventSplitter::new(100);
+            let mut all = Vec::new();
+            for piece in stream.as_bytes().chunks(size) {
+                let taken = for_each_event(&cutter.push(Bytes::copy_from_slice(piece)), |event| {
+                    all.push(format!("{}={}", event.name, event.data));
+                    Ok::<_, ()>(())
+                });
+                assert_eq!(taken, Ok(()));
+            }
+            assert_eq!(all, ["a={\"ü\":1}", "=2", "b=3", "=[DONE]"], "{size}");
+            assert_eq!(cutter.finish(), "");
+        }
+    }
+}
+
+#[cfg(test)]
+mod numbers_tests {
+    use super::*;
+
+    #[test]
+    fn digits_come_out_as_they_went_in() {
+        let veil = NumberMask::new();
+        for json in [
+            r#"{"a":-1.4600032567977905,"b":[1.0e-05,2,-3],"c":"1.5 \"2.5\" -","d":0.0}"#,
+            "1.10",
+            "[]",
+            r#"{"ü1.5":1e5}"#,
+        ] {
+            let veiled = veil.mask_numbers(json);
+            let value: Value = serde_json::from_str(&veiled).unwrap();
+            assert_eq!(veil.unmask_numbers(&value.to_string()), json);
+        }
     }
 }

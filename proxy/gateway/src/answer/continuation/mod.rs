@@ -22,6 +22,25 @@
 //! expected number of prompt tokens. The answer to a repeated request must begin with the text that the
 //! client has.
 
+use warden_policies::WorkDone;
+use warden_supervisor::AnswerIdentity;
+
+use self::asking::{ContinuationClient, ProbedResponse, side_request};
+use self::prefill::PrefillContinuation;
+use self::repeat::{PromptShift, SamplingRepeat};
+use self::request::{ContinuationRequest, NoContinuationReason, ProbedSettings};
+use self::rest::RestTranslator;
+use crate::answer::AnswerFormat;
+use crate::backend::{
+    AnsweringBackend, BackendAttempts, RelayedAnswer, RepeatableRequest, SharedLease, UpstreamRequest,
+};
+use crate::observe::{RequestOutcome, RequestRecord};
+use crate::refusal::RequestRefusal;
+
+pub(crate) use self::repeat::RepeatTranslator;
+pub(crate) use self::transcript::{AnswerStage, AnswerTranscript};
+pub(crate) use self::voice::{DONE, EventTranslator};
+
 mod asking;
 mod prefill;
 mod reading;
@@ -32,27 +51,6 @@ mod said;
 mod spelling;
 mod transcript;
 mod voice;
-
-use std::sync::Arc;
-use std::time::Duration;
-
-use warden_policies::WorkDone;
-use warden_supervisor::AnswerIdentity;
-
-use self::asking::{ContinuationClient, ProbedResponse, side_request};
-use self::prefill::PrefillContinuation;
-pub(crate) use self::repeat::RepeatTranslator;
-use self::repeat::{PromptShift, SamplingRepeat};
-use self::request::{ContinuationRequest, NoContinuationReason, ProbedSettings};
-use self::rest::RestTranslator;
-pub(crate) use self::transcript::{AnswerStage, AnswerTranscript};
-pub(crate) use self::voice::{DONE, EventTranslator};
-use crate::answer::assemble::AnswerFormat;
-use crate::backend::again::{BackendSearch, RepeatableRequest};
-use crate::backend::attempts::{AnsweringBackend, BackendAttempts, RelayedAnswer};
-use crate::backend::backends::BackendLease;
-use crate::observe::{RequestOutcome, RequestRecord};
-use crate::refusal::RequestRefusal;
 
 /// Bytes allowed in the answer to a question of the gateway (settings, tokens, a prompt), apart from the
 /// part that grows with the question.
@@ -75,7 +73,6 @@ impl From<RequestRefusal> for StreamCut {
     }
 }
 
-/// Returns whether a request asks for usage counters at the end of its stream.
 pub(crate) fn wants_usage(again: &RepeatableRequest) -> bool {
     let body = again.message.json().unwrap_or_default();
     let body = serde_json::from_slice::<serde_json::Value>(&body);
@@ -84,10 +81,9 @@ pub(crate) fn wants_usage(again: &RepeatableRequest) -> bool {
 
 /// Returns whether a request has a single answer, whose end can be recognised in the stream.
 pub(crate) fn has_single_answer(again: &RepeatableRequest, heard: &AnswerTranscript) -> bool {
-    again.message.json().is_some_and(|body| repeat::check_single_answer(heard.kind(), &body).is_ok())
+    again.message.json().is_some_and(|body| repeat::check_single_answer(heard.kind, &body).is_ok())
 }
 
-/// Describes in words how the server's process ended.
 pub(crate) fn describe_server_end(outcome: RequestOutcome) -> &'static str {
     match outcome {
         RequestOutcome::Revoked => "its process was stopped in the middle of the answer",
@@ -95,7 +91,6 @@ pub(crate) fn describe_server_end(outcome: RequestOutcome) -> &'static str {
     }
 }
 
-/// Returns the error text that the client gets in place of the rest of the answer.
 pub(crate) fn rest_error_text(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
@@ -106,14 +101,15 @@ pub(crate) async fn continue_answer(
     again: RepeatableRequest,
     heard: Box<AnswerTranscript>,
     record: &mut RequestRecord,
-    dead: Arc<dyn BackendLease>,
+    dead: SharedLease,
     died: RequestRefusal,
     paid: WorkDone,
 ) -> Result<(RelayedAnswer, EventTranslator), StreamCut> {
     let outcome = died.outcome();
     let words = format!("model `{}`: {}", again.search.model, describe_server_end(outcome));
-    let gone_on = compute_rest(again, *heard, record, dead, died, paid).await;
-    gone_on.map_err(|stop| match stop {
+    let delivered = DeliveredAnswer { heard: *heard, paid };
+    let rest = compute_rest(again, delivered, record, dead, died).await;
+    rest.map_err(|stop| match stop {
         ContinuationStop::NotThisWay(why) | ContinuationStop::NoWay(why) => {
             StreamCut { outcome, message: rest_error_text(&words, &why) }
         }
@@ -121,11 +117,9 @@ pub(crate) async fn continue_answer(
     })
 }
 
-/// Reasons to stop a continuation.
 enum ContinuationStop {
     /// This method is impossible; another method may work.
     NotThisWay(NoContinuationReason),
-    /// No method works.
     NoWay(NoContinuationReason),
     Refused(RequestRefusal),
 }
@@ -136,93 +130,124 @@ impl From<NoContinuationReason> for ContinuationStop {
     }
 }
 
+/// Methods by which another server can continue an answer, as far as the request and the transcript show it.
+/// An error says why a method is impossible.
+struct ContinuationPlans {
+    tokens: Result<TokenContinuation, NoContinuationReason>,
+    repeat: Result<SamplingRepeat, NoContinuationReason>,
+    prefill: Result<PrefillContinuation, NoContinuationReason>,
+    first: Option<FirstServer>,
+}
+
+impl ContinuationPlans {
+    fn from_request(
+        heard: &AnswerTranscript,
+        body: &[u8],
+        first: Option<FirstServer>,
+    ) -> Result<Self, ContinuationStop> {
+        let kind = heard.kind;
+        let repeat =
+            if heard.has_no_token() { Ok(SamplingRepeat::Same) } else { repeat::may_repeat(kind, body) };
+        let prefill = match first {
+            Some(_) => PrefillContinuation::from_body(heard, body),
+            None => Err(unknown_server_reason()),
+        };
+        let tokens = TokenContinuation::from_request(heard, body, first, &repeat);
+        match (&tokens, &repeat, &prefill) {
+            (Err(why), Err(nor), Err(nor_text)) => Err(no_method_stop(why, nor, nor_text)),
+            _ => Ok(Self { tokens, repeat, prefill, first }),
+        }
+    }
+
+    /// Returns whether the request is sent once more without a question before.
+    fn repeats_at_once(&self) -> bool {
+        // If the server's default settings decide whether the answer is repeatable, ask for the settings
+        // first, provided that another method is possible.
+        let asks_first = self.repeat == Ok(SamplingRepeat::Default) && self.prefill.is_ok();
+        self.tokens.is_err() && self.repeat.is_ok() && !asks_first
+    }
+
+    /// Builds the question that shows how the next server sees the request.
+    fn probe(&self, message: &UpstreamRequest) -> Result<UpstreamRequest, NoContinuationReason> {
+        match &self.tokens {
+            Ok(plan) => side_request(message, None, plan.wish.probe_request(), false),
+            Err(_) => {
+                side_request(message, Some("/completion"), PrefillContinuation::settings_request(), false)
+            }
+        }
+    }
+}
+
+/// The start of an answer, and the work that the client has already received.
+struct DeliveredAnswer {
+    heard: AnswerTranscript,
+    paid: WorkDone,
+}
+
+impl DeliveredAnswer {
+    fn repeated(self) -> Result<EventTranslator, ContinuationStop> {
+        let repeat = RepeatTranslator::from_transcript(self.heard, self.paid);
+        repeat.map(EventTranslator::Repeat).ok_or_else(no_event_stop)
+    }
+
+    fn prefilled(self, shift: PromptShift) -> Result<EventTranslator, ContinuationStop> {
+        let repeat = RepeatTranslator::after_prefix(self.heard, self.paid, shift);
+        repeat.map(EventTranslator::Repeat).ok_or_else(no_event_stop)
+    }
+}
+
 async fn compute_rest(
     again: RepeatableRequest,
-    heard: AnswerTranscript,
+    delivered: DeliveredAnswer,
     record: &mut RequestRecord,
-    dead: Arc<dyn BackendLease>,
+    dead: SharedLease,
     died: RequestRefusal,
-    paid: WorkDone,
 ) -> Result<(RelayedAnswer, EventTranslator), ContinuationStop> {
-    let RepeatableRequest { search, message } = again;
-    let BackendSearch { upstream, progress, model, kind: lease_kind, tokens, limits, deadline } = search;
-    let kind = heard.kind();
+    let RepeatableRequest { search, message, deadline } = again;
     let Some(body) = message.json() else {
         return Err(ContinuationStop::NoWay("its request is not kept".to_owned()));
     };
-    repeat::check_single_answer(kind, &body).map_err(ContinuationStop::NoWay)?;
-    let may_repeat =
-        if heard.has_no_token() { Ok(SamplingRepeat::Same) } else { repeat::may_repeat(kind, &body) };
-    let kin = dead.kin().map(|kin| FirstServer { kin, by_canary: dead.is_canary() });
-    let prefill = match kin {
-        Some(_) => PrefillContinuation::from_body(&heard, &body),
-        None => Err("it is not known what its server was started from".to_owned()),
-    };
-    let all = |why: NoContinuationReason, nor: NoContinuationReason, nor_text: NoContinuationReason| {
-        ContinuationStop::NoWay(format!(
-            "{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"
-        ))
-    };
-    let planned = TokenContinuation::from_request(&heard, &body, kin, &may_repeat);
-    if let (Err(why), Err(nor), Err(nor_text)) = (&planned, &may_repeat, &prefill) {
-        return Err(all(why.clone(), nor.clone(), nor_text.clone()));
-    }
-    let mut attempts = BackendAttempts {
-        upstream: &upstream,
-        record,
-        progress: &progress,
-        model: &model,
-        kind: lease_kind,
-        tokens,
-        // The request was admitted before, and the model's process is restarted in any case.
-        may_load: true,
-        limits: &limits,
-        // The death of a canary is not reported to the client.
-        died: (!dead.is_canary()).then_some(died),
-        patience: Duration::ZERO,
-    };
+    repeat::check_single_answer(delivered.heard.kind, &body).map_err(ContinuationStop::NoWay)?;
+    let first = dead.kin().map(|kin| FirstServer { kin, by_canary: dead.is_canary() });
+    let plans = ContinuationPlans::from_request(&delivered.heard, &body, first)?;
+    let mut attempts = BackendAttempts::new(&search, record);
+    // The death of a canary is not reported to the client.
+    attempts.died = (!dead.is_canary()).then_some(died);
     let lease = attempts
         .lease_once_more(dead)
         .await
         .map_err(|refusal| ContinuationStop::Refused(attempts.choose_refusal(refusal)))?;
-    let repeat = |heard| {
-        RepeatTranslator::from_transcript(heard, paid).map(EventTranslator::Repeat).ok_or_else(no_event_stop)
-    };
-    // If the server's default settings decide whether the answer is repeatable, ask for the settings first,
-    // provided that another method is possible.
-    let asks_first = may_repeat == Ok(SamplingRepeat::Default) && prefill.is_ok();
-    if planned.is_err() && may_repeat.is_ok() && !asks_first {
-        let voice = repeat(heard)?;
+    if plans.repeats_at_once() {
+        let translator = delivered.repeated()?;
         let relayed = attempts.run(lease, message, deadline).await.map_err(ContinuationStop::Refused)?;
-        return Ok((relayed, voice));
+        return Ok((relayed, translator));
     }
-    let probe = match &planned {
-        Ok(plan) => side_request(&message, None, plan.wish.probe_request(), false)?,
-        Err(_) => {
-            side_request(&message, Some("/completion"), PrefillContinuation::settings_request(), false)?
-        }
-    };
+    let probe = plans.probe(&message)?;
     // The probe obeys all rules for a suspect request, which may have to wait until no other request runs
     // there.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
     let RelayedAnswer { response, backend, .. } = probed;
     let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
-    let mut asking = ContinuationClient { attempts, message, lease, revoked, deadline };
-    let probed = (response, (conn, sent.sent_fingerprint().is_some()), pool);
-    let (why, nor, settings) = match planned {
-        Ok(mut plan) => match plan.rest_request(&mut asking, &heard, probed).await {
-            Ok((path, rest, voice)) => {
-                return Ok((asking.request_rest(path, rest).await?, EventTranslator::Rest(voice)));
+    let asking = ContinuationClient { attempts, message, lease, revoked, deadline };
+    let probed = ProbedResponse { response, conn, is_sent: sent.sent_fingerprint().is_some(), pool };
+    continue_after_probe(plans, delivered, &body, asking, probed).await
+}
+
+/// Tries the methods in their order, given the answer to the probe.
+async fn continue_after_probe(
+    plans: ContinuationPlans,
+    delivered: DeliveredAnswer,
+    body: &[u8],
+    mut asking: ContinuationClient<'_>,
+    probed: ProbedResponse,
+) -> Result<(RelayedAnswer, EventTranslator), ContinuationStop> {
+    let ContinuationPlans { tokens, repeat, prefill, first } = plans;
+    let (why, is_greedy, settings) = match tokens {
+        Ok(mut plan) => match plan.rest_request(&mut asking, &delivered.heard, probed).await {
+            Ok((path, rest, translator)) => {
+                return Ok((asking.request_rest(path, rest).await?, EventTranslator::Rest(translator)));
             }
-            Err(ContinuationStop::NotThisWay(why)) => {
-                match may_repeat.and_then(|draw| draw.check_repeats(plan.is_greedy)) {
-                    Ok(()) => {
-                        let voice = repeat(heard)?;
-                        return Ok((asking.request_rest(None, body.to_vec()).await?, voice));
-                    }
-                    Err(nor) => (why, nor, None),
-                }
-            }
+            Err(ContinuationStop::NotThisWay(why)) => (why, plan.is_greedy, None),
             Err(stop) => return Err(stop),
         },
         Err(why) => {
@@ -231,32 +256,30 @@ async fn compute_rest(
                 Err(ContinuationStop::NotThisWay(_)) => Vec::new(),
                 told => told?,
             };
-            let is_greedy = PrefillContinuation::is_greedy(&settings).ok();
-            match may_repeat.and_then(|draw| draw.check_repeats(is_greedy)) {
-                // Settings that the build does not report are covered by the comparison of the two answers.
-                Ok(()) => {
-                    let voice = repeat(heard)?;
-                    return Ok((asking.request_rest(None, body.to_vec()).await?, voice));
-                }
-                Err(nor) => (why, nor, Some(settings)),
-            }
+            // Settings that the build does not report are covered by the comparison of the two answers.
+            (why, PrefillContinuation::is_greedy(&settings).ok(), Some(settings))
         }
     };
-    let said = match prefill {
-        Ok(_) if !kin.is_some_and(|kin| kin.may_be_continued_by(asking.lease.kin())) => {
+    let nor = match repeat.and_then(|repeat| repeat.check_repeats(is_greedy)) {
+        Ok(()) => {
+            let translator = delivered.repeated()?;
+            return Ok((asking.request_rest(None, body.to_vec()).await?, translator));
+        }
+        Err(nor) => nor,
+    };
+    let prefilled = match prefill {
+        Ok(_) if !first.is_some_and(|first| first.may_be_continued_by(asking.lease.kin())) => {
             Err(other_server_reason().into())
         }
-        Ok(prefill) => prefill_request(&mut asking, &prefill, settings, kin.map(|kin| kin.kin)).await,
+        Ok(prefill) => prefill_request(&mut asking, &prefill, settings, first.map(|first| first.kin)).await,
         Err(nor_text) => Err(ContinuationStop::NotThisWay(nor_text)),
     };
-    match said {
+    match prefilled {
         Ok((rest, shift)) => {
-            let voice = RepeatTranslator::after_prefix(heard, paid, shift)
-                .map(EventTranslator::Repeat)
-                .ok_or_else(no_event_stop)?;
-            Ok((asking.request_rest(None, rest).await?, voice))
+            let translator = delivered.prefilled(shift)?;
+            Ok((asking.request_rest(None, rest).await?, translator))
         }
-        Err(ContinuationStop::NotThisWay(nor_text)) => Err(all(why, nor, nor_text)),
+        Err(ContinuationStop::NotThisWay(nor_text)) => Err(no_method_stop(&why, &nor, &nor_text)),
         Err(stop) => Err(stop),
     }
 }
@@ -272,21 +295,21 @@ async fn prefill_request(
 ) -> Result<(Vec<u8>, PromptShift), ContinuationStop> {
     let settings = match settings {
         Some(settings) => settings,
-        None => asking.ask("/completion", PrefillContinuation::settings_request()).await?,
+        None => asking.ask(Some("/completion"), PrefillContinuation::settings_request()).await?,
     };
     PrefillContinuation::is_greedy(&settings)?;
     let tokens =
-        spelling::read_count(&asking.ask("/tokenize", spelling::count_request(&prefill.text)).await?)?;
+        spelling::read_count(&asking.ask(Some("/tokenize"), spelling::count_request(&prefill.text)).await?)?;
     let rest = prefill.rest_request(tokens, kin.and_then(|kin| kin.answer_tokens))?;
-    let first = prefill.read_counts(&asking.ask_own_route(prefill.first_request()).await?)?;
+    let first = prefill.read_counts(&asking.ask(None, prefill.first_request()).await?)?;
     let mut before = None;
     for text in prefill.text_steps(first.prompt, tokens) {
         let spelled = if text == prefill.text {
             tokens
         } else {
-            spelling::read_count(&asking.ask("/tokenize", spelling::count_request(text)).await?)?
+            spelling::read_count(&asking.ask(Some("/tokenize"), spelling::count_request(text)).await?)?
         };
-        let now = prefill.read_counts(&asking.ask_own_route(prefill.second_request(text)).await?)?;
+        let now = prefill.read_counts(&asking.ask(None, prefill.second_request(text)).await?)?;
         PrefillContinuation::check_continues(&first, before.as_ref(), &now, (text, spelled))?;
         before = Some(now);
     }
@@ -297,7 +320,6 @@ async fn prefill_request(
 #[derive(Clone, Copy)]
 struct FirstServer {
     kin: AnswerIdentity,
-    /// The server was a canary.
     by_canary: bool,
 }
 
@@ -316,6 +338,16 @@ impl FirstServer {
                 && (next.but_for_binary, next.answer_tokens)
                     == (self.kin.but_for_binary, self.kin.answer_tokens)
     }
+}
+
+fn unknown_server_reason() -> NoContinuationReason {
+    "it is not known what its server was started from".to_owned()
+}
+
+fn no_method_stop(why: &str, nor: &str, nor_text: &str) -> ContinuationStop {
+    ContinuationStop::NoWay(format!(
+        "{why}; and sent once more, {nor}; and as the beginning of a message, {nor_text}"
+    ))
 }
 
 fn other_server_reason() -> NoContinuationReason {
@@ -341,7 +373,7 @@ impl TokenContinuation {
         kin: Option<FirstServer>,
         may_repeat: &Result<SamplingRepeat, NoContinuationReason>,
     ) -> Result<Self, NoContinuationReason> {
-        let kind = heard.kind();
+        let kind = heard.kind;
         heard.is_plain()?;
         let mut wish = ContinuationRequest::from_body(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
@@ -356,9 +388,7 @@ impl TokenContinuation {
         if heard.decode_string().contains('\u{FFFD}') && heard.all_token_ids().is_none() {
             return Err("its text has bytes that are no characters".to_owned());
         }
-        let Some(kin) = kin else {
-            return Err("it is not known what its server was started from".to_owned());
-        };
+        let kin = kin.ok_or_else(unknown_server_reason)?;
         // A server with a default token limit would count the tokens of the rest from zero.
         wish.limit = wish.limit.or(kin.kin.answer_tokens);
         Ok(Self { wish, kin, is_greedy: None })
@@ -372,7 +402,7 @@ impl TokenContinuation {
         heard: &AnswerTranscript,
         probed: ProbedResponse,
     ) -> Result<(Option<&'static str>, Vec<u8>, RestTranslator), ContinuationStop> {
-        let kind = heard.kind();
+        let kind = heard.kind;
         let wish = &self.wish;
         let frame = heard.frame.clone().ok_or_else(no_event_stop)?;
         if !self.kin.may_be_continued_by(asking.lease.kin()) {
@@ -384,21 +414,19 @@ impl TokenContinuation {
         match (wish.is_shaped(), settings.has_shape()) {
             (true, true) if settings.is_greedy => return Err("it has a format".to_owned().into()),
             (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
-            (true, false) => {
-                return Err("its server does not report its grammar".to_owned().into());
-            }
+            (true, false) => return Err("its server does not report its grammar".to_owned().into()),
             _ => {}
         }
         let marks = match &settings.marks[..] {
             [] => String::new(),
             marks => spelling::read_harmless_marks(
-                &asking.ask("/detokenize", spelling::detokenize_request(marks)).await?,
+                &asking.ask(Some("/detokenize"), spelling::detokenize_request(marks)).await?,
             )?,
         };
         let rendered = match kind {
-            AnswerFormat::Chat => {
-                Some(spelling::read_rendered(&asking.ask("/apply-template", wish.template_request()).await?)?)
-            }
+            AnswerFormat::Chat => Some(spelling::read_rendered(
+                &asking.ask(Some("/apply-template"), wish.template_request()).await?,
+            )?),
             _ => None,
         };
         if let Some(rendered) = &rendered
@@ -406,24 +434,11 @@ impl TokenContinuation {
         {
             return Err("its model may have reasoned before that text".to_owned().into());
         }
-        let ids = match heard.all_token_ids() {
-            Some(ids) => ids.to_vec(),
-            None if heard.decode_string().is_empty() => Vec::new(),
-            None if spelling::has_marks(heard.decode_string()) => {
-                return Err("its text has special tokens of a template".to_owned().into());
-            }
-            None => {
-                let answer = asking.ask("/tokenize", spelling::tokenize_request(heard)).await?;
-                let ids = spelling::read_tokens(&answer, heard.decode_string());
-                // If the stream reported a token count, the number of tokens must equal it.
-                let ids = ids.filter(|ids| heard.counted.is_none_or(|counted| counted == ids.len() as u64));
-                ids.ok_or_else(|| "its vocabulary tokenizes that text differently".to_owned())?
-            }
-        };
+        let ids = read_ids(asking, heard).await?;
         let text = heard.decode_string();
         if let Some(measure) = wish.grammar_test(&settings, rendered.clone(), &ids, text) {
             // A vocabulary that tokenizes the text differently leads to a refusal.
-            let is_in_place = match asking.ask("/completion", measure).await {
+            let is_in_place = match asking.ask(Some("/completion"), measure).await {
                 Ok(answer) => request::is_grammar_in_place(&answer),
                 Err(ContinuationStop::NotThisWay(_)) => false,
                 Err(stop) => return Err(stop),
@@ -445,6 +460,28 @@ impl TokenContinuation {
         };
         Ok(((kind == AnswerFormat::Chat).then_some("/completion"), rest, voice))
     }
+}
+
+/// Returns the tokens of the text that the client has.
+async fn read_ids(
+    asking: &mut ContinuationClient<'_>,
+    heard: &AnswerTranscript,
+) -> Result<Vec<u32>, ContinuationStop> {
+    let text = heard.decode_string();
+    if let Some(ids) = heard.all_token_ids() {
+        return Ok(ids.to_vec());
+    }
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    if spelling::has_marks(text) {
+        return Err("its text has special tokens of a template".to_owned().into());
+    }
+    let answer = asking.ask(Some("/tokenize"), spelling::tokenize_request(heard)).await?;
+    let ids = spelling::read_tokens(&answer, text);
+    // If the stream reported a token count, the number of tokens must equal it.
+    let ids = ids.filter(|ids| heard.tokens.counted.is_none_or(|counted| counted == ids.len() as u64));
+    Ok(ids.ok_or_else(|| "its vocabulary tokenizes that text differently".to_owned())?)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::repeat::PromptShift;
 use super::request::{NoContinuationReason, body_bytes, check_stateless, is_greedy, settings_unknown};
 use super::spelling;
 use super::transcript::{AnswerStage, AnswerTranscript};
-use crate::answer::assemble::AnswerFormat;
+use crate::answer::AnswerFormat;
 
 /// Members of a request that limit the length of its answer, of all routes together.
 const LIMIT_MEMBERS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
@@ -32,7 +32,6 @@ const LIMIT_MEMBERS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_pred
 /// that shares at least a tenth of the prompt.
 const STEP_GROWTH: u64 = 4;
 
-/// Default token limit of the messages route.
 const DEFAULT_MESSAGE_TOKENS: u64 = 4096;
 
 /// Members that restrict the form of an answer, or need a sampling state that the next process does not have.
@@ -72,7 +71,7 @@ impl PrefillContinuation {
     /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
     /// continued by this method.
     pub(super) fn from_body(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, NoContinuationReason> {
-        let kind = heard.kind();
+        let kind = heard.kind;
         let why = |why: &str| Err(why.to_owned());
         if !matches!(kind, AnswerFormat::Chat | AnswerFormat::Messages | AnswerFormat::Responses) {
             return why("its route has no messages");
@@ -80,7 +79,7 @@ impl PrefillContinuation {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return why("the request is no JSON object");
         };
-        if heard.stage() != AnswerStage::Unfinished {
+        if heard.stage != AnswerStage::Unfinished {
             return why("only its final counters are missing");
         }
         let Some(text) = heard.one_text() else {
@@ -132,7 +131,8 @@ impl PrefillContinuation {
     /// prompt of `prompt` tokens is sent in steps small enough to hit the same slot.
     pub(super) fn text_steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
         let all = self.text.len();
-        let (mut held, mut steps) = (prompt.max(1), Vec::new());
+        let mut held = prompt.max(1);
+        let mut steps = Vec::new();
         loop {
             let next = held.saturating_mul(STEP_GROWTH).saturating_sub(prompt);
             if next >= tokens {
@@ -173,7 +173,7 @@ impl PrefillContinuation {
         }
         // A default limit would count the tokens of the rest from zero.
         let of_route = (self.kind == AnswerFormat::Messages).then_some(DEFAULT_MESSAGE_TOKENS);
-        if let Some(most) = [own, of_route].into_iter().flatten().min().filter(|_| !is_limited) {
+        if !is_limited && let Some(most) = [own, of_route].into_iter().flatten().min() {
             let name = if self.kind == AnswerFormat::Responses { "max_output_tokens" } else { "max_tokens" };
             body.insert(name.to_owned(), json!(left(most).ok_or_else(full)?));
         }
@@ -199,7 +199,6 @@ impl PrefillContinuation {
         Ok(is_greedy(AnswerFormat::Native, answer).unwrap_or(false))
     }
 
-    /// Reads the counters from the answer to a request for one token.
     pub(super) fn read_counts(&self, answer: &[u8]) -> Result<PrefillCounts, NoContinuationReason> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let usage = &answer["usage"];
@@ -266,7 +265,8 @@ impl PrefillContinuation {
     fn body_with_text(&self, text: &str) -> Map<String, Value> {
         let mut body = self.body.clone();
         if self.kind == AnswerFormat::Responses {
-            let turn = json!({ "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": text }] });
+            let content = json!([{ "type": "output_text", "text": text }]);
+            let turn = json!({ "type": "message", "role": "assistant", "content": content });
             let before = body.shift_remove("input").unwrap_or_default();
             let mut turns = match before {
                 Value::Array(turns) => turns,

@@ -9,7 +9,7 @@ fn named(event: &Value) -> String {
 fn heard(kind: AnswerFormat, events: &str) -> AnswerTranscript {
     let mut heard = AnswerTranscript::for_stream(kind, 1 << 20);
     heard.feed(events.as_bytes());
-    assert_eq!(heard.loss_reason(), None, "{events}");
+    assert_eq!(heard.lost, None, "{events}");
     heard
 }
 

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::said::{AnswerItem, ChannelKind, TextChannel};
-use crate::answer::assemble::AnswerFormat;
+use crate::answer::AnswerFormat;
 
 /// Progress of an answer that one event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,12 +16,10 @@ pub(super) enum AnswerStep {
     Finished {
         counted: bool,
     },
-    /// The event has counters.
     Counted,
     Done,
 }
 
-/// Content of one event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EventReading {
     pub(super) items: Vec<AnswerItem>,
@@ -47,7 +45,6 @@ impl EventReading {
 /// Reason why a stream cannot be continued elsewhere.
 pub(super) type UnreadableReason = &'static str;
 
-/// Splits an event into its name, if any, and its data.
 pub(super) fn split_event(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), UnreadableReason> {
     let odd = "its events are not written as llama-server writes them";
     let (name, line) = match event.strip_prefix(b"event: ") {
@@ -77,12 +74,10 @@ pub(super) fn read_event(
     }
 }
 
-/// Returns whether an event reports prompt progress.
 pub(super) fn is_progress(event: &Map<String, Value>) -> bool {
     event.get("prompt_progress").is_some_and(|progress| !progress.is_null())
 }
 
-/// Reads an event in llama-server's own dialect.
 fn read_native(event: &Map<String, Value>) -> Result<EventReading, UnreadableReason> {
     if event.contains_key("completion_probabilities") {
         return Err("it has probabilities");
@@ -133,7 +128,6 @@ fn read_choice(kind: AnswerFormat, event: &Map<String, Value>) -> Result<EventRe
     Ok(reading)
 }
 
-/// Returns the items that a chat chunk adds.
 fn delta_items(delta: Option<&Value>) -> Result<Vec<AnswerItem>, UnreadableReason> {
     let Some(Value::Object(delta)) = delta else { return Err("an event has no delta") };
     let mut items = Vec::new();
@@ -166,7 +160,8 @@ fn read_tool_call(call: &Value, items: &mut Vec<AnswerItem>) -> Result<(), Unrea
         Value::String(text) => Ok(Some(text.clone())),
         _ => Err(odd),
     };
-    let (id, name) = (text(&call["id"])?, text(&function["name"])?);
+    let id = text(&call["id"])?;
+    let name = text(&function["name"])?;
     if id.is_some() || name.is_some() {
         let named = format!("call {index} {}", name.as_deref().unwrap_or_default());
         items.push(AnswerItem::Mark(named, id.into_iter().collect()));
@@ -196,13 +191,15 @@ fn read_messages_event(event: &Map<String, Value>) -> Result<EventReading, Unrea
             {
                 return Err("a block of it begins with a text");
             }
-            let (kind, name) = (block["type"].as_str(), block["name"].as_str());
+            let kind = block["type"].as_str();
+            let name = block["name"].as_str();
             let mark =
                 format!("block {} {} {}", numbered()?, kind.unwrap_or_default(), name.unwrap_or_default());
             EventReading::mark(mark, string_members(block, ["id"]))
         }
         "content_block_delta" => {
-            let (delta, index) = (member("delta"), numbered()?);
+            let delta = member("delta");
+            let index = numbered()?;
             let (what, text) = match delta["type"].as_str().unwrap_or_default() {
                 "text_delta" => (ChannelKind::Content, &delta["text"]),
                 "thinking_delta" => (ChannelKind::Reasoning, &delta["thinking"]),

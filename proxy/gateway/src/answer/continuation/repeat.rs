@@ -20,10 +20,9 @@ use super::reading::{self, AnswerStep, EventReading, is_progress};
 use super::request::check_prompt;
 use super::said::{AnswerItem, ChannelKind, ContentComparison, KnownPart};
 use super::transcript::AnswerTranscript;
-use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, set_member, write_event};
-use crate::answer::assemble::AnswerFormat;
+use super::voice::{DONE, MismatchReason, set_member, set_shared_members, write_event};
+use crate::answer::AnswerFormat;
 
-/// Error for a second answer that differs from the first.
 const DIFFERENT_ANSWER: MismatchReason =
     "asked for the same again, the process that follows says something else";
 
@@ -47,12 +46,12 @@ pub(crate) struct RepeatTranslator {
     /// Token count that the second answer has reached, and the number of its events with that count.
     other_count: (u64, u64),
     /// Last sequence number that the client has, on routes whose events are numbered.
-    sequence: Option<u64>,
+    pub(super) sequence: Option<u64>,
     /// Correction of the counters, if the second server's prompt contained the beginning of the answer.
     shift: Option<PromptShift>,
     /// Work for the part of the answer that the client has; counted even if the rest never arrives.
     paid: WorkDone,
-    is_ended: bool,
+    pub(super) is_ended: bool,
 }
 
 /// Correction of the counters of an answer whose beginning was part of the prompt.
@@ -64,7 +63,6 @@ pub(super) struct PromptShift {
     pub(super) evaluated: u64,
 }
 
-/// Reproducibility of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SamplingRepeat {
     /// The request itself ensures the same answer each time.
@@ -98,8 +96,8 @@ pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepe
     let is_greedy =
         !mirostat && (temperature.is_some_and(|temperature| temperature <= 0.0) || top_k == Some(1));
     // The seeds -1 and u32::MAX mean a random seed each time. llama-server's messages route ignores a seed.
-    let seed = member("seed").filter(|_| kind != AnswerFormat::Messages).and_then(Value::as_u64);
-    let has_seed = seed.is_some_and(|seed| seed < u64::from(u32::MAX));
+    let seed = member("seed").and_then(Value::as_u64);
+    let has_seed = kind != AnswerFormat::Messages && seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
         (true, _) => Ok(SamplingRepeat::Same),
         // The server's defaults may be random; the comparison of the two answers will show it.
@@ -142,15 +140,15 @@ pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(),
 impl RepeatTranslator {
     /// Starts from a transcript of the events that the client has; `None` if there is no event.
     pub(crate) fn from_transcript(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
-        let kind = heard.kind();
-        let AnswerTranscript { said, frame, counted, with_count, sequence, .. } = heard;
+        let kind = heard.kind;
+        let AnswerTranscript { said, frame, tokens, sequence, .. } = heard;
         Some(Self {
             kind,
             frame: frame?,
             compared: ContentComparison::from_content(said),
             names: Vec::new(),
-            counted: counted.unwrap_or(0),
-            with_count,
+            counted: tokens.counted.unwrap_or(0),
+            with_count: tokens.with_count,
             other_count: (0, 0),
             sequence,
             shift: None,
@@ -166,15 +164,6 @@ impl RepeatTranslator {
         Some(repeat)
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
-        self.is_ended
-    }
-
-    /// Last sequence number that the client has, on routes whose events are numbered.
-    pub(crate) fn sequence(&self) -> Option<u64> {
-        self.sequence
-    }
-
     /// Returns whether the second answer still repeats text that the client already has.
     pub(crate) fn is_catching_up(&self) -> bool {
         !self.compared.has_passed_all()
@@ -183,9 +172,10 @@ impl RepeatTranslator {
     /// Returns the work for the answer as the client got it: while the second answer catches up, that of
     /// the first.
     pub(crate) fn work(&self, all: WorkDone) -> WorkDone {
-        let Some(PromptShift { tokens, evaluated }) = self.shift.filter(|_| !self.is_catching_up()) else {
-            return if self.is_catching_up() { self.paid } else { all };
-        };
+        if self.is_catching_up() {
+            return self.paid;
+        }
+        let Some(PromptShift { tokens, evaluated }) = self.shift else { return all };
         WorkDone { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
     }
 
@@ -199,7 +189,9 @@ impl RepeatTranslator {
                 out.extend_from_slice(b"\n\n");
             } else if let Some(own) = line.strip_prefix(b"event: ") {
                 name = Some(own);
-            } else if let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.is_ended) {
+            } else if !self.is_ended
+                && let Some(data) = line.strip_prefix(b"data: ")
+            {
                 self.translate_event(&mut out, name.take(), data)?;
             }
         }
@@ -301,7 +293,8 @@ impl RepeatTranslator {
         is_new: bool,
         was_over: bool,
     ) -> Result<bool, MismatchReason> {
-        let counted = event.get("tokens_predicted").and_then(Value::as_u64).filter(|_| !is_progress(event));
+        let counted =
+            if is_progress(event) { None } else { event.get("tokens_predicted").and_then(Value::as_u64) };
         let is_had = counted.is_some_and(|counted| {
             self.other_count =
                 if self.other_count.0 == counted { (counted, self.other_count.1 + 1) } else { (counted, 1) };
@@ -316,11 +309,7 @@ impl RepeatTranslator {
     /// Writes an event with its identifiers replaced by those that the client knows.
     fn write_event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
         if matches!(self.kind, AnswerFormat::Chat | AnswerFormat::Text) && !event.contains_key("error") {
-            for name in SHARED_MEMBERS {
-                if let Some(value) = self.frame.get(name) {
-                    set_member(&mut event, name, value.clone());
-                }
-            }
+            set_shared_members(&mut event, &self.frame);
             let choice = event.get_mut("choices").and_then(|choices| choices.get_mut(0));
             if let Some(Value::Object(delta)) = choice.and_then(|choice| choice.get_mut("delta")) {
                 delta.shift_remove("role");
@@ -371,7 +360,6 @@ fn is_news_to_chat(event: &mut Map<String, Value>, step: AnswerStep) -> bool {
     step != AnswerStep::Continues || !had_role || is_progress(event)
 }
 
-/// Replaces a text in an event by its remaining part.
 fn cut_text(kind: AnswerFormat, event: &mut Map<String, Value>, what: ChannelKind, rest: &str) {
     let at = |event: &mut Map<String, Value>, path: &[&str]| -> Option<()> {
         let (first, path) = path.split_first()?;

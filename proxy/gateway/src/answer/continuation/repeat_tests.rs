@@ -1,7 +1,7 @@
 //! A repeated answer continues after the client's part, or fails.
 
 use super::*;
-use crate::answer::continuation::AnswerTranscript;
+use crate::answer::AnswerTranscript;
 
 const LIMIT: usize = 1 << 20;
 
@@ -26,7 +26,7 @@ fn named(event: &Value) -> String {
 fn repeat(kind: AnswerFormat, heard: &str) -> RepeatTranslator {
     let mut transcript = AnswerTranscript::for_stream(kind, LIMIT);
     transcript.feed(heard.as_bytes());
-    assert_eq!(transcript.loss_reason(), None, "{heard}");
+    assert_eq!(transcript.lost, None, "{heard}");
     RepeatTranslator::from_transcript(transcript, WorkDone::default()).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn behind(kind: AnswerFormat, heard: &str, again: &str) -> Result<String, Mismat
         told.push_str(std::str::from_utf8(&said).unwrap());
         assert!(!catching_up || repeat.is_catching_up() || !said.is_empty() || told.is_empty());
     }
-    assert!(repeat.has_ended(), "{again}");
+    assert!(repeat.is_ended, "{again}");
     Ok(told)
 }
 

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use super::spelling::{THOUGHT_END, unknown_marks_reason};
-use crate::answer::assemble::AnswerFormat;
+use crate::answer::AnswerFormat;
 
 /// Reason why an answer is not continued; completes the sentence "the rest of it cannot be computed
 /// elsewhere: ".
@@ -96,7 +96,6 @@ pub(super) struct ContinuationRequest {
 }
 
 impl ContinuationRequest {
-    /// Reads the whole body as it was sent to the dead server.
     pub(super) fn from_body(kind: AnswerFormat, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
             return Err("the request is no JSON object".to_owned());
@@ -128,17 +127,14 @@ impl ContinuationRequest {
         body_bytes(body)
     }
 
-    /// Returns whether the request restricts the form of its answer by a grammar or a schema.
     pub(super) fn is_shaped(&self) -> bool {
         SHAPE_MEMBERS.iter().any(|name| self.body.get(*name).is_some_and(|value| !is_no_shape(name, value)))
     }
 
-    /// Returns whether the request has stop words.
     pub(super) fn has_stop_words(&self) -> bool {
         self.body.get("stop").is_some_and(|stop| !stop.is_null())
     }
 
-    /// Builds the request that renders the prompt of a chat.
     pub(super) fn template_request(&self) -> Vec<u8> {
         body_bytes(self.body.clone())
     }
@@ -225,14 +221,13 @@ impl ContinuationRequest {
 /// The only text that the test grammar allows after the delivered text.
 const TEST_LETTER: &str = "q";
 
-/// Returns whether the answer to [`ContinuationRequest::grammar_test`] shows a server that starts grammars after the delivered
-/// text.
+/// Returns whether the answer to [`ContinuationRequest::grammar_test`] shows a server that starts grammars
+/// after the delivered text.
 pub(super) fn is_grammar_in_place(answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     answer["content"] == TEST_LETTER && answer["stop_type"] == "eos"
 }
 
-/// Quotes a text as a grammar literal.
 fn grammar_literal(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -265,7 +260,6 @@ fn join_tokens(prompt: Value, said: &[u32]) -> Value {
     }
 }
 
-/// Settings and prompt size of a request, as a server reports them.
 #[derive(Debug)]
 pub(super) struct ProbedSettings {
     stop: Value,
@@ -280,7 +274,6 @@ pub(super) struct ProbedSettings {
 }
 
 impl ProbedSettings {
-    /// Reads the answer to [`ContinuationRequest::probe_request`].
     pub(super) fn from_probe(kind: AnswerFormat, answer: &[u8]) -> Result<Self, NoContinuationReason> {
         let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
         let told = probe_view(kind, &answer);
@@ -302,7 +295,6 @@ impl ProbedSettings {
         Ok(Self { stop: settings["stop"].clone(), prompt, marks, is_greedy, shape })
     }
 
-    /// Returns whether a grammar restricts the answer.
     pub(super) fn has_shape(&self) -> bool {
         self.shape.is_some()
     }
@@ -339,7 +331,6 @@ pub(super) fn check_stateless(settings: &Value, more: &[&str]) -> Result<(), NoC
     }
 }
 
-/// Returns the part of a probe's answer that describes the request.
 fn probe_view(kind: AnswerFormat, answer: &Value) -> &Value {
     if kind == AnswerFormat::Native { answer } else { &answer["__verbose"] }
 }

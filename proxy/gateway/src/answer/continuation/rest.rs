@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use warden_policies::WorkDone;
 
-use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, set_member, write_event};
-use crate::answer::assemble::AnswerFormat;
+use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, set_member, set_shared_members, write_event};
+use crate::answer::AnswerFormat;
 
 /// Values that are rewritten in each event of a continuation.
 #[derive(Debug)]
@@ -30,10 +30,6 @@ pub(crate) struct RestTranslator {
 }
 
 impl RestTranslator {
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended
-    }
-
     /// Returns the work of the whole answer, given the work of the continuation.
     pub(crate) fn work(&self, continued: WorkDone) -> WorkDone {
         let output_tokens = continued.output_tokens + self.delivered;
@@ -41,7 +37,6 @@ impl RestTranslator {
         WorkDone { prompt_tokens, output_tokens, ..continued }
     }
 
-    /// Translates complete events of the continuation into events for the client.
     pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::with_capacity(whole.len() + whole.len() / 2);
         for event in whole.split_inclusive(|byte| *byte == b'\n') {
@@ -51,7 +46,10 @@ impl RestTranslator {
                 out.extend_from_slice(b"\n\n");
                 continue;
             }
-            let Some(data) = line.strip_prefix(b"data: ").filter(|_| !self.ended) else { continue };
+            let data = match line.strip_prefix(b"data: ") {
+                Some(data) if !self.ended => data,
+                _ => continue,
+            };
             if data == b"[DONE]" {
                 return Err("its continuation ended before its last event");
             }
@@ -85,15 +83,6 @@ impl RestTranslator {
                 Err("its continuation would not begin where it ended")
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Replaces the identifiers of an event by those of the first stream.
-    fn rename_ids(&self, event: &mut Map<String, Value>) {
-        for name in SHARED_MEMBERS {
-            if let Some(value) = self.frame.get(name) {
-                set_member(event, name, value.clone());
-            }
         }
     }
 
@@ -137,7 +126,7 @@ impl RestTranslator {
     }
 
     fn write_text(&mut self, out: &mut Vec<u8>, mut event: Map<String, Value>) -> Result<(), MismatchReason> {
-        self.rename_ids(&mut event);
+        set_shared_members(&mut event, &self.frame);
         self.set_timings(&mut event);
         let Some(Value::Array(choices)) = event.get_mut("choices") else {
             return Err("its continuation has no choices");
@@ -186,7 +175,7 @@ impl RestTranslator {
         let timings = event.get("timings").filter(|timings| timings.is_object()).cloned();
         if !text.is_empty() && !is_full {
             let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
-            let beside = timings.clone().filter(|_| !stops).map(|timings| ("timings", timings));
+            let beside = if stops { None } else { timings.clone().map(|timings| ("timings", timings)) };
             write_event(out, &self.chunk(json!([choice]), beside));
         }
         if !stops {

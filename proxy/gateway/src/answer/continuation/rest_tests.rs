@@ -55,7 +55,7 @@ fn a_chat_goes_on_as_a_chat_with_its_name_and_one_end() {
     let mut voice = voice(AnswerFormat::Chat);
     let (events, done) =
         said(&mut voice, &[native("d", 1, false), native("e", 2, false), native("", 2, true)]);
-    assert!(done && voice.has_ended());
+    assert!(done && voice.ended);
     assert_eq!(events.len(), 4, "{events:?}");
     for event in &events {
         assert_eq!(
@@ -100,7 +100,7 @@ fn without_a_wish_for_counters_there_are_none() {
 fn llama_servers_own_dialect_counts_on() {
     let mut voice = voice(AnswerFormat::Native);
     let (events, done) = said(&mut voice, &[native("d", 1, false), native("", 1, true)]);
-    assert!(!done && voice.has_ended());
+    assert!(!done && voice.ended);
     assert_eq!((&events[0]["tokens_predicted"], &events[0]["tokens_evaluated"]), (&json!(4), &json!(22)));
     let end = &events[1];
     assert_eq!(
@@ -169,7 +169,7 @@ fn comments_pass_and_a_servers_own_error_is_the_end() {
     let mut voice = voice(AnswerFormat::Chat);
     assert_eq!(voice.translate(b": ping\n\n").unwrap(), ": ping\n\n");
     let (events, _) = said(&mut voice, &[json!({ "error": { "message": "full" } })]);
-    assert!(voice.has_ended() && events[0]["error"]["message"] == "full");
+    assert!(voice.ended && events[0]["error"]["message"] == "full");
     assert!(
         voice.translate(format!("data: {}\n\n", native("x", 1, false)).as_bytes()).unwrap().is_empty(),
         "nothing follows"

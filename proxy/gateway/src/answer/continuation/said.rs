@@ -16,7 +16,6 @@ pub(super) enum ChannelKind {
     Arguments,
 }
 
-/// Identifies one of the texts that make up an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TextChannel {
     pub(super) kind: ChannelKind,
@@ -38,7 +37,6 @@ pub(super) enum AnswerItem {
     Mark(String, Vec<String>),
 }
 
-/// Marks that may precede a text of the content channel.
 const CONTENT_MARKS: [&str; 5] =
     ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
 
@@ -52,7 +50,6 @@ enum ContentEntry {
     Mark(Box<str>),
 }
 
-/// Complete content of an answer so far.
 #[derive(Debug, Default)]
 pub(super) struct AnswerContent {
     text: String,
@@ -64,12 +61,10 @@ pub(super) struct AnswerContent {
 }
 
 impl AnswerContent {
-    /// Returns the approximate size in bytes.
     pub(super) fn held_bytes(&self) -> usize {
         self.text.len() + self.mark_bytes + self.entries.len() * ENTRY_OVERHEAD
     }
 
-    /// Returns all texts, concatenated.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
@@ -77,8 +72,11 @@ impl AnswerContent {
     /// Returns all texts like [`Self::text`], or `None` if any of them is reasoning or belongs to a tool
     /// call.
     pub(super) fn content(&self) -> Option<&str> {
-        let beside = |entry: &ContentEntry| matches!(entry, ContentEntry::Text(channel, _) if channel.kind != ChannelKind::Content);
-        (!self.entries.iter().any(beside)).then_some(&self.text)
+        let is_content = |entry: &ContentEntry| match entry {
+            ContentEntry::Text(channel, _) => channel.kind == ChannelKind::Content,
+            ContentEntry::Mark(_) => true,
+        };
+        self.entries.iter().all(is_content).then_some(&self.text)
     }
 
     /// Returns the text if the answer so far consists of one unfinished text of the content channel.
@@ -93,7 +91,6 @@ impl AnswerContent {
         (is_content && before.iter().all(begins)).then_some(&self.text)
     }
 
-    /// Returns whether there is no text yet.
     pub(super) fn has_no_text(&self) -> bool {
         self.text.is_empty()
     }
@@ -138,7 +135,6 @@ pub(super) struct ContentComparison {
     name_index: usize,
 }
 
-/// Error: the second answer differs from the first.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ContentMismatch;
 

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::request::NoContinuationReason;
 use super::transcript::AnswerTranscript;
 
-/// Marker that ends reasoning.
 pub(super) const THOUGHT_END: &str = "</think>";
 
 /// Special tokens that a template may keep visible in a text without effect on its continuation: beginning
@@ -16,7 +15,6 @@ pub(super) const THOUGHT_END: &str = "</think>";
 const HARMLESS_MARKS: [&str; 6] =
     ["<think>", THOUGHT_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
-/// Reads the rendered prompt from the answer to a template request.
 pub(super) fn read_rendered(answer: &[u8]) -> Result<String, NoContinuationReason> {
     match serde_json::from_slice::<Value>(answer).unwrap_or_default()["prompt"].take() {
         Value::String(prompt) => Ok(prompt),
@@ -24,7 +22,6 @@ pub(super) fn read_rendered(answer: &[u8]) -> Result<String, NoContinuationReaso
     }
 }
 
-/// Builds the request for the text that tokens stand for.
 pub(super) fn detokenize_request(ids: &[u32]) -> Vec<u8> {
     json!({ "tokens": ids }).to_string().into_bytes()
 }
@@ -62,12 +59,10 @@ pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Builds the request that tokenizes a text, for the number of its tokens.
 pub(super) fn count_request(text: &str) -> Vec<u8> {
     json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
 }
 
-/// Reads the answer to [`count_request`].
 pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);

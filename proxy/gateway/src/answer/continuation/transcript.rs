@@ -22,11 +22,10 @@ use serde_json::{Map, Value};
 
 use super::reading::{self, AnswerStep, UnreadableReason, is_progress};
 use super::said::{AnswerContent, AnswerItem, ChannelKind, TextChannel};
-use crate::answer::assemble::AnswerFormat;
+use crate::answer::AnswerFormat;
 
 static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
 
-/// Progress of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerStage {
     /// Tokens are missing.
@@ -40,29 +39,44 @@ pub(crate) enum AnswerStage {
 /// The part of an answer that a client has.
 #[derive(Debug)]
 pub(crate) struct AnswerTranscript {
-    kind: AnswerFormat,
+    pub(super) kind: AnswerFormat,
     limit: usize,
     pub(super) said: AnswerContent,
     /// Offset where each piece of the text ends; used only while the answer is a single text.
     pub(super) ends: Vec<u32>,
-    /// Token ids, as long as the stream reports an id for each token (llama-server's own dialect only).
-    ids: Vec<u32>,
-    spelled: bool,
-    /// Tokens so far by the stream's own count (llama-server's own dialect only).
-    pub(super) counted: Option<u64>,
-    /// Number of events so far whose token count is `counted`.
-    pub(super) with_count: u64,
+    pub(super) tokens: TokenTrail,
     /// Last sequence number, in dialects whose events are numbered.
     pub(super) sequence: Option<u64>,
     /// The client lacks the text of the last tokens: llama-server holds back text that may begin a stop word.
     withholds: bool,
     /// First event; all other events repeat its id and names.
     pub(super) frame: Option<Map<String, Value>>,
-    stage: AnswerStage,
+    pub(crate) stage: AnswerStage,
     /// Reason why the answer is not a single text, so that its tokens cannot be given to another server.
     not_plain: Option<UnreadableReason>,
-    lost: Option<UnreadableReason>,
+    /// Reason why the rest cannot be computed elsewhere, if it cannot.
+    pub(crate) lost: Option<UnreadableReason>,
     mould: Option<EventTemplate>,
+}
+
+/// Tokens as the stream reports them; llama-server's own dialect only.
+#[derive(Debug, Default)]
+pub(super) struct TokenTrail {
+    /// Ids, as long as the stream reports an id for each token.
+    ids: Vec<u32>,
+    has_gap: bool,
+    /// Tokens so far by the stream's own count.
+    pub(super) counted: Option<u64>,
+    /// Number of events so far whose token count is `counted`.
+    pub(super) with_count: u64,
+}
+
+impl TokenTrail {
+    /// Forgets the ids: a list with a gap never counts as complete again.
+    fn give_up_ids(&mut self) {
+        self.ids = Vec::new();
+        self.has_gap = true;
+    }
 }
 
 /// Bytes of an event before and after its text. An event with the same bytes needs no parsing.
@@ -92,10 +106,7 @@ impl AnswerTranscript {
             limit,
             said: AnswerContent::default(),
             ends: Vec::new(),
-            ids: Vec::new(),
-            spelled: true,
-            counted: None,
-            with_count: 0,
+            tokens: TokenTrail::default(),
             sequence: None,
             withholds: false,
             frame: None,
@@ -112,19 +123,6 @@ impl AnswerTranscript {
         self
     }
 
-    pub(crate) fn kind(&self) -> AnswerFormat {
-        self.kind
-    }
-
-    pub(crate) fn stage(&self) -> AnswerStage {
-        self.stage
-    }
-
-    /// Returns the reason why the rest cannot be computed elsewhere, if it cannot.
-    pub(crate) fn loss_reason(&self) -> Option<UnreadableReason> {
-        self.lost
-    }
-
     /// Returns the whole answer; `None` if the transcript was given up or has reasoning or tool calls.
     pub(crate) fn whole_content(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.content()).flatten()
@@ -139,14 +137,18 @@ impl AnswerTranscript {
     pub(crate) fn give_up(&mut self, why: UnreadableReason) {
         if self.lost.is_none() {
             self.lost = Some(why);
-            (self.said, self.ends, self.ids) = (AnswerContent::default(), Vec::new(), Vec::new());
-            (self.frame, self.mould) = (None, None);
+            self.said = AnswerContent::default();
+            self.ends = Vec::new();
+            self.tokens.give_up_ids();
+            self.frame = None;
+            self.mould = None;
         }
     }
 
     fn mark_not_plain(&mut self, why: UnreadableReason) {
         self.not_plain.get_or_insert(why);
-        (self.ends, self.ids, self.spelled) = (Vec::new(), Vec::new(), false);
+        self.ends = Vec::new();
+        self.tokens.give_up_ids();
     }
 
     /// Checks that the answer is the beginning of one text and nothing else. The error says why not.
@@ -175,16 +177,16 @@ impl AnswerTranscript {
 
     /// Returns the tokens of the whole text, if the stream reported the id of each.
     pub(super) fn all_token_ids(&self) -> Option<&[u32]> {
-        (self.spelled && self.counted == Some(self.ids.len() as u64)).then_some(&*self.ids)
+        let TokenTrail { ids, has_gap, counted, .. } = &self.tokens;
+        (!has_gap && *counted == Some(ids.len() as u64)).then_some(ids.as_slice())
     }
 
     /// Returns whether the client has the first event of the answer, but no token.
     pub(crate) fn has_no_token(&self) -> bool {
         let begun = self.stage == AnswerStage::Unfinished && self.frame.is_some();
-        begun && self.said.has_no_text() && !self.withholds && self.counted.unwrap_or(0) == 0
+        begun && self.said.has_no_text() && !self.withholds && self.tokens.counted.unwrap_or(0) == 0
     }
 
-    /// Returns whether the server has generated tokens whose text the client does not have.
     pub(super) fn has_withheld_text(&self) -> bool {
         self.withholds
     }
@@ -209,7 +211,8 @@ impl AnswerTranscript {
     }
 
     fn add_event(&mut self, event: &[u8]) -> Result<(), UnreadableReason> {
-        if let Some(mould) = self.mould.as_ref().filter(|_| self.stage == AnswerStage::Unfinished)
+        if self.stage == AnswerStage::Unfinished
+            && let Some(mould) = &self.mould
             && let Some(quoted) = mould.event_text(event)
         {
             let channel = mould.channel;
@@ -279,15 +282,16 @@ impl AnswerTranscript {
     fn add_tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
         let told = chunk.get("tokens").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-        let grown = counted.and_then(|counted| counted.checked_sub(self.counted.unwrap_or(0)));
-        if self.spelled && grown == Some(told.len() as u64) {
-            self.ids.extend(told.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
+        let tokens = &mut self.tokens;
+        let grown = counted.and_then(|counted| counted.checked_sub(tokens.counted.unwrap_or(0)));
+        if !tokens.has_gap && grown == Some(told.len() as u64) {
+            tokens.ids.extend(told.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()));
         } else {
-            (self.spelled, self.ids) = (false, Vec::new());
+            tokens.give_up_ids();
         }
         self.withholds = !told.is_empty() || grown.is_some_and(|grown| grown > 0);
-        self.with_count = if self.counted == counted { self.with_count + 1 } else { 1 };
-        self.counted = counted;
+        tokens.with_count = if tokens.counted == counted { tokens.with_count + 1 } else { 1 };
+        tokens.counted = counted;
     }
 
     fn add_piece(&mut self, channel: TextChannel, text: &str) -> Result<(), UnreadableReason> {
@@ -314,7 +318,8 @@ impl AnswerTranscript {
     }
 
     fn check_limit(&self) -> Result<(), UnreadableReason> {
-        let held = self.said.held_bytes() + self.ends.len() * PIECE_OVERHEAD + self.ids.len() * TOKEN_BYTES;
+        let ids = self.tokens.ids.len() * TOKEN_BYTES;
+        let held = self.said.held_bytes() + self.ends.len() * PIECE_OVERHEAD + ids;
         if held > self.limit || u32::try_from(held).is_err() {
             return Err("it is longer than is kept (`internal.upstream.continue_bytes`)");
         }
@@ -343,13 +348,14 @@ impl EventTemplate {
         if !TEXT_MEMBERS.iter().any(|name| key.ends_with(name)) {
             return None;
         }
-        let (from, to) = (at + 1, at + quoted.len() - 1);
-        Some(Self { before: event[..from].into(), after: event[to..].into(), channel })
+        let end = at + quoted.len() - 1;
+        Some(Self { before: event[..=at].into(), after: event[end..].into(), channel })
     }
 
     /// Returns the text of an event, with its quotes, if the rest of the event equals the template.
     fn event_text<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
-        let (before, behind) = (self.before.len(), self.after.len());
+        let before = self.before.len();
+        let behind = self.after.len();
         if event.len() < before + behind || !event.starts_with(&self.before) || !event.ends_with(&self.after)
         {
             return None;

@@ -54,7 +54,7 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
     let mut events = vec![chat(&json!({ "role": "assistant", "content": null }), &Value::Null)];
     events.extend(pieces.map(said));
     let heard = heard(AnswerFormat::Chat, &events);
-    assert_eq!(heard.loss_reason(), None);
+    assert_eq!(heard.lost, None);
     assert_eq!(heard.decode_string(), pieces.concat());
     assert_eq!(heard.pieces().collect::<String>(), pieces.concat());
     assert_eq!(heard.frame.unwrap()["id"], "chatcmpl-1");
@@ -75,7 +75,7 @@ fn the_fast_way_and_the_slow_one_hear_the_same() {
             one["created"] = json!(n);
             slow.feed(event(&one).as_bytes());
         }
-        assert_eq!((fast.loss_reason(), slow.loss_reason()), (None, None), "{piece:?}");
+        assert_eq!((fast.lost, slow.lost), (None, None), "{piece:?}");
         assert_eq!((fast.decode_string(), &fast.ends), (slow.decode_string(), &slow.ends), "{piece:?}");
         assert!(fast.mould.is_some());
     }
@@ -92,7 +92,7 @@ fn tokens_of_llama_servers_own_dialect_count_only_if_none_is_missing() {
     let mut progress = native("", 0, 0);
     progress["prompt_progress"] = json!({ "total": 9 });
     let told = heard(AnswerFormat::Native, &[progress.clone(), progress.clone(), native("漢", 162, 3)]);
-    assert_eq!((told.all_token_ids(), told.counted), (None, Some(3)));
+    assert_eq!((told.all_token_ids(), told.tokens.counted), (None, Some(3)));
     let told = heard(AnswerFormat::Native, &[progress.clone(), native("a", 5, 1)]);
     assert_eq!(told.all_token_ids(), Some(&[5][..]));
     assert!(heard(AnswerFormat::Native, &[progress]).has_no_token() && !told.has_no_token());
@@ -129,25 +129,25 @@ fn the_end_is_known_with_and_without_counters() {
     let stop = chat(&json!({}), &json!("stop"));
     let mut counted = json!({ "choices": [], "usage": { "completion_tokens": 1 } });
     assert_eq!(
-        heard(AnswerFormat::Chat, &[said("a"), stop.clone()]).stage(),
+        heard(AnswerFormat::Chat, &[said("a"), stop.clone()]).stage,
         AnswerStage::Finished { counted: false }
     );
     assert_eq!(
-        heard(AnswerFormat::Chat, &[said("a"), stop.clone(), counted.clone()]).stage(),
+        heard(AnswerFormat::Chat, &[said("a"), stop.clone(), counted.clone()]).stage,
         AnswerStage::Finished { counted: true }
     );
     let mut last = text("", &json!("length"));
     last["usage"] = counted["usage"].take();
     assert_eq!(
-        heard(AnswerFormat::Text, &[text("a", &Value::Null), last]).stage(),
+        heard(AnswerFormat::Text, &[text("a", &Value::Null), last]).stage,
         AnswerStage::Finished { counted: true }
     );
     let mut end = native("", 0, 1);
     end["stop"] = json!(true);
-    assert_eq!(heard(AnswerFormat::Native, &[native("a", 5, 1), end]).stage(), AnswerStage::Done);
+    assert_eq!(heard(AnswerFormat::Native, &[native("a", 5, 1), end]).stage, AnswerStage::Done);
     let mut done = heard(AnswerFormat::Chat, &[said("a"), stop]);
     done.feed(b"data: [DONE]\n\n");
-    assert_eq!((done.stage(), done.loss_reason()), (AnswerStage::Done, None));
+    assert_eq!((done.stage, done.lost), (AnswerStage::Done, None));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn comments_are_no_events() {
     let mut heard = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
     heard.feed(b": ping\n\n");
     heard.feed(format!(":\n\n{}: x\n\n", event(&said("a"))).as_bytes());
-    assert_eq!((heard.decode_string(), heard.loss_reason()), ("a", None));
+    assert_eq!((heard.decode_string(), heard.lost), ("a", None));
 }
 
 #[test]
@@ -166,14 +166,11 @@ fn what_is_more_than_one_text_is_not_plain() {
     let call = chat(&json!({ "tool_calls": header }), &Value::Null);
     let calls =
         heard(AnswerFormat::Chat, &[said("a"), call, chat(&json!({ "tool_calls": more }), &Value::Null)]);
-    assert_eq!(
-        (calls.loss_reason(), calls.is_plain(), calls.decode_string()),
-        (None, Err("it calls a tool"), "a{}")
-    );
+    assert_eq!((calls.lost, calls.is_plain(), calls.decode_string()), (None, Err("it calls a tool"), "a{}"));
     let thinks =
         heard(AnswerFormat::Chat, &[chat(&json!({ "reasoning_content": "hm" }), &Value::Null), said("a")]);
     let why = "it has reasoning apart from its text";
-    assert_eq!((thinks.loss_reason(), thinks.is_plain(), thinks.decode_string()), (None, Err(why), "hma"));
+    assert_eq!((thinks.lost, thinks.is_plain(), thinks.decode_string()), (None, Err(why), "hma"));
     let plain = heard(AnswerFormat::Chat, &[said("a")]);
     assert_eq!(plain.is_plain(), Ok(()));
     assert!(plain.marked_not_plain("because").is_plain().is_err());
@@ -199,17 +196,17 @@ fn other_routes_are_heard_in_their_own_words() {
     );
     assert!(heard.has_no_token());
     heard.feed((delta("a") + &delta("\"b\"") + &delta("c")).as_bytes());
-    assert_eq!((heard.loss_reason(), heard.decode_string(), heard.has_no_token()), (None, "a\"b\"c", false));
+    assert_eq!((heard.lost, heard.decode_string(), heard.has_no_token()), (None, "a\"b\"c", false));
     assert!(heard.mould.is_some());
     heard.feed(data("message_stop", &json!({ "type": "message_stop" })).as_bytes());
-    assert_eq!(heard.stage(), AnswerStage::Done);
+    assert_eq!(heard.stage, AnswerStage::Done);
     let mut heard = AnswerTranscript::for_stream(AnswerFormat::Responses, LIMIT);
     let numbered = |number: u64, text: &str| {
         let event = json!({ "type": "response.output_text.delta", "sequence_number": number, "item_id": "i", "delta": text });
         data("response.output_text.delta", &event)
     };
     heard.feed((numbered(4, "a") + &numbered(5, "b")).as_bytes());
-    assert_eq!((heard.loss_reason(), heard.decode_string(), heard.sequence), (None, "ab", Some(5)));
+    assert_eq!((heard.lost, heard.decode_string(), heard.sequence), (None, "ab", Some(5)));
 }
 
 #[test]
@@ -248,40 +245,36 @@ fn what_is_not_understood_is_not_continued() {
     ];
     for (kind, one, why) in cases {
         let heard = heard(kind, std::slice::from_ref(&one));
-        assert!(
-            heard.loss_reason().is_some_and(|lost| lost.contains(why)),
-            "{one}: {:?}",
-            heard.loss_reason()
-        );
+        assert!(heard.lost.is_some_and(|lost| lost.contains(why)), "{one}: {:?}", heard.lost);
         assert!(heard.decode_string().is_empty() && heard.frame.is_none(), "nothing is held for nothing");
     }
     for odd in ["event: x\n\n", "data: {}\r\n\r\n", "data: {\ndata: }\n\n", "id: 1\n\n", "data: nonsense\n\n"]
     {
         let mut heard = AnswerTranscript::for_stream(AnswerFormat::Chat, LIMIT);
         heard.feed(odd.as_bytes());
-        assert!(heard.loss_reason().is_some(), "{odd:?}");
+        assert!(heard.lost.is_some(), "{odd:?}");
     }
     let after = heard(AnswerFormat::Chat, &[said("a"), chat(&json!({}), &json!("stop")), said("b")]);
-    assert!(after.loss_reason().is_some());
+    assert!(after.lost.is_some());
 }
 
 #[test]
 fn no_more_is_held_than_may_be() {
     let mut heard = AnswerTranscript::for_stream(AnswerFormat::Chat, 1000);
     let mut fed = 0;
-    while heard.loss_reason().is_none() {
+    while heard.lost.is_none() {
         heard.feed(event(&said("0123456789")).as_bytes());
         fed += 1;
         assert!(heard.said.held_bytes() + heard.ends.len() * PIECE_OVERHEAD <= 1000);
         assert!(fed < 200, "it must come to an end");
     }
-    assert!(heard.loss_reason().is_some_and(|lost| lost.contains("continue_bytes")));
+    assert!(heard.lost.is_some_and(|lost| lost.contains("continue_bytes")));
     // Pieces without text have an overhead, too.
     let mut empty = AnswerTranscript::for_stream(AnswerFormat::Text, 1000);
     for _ in 0..10_000 {
         empty.feed(event(&text("", &Value::Null)).as_bytes());
         empty.feed(event(&text("a", &Value::Null)).as_bytes());
-        if empty.loss_reason().is_some() {
+        if empty.lost.is_some() {
             return;
         }
     }

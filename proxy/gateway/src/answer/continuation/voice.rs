@@ -28,25 +28,22 @@ pub(crate) enum EventTranslator {
 impl EventTranslator {
     pub(crate) fn has_ended(&self) -> bool {
         match self {
-            Self::Rest(rest) => rest.has_ended(),
-            Self::Repeat(repeat) => repeat.has_ended(),
+            Self::Rest(rest) => rest.ended,
+            Self::Repeat(repeat) => repeat.is_ended,
         }
     }
 
-    /// Returns whether the other server still repeats content that the client already has.
     pub(crate) fn is_catching_up(&self) -> bool {
         matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
     }
 
-    /// Last sequence number that the client has, on routes whose events are numbered.
     pub(crate) fn sequence(&self) -> Option<u64> {
         match self {
             Self::Rest(_) => None,
-            Self::Repeat(repeat) => repeat.sequence(),
+            Self::Repeat(repeat) => repeat.sequence,
         }
     }
 
-    /// Returns the work of the whole answer, given the work of the other server.
     pub(crate) fn work(&self, continued: WorkDone) -> WorkDone {
         match self {
             Self::Rest(rest) => rest.work(continued),
@@ -59,7 +56,6 @@ impl EventTranslator {
         self.work(WorkDone { output_tokens: continued, ..WorkDone::default() }).output_tokens
     }
 
-    /// Translates complete events of the other server into events for the client.
     pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         match self {
             Self::Rest(rest) => rest.translate(whole),
@@ -71,6 +67,15 @@ impl EventTranslator {
 /// Sets a member; an existing member keeps its position.
 pub(super) fn set_member(event: &mut Map<String, Value>, name: &str, value: Value) {
     event.insert(name.to_owned(), value);
+}
+
+/// Gives an event the members that all events of the first stream share.
+pub(super) fn set_shared_members(event: &mut Map<String, Value>, first: &Map<String, Value>) {
+    for name in SHARED_MEMBERS {
+        if let Some(value) = first.get(name) {
+            set_member(event, name, value.clone());
+        }
+    }
 }
 
 pub(super) fn write_event(out: &mut Vec<u8>, event: &Map<String, Value>) {

@@ -2,46 +2,67 @@
 //! answer is incomplete.
 
 use std::io;
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use warden_policies::WorkDone;
 
 use super::AnswerRelay;
-use crate::answer::continuation;
-use crate::answer::life_sign::keep_alive;
-use crate::backend::backends::BackendLease;
-use crate::body::sent::SentBody;
+use crate::answer::{AnswerMeter, PolledFrame, continuation, keep_alive};
+use crate::backend::{AnsweringBackend, BackendLease, SharedLease};
+use crate::body::SentBody;
 use crate::observe::RequestOutcome;
-use crate::protocol::sse::EventSplitter;
+use crate::protocol::EventSplitter;
 use crate::refusal::{CANCELLED, StreamEnd, stream_error};
 
 impl AnswerRelay {
     /// Cuts an answer that cannot continue. An event stream gets an error event; any other body breaks off.
-    pub(super) fn cut(&mut self, outcome: RequestOutcome, why: &str) -> io::Result<()> {
-        self.reusable = false;
+    fn cut(&mut self, outcome: RequestOutcome, why: &str) -> io::Result<()> {
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
         let died = matches!(outcome, RequestOutcome::UpstreamDied | RequestOutcome::Revoked);
-        let words = match self.transcript.as_ref().and_then(|heard| heard.loss_reason()).filter(|_| died) {
-            Some(lost) => format!("model `{model}`: {}", continuation::rest_error_text(why, lost)),
-            None => format!("model `{model}`: {why}"),
+        let lost = self.onward.transcript.as_ref().and_then(|heard| heard.lost);
+        let words = match lost {
+            Some(lost) if died => format!("model `{model}`: {}", continuation::rest_error_text(why, lost)),
+            _ => format!("model `{model}`: {why}"),
         };
         let end = if outcome == RequestOutcome::Cancelled { StreamEnd::Cancelled } else { StreamEnd::Fault };
         self.queue_end_event(end, &words);
-        let in_band = self.last_words.is_some();
+        let in_band = self.tail.last_words.is_some();
         self.end(outcome);
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
+    }
+
+    pub(super) fn cut_or_defer(
+        &mut self,
+        outcome: RequestOutcome,
+        why: &str,
+        context: &Context<'_>,
+    ) -> ControlFlow<PolledFrame> {
+        match self.cut(outcome, why) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => ControlFlow::Break(self.defer_error(error, context)),
+        }
+    }
+
+    /// Defers the error to the next poll. On an error hyper discards unsent data; it sends all data before it
+    /// polls again.
+    fn defer_error(&mut self, error: io::Error, context: &Context<'_>) -> PolledFrame {
+        self.tail.pending_error = Some(error);
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Ends the answer for an operator's cancel request: releases everything as if the client had left, and
     /// records the cancellation. The body breaks off only in the next poll, as after any cut: hyper may have
     /// taken the head just now, and would discard it on an error.
-    pub(in crate::answer) fn cancel<T>(&mut self, context: &Context<'_>) -> Option<Poll<T>> {
-        if self.ended {
+    pub(in crate::answer) fn cancel(&mut self, context: &Context<'_>) -> Option<PolledFrame> {
+        if self.tail.ended {
             return None;
         }
         // Stop looking for another backend.
-        self.resuming = None;
+        self.onward.search = None;
         let cut = self.cut(RequestOutcome::Cancelled, CANCELLED);
         // While another backend is searched for, there is no lease, and `cut` reports nothing.
         self.flight.finish(RequestOutcome::Cancelled);
@@ -51,7 +72,6 @@ impl AnswerRelay {
     /// Cuts the stream because another backend's answer to the same request differs. The backend is not at
     /// fault.
     pub(super) fn cut_different(&mut self, why: &str) {
-        self.reusable = false;
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
         let died = continuation::describe_server_end(RequestOutcome::UpstreamDied);
         let words = format!("model `{model}`: {}", continuation::rest_error_text(died, why));
@@ -66,15 +86,14 @@ impl AnswerRelay {
 
     fn queue_end_event(&mut self, end: StreamEnd, message: &str) {
         let Some(events) = &mut self.events else { return };
-        let last = self.voice.as_ref().and_then(|voice| voice.sequence());
-        let end =
-            stream_error(end, message, self.dialect, last.map_or(events.event_count(), |last| last + 1));
+        let last = self.onward.translator.as_ref().and_then(|translator| translator.sequence());
+        let seen = last.map_or(events.event_count(), |last| last + 1);
+        let end = stream_error(end, message, self.terms.dialect, seen);
         let words = format!("{}{end}", events.drop_held());
         self.flight.count_passed(words.len());
-        self.last_words = Some(Bytes::from(words));
+        self.tail.last_words = Some(Bytes::from(words));
     }
 
-    /// Returns an SSE comment, which clients skip.
     pub(super) fn comment_bytes(&mut self, words: &'static str) -> Bytes {
         self.flight.count_passed(words.len());
         Bytes::from_static(words.as_bytes())
@@ -82,20 +101,20 @@ impl AnswerRelay {
 
     /// Returns a keep-alive: clients ignore its content, but clients and proxies reset their timeouts.
     pub(super) fn keep_alive(&mut self, comment: &'static str) -> Bytes {
-        let sign = keep_alive(self.dialect, true, comment);
+        let sign = keep_alive(self.terms.dialect, true, comment);
         self.flight.count_passed(sign.len());
         sign
     }
 
     /// Finishes the answer of a backend that died after the client had received all of its output.
     pub(super) fn finish_complete(&mut self, words: Bytes) {
-        self.reusable = false;
-        if let Some(lease) = &self.lease {
-            lease.doubt();
+        self.terms.reusable = false;
+        if let Some(backend) = &self.backend {
+            backend.lease.doubt();
         }
         if !words.is_empty() {
             self.flight.count_passed(words.len());
-            self.last_words = Some(words);
+            self.tail.last_words = Some(words);
         }
         self.end(RequestOutcome::Ok);
     }
@@ -108,67 +127,79 @@ impl AnswerRelay {
     /// effect. `outcome` is for the backend; `told` is for the whole answer, which an earlier backend may
     /// have spoiled.
     pub(super) fn close(&mut self, outcome: RequestOutcome, told: RequestOutcome) {
-        self.ended = true;
-        let Some(lease) = self.lease.take() else { return };
-        blame_request(&*lease, &self.sent, outcome);
-        if outcome == RequestOutcome::Ok {
-            lease.note_whole_answer(self.sent.fingerprint());
+        self.tail.ended = true;
+        let Some(backend) = self.backend.take() else { return };
+        let AnsweringBackend { lease, revoked, conn, pool, sent, .. } = *backend;
+        let is_ok = outcome == RequestOutcome::Ok;
+        blame_request(&*lease, &sent, outcome);
+        if is_ok {
+            lease.note_whole_answer(sent.fingerprint());
         }
         // Release the connection before the lease: once the lease is gone, the generation may be stopped.
-        if let Some(conn) = self.conn.take()
-            && outcome == RequestOutcome::Ok
-            && self.reusable
-            && self.sent.is_whole()
-        {
-            self.pool.put_back(conn, lease.server_facts());
-        }
-        self.revoked = Box::pin(std::future::pending());
-        let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
-        let record = &mut self.flight.record;
-        record.bytes_in = bytes_in;
-        if let (Some(meter), Some(trace)) = (&self.meter, &mut record.trace) {
-            meter.add_to_trace(trace, outcome == RequestOutcome::Ok && self.generates);
-        }
-        if let Some(meter) = &self.meter
-            && outcome == RequestOutcome::Ok
-        {
-            // Only a complete answer shows that the backend is healthy; a cut answer is recorded elsewhere.
-            let ended = meter.outcome(record.answer_status());
-            lease.note_outcome(&ended);
-            let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
-            self.flight.progress.note_times(ms(ended.prefill), ms(ended.decode));
-            if let Some(remember) = self.remember.take().filter(|_| record.answer_status() == 200) {
-                remember.note_turn(&*lease, meter, &ended, self.transcript.as_deref());
-            }
-        }
-        if let Some(meter) = &self.meter
-            && (200..300).contains(&record.answer_status())
-        {
-            let counts = meter.has_counters();
-            let events = self.events.as_ref().map(EventSplitter::event_count);
-            let seen = (outcome != RequestOutcome::Ok || !counts).then_some(events.unwrap_or(0));
-            let (images, audio) = self.sent.media();
-            let work = WorkDone { images, audio, ..meter.work(seen) };
-            lease.add_work(work);
-            record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
-            let is_stream = events.is_some();
-            let output = if !counts && !is_stream && self.generates { record.bytes_out } else { 0 };
-            let prompt = std::mem::take(&mut self.flight.prompt_bytes);
-            let is_paid = !meter.has_prompt_size()
-                && matches!(outcome, RequestOutcome::Ok | RequestOutcome::ClientGone);
-            self.flight.uncounted_bytes = output + if is_paid { prompt } else { 0 };
+        if is_ok && self.terms.reusable && sent.is_whole() {
+            pool.put_back(conn, lease.server_facts());
         } else {
-            // The prompt of a refused request was not evaluated.
+            drop(conn);
+        }
+        drop(revoked);
+        self.flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
+        if let Some(meter) = self.meter.take() {
+            self.record_work(&meter, &lease, &sent, outcome);
+        } else {
             self.flight.prompt_bytes = 0;
         }
         drop(lease);
         self.flight.finish(told);
     }
+
+    /// Records what the answer reported, and the work that was done for it.
+    fn record_work(
+        &mut self,
+        meter: &AnswerMeter,
+        lease: &SharedLease,
+        sent: &SentBody,
+        outcome: RequestOutcome,
+    ) {
+        let is_ok = outcome == RequestOutcome::Ok;
+        let generates = self.terms.generates;
+        let record = &mut self.flight.record;
+        let status = record.answer_status();
+        if let Some(trace) = &mut record.trace {
+            meter.add_to_trace(trace, is_ok && generates);
+        }
+        if is_ok {
+            // Only a complete answer shows that the backend is healthy; a cut answer is recorded elsewhere.
+            let ended = meter.outcome(status);
+            lease.note_outcome(&ended);
+            self.flight.progress.note_times(&ended);
+            if let Some(remember) = self.remember.take()
+                && status == 200
+            {
+                remember.note_turn(&**lease, meter, &ended, self.onward.transcript.as_deref());
+            }
+        }
+        if !(200..300).contains(&status) {
+            // The prompt of a refused request was not evaluated.
+            self.flight.prompt_bytes = 0;
+            return;
+        }
+        let counts = meter.has_counters();
+        let events = self.events.as_ref().map(EventSplitter::event_count);
+        let seen = (!is_ok || !counts).then_some(events.unwrap_or(0));
+        let (images, audio) = sent.media();
+        let work = WorkDone { images, audio, ..meter.work(seen) };
+        lease.add_work(work);
+        record.work = self.onward.translator.as_ref().map_or(work, |translator| translator.work(work));
+        let is_stream = events.is_some();
+        let output = if !counts && !is_stream && generates { record.bytes_out } else { 0 };
+        let prompt = std::mem::take(&mut self.flight.prompt_bytes);
+        let is_paid = !meter.has_prompt_size() && (is_ok || outcome == RequestOutcome::ClientGone);
+        self.flight.uncounted_bytes = output + if is_paid { prompt } else { 0 };
+    }
 }
 
 impl Drop for AnswerRelay {
     fn drop(&mut self) {
-        self.reusable = false;
         self.end(RequestOutcome::ClientGone);
     }
 }

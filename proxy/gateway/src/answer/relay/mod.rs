@@ -16,83 +16,99 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `terms` | limits and modes of a relay |
 //! | `onward` | moves an answer to another backend when its first backend is lost |
 //! | `ending` | counts the work, releases connection and lease, reports the request |
 //!
 //! The relay requests the next piece when the client has taken the previous piece, or reads ahead as far as
-//! [`super::unread`] has room. So a slow client slows down only its own backend connection.
-
-mod ending;
-mod onward;
-mod terms;
+//! [`super::answer_body`] has room. So a slow client slows down only its own backend connection.
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
+use http_body::{Body, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
-use warden_policies::ModelName;
 
-use self::onward::check_stream;
-pub(crate) use self::terms::{ContinuationTerms, EventTerms, RelayTerms};
-use crate::answer::continuation::{self, AnswerStage, AnswerTranscript, EventTranslator, StreamCut};
-use crate::answer::flight::InFlightRequest;
-use crate::answer::meter::AnswerMeter;
-use crate::answer::remember::TurnRecorder;
-use crate::answer::resuming::ResumeSearch;
-use crate::backend::again::{BackendSearch, RepeatableRequest};
-use crate::backend::attempts::AnsweringBackend;
-use crate::backend::backends::{BackendLease, BoxFuture};
-use crate::backend::pool::ConnectionPool;
-use crate::backend::upstream_conn::UpstreamConn;
-use crate::body::sent::SentBody;
+use self::onward::AnswerContinuation;
+use crate::answer::{
+    AnswerFormat, AnswerMeter, AnswerStage, EventTranslator, InFlightRequest, PolledFrame, TurnRecorder,
+    continuation, frame,
+};
+use crate::backend::{AnsweringBackend, RepeatableRequest};
 use crate::observe::RequestOutcome;
-use crate::protocol::sse::EventSplitter;
+use crate::protocol::EventSplitter;
 use crate::refusal::ErrorDialect;
+
+mod ending;
+mod onward;
+
+/// Limits and modes of a relay.
+pub(crate) struct RelayTerms {
+    /// Bytes that may be held to read an answer's counters; `None` if the counters are not read.
+    pub(crate) tail_bytes: Option<usize>,
+    pub(crate) generates: bool,
+    pub(crate) events: Option<EventTerms>,
+    pub(crate) dialect: ErrorDialect,
+    /// The connection may carry another request after this answer.
+    pub(crate) reusable: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct EventTerms {
+    /// Most bytes held of an incomplete event.
+    pub(crate) limit: usize,
+    /// Longest time without data from the backend.
+    pub(crate) max_silence: Duration,
+    /// Interval of keep-alives while another backend is searched for.
+    pub(crate) comment_interval: Duration,
+    /// Terms for a continuation by another backend; `None` if the stream cannot be continued.
+    pub(crate) continuation: Option<ContinuationTerms>,
+}
+
+/// Terms under which another backend can continue a generated stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContinuationTerms {
+    pub(crate) kind: AnswerFormat,
+    pub(crate) max_bytes: usize,
+    /// The generated text is inserted into the middle of another text.
+    pub(crate) fills_in: bool,
+}
 
 pub(crate) struct AnswerRelay {
     incoming: Incoming,
     /// Pieces of the body that were read before the response head was passed to the client.
     read_ahead: VecDeque<Bytes>,
     flight: Box<InFlightRequest>,
-    lease: Option<Arc<dyn BackendLease>>,
-    revoked: BoxFuture<'static, ()>,
-    conn: Option<UpstreamConn>,
-    pool: Arc<ConnectionPool>,
-    sent: Arc<SentBody>,
+    /// `None` once the answer has ended, and while another backend is searched for.
+    backend: Option<Box<AnsweringBackend>>,
+    terms: RelayTerms,
     meter: Option<AnswerMeter>,
-    tail_bytes: Option<usize>,
-    generates: bool,
     events: Option<EventSplitter>,
-    terms: Option<EventTerms>,
-    /// The request, as long as it may be executed again or its answer continued elsewhere.
-    again: Option<Box<RepeatableRequest>>,
-    /// Parameters of a search for another server, kept for the death of a server that replaces a canary.
-    spare_search: Option<Box<BackendSearch>>,
     /// Request and answer, recorded so that the next process can be given the conversation.
     remember: Option<Box<TurnRecorder>>,
-    /// The part of a stream that the client has, if the stream may be continued elsewhere.
-    transcript: Option<Box<AnswerTranscript>>,
-    /// Translates the events of a second backend.
-    voice: Option<Box<EventTranslator>>,
-    resuming: Option<Box<ResumeSearch>>,
+    onward: AnswerContinuation,
+    timers: RelayTimers,
+    tail: RelayTail,
+}
+
+#[derive(Default)]
+struct RelayTimers {
     /// Start of the wait for the next piece; `None` while the client handles the last piece. A slow client is
     /// therefore never mistaken for a silent backend.
     waiting_since: Option<Instant>,
-    timer: Option<Pin<Box<Sleep>>>,
+    limit: Option<Pin<Box<Sleep>>>,
     /// Time of the next keep-alive while another backend repeats content that the client has.
     comment: Option<Pin<Box<Sleep>>>,
-    deadline: Instant,
-    /// Deadline for the first event of a canary.
-    begins_by: Option<Instant>,
-    dialect: ErrorDialect,
-    reusable: bool,
+}
+
+/// The end of an answer, apart from the backend's bytes.
+#[derive(Default)]
+struct RelayTail {
     ended: bool,
     last_words: Option<Bytes>,
     /// Error that closes the client's connection after all bytes queued before have been sent.
@@ -101,52 +117,29 @@ pub(crate) struct AnswerRelay {
 
 impl AnswerRelay {
     pub(crate) fn new(
-        (incoming, ahead): (Incoming, VecDeque<Bytes>),
+        (incoming, read_ahead): (Incoming, VecDeque<Bytes>),
         flight: Box<InFlightRequest>,
-        backend: AnsweringBackend,
+        backend: Box<AnsweringBackend>,
         again: Option<Box<RepeatableRequest>>,
         remember: Option<Box<TurnRecorder>>,
-        terms: &RelayTerms,
+        terms: RelayTerms,
     ) -> Box<Self> {
-        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, first_event_deadline: begins_by } =
-            backend;
-        let again = again.filter(|_| terms.events.is_some());
-        let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continuation);
-        let heard = continues.map(|continues| Box::new(continues.transcript()));
         // Built in place on the heap.
         let place = Box::new_uninit();
         let mut relay = Box::write(
             place,
             Self {
                 incoming,
-                read_ahead: ahead,
+                read_ahead,
                 flight,
-                revoked,
-                lease: Some(lease),
-                conn: Some(conn),
-                pool,
-                sent,
+                backend: Some(backend),
                 meter: terms.tail_bytes.map(AnswerMeter::new),
-                tail_bytes: terms.tail_bytes,
-                generates: terms.generates,
                 events: terms.events.map(|terms| EventSplitter::new(terms.limit)),
-                terms: terms.events,
-                again,
-                spare_search: None,
                 remember,
-                transcript: heard,
-                voice: None,
-                resuming: None,
-                waiting_since: None,
-                timer: None,
-                comment: None,
-                deadline,
-                begins_by,
-                dialect: terms.dialect,
-                reusable: terms.reusable,
-                ended: false,
-                last_words: None,
-                pending_error: None,
+                onward: AnswerContinuation::new(again, terms.events),
+                terms,
+                timers: RelayTimers::default(),
+                tail: RelayTail::default(),
             },
         );
         relay.begin();
@@ -157,24 +150,24 @@ impl AnswerRelay {
     fn begin(&mut self) {
         if self.incoming.is_end_stream() && self.read_ahead.is_empty() {
             self.end(RequestOutcome::Ok);
-        } else if !self.sent.is_whole()
-            && let Some(conn) = &mut self.conn
+        } else if let Some(backend) = &mut self.backend
+            && !backend.sent.is_whole()
         {
             // The relay is polled only while the client reads. Sending the rest of the request must not
             // wait for the client.
-            conn.detach(self.pool.tracker());
+            backend.conn.detach(&backend.pool.tracker);
         }
     }
 
-    /// Returns whether no more frames follow.
     pub(super) fn is_over(&self) -> bool {
-        self.ended && self.last_words.is_none() && self.pending_error.is_none()
+        let RelayTail { ended, last_words, pending_error } = &self.tail;
+        *ended && last_words.is_none() && pending_error.is_none()
     }
 
     /// Gives no size for event streams: a stream that is cut gets an error event, and is then longer than
     /// announced.
     pub(super) fn size_hint(&self) -> SizeHint {
-        if self.ended || self.events.is_some() {
+        if self.tail.ended || self.events.is_some() {
             return SizeHint::new();
         }
         let ahead: u64 = self.read_ahead.iter().map(|piece| piece.len() as u64).sum();
@@ -184,192 +177,128 @@ impl AnswerRelay {
         }
     }
 
-    pub(super) fn poll(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> PolledFrame {
         loop {
-            if let Some(words) = self.last_words.take() {
-                return Poll::Ready(Some(Ok(Frame::data(words))));
+            if let Some(words) = self.tail.last_words.take() {
+                return frame(words);
             }
-            if let Some(error) = self.pending_error.take() {
+            if let Some(error) = self.tail.pending_error.take() {
                 return Poll::Ready(Some(Err(error)));
             }
-            if self.ended {
+            if self.tail.ended {
                 return Poll::Ready(None);
             }
-            if let Some(resuming) = &mut self.resuming {
-                match resuming.poll(context) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(None) => {
-                        return Poll::Ready(Some(Ok(Frame::data(
-                            self.keep_alive("waiting for another process"),
-                        ))));
-                    }
-                    Poll::Ready(Some((record, found))) => {
-                        self.resuming = None;
-                        self.flight.record.take_over_cost(record);
-                        let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
-                        let found =
-                            found.and_then(|(relayed, voice)| Ok((check_stream(relayed, &model)?, voice)));
-                        match found {
-                            Ok((relayed, voice)) => {
-                                self.resume(relayed, voice);
-                                let comment = self.comment_bytes(": continued by another process\n\n");
-                                return Poll::Ready(Some(Ok(Frame::data(comment))));
-                            }
-                            Err(StreamCut { outcome, message: words }) => {
-                                self.queue_error_event(&words);
-                                self.ended = true;
-                                self.flight.finish(outcome);
-                                continue;
-                            }
-                        }
-                    }
+            if self.onward.search.is_some() {
+                match ready!(self.poll_search(context)) {
+                    Some(comment) => return frame(comment),
+                    None => continue,
                 }
             }
             if self.is_comment_due(context) {
-                let comment = self.keep_alive("no other process is ready yet");
-                return Poll::Ready(Some(Ok(Frame::data(comment))));
+                return frame(self.keep_alive("no other process is ready yet"));
             }
             if let Some(ahead) = self.read_ahead.pop_front()
                 && let Ok(piece) = self.handle_piece(ahead)
             {
-                return Poll::Ready(Some(Ok(Frame::data(piece))));
+                return frame(piece);
             }
-            // Without a connection the answer has ended.
-            let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
-            let piece = match conn.poll_piece(&mut self.incoming, context) {
-                Poll::Ready(Some(Ok(piece))) => match self.handle_piece(piece) {
-                    Ok(piece) => piece,
-                    Err(why) if matches!(self.voice.as_deref(), Some(EventTranslator::Repeat(_))) => {
-                        self.cut_different(why);
-                        continue;
-                    }
-                    Err(_) if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) => {
-                        continue;
-                    }
-                    Err(why) => {
-                        if let Err(error) = self.cut(RequestOutcome::UpstreamGarbled, why) {
-                            return self.defer_error(error, context);
-                        }
-                        continue;
-                    }
-                },
-                Poll::Ready(Some(Err(error))) => {
-                    tracing::debug!(%error, "a backend's answer broke off");
-                    // If the request is still being sent, the cause may be a failure of the request's body,
-                    // not the backend.
-                    let cut = match self.sent.fault() {
-                        Some(fault) => self.cut(fault.outcome(), &fault.to_string()),
-                        None if self.try_continue(RequestOutcome::UpstreamDied) => Ok(()),
-                        None => {
-                            let outcome = RequestOutcome::UpstreamDied;
-                            self.cut(outcome, continuation::describe_server_end(outcome))
-                        }
-                    };
-                    if let Err(error) = cut {
-                        return self.defer_error(error, context);
-                    }
-                    continue;
-                }
-                Poll::Ready(None) if self.voice.as_ref().is_some_and(|voice| !voice.has_ended()) => {
-                    if let Err(error) = self.cut(RequestOutcome::UpstreamDied, "its continuation has no end")
-                    {
-                        return self.defer_error(error, context);
-                    }
-                    continue;
-                }
-                // A canary's stream that ends too early is treated as the canary's death.
-                Poll::Ready(None)
-                    if self.is_unfinished() && self.try_continue(RequestOutcome::UpstreamDied) =>
-                {
-                    continue;
-                }
-                Poll::Ready(None) => {
-                    // An incomplete last event is dropped if it belongs to a continuation.
-                    let rest =
-                        self.events.as_mut().filter(|_| self.voice.is_none()).map(EventSplitter::finish);
-                    self.last_words = rest.filter(|rest| !rest.is_empty());
-                    self.end(RequestOutcome::Ok);
-                    continue;
-                }
-                Poll::Pending => match self.check_deadlines(context) {
-                    None => return Poll::Pending,
-                    Some((end @ (RequestOutcome::Revoked | RequestOutcome::UpstreamDied), _))
-                        if self.try_continue(end) =>
-                    {
-                        continue;
-                    }
-                    // A silent canary is replaced at once; the client does not wait for the canary's
-                    // process to end.
-                    Some((RequestOutcome::UpstreamStalled, _))
-                        if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) =>
-                    {
-                        continue;
-                    }
-                    Some((outcome, why)) => {
-                        if let Err(error) = self.cut(outcome, why) {
-                            return self.defer_error(error, context);
-                        }
-                        continue;
-                    }
-                },
-            };
-            if !piece.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            // Without a backend the answer has ended.
+            let Some(backend) = &mut self.backend else { return Poll::Ready(None) };
+            let polled = backend.conn.poll_piece(&mut self.incoming, context);
+            if let ControlFlow::Break(polled) = self.handle_polled(polled, context) {
+                return polled;
             }
         }
     }
 
-    /// Defers the error to the next poll. On an error hyper discards unsent data; it sends all data before it
-    /// polls again.
-    pub(super) fn defer_error<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
-        self.pending_error = Some(error);
-        context.waker().wake_by_ref();
-        Poll::Pending
+    /// Handles the result of polling the backend. Breaks with the result for the client, or continues if the
+    /// relay is to be polled again.
+    fn handle_polled(
+        &mut self,
+        polled: Poll<Option<Result<Bytes, hyper::Error>>>,
+        context: &mut Context<'_>,
+    ) -> ControlFlow<PolledFrame> {
+        match polled {
+            Poll::Ready(Some(Ok(piece))) => match self.handle_piece(piece) {
+                Ok(piece) if piece.is_empty() => ControlFlow::Continue(()),
+                Ok(piece) => ControlFlow::Break(frame(piece)),
+                Err(why) if matches!(self.onward.translator.as_deref(), Some(EventTranslator::Repeat(_))) => {
+                    self.cut_different(why);
+                    ControlFlow::Continue(())
+                }
+                Err(_) if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) => {
+                    ControlFlow::Continue(())
+                }
+                Err(why) => self.cut_or_defer(RequestOutcome::UpstreamGarbled, why, context),
+            },
+            Poll::Ready(Some(Err(error))) => {
+                tracing::debug!(%error, "a backend's answer broke off");
+                self.handle_broken(context)
+            }
+            Poll::Ready(None) => self.handle_end(context),
+            Poll::Pending => match self.check_deadlines(context) {
+                None => ControlFlow::Break(Poll::Pending),
+                Some((end @ (RequestOutcome::Revoked | RequestOutcome::UpstreamDied), _))
+                    if self.try_continue(end) =>
+                {
+                    ControlFlow::Continue(())
+                }
+                // A silent canary is replaced at once; the client does not wait for the canary's process to
+                // end.
+                Some((RequestOutcome::UpstreamStalled, _))
+                    if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) =>
+                {
+                    ControlFlow::Continue(())
+                }
+                Some((outcome, why)) => self.cut_or_defer(outcome, why, context),
+            },
+        }
+    }
+
+    fn handle_broken(&mut self, context: &Context<'_>) -> ControlFlow<PolledFrame> {
+        // If the request is still being sent, the cause may be a failure of the request's body, not the
+        // backend.
+        if let Some(fault) = self.backend.as_ref().and_then(|backend| backend.sent.fault()) {
+            return self.cut_or_defer(fault.outcome(), &fault.to_string(), context);
+        }
+        let outcome = RequestOutcome::UpstreamDied;
+        if self.try_continue(outcome) {
+            return ControlFlow::Continue(());
+        }
+        self.cut_or_defer(outcome, continuation::describe_server_end(outcome), context)
+    }
+
+    /// Handles the proper end of a backend's answer.
+    fn handle_end(&mut self, context: &Context<'_>) -> ControlFlow<PolledFrame> {
+        if self.onward.translator.as_ref().is_some_and(|translator| !translator.has_ended()) {
+            return self.cut_or_defer(RequestOutcome::UpstreamDied, "its continuation has no end", context);
+        }
+        // A canary's stream that ends too early is treated as the canary's death.
+        if self.is_unfinished() && self.try_continue(RequestOutcome::UpstreamDied) {
+            return ControlFlow::Continue(());
+        }
+        // An incomplete last event is dropped if it belongs to a continuation.
+        if let Some(events) = &mut self.events
+            && self.onward.translator.is_none()
+        {
+            let rest = events.finish();
+            self.tail.last_words = (!rest.is_empty()).then_some(rest);
+        }
+        self.end(RequestOutcome::Ok);
+        ControlFlow::Continue(())
     }
 
     /// Handles a piece from the backend; returns the bytes that may be passed on now.
     fn handle_piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
-        if let Some(lease) = &self.lease {
-            lease.note_progress(piece.len());
+        if let Some(backend) = &self.backend {
+            backend.lease.note_progress(piece.len());
         }
-        self.waiting_since = None;
+        self.timers.waiting_since = None;
         if let Some(meter) = &mut self.meter {
             meter.feed(&piece);
         }
-        let is_canarys = self.is_from_canary();
-        let piece = if let Some(events) = &mut self.events {
-            let before = events.event_count();
-            let piece = events.push(piece);
-            if let Some(lease) = &self.lease {
-                lease.note_events(events.event_count() - before);
-            }
-            let begins = before == 0 && events.event_count() > 0;
-            if begins {
-                self.flight.note_first_event(self.generates);
-            }
-            if self.generates {
-                let seen = events.event_count();
-                self.flight
-                    .progress
-                    .note_generated(self.voice.as_ref().map_or(seen, |voice| voice.total_tokens(seen)));
-            }
-            let is_torn = events.is_torn();
-            if is_canarys && (before == 0 || self.transcript.is_some()) && has_error(&piece) {
-                // Neither the client nor the transcript gets this piece.
-                events.reset_count(before);
-                return Err("it ended with an error");
-            }
-            match &mut self.voice {
-                Some(voice) if !piece.is_empty() => voice.translate(&piece)?,
-                Some(_) => piece,
-                None => {
-                    self.record_events(&piece, begins, is_torn);
-                    piece
-                }
-            }
+        let piece = if self.events.is_some() {
+            self.handle_events(piece)?
         } else {
             if let Some(remember) = &mut self.remember {
                 remember.add_piece(&piece);
@@ -386,78 +315,91 @@ impl AnswerRelay {
         Ok(piece)
     }
 
+    /// Handles a piece of an event stream; returns the whole events for the client.
+    fn handle_events(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
+        let is_canarys = self.is_from_canary();
+        let Some(events) = &mut self.events else { return Ok(piece) };
+        let before = events.event_count();
+        let piece = events.push(piece);
+        let seen = events.event_count();
+        if let Some(backend) = &self.backend {
+            backend.lease.note_events(seen - before);
+        }
+        let begins = before == 0 && seen > 0;
+        if begins {
+            self.flight.note_first_event(self.terms.generates);
+        }
+        let translator = self.onward.translator.as_mut();
+        if self.terms.generates {
+            let total = translator.as_ref().map_or(seen, |translator| translator.total_tokens(seen));
+            self.flight.progress.note_generated(total);
+        }
+        let is_torn = events.is_torn();
+        if is_canarys && (before == 0 || self.onward.transcript.is_some()) && has_error(&piece) {
+            // Neither the client nor the transcript gets this piece.
+            events.reset_count(before);
+            return Err("it ended with an error");
+        }
+        match translator {
+            Some(translator) if !piece.is_empty() => translator.translate(&piece),
+            Some(_) => Ok(piece),
+            None => {
+                self.onward.record_events(&piece, begins, is_torn);
+                Ok(piece)
+            }
+        }
+    }
+
     /// Returns whether a canary is answering and its stream would be incomplete if it ended now.
     fn is_unfinished(&self) -> bool {
-        let is_empty = || self.events.as_ref().is_some_and(|events| events.event_count() == 0);
-        let is_going =
-            || self.transcript.as_ref().is_some_and(|heard| heard.stage() == AnswerStage::Unfinished);
-        self.is_from_canary() && (is_empty() || is_going())
+        let is_empty = self.events.as_ref().is_some_and(|events| events.event_count() == 0);
+        let transcript = self.onward.transcript.as_ref();
+        let is_going = transcript.is_some_and(|heard| heard.stage == AnswerStage::Unfinished);
+        self.is_from_canary() && (is_empty || is_going)
     }
 
-    /// Returns whether a canary is answering.
     fn is_from_canary(&self) -> bool {
-        self.lease.as_ref().is_some_and(|lease| lease.is_canary())
-    }
-
-    /// Records events of a stream that may be continued elsewhere. Drops the records once that is impossible.
-    fn record_events(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
-        let Some(again) = &self.again else { return };
-        let Some(heard) = &mut self.transcript else {
-            if begins || is_torn {
-                self.again = None;
-            }
-            return;
-        };
-        if is_torn {
-            heard.give_up("one of its events exceeds the size limit");
-        } else {
-            heard.feed(whole);
-        }
-        if begins && !again.message.may_be_held() {
-            heard.give_up("its request could not be kept");
-        }
-        if heard.loss_reason().is_some() {
-            self.again = None;
-        }
+        self.backend.as_ref().is_some_and(|backend| backend.lease.is_canary())
     }
 
     /// Checks the time limits while the backend sends nothing. Returns outcome and reason if a limit has
     /// passed.
     fn check_deadlines(&mut self, context: &mut Context<'_>) -> Option<(RequestOutcome, &'static str)> {
-        if self.revoked.as_mut().poll(context).is_ready() {
-            let stopped = self.lease.as_ref().is_none_or(|lease| lease.was_stopped());
+        let backend = self.backend.as_mut()?;
+        if backend.revoked.as_mut().poll(context).is_ready() {
+            let stopped = backend.lease.was_stopped();
             let outcome = if stopped { RequestOutcome::Revoked } else { RequestOutcome::UpstreamDied };
             return Some((outcome, continuation::describe_server_end(outcome)));
         }
-        let due = match self.terms {
-            Some(EventTerms { max_silence: silence, .. }) => {
-                let since = *self.waiting_since.get_or_insert_with(Instant::now);
-                if let Some(lease) = &self.lease {
-                    lease.note_waiting(since);
-                }
-                // Before the first comment or token of a stream, the backend may be evaluating a prompt.
-                // The supervisor's health checks limit that time by the times of other prompts.
-                let told = self.events.as_ref().is_some_and(EventSplitter::has_passed_any);
-                // A canary has its own deadline, which is about the usual time.
-                let begun = self.begins_by.is_none()
-                    || self.events.as_ref().is_some_and(|events| events.event_count() > 0);
-                let due = if told { (since + silence).min(self.deadline) } else { self.deadline };
-                self.begins_by.filter(|_| !begun).map_or(due, |by| due.min(by))
+        let mut due = backend.deadline;
+        if let (Some(terms), Some(events)) = (&self.terms.events, &self.events) {
+            let since = *self.timers.waiting_since.get_or_insert_with(Instant::now);
+            backend.lease.note_waiting(since);
+            // Before the first comment or token of a stream, the backend may be evaluating a prompt.
+            // The supervisor's health checks limit that time by the times of other prompts.
+            if events.has_passed_any() {
+                due = due.min(since + terms.max_silence);
             }
-            None => self.deadline,
-        };
+            // A canary has its own deadline, which is about the usual time.
+            if let Some(by) = backend.first_event_deadline
+                && events.event_count() == 0
+            {
+                due = due.min(by);
+            }
+        }
         // To save work, the timer is not reset for every piece, but when it has fired too early, and when the
         // first event replaces the overall deadline by an earlier one.
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+        let timer = self.timers.limit.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if timer.deadline() > due {
             timer.as_mut().reset(due);
         }
         while timer.as_mut().poll(context).is_ready() {
             let now = Instant::now();
-            if now >= self.deadline {
+            if now >= backend.deadline {
                 return Some((
                     RequestOutcome::TimedOut,
-                    "the answer took longer than it may (`upstream.exchange_timeout`, or an endpoint's own `timeout`)",
+                    "the answer took longer than it may (`upstream.exchange_timeout`, or an endpoint's own \
+                     `timeout`)",
                 ));
             }
             if now >= due {
@@ -473,15 +415,15 @@ impl AnswerRelay {
 
     /// Returns whether a keep-alive is due while another backend repeats content that the client has.
     fn is_comment_due(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(EventTerms { comment_interval: comment, .. }) = self.terms else { return false };
-        if !self.voice.as_ref().is_some_and(|voice| voice.is_catching_up()) {
-            self.comment = None;
+        let Some(EventTerms { comment_interval: interval, .. }) = self.terms.events else { return false };
+        if !self.onward.translator.as_ref().is_some_and(|translator| translator.is_catching_up()) {
+            self.timers.comment = None;
             return false;
         }
-        let timer = self.comment.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + comment)));
-        let is_due = timer.as_mut().poll(context).is_ready();
+        let start = || Box::pin(sleep_until(Instant::now() + interval));
+        let is_due = self.timers.comment.get_or_insert_with(start).as_mut().poll(context).is_ready();
         if is_due {
-            self.comment = None;
+            self.timers.comment = None;
         }
         is_due
     }

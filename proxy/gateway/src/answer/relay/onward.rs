@@ -1,69 +1,170 @@
 //! Moves an answer to another backend when its own is lost.
 
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::StatusCode;
+use tokio::time::{Instant, Sleep, sleep};
 use warden_policies::{ModelName, WorkDone};
 
-use super::AnswerRelay;
 use super::ending::blame_request;
-use crate::answer::assemble::is_events;
-use crate::answer::continuation::{self, AnswerStage, DONE, EventTranslator, RepeatTranslator, StreamCut};
-use crate::answer::meter::AnswerMeter;
-use crate::answer::resuming::ResumeSearch;
-use crate::backend::again::RepeatableRequest;
-use crate::backend::attempts::{AnsweringBackend, RelayedAnswer};
-use crate::observe::RequestOutcome;
-use crate::protocol::sse::EventSplitter;
-use crate::protocol::wire;
+use super::{AnswerRelay, ContinuationTerms, EventTerms, RelayTimers};
+use crate::answer::{
+    AnswerMeter, AnswerStage, AnswerTranscript, DONE, EventTranslator, RepeatTranslator, StreamCut,
+    continuation, is_events,
+};
+use crate::backend::{AnsweringBackend, BackendSearch, BoxFuture, RelayedAnswer, RepeatableRequest};
+use crate::body::BodyIntake;
+use crate::observe::{RequestOutcome, RequestRecord};
+use crate::protocol::{EventSplitter, wire};
 use crate::refusal::RequestRefusal;
 
+/// State by which another backend can take over a stream.
+#[derive(Default)]
+pub(super) struct AnswerContinuation {
+    /// The request, as long as it may be executed again or its answer continued elsewhere.
+    again: Option<Box<RepeatableRequest>>,
+    /// Parameters of a search for another server, kept for the death of a server that replaces a canary.
+    spare_search: Option<Box<BackendSearch>>,
+    /// The part of a stream that the client has, if the stream may be continued elsewhere.
+    pub(super) transcript: Option<Box<AnswerTranscript>>,
+    /// Translates the events of a second backend.
+    pub(super) translator: Option<Box<EventTranslator>>,
+    pub(super) search: Option<Box<ResumeSearch>>,
+}
+
+impl ContinuationTerms {
+    fn transcript(self) -> Box<AnswerTranscript> {
+        let heard = AnswerTranscript::for_stream(self.kind, self.max_bytes);
+        let why = "it fills in a gap with text after it";
+        Box::new(if self.fills_in { heard.marked_not_plain(why) } else { heard })
+    }
+}
+
+impl AnswerContinuation {
+    pub(super) fn new(again: Option<Box<RepeatableRequest>>, terms: Option<EventTerms>) -> Self {
+        let (Some(again), Some(terms)) = (again, terms) else { return Self::default() };
+        let transcript = terms.continuation.map(ContinuationTerms::transcript);
+        Self { again: Some(again), transcript, ..Self::default() }
+    }
+
+    /// Records events of a stream that may be continued elsewhere. Drops the records once that is impossible.
+    pub(super) fn record_events(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
+        let Some(again) = &self.again else { return };
+        let Some(heard) = &mut self.transcript else {
+            if begins || is_torn {
+                self.again = None;
+            }
+            return;
+        };
+        if is_torn {
+            heard.give_up("one of its events exceeds the size limit");
+        } else {
+            heard.feed(whole);
+        }
+        if begins && !again.message.held_body().is_some_and(BodyIntake::may_be_held) {
+            heard.give_up("its request could not be kept");
+        }
+        if heard.lost.is_some() {
+            self.again = None;
+        }
+    }
+}
+
+/// Result of the search for another backend, with the request's record. With an [`EventTranslator`], that
+/// backend continues the answer of the first.
+type ResumeResult = (RequestRecord, Result<(RelayedAnswer, Option<EventTranslator>), StreamCut>);
+
+/// A search during which the client gets a comment at each interval.
+pub(super) struct ResumeSearch {
+    looking: BoxFuture<'static, ResumeResult>,
+    comment: Pin<Box<Sleep>>,
+    interval: Duration,
+}
+
+impl ResumeSearch {
+    /// Returns the result, or `None` when a comment is due.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<ResumeResult>> {
+        if let Poll::Ready(found) = self.looking.as_mut().poll(context) {
+            return Poll::Ready(Some(found));
+        }
+        ready!(self.comment.as_mut().poll(context));
+        self.comment.as_mut().reset(Instant::now() + self.interval);
+        Poll::Ready(None)
+    }
+}
+
 impl AnswerRelay {
-    /// Handles the loss of the backend. Returns whether the stream goes on, or the client already has all
+    /// Polls the search for another backend. Returns a comment for the client, or `None` if the relay is to
+    /// be polled again.
+    pub(super) fn poll_search(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let Some(search) = &mut self.onward.search else { return Poll::Ready(None) };
+        let Some((record, found)) = ready!(search.poll(context)) else {
+            return Poll::Ready(Some(self.keep_alive("waiting for another process")));
+        };
+        self.onward.search = None;
+        self.flight.record.take_over_cost(record);
+        let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
+        let found = found.and_then(|(relayed, translator)| Ok((check_stream(relayed, &model)?, translator)));
+        match found {
+            Ok((relayed, translator)) => {
+                self.resume(relayed, translator);
+                Poll::Ready(Some(self.comment_bytes(": continued by another process\n\n")))
+            }
+            Err(StreamCut { outcome, message }) => {
+                self.queue_error_event(&message);
+                self.tail.ended = true;
+                self.flight.finish(outcome);
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    /// Handles the loss of the backend. Returns whether the stream continues, or the client already has all
     /// of it.
     pub(super) fn try_continue(&mut self, outcome: RequestOutcome) -> bool {
-        if self.voice.as_ref().is_some_and(|voice| voice.has_ended()) {
+        let onward = &mut self.onward;
+        if onward.translator.as_ref().is_some_and(|translator| translator.has_ended()) {
             self.finish_complete(Bytes::new());
             return true;
         }
         let begun = self.events.as_ref().is_some_and(|events| events.event_count() > 0);
-        let heard = if begun {
-            match self.transcript.take_if(|heard| heard.loss_reason().is_none() && self.again.is_some()) {
-                Some(heard) => Some(heard),
-                None => return false,
-            }
-        } else {
-            None
-        };
-        let (Some(again), Some(terms)) = (self.again.take(), self.terms) else { return false };
-        let is_one = heard.as_ref().is_some_and(|heard| continuation::has_single_answer(&again, heard));
-        if let Some(heard) = heard.as_ref().filter(|_| is_one) {
-            let wants = || continuation::wants_usage(&again);
-            let ends = match heard.stage() {
-                AnswerStage::Done => Some(Bytes::new()),
-                AnswerStage::Finished { counted } if counted || !wants() => Some(Bytes::from_static(DONE)),
-                AnswerStage::Unfinished | AnswerStage::Finished { .. } => None,
-            };
-            if let Some(words) = ends {
-                self.finish_complete(words);
-                return true;
-            }
+        let may_continue = onward.again.is_some();
+        let heard = onward.transcript.take_if(|heard| begun && may_continue && heard.lost.is_none());
+        if begun && heard.is_none() {
+            return false;
         }
-        let Some(lease) = self.lease.take() else { return false };
-        blame_request(&*lease, &self.sent, outcome);
+        let (Some(again), Some(terms)) = (onward.again.take(), self.terms.events) else { return false };
+        let is_one = heard.as_ref().is_some_and(|heard| continuation::has_single_answer(&again, heard));
+        if let Some(heard) = &heard
+            && is_one
+            && let Some(words) = missing_end(heard, &again)
+        {
+            self.finish_complete(words);
+            return true;
+        }
+        let Some(backend) = self.backend.take() else { return false };
+        let AnsweringBackend { lease, revoked, conn, sent, .. } = *backend;
+        blame_request(&*lease, &sent, outcome);
         // The work done so far counts even if the rest never arrives.
-        if begun && let Some(meter) = &self.meter {
-            let (images, audio) = self.sent.media();
+        if let Some(meter) = &self.meter
+            && begun
+        {
+            let (images, audio) = sent.media();
             let seen = self.events.as_ref().map(EventSplitter::event_count);
             self.flight.record.work = WorkDone { images, audio, ..meter.work(seen) };
         }
-        self.conn = None;
-        self.revoked = Box::pin(std::future::pending());
+        drop(conn);
+        drop(revoked);
         self.flight.record.continued = true;
         if let Some(trace) = &mut self.flight.record.trace {
             trace.start_continuation(outcome.as_str());
         }
         self.flight.progress.note_continuing();
-        self.spare_search = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
+        let spare = lease.is_canary() && heard.is_none();
+        self.onward.spare_search = spare.then(|| Box::new(again.search.clone()));
         let model = again.search.model.clone();
         let died = match outcome {
             RequestOutcome::Revoked => RequestRefusal::Revoked { model },
@@ -71,7 +172,7 @@ impl AnswerRelay {
         };
         let mut record = self.flight.record.clone();
         let paid = record.work;
-        let looking = async move {
+        let looking = Box::pin(async move {
             let found = match heard {
                 None => {
                     let found = again.run(&mut record, lease, died).await;
@@ -79,57 +180,64 @@ impl AnswerRelay {
                 }
                 // The client has no content yet, so any answer is acceptable: start again under the same ids.
                 Some(heard) if heard.has_no_token() && is_one => {
-                    let voice = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::Repeat);
+                    let repeat = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::Repeat);
                     let found = again.run(&mut record, lease, died).await;
-                    found.map(|relayed| (relayed, voice)).map_err(StreamCut::from)
+                    found.map(|relayed| (relayed, repeat)).map_err(StreamCut::from)
                 }
                 Some(heard) => {
                     let found =
                         continuation::continue_answer(*again, heard, &mut record, lease, died, paid).await;
-                    found.map(|(relayed, voice)| (relayed, Some(voice)))
+                    found.map(|(relayed, translator)| (relayed, Some(translator)))
                 }
             };
             (record, found)
-        };
-        self.resuming = Some(Box::new(ResumeSearch::new(Box::pin(looking), terms.comment_interval)));
+        });
+        let interval = terms.comment_interval;
+        let comment = Box::pin(sleep(interval));
+        self.onward.search = Some(Box::new(ResumeSearch { looking, comment, interval }));
         true
     }
 
     /// Starts to relay another backend's answer to the same request, or that backend's rest of the first
     /// answer.
-    pub(super) fn resume(&mut self, relayed: RelayedAnswer, voice: Option<EventTranslator>) {
+    fn resume(&mut self, relayed: RelayedAnswer, translator: Option<EventTranslator>) {
         let RelayedAnswer { response, backend, message: kept, .. } = relayed;
-        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, first_event_deadline: begins_by } =
-            *backend;
-        lease.note_progress(0);
-        lease.note_answered(true, true);
+        let deadline = backend.deadline;
+        backend.lease.note_progress(0);
+        backend.lease.note_answered(true, true);
         self.incoming = response.into_body();
-        (self.lease, self.conn) = (Some(lease), Some(conn));
-        (self.revoked, self.pool, self.sent, self.deadline) = (revoked, pool, sent, deadline);
+        self.backend = Some(backend);
         // An incomplete event of the first backend is dropped.
-        self.events = self.terms.map(|terms| EventSplitter::new(terms.limit));
-        self.meter = self.tail_bytes.map(AnswerMeter::new);
-        self.voice = voice.map(Box::new);
-        (self.waiting_since, self.timer, self.begins_by) = (None, None, begins_by);
+        self.events = self.terms.events.map(|terms| EventSplitter::new(terms.limit));
+        self.meter = self.terms.tail_bytes.map(AnswerMeter::new);
+        self.onward.translator = translator.map(Box::new);
+        self.timers = RelayTimers { comment: self.timers.comment.take(), ..RelayTimers::default() };
         // If this backend dies, too, the request may be moved again, because the first backend was only a
         // canary.
-        if let Some((search, message)) = self.spare_search.take().zip(kept) {
-            self.again = Some(Box::new(RepeatableRequest { search: *search, message }));
-            self.transcript = self
-                .terms
-                .and_then(|terms| terms.continuation)
-                .map(|continues| Box::new(continues.transcript()));
+        if let Some((search, message)) = self.onward.spare_search.take().zip(kept) {
+            self.onward.again = Some(Box::new(RepeatableRequest { search: *search, message, deadline }));
+            let terms = self.terms.events.and_then(|terms| terms.continuation);
+            self.onward.transcript = terms.map(ContinuationTerms::transcript);
         }
         self.begin();
     }
 }
 
+/// Returns the bytes that complete an answer whose content the client has already.
+fn missing_end(heard: &AnswerTranscript, again: &RepeatableRequest) -> Option<Bytes> {
+    match heard.stage {
+        AnswerStage::Done => Some(Bytes::new()),
+        AnswerStage::Finished { counted } if counted || !continuation::wants_usage(again) => {
+            Some(Bytes::from_static(DONE))
+        }
+        AnswerStage::Unfinished | AnswerStage::Finished { .. } => None,
+    }
+}
+
 /// Checks that the answer of a second backend is an event stream that can replace the first.
-pub(super) fn check_stream(
-    relayed: RelayedAnswer,
-    model: &ModelName,
-) -> Result<RelayedAnswer, RequestRefusal> {
-    let (status, headers) = (relayed.response.status(), relayed.response.headers());
+fn check_stream(relayed: RelayedAnswer, model: &ModelName) -> Result<RelayedAnswer, RequestRefusal> {
+    let status = relayed.response.status();
+    let headers = relayed.response.headers();
     let why = match wire::check_answer(status, headers) {
         Err(why) => why.to_owned(),
         Ok(()) if status == StatusCode::OK && is_events(headers) => return Ok(relayed),

@@ -7,7 +7,7 @@
 //! ```
 
 use super::{ContentKind, JsonList, JsonPlace, JsonSlot, MAX_OCCURRENCES, SystemMessage};
-use crate::body::spelling::StringSpelling;
+use crate::body::StringSpelling;
 use crate::refusal::UnreadableBody;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,6 @@ impl MessageListReader {
         }
     }
 
-    /// Handles a number or a literal.
     pub(super) fn word(&mut self, depth: u32, start: u64) {
         match depth {
             2 => self.list.count += 1,

@@ -41,7 +41,6 @@ pub(crate) struct JsonMember {
     pub(crate) kind: JsonKind,
 }
 
-/// Kind of a value, as far as rules need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JsonKind {
     Text,
@@ -58,7 +57,6 @@ pub(crate) struct JsonList {
     pub(crate) system: Vec<SystemMessage>,
 }
 
-/// A system message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SystemMessage {
     pub(crate) place: JsonPlace,
@@ -73,21 +71,17 @@ pub(crate) enum ContentKind {
     Other,
 }
 
-/// Index of a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonIndex {
     /// Number of members of the outermost object, wanted or not.
     pub(crate) count: u32,
     /// The wanted members, in the order of the body.
     pub(crate) members: Vec<JsonMember>,
-    /// Offset of the opening brace.
     pub(crate) open: u64,
-    /// Offset of the closing brace.
     pub(crate) close: u64,
 }
 
 impl JsonIndex {
-    /// Indexes a body.
     pub(crate) fn from_pieces<'a>(
         pieces: impl IntoIterator<Item = &'a Bytes>,
         wanted: &[&str],
@@ -105,8 +99,9 @@ impl JsonIndex {
 }
 
 /// Expected token in an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum JsonSlot {
+    #[default]
     Key,
     Colon,
     Value,

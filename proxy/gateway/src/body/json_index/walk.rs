@@ -7,14 +7,15 @@
 
 use super::messages::MessageListReader;
 use super::{JsonIndex, JsonKind, JsonMember, JsonPlace, JsonSlot, MAX_OCCURRENCES};
-use crate::body::spelling::StringSpelling;
+use crate::body::StringSpelling;
 use crate::refusal::UnreadableBody;
 
 /// Longest raw spelling of a word that is compared: `developer` with every letter escaped takes 54 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum WalkState {
+    #[default]
     Between,
     Text,
     Word,
@@ -22,52 +23,40 @@ enum WalkState {
     Ended,
 }
 
+#[derive(Default)]
 pub(super) struct JsonWalk<'w> {
     wanted: &'w [&'w str],
     lex: WalkState,
     /// Bytes of all pieces before the current one.
     before: u64,
     depth: u32,
-    /// Start of the current token.
     start: u64,
     raw: StringSpelling,
     raw_limit: usize,
-    slot: JsonSlot,
-    comma: Option<u64>,
-    key: Option<(usize, u64)>,
-    /// Member whose value has ended, kept until the comma after it is found.
-    pending: Option<JsonMember>,
-    value: u64,
-    /// State of the wanted list that is being read.
-    list: Option<MessageListReader>,
+    member: MemberWalk,
     index: JsonIndex,
     is_object: Option<bool>,
     closed: bool,
     fault: Option<UnreadableBody>,
 }
 
+/// The member of the outermost object that is being read.
+#[derive(Default)]
+struct MemberWalk {
+    slot: JsonSlot,
+    comma: Option<u64>,
+    key: Option<(usize, u64)>,
+    value: u64,
+    /// Member whose value has ended, kept until the comma after it is found.
+    pending: Option<JsonMember>,
+    /// State of the wanted list that is being read.
+    list: Option<MessageListReader>,
+}
+
 impl<'w> JsonWalk<'w> {
     pub(super) fn new(wanted: &'w [&'w str]) -> Self {
         let longest = wanted.iter().map(|name| name.len() * 6).max().unwrap_or(0);
-        Self {
-            wanted,
-            lex: WalkState::Between,
-            before: 0,
-            depth: 0,
-            start: 0,
-            raw: StringSpelling::new(),
-            raw_limit: longest.max(MAX_SPELLING_BYTES),
-            slot: JsonSlot::Key,
-            comma: None,
-            key: None,
-            pending: None,
-            value: 0,
-            list: None,
-            index: JsonIndex::default(),
-            is_object: None,
-            closed: false,
-            fault: None,
-        }
+        Self { wanted, raw_limit: longest.max(MAX_SPELLING_BYTES), ..Self::default() }
     }
 
     pub(super) fn finish(self) -> Result<JsonIndex, UnreadableBody> {
@@ -162,11 +151,12 @@ impl<'w> JsonWalk<'w> {
 
     fn opens(&mut self, here: u64, byte: u8) {
         if self.depth == 1 {
-            if self.slot == JsonSlot::Value {
-                self.value = here;
-                self.list = (byte == b'[' && self.key.is_some()).then(MessageListReader::default);
+            if self.member.slot == JsonSlot::Value {
+                self.member.value = here;
+                self.member.list =
+                    (byte == b'[' && self.member.key.is_some()).then(MessageListReader::default);
             }
-        } else if let Some(list) = &mut self.list {
+        } else if let Some(list) = &mut self.member.list {
             list.opens(self.depth, here, byte);
         }
         self.depth += 1;
@@ -180,12 +170,13 @@ impl<'w> JsonWalk<'w> {
                 self.index.close = here;
                 self.end_member(None);
             }
-            1 if self.slot == JsonSlot::Value => {
-                let kind = self.list.take().map_or(JsonKind::Object, |list| JsonKind::List(list.finish()));
+            1 if self.member.slot == JsonSlot::Value => {
+                let kind =
+                    self.member.list.take().map_or(JsonKind::Object, |list| JsonKind::List(list.finish()));
                 self.end_value(here + 1, kind);
             }
             2 => {
-                if let Some(Err(fault)) = self.list.as_mut().map(|list| list.end_element(here + 1)) {
+                if let Some(Err(fault)) = self.member.list.as_mut().map(|list| list.end_element(here + 1)) {
                     self.fault = Some(fault);
                 }
             }
@@ -195,43 +186,43 @@ impl<'w> JsonWalk<'w> {
 
     fn colon(&mut self) {
         if self.depth > 1 {
-            if let Some(list) = &mut self.list {
+            if let Some(list) = &mut self.member.list {
                 list.colon(self.depth);
             }
-        } else if self.slot == JsonSlot::Colon {
-            self.slot = JsonSlot::Value;
+        } else if self.member.slot == JsonSlot::Colon {
+            self.member.slot = JsonSlot::Value;
         }
     }
 
     fn comma(&mut self, here: u64) {
         if self.depth > 1 {
-            if let Some(list) = &mut self.list {
+            if let Some(list) = &mut self.member.list {
                 list.comma(self.depth, here);
             }
             return;
         }
         self.end_member(Some(here));
-        self.comma = Some(here);
-        self.slot = JsonSlot::Key;
+        self.member.comma = Some(here);
+        self.member.slot = JsonSlot::Key;
     }
 
     fn text_ends(&mut self, end: u64) {
         let start = self.start - 1;
         if self.depth > 1 {
-            if let Some(list) = &mut self.list {
+            if let Some(list) = &mut self.member.list {
                 list.text(self.depth, start, &self.raw);
             }
             return;
         }
-        match self.slot {
+        match self.member.slot {
             JsonSlot::Key => {
-                self.slot = JsonSlot::Colon;
+                self.member.slot = JsonSlot::Colon;
                 self.index.count += 1;
                 let found = self.wanted.iter().position(|wanted| self.raw.spells(wanted));
-                self.key = found.map(|name| (name, start));
+                self.member.key = found.map(|name| (name, start));
             }
             JsonSlot::Value => {
-                self.value = start;
+                self.member.value = start;
                 self.end_value(end, JsonKind::Text);
             }
             JsonSlot::Colon | JsonSlot::After => {}
@@ -240,34 +231,34 @@ impl<'w> JsonWalk<'w> {
 
     fn end_word(&mut self, end: u64) {
         if self.depth > 1 {
-            if let Some(list) = &mut self.list {
+            if let Some(list) = &mut self.member.list {
                 list.word(self.depth, self.start);
             }
-        } else if self.slot == JsonSlot::Value {
-            self.value = self.start;
+        } else if self.member.slot == JsonSlot::Value {
+            self.member.value = self.start;
             let word = String::from_utf8_lossy(self.raw.raw().unwrap_or_default()).into_owned();
             self.end_value(end, JsonKind::Word(word));
         }
     }
 
     fn end_value(&mut self, end: u64, kind: JsonKind) {
-        self.slot = JsonSlot::After;
-        let Some((name, start)) = self.key.take() else { return };
-        self.pending = Some(JsonMember {
+        self.member.slot = JsonSlot::After;
+        let Some((name, start)) = self.member.key.take() else { return };
+        self.member.pending = Some(JsonMember {
             name,
             place: JsonPlace {
                 index: self.index.count - 1,
                 range: start..end,
-                comma_before: self.comma,
+                comma_before: self.member.comma,
                 comma_after: None,
             },
-            value: self.value..end,
+            value: self.member.value..end,
             kind,
         });
     }
 
     fn end_member(&mut self, comma: Option<u64>) {
-        let Some(mut member) = self.pending.take() else { return };
+        let Some(mut member) = self.member.pending.take() else { return };
         if self.index.members.len() >= MAX_OCCURRENCES {
             self.fault = Some(UnreadableBody::Repeats);
             return;

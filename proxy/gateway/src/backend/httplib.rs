@@ -1,9 +1,23 @@
-//! Refuses heads that llama-server cannot read. cpp-httplib (0.30 to 0.53) answers such a head with 400 and
-//! no body, and then reads the rest of the head and the whole body as further requests, which would bypass
-//! keys and rules. So such a head is sent to no backend. [`crate::route`] treats the heads that
-//! llama-server can read, including those with unknown methods.
+//! Protection against two faults of cpp-httplib, the HTTP library of llama-server, by which a backend reads
+//! parts of one request as another: as another client's request, or as one that bypasses keys and rules.
+//!
+//! cpp-httplib (0.30 to 0.53) answers a head that it cannot read with 400 and no body, and then reads the rest
+//! of the head and the whole body as further requests. So such a head is sent to no backend. [`crate::route`]
+//! treats the heads that llama-server can read, including those with unknown methods.
+//!
+//! Before 0.40, cpp-httplib reads a request body that llama-server has left unread as the next request:
+//!
+//! | request | action |
+//! |---|---|
+//! | `GET`, `HEAD`, `OPTIONS` | sent without its body, which llama-server does not need |
+//! | any other method with a body, to a build known to discard unread bodies | sent unchanged |
+//! | any other method with a body, to another build | sent with `Connection: close`: nothing is read after it |
 
+use http::header::{CONNECTION, HeaderMap, HeaderValue};
 use http::request::Parts;
+use http::{Method, Request};
+use http_body::Body;
+use warden_policies::ServerFacts;
 
 use crate::refusal::RequestRefusal;
 
@@ -44,6 +58,24 @@ pub(crate) fn check_lines(parts: &Parts) -> Result<(), RequestRefusal> {
     Ok(())
 }
 
+pub(crate) fn is_sent_without_body(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+}
+
+/// Makes a request the last on its connection, if its backend may read an unread body as another request.
+pub(crate) fn close_after_unread_body<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
+    if facts.may_read_body_as_request() && !request.body().is_end_stream() {
+        request.headers_mut().insert(CONNECTION, CONNECTION_CLOSE);
+    }
+}
+
+pub(crate) fn ends_connection(headers: &HeaderMap) -> bool {
+    headers.get(CONNECTION).is_some_and(|value| *value == CONNECTION_CLOSE)
+}
+
+/// Value of `Connection` in the only spelling that cpp-httplib recognises.
+const CONNECTION_CLOSE: HeaderValue = HeaderValue::from_static("close");
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,5 +101,25 @@ mod tests {
         assert!(matches!(refused(&parts("/", 1, 8192 - 6)), RequestRefusal::LineTooLong { limit: 8192 }));
         assert!(check_lines(&parts("/", 96, 1)).is_ok());
         assert!(matches!(refused(&parts("/", 97, 1)), RequestRefusal::TooManyFields { limit: 100 }));
+    }
+}
+
+#[cfg(test)]
+mod body_tests {
+    use super::*;
+    use http_body_util::{Empty, Full};
+
+    #[test]
+    fn only_a_build_that_is_known_to_discard_bodies_keeps_the_connection_of_one() {
+        let ends = |discards_bodies, body: &'static str| {
+            let mut request = Request::new(Full::new(bytes::Bytes::from_static(body.as_bytes())));
+            close_after_unread_body(&mut request, ServerFacts { discards_bodies, ..ServerFacts::default() });
+            ends_connection(request.headers())
+        };
+        assert!(ends(None, "x") && ends(Some(false), "x") && !ends(Some(true), "x"));
+        assert!(!ends(None, "") && !ends(Some(false), ""), "nothing is left where there is nothing");
+        let mut request = Request::new(Empty::<bytes::Bytes>::new());
+        close_after_unread_body(&mut request, ServerFacts::default());
+        assert!(!ends_connection(request.headers()));
     }
 }

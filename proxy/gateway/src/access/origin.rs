@@ -10,11 +10,12 @@
 //!      +---- no Origin, one listed in `cors`, or the requested host --> pass; else refused
 //! ```
 
-use http::header::{HeaderName, HeaderValue, ORIGIN};
+use http::Version;
+use http::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use http::request::Parts;
-use warden_policies::AllowedOrigins;
+use http::uri::Authority;
+use warden_policies::{AllowedOrigins, HostNames};
 
-use crate::access::host_check;
 use crate::refusal::RequestRefusal;
 
 /// Header set by browsers; a page cannot change it.
@@ -35,11 +36,32 @@ pub(crate) fn check_origin(origins: &AllowedOrigins, parts: &Parts) -> Result<()
     if is_ours || is_known() { Ok(()) } else { Err(RequestRefusal::Origin) }
 }
 
-/// Returns whether the page was loaded from the host to which the request is sent.
 fn is_same_host(origin: &HeaderValue, parts: &Parts) -> bool {
-    let host = host_check::requested_host(parts);
+    let host = requested_host(parts);
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|page| page.1.as_bytes());
     page.zip(host).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host))
+}
+
+/// Returns the host of a request as its client wrote it. An absolute target takes precedence over `Host`
+/// (RFC 9112 section 3.2.2); an earlier check has refused requests in which the two differ.
+pub(crate) fn requested_host(parts: &Parts) -> Option<&[u8]> {
+    match parts.uri.authority() {
+        Some(authority) => Some(authority.as_str().as_bytes()),
+        None => parts.headers.get(HOST).map(HeaderValue::as_bytes),
+    }
+}
+
+/// Refuses a request for another host. A request without a host cannot come from a browser and passes.
+pub(crate) fn check_host(names: &HostNames, parts: &Parts) -> Result<(), RequestRefusal> {
+    if *names == HostNames::Any {
+        return Ok(());
+    }
+    match requested_host(parts).and_then(|host| Authority::try_from(host).ok()) {
+        Some(host) if names.allow(host.host()) => Ok(()),
+        Some(host) => Err(RequestRefusal::Name(host.host().to_owned())),
+        None if parts.version < Version::HTTP_11 && !parts.headers.contains_key(HOST) => Ok(()),
+        None => Err(RequestRefusal::Host),
+    }
 }
 
 #[cfg(test)]
