@@ -161,7 +161,7 @@ impl RequestRecord {
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
-    /// The backend's answer was passed on completely, whatever its status, or the gateway answered itself.
+    /// The backend's answer was passed on completely, with any status, or the gateway answered itself.
     Ok,
     /// The client left before the answer was complete.
     ClientGone,

@@ -206,8 +206,8 @@ impl GatewayTrace {
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
-    /// Returns the `traceparent` for a question of the gateway. Its parent is the continuation for which it
-    /// is asked, not the attempt of the dead server.
+    /// Returns the `traceparent` for a question of the gateway. Its parent is the continuation that needs the
+    /// answer, not the attempt of the dead server.
     pub(crate) fn side_traceparent(&mut self) -> Option<HeaderValue> {
         let span = self.parent_span();
         HeaderValue::from_str(&self.context.traceparent(span)).ok()

@@ -3,8 +3,7 @@
 //!
 //! A backend's own CORS headers are replaced, so that all answers have the same ones. With `mirror` and
 //! without keys, the headers are exactly llama-server's. Otherwise a browser learns the methods that the
-//! gateway serves, and is never told to send cookies or passwords automatically: the page itself has to
-//! know the key.
+//! gateway serves, and never sends cookies or passwords automatically: the page itself has to know the key.
 
 use std::time::Duration;
 

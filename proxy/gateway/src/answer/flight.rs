@@ -117,8 +117,8 @@ impl InFlightRequest {
     pub(crate) fn finish(&mut self, outcome: RequestOutcome) {
         if !std::mem::replace(&mut self.is_reported, true) {
             self.record.outcome = match outcome {
-                // If a cancelled request's client could not be told, the body was dropped as if the client
-                // had left.
+                // If a cancelled request's client could not be informed, the body was dropped as if the
+                // client had left.
                 RequestOutcome::ClientGone if self.progress.is_cancelled() => RequestOutcome::Cancelled,
                 outcome => outcome,
             };

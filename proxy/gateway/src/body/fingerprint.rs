@@ -7,8 +7,8 @@
 //! `HighwayHash` computes the fingerprint from the first 64 KiB of the body, and from a 128-bit XXH3 hash
 //! of the rest. XXH3 is five times as fast: hashing everything with `HighwayHash` took a fifth of the time
 //! of passing on a body of some MB. XXH3 is keyed with another secret, and its result is never shown. So
-//! fingerprints do not reveal the secret, and nobody without it can construct two bodies with the same
-//! fingerprint.
+//! fingerprints do not reveal the secret, and without the secret no client can construct two bodies with the
+//! same fingerprint.
 
 use std::fmt;
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //!      |                                               +-no-------> connection
 //!      +-------------------------------------------------------> connection
 //!
-//!   too many connections --> one short answer that says so, unless too many are being refused like that
+//!   too many connections --> one short answer with the reason, unless too many are being refused like that
 //! ```
 
 use std::collections::HashMap;

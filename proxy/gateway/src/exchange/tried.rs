@@ -54,6 +54,7 @@ pub(super) async fn lease_canary(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use warden_policies::ModelName;
 
     use super::*;
 

@@ -112,7 +112,7 @@ fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     })
 }
 
-/// Builds an answer to a head that hyper itself rejects, with a body that tells the remedy. `None` for a
+/// Builds an answer to a head that hyper itself rejects, with a body that names the remedy. `None` for a
 /// status that needs no body.
 pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String> {
     let HeadLimits { bytes, count, retry_after } = *limits;

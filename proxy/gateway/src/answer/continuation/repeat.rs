@@ -36,7 +36,7 @@ pub(crate) struct RepeatTranslator {
     /// The first event that the client got.
     frame: Map<String, Value>,
     compared: ContentComparison,
-    /// Identifiers in the second answer, each with the one that the client knows in its place.
+    /// Identifiers in the second answer, each with the one that the client knows instead.
     names: Vec<(Box<str>, Box<str>)>,
     /// Tokens that the client has; llama-server's own dialect only.
     counted: u64,

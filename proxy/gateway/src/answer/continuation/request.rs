@@ -15,7 +15,7 @@ use crate::answer::AnswerFormat;
 pub(crate) type NoContinuationReason = String;
 
 /// Sampling members: passed on unchanged.
-const SAMPLING_MEMBERS: [&str; 30] = [
+const SAMPLING_MEMBERS: [&str; 32] = [
     "cache_prompt",
     "dry_allowed_length",
     "dry_base",
@@ -46,10 +46,11 @@ const SAMPLING_MEMBERS: [&str; 30] = [
     "top_p",
     "typ_p",
     "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
 ];
-const XTC_MEMBERS: [&str; 2] = ["xtc_probability", "xtc_threshold"];
 
-/// Members that do not affect tokens, or that the request for the rest sets anew.
+/// Members that do not affect tokens, or that the request for the rest replaces.
 const NEUTRAL_MEMBERS: [&str; 15] = [
     "max_completion_tokens",
     "max_tokens",
@@ -363,7 +364,7 @@ fn is_passed_whole(answer: &Value, told: &Value, has_shape: bool) -> bool {
 }
 
 fn is_sampling(name: &str) -> bool {
-    SAMPLING_MEMBERS.contains(&name) || XTC_MEMBERS.contains(&name)
+    SAMPLING_MEMBERS.contains(&name)
 }
 
 /// Returns whether a member of a request is known, and any effect it has is reproduced by the request for

@@ -1,5 +1,5 @@
-//! Ends a relayed answer: counts its work, releases connection and lease, and tells the client if the
-//! answer is incomplete.
+//! Ends a relayed answer: counts its work, releases connection and lease, and informs the client if
+//! the answer is incomplete.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -124,9 +124,9 @@ impl AnswerRelay {
     }
 
     /// Counts the work, releases connection and lease, and reports the request. Only the first call has an
-    /// effect. `outcome` is for the backend; `told` is for the whole answer, which an earlier backend may
-    /// have spoiled.
-    pub(super) fn close(&mut self, outcome: RequestOutcome, told: RequestOutcome) {
+    /// effect. `outcome` is for the backend; `whole` is for the whole answer, which an earlier backend
+    /// may have spoiled.
+    pub(super) fn close(&mut self, outcome: RequestOutcome, whole: RequestOutcome) {
         self.tail.ended = true;
         let Some(backend) = self.backend.take() else { return };
         let AnsweringBackend { lease, revoked, conn, pool, sent, .. } = *backend;
@@ -149,7 +149,7 @@ impl AnswerRelay {
             self.flight.prompt_bytes = 0;
         }
         drop(lease);
-        self.flight.finish(told);
+        self.flight.finish(whole);
     }
 
     /// Records what the answer reported, and the work that was done for it.
