@@ -119,7 +119,8 @@ pub fn resume_search(
     known: &[ProcessRecord],
 ) -> (RevisionSearch, usize) {
     let mut search = RevisionSearch::new(rules, aim, last);
-    let (mut used, mut whole) = (0, 0);
+    let mut used = 0;
+    let mut whole = 0;
     for record in known {
         if search.next() != RevisionStep::Run(record.ask) {
             break;
@@ -175,7 +176,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
                 Ok(spec) => self.run_process(lab, ask, &spec, watch, stop).await?,
             };
             let Some(seen) = seen else { return Ok(search.interrupt()) };
-            let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
+            let lengths = if ask.aim.is_growth() { None } else { self.lengths.get().copied() };
             let record = ProcessRecord { ask, seen, lengths };
             if !record.is_passing(self.last) {
                 watch(SearchEvent::Record(&record));
@@ -265,7 +266,8 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         spec: &SoloSpec,
         stop: &CancellationToken,
     ) -> Result<ProcessAttempt, DiagnoseError> {
-        let (answers, pace) = (ask.aim == RevisionAim::Answers, ask.aim == RevisionAim::Slowdown);
+        let answers = ask.aim == RevisionAim::Answers;
+        let pace = ask.aim == RevisionAim::Slowdown;
         let wanted =
             VisitTasks { answers, pace, lengths: self.lengths.get().copied(), ..VisitTasks::default() };
         let Some(seen) = stop.run_until_cancelled(visit::run_visit(lab, spec, wanted)).await else {

@@ -60,6 +60,19 @@ pub(crate) enum LabRequestError {
     Late(Duration),
 }
 
+impl From<reqwest::Error> for LabRequestError {
+    fn from(error: reqwest::Error) -> Self {
+        Self::Broken(error_chain(&error))
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    exchange: impl Future<Output = Result<T, LabRequestError>>,
+) -> Result<T, LabRequestError> {
+    tokio::time::timeout(limit, exchange).await.unwrap_or(Err(LabRequestError::Late(limit)))
+}
+
 #[derive(Debug)]
 pub(crate) struct LabClient {
     http: reqwest::Client,
@@ -89,10 +102,7 @@ impl LabClient {
 
     /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
     pub(crate) async fn send(&self, ask: &LabRequest, limit: Duration) -> Result<LabAnswer, LabRequestError> {
-        match tokio::time::timeout(limit, self.exchange(ask)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(LabRequestError::Late(limit)),
-        }
+        within(limit, self.exchange(ask)).await
     }
 
     pub(crate) async fn send_json(
@@ -102,15 +112,14 @@ impl LabClient {
     ) -> Result<Value, LabRequestError> {
         let exchange = async {
             let response = self.send_accepted(ask).await?;
-            response.json().await.map_err(|error| LabRequestError::Broken(error_chain(&error)))
+            Ok(response.json().await?)
         };
-        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(LabRequestError::Late(limit)))
+        within(limit, exchange).await
     }
 
     /// Sends a request and reads only the head of its answer.
     pub(crate) async fn send_head(&self, ask: &LabRequest, limit: Duration) -> Result<(), LabRequestError> {
-        let accepted = tokio::time::timeout(limit, self.send_accepted(ask)).await;
-        accepted.unwrap_or(Err(LabRequestError::Late(limit))).map(drop)
+        within(limit, self.send_accepted(ask)).await.map(drop)
     }
 
     /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
@@ -136,11 +145,7 @@ impl LabClient {
 
     /// Sends a request; a refusal is an error.
     async fn send_accepted(&self, ask: &LabRequest) -> Result<reqwest::Response, LabRequestError> {
-        let response = self
-            .build_request(ask)
-            .send()
-            .await
-            .map_err(|error| LabRequestError::Broken(error_chain(&error)))?;
+        let response = self.build_request(ask).send().await?;
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
@@ -151,12 +156,11 @@ impl LabClient {
 
     async fn exchange(&self, ask: &LabRequest) -> Result<LabAnswer, LabRequestError> {
         let sent = Instant::now();
-        let broken = |error: reqwest::Error| LabRequestError::Broken(error_chain(&error));
         let mut response = self.send_accepted(ask).await?;
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if !streams {
-            let text = response.text().await.map_err(broken)?;
+            let text = response.text().await?;
             let mut answer = LabAnswer::default();
             if let Ok(json) = serde_json::from_str(&text) {
                 answer.add_event(&json);
@@ -165,7 +169,7 @@ impl LabClient {
         }
         let mut events = EventParser::default();
         let mut answer = LabAnswer::default();
-        while let Some(piece) = response.chunk().await.map_err(broken)? {
+        while let Some(piece) = response.chunk().await? {
             for event in events.feed(&piece) {
                 if let Some(error) = event.get("error") {
                     let message = error["message"].as_str().unwrap_or("an error without a message");
@@ -186,34 +190,34 @@ impl LabClient {
 impl LabAnswer {
     /// Adds an event or a whole answer; `true` if it contained output.
     fn add_event(&mut self, json: &Value) -> bool {
-        let number = |value: &Value| value.as_u64();
         // Anthropic's messages and OpenAI's responses nest the usage in the object of the event.
         let about = ["message", "response"].iter().map(|name| &json[*name]["usage"]);
         let usage = about.chain([&json["usage"]]).find(|usage| usage.is_object()).unwrap_or(&Value::Null);
-        if let Some(tokens) = number(&usage["input_tokens"]) {
+        if let Some(tokens) = usage["input_tokens"].as_u64() {
             // Anthropic's counts are without tokens from a cache, OpenAI's include them.
-            let read = number(&usage["cache_read_input_tokens"]).unwrap_or(0);
-            let cached = number(&usage["input_tokens_details"]["cached_tokens"]).unwrap_or(0);
-            (self.prompt_size, self.prompt_tokens) = (tokens + read, tokens.saturating_sub(cached));
-        }
-        if let Some(tokens) = number(&usage["output_tokens"]) {
-            self.output_tokens = tokens;
-        }
-        if let Some(tokens) = number(&usage["prompt_tokens"]) {
-            self.prompt_size = tokens;
-            let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]).unwrap_or(0);
+            let read = usage["cache_read_input_tokens"].as_u64().unwrap_or(0);
+            let cached = usage["input_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+            self.prompt_size = tokens + read;
             self.prompt_tokens = tokens.saturating_sub(cached);
         }
-        if let Some(tokens) = number(&usage["completion_tokens"]) {
+        if let Some(tokens) = usage["output_tokens"].as_u64() {
+            self.output_tokens = tokens;
+        }
+        if let Some(tokens) = usage["prompt_tokens"].as_u64() {
+            self.prompt_size = tokens;
+            let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+            self.prompt_tokens = tokens.saturating_sub(cached);
+        }
+        if let Some(tokens) = usage["completion_tokens"].as_u64() {
             self.output_tokens = tokens;
         }
         let timings = &json["timings"];
-        if let Some(tokens) = number(&timings["prompt_n"]) {
+        if let Some(tokens) = timings["prompt_n"].as_u64() {
             self.prompt_tokens = tokens;
             self.prompt_ms = timings["prompt_ms"].as_f64();
-            self.prompt_size = self.prompt_size.max(tokens + number(&timings["cache_n"]).unwrap_or(0));
+            self.prompt_size = self.prompt_size.max(tokens + timings["cache_n"].as_u64().unwrap_or(0));
         }
-        if let Some(tokens) = number(&timings["predicted_n"]) {
+        if let Some(tokens) = timings["predicted_n"].as_u64() {
             self.output_tokens = tokens;
             self.output_ms = timings["predicted_ms"].as_f64();
         }

@@ -156,14 +156,18 @@ pub(crate) async fn run_leg(
         _ => None,
     };
     let LegRun { judge, times, last, refused, tokens_per_word, watch, work, .. } = run;
-    let (props, allowance, ready_after) = (solo.props(), solo.allowance(), solo.ready_after());
-    let (lines, output) = (solo.last_lines(), solo.output());
+    let props = solo.props();
+    let allowance = solo.allowance();
+    let ready_after = solo.ready_after();
+    let lines = solo.last_lines();
+    let output = solo.output();
     let heard = output.line_count();
     solo.stop().await;
     let last_words = output.lines_since(heard);
     let mut finding = judge.finding(times.speed(), ended?);
     // Includes requests that were answered after the last reading.
-    (finding.requests, finding.work) = (work.requests, work);
+    finding.requests = work.requests;
+    finding.work = work;
     if let LegEnd::Crashed { why } = &finding.ended {
         let kept = lines.len().saturating_sub(lab.numbers.crash.lines);
         finding.crash = Some(WorkloadCrash {
@@ -234,11 +238,12 @@ impl LegRun<'_> {
         let mut refused = 0;
         // Send each recorded request at least once: requests of one kind may follow each other in a
         // recording.
-        let round =
-            self.leg.replay.iter().map(|recording| recording.len()).find(|_| workload == Workload::Replay);
-        let patience = round.map_or(self.lab.numbers.failures, |round| {
-            self.lab.numbers.failures.max(u32::try_from(round).unwrap_or(u32::MAX))
-        });
+        let mut patience = self.lab.numbers.failures;
+        if workload == Workload::Replay
+            && let Some(recording) = &self.leg.replay
+        {
+            patience = patience.max(u32::try_from(recording.len()).unwrap_or(u32::MAX));
+        }
         while self.reading_count() < self.max_readings() {
             let sent = tokio::select! {
                 biased;
@@ -346,7 +351,8 @@ impl LegRun<'_> {
         let reading = solo.read_sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
         let next = self.judge.observe(reading.sample.clone(), reading.allowed, graphs);
-        let (done, most) = (self.reading_count(), self.max_readings());
+        let done = self.reading_count();
+        let most = self.max_readings();
         if let (Some(first), Some(now)) = (self.judge.readings().first(), self.judge.readings().last()) {
             (self.watch)(LegProgress::Step {
                 workload: self.leg.workload,

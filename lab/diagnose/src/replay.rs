@@ -36,7 +36,8 @@ impl RequestRecording {
     }
 
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let (mut asks, mut torn) = (Vec::new(), 0);
+        let mut asks = Vec::new();
+        let mut torn = 0;
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             match serde_json::from_str(line) {
                 Ok(value) => {
@@ -97,7 +98,8 @@ fn parse_request(mut value: Value) -> Result<LabRequest, String> {
         return Err("`body` is neither a JSON object nor a list".to_owned());
     }
     let media = |kinds: &[&str]| body.as_ref().map_or(0, |body| count_parts(body, kinds));
-    let (images, audio) = (media(&["image_url", "input_image", "image"]), media(&["input_audio"]));
+    let images = media(&["image_url", "input_image", "image"]);
+    let audio = media(&["input_audio"]);
     Ok(LabRequest { method, path, body, images, audio })
 }
 

@@ -138,7 +138,10 @@ unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize>
     let dynamic = unsafe { segments(object) }.iter().find(|segment| segment.kind == sys::PT_DYNAMIC)?;
     let mut entry =
         core::ptr::with_exposed_provenance::<DynamicEntry>(object.base.wrapping_add(dynamic.address));
-    let (mut symbols, mut strings, mut gnu, mut old) = (0, 0, 0, 0);
+    let mut symbols = 0;
+    let mut strings = 0;
+    let mut gnu = 0;
+    let mut old = 0;
     loop {
         // SAFETY: the table of a loaded object, which ends in a zero.
         let DynamicEntry { tag, value } = unsafe { *entry };
@@ -188,7 +191,9 @@ unsafe fn look_up_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Opt
         .fold(5381_u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
     // SAFETY: counts and indexes are read from the table itself, so no access leaves the table.
     unsafe {
-        let (buckets, first, filter) = (*words, *words.add(1), *words.add(2));
+        let buckets = *words;
+        let first = *words.add(1);
+        let filter = *words.add(2);
         if buckets == 0 {
             return None;
         }

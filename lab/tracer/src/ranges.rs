@@ -135,10 +135,12 @@ impl LockedList {
     /// Marks all ranges between two addresses; returns false if there are none. Skips ranges marked by
     /// other calls, unless `all`.
     fn mark(&self, begin: u64, limit: u64, mark: u32, all: bool) -> bool {
-        let (mut any, mut index) = (false, 0);
+        let mut any = false;
+        let mut index = 0;
         while index < self.len() {
             let range = self.get(index);
-            let (first, stop) = (range.start.max(begin), range.end.min(limit));
+            let first = range.start.max(begin);
+            let stop = range.end.min(limit);
             if first < stop && range.mark != mark && (all || range.mark == 0) {
                 let before = MappedRange { end: first, ..range };
                 let after = MappedRange { start: stop, whole: range.whole && before.bytes() == 0, ..range };

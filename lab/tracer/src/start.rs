@@ -170,7 +170,8 @@ fn write_header(pid: u32, interval: usize) {
 /// Writes `FOLDER/PID.trace` with a terminating zero.
 fn write_path(path: &mut [u8; MAX_PATH], folder: &[u8], pid: u32) -> Option<()> {
     let mut digits = [0_u8; 10];
-    let (mut rest, mut first) = (pid, digits.len());
+    let mut rest = pid;
+    let mut first = digits.len();
     loop {
         first -= 1;
         *digits.get_mut(first)? = b'0' + u8::try_from(rest % 10).ok()?;

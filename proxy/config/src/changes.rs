@@ -70,7 +70,8 @@ fn compare(
     }
     // If only one side has a table, compare that with an empty table, so that its keys are listed.
     let empty = ConfigNode::table();
-    let (old, new) = (old.unwrap_or(&empty), new.unwrap_or(&empty));
+    let old = old.unwrap_or(&empty);
+    let new = new.unwrap_or(&empty);
     for name in either_keys(old, new) {
         path.push(name.to_owned());
         compare(path, old.find(&[name]), new.find(&[name]), keys);

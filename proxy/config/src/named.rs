@@ -1,6 +1,6 @@
 //! Names without a process of their own (`[names]`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use schemars::JsonSchema;
@@ -133,29 +133,36 @@ impl ConfigResolver<'_> {
 
 /// Merges rules: those of the name replace the model's for the same parameter.
 fn merge_rules(model: &RequestRules, own: &RequestRules) -> RequestRules {
-    let named = |key: &str| {
-        own.set.iter().chain(&own.default).map(|(named, _)| named).chain(&own.strip).any(|named| named == key)
-    };
+    let named: BTreeSet<&str> = own
+        .set
+        .iter()
+        .chain(&own.default)
+        .map(|(named, _)| named)
+        .chain(&own.strip)
+        .map(String::as_str)
+        .collect();
     let says = |key: &String| {
-        named(key)
+        named.contains(key.as_str())
             || own.max_tokens.is_some() && TOKEN_LIMIT_PARAMETERS.contains(&key.as_str())
             || own.system_prompt.is_some() && PROMPT_PARAMETERS.contains(&key.as_str())
     };
     let rest = |all: &[(String, serde_json::Value)], more: &[(String, serde_json::Value)]| {
         all.iter().filter(|(key, _)| !says(key)).chain(more).cloned().collect()
     };
-    let names_any = |keys: &[&str]| keys.iter().any(|key| named(key));
+    let mut system_prompt = own.system_prompt.clone();
+    if system_prompt.is_none() && !PROMPT_PARAMETERS.iter().any(|key| named.contains(key)) {
+        system_prompt.clone_from(&model.system_prompt);
+    }
+    let mut max_tokens = own.max_tokens;
+    if max_tokens.is_none() && !TOKEN_LIMIT_PARAMETERS.iter().any(|key| named.contains(key)) {
+        max_tokens = model.max_tokens;
+    }
     RequestRules {
         set: rest(&model.set, &own.set),
         default: rest(&model.default, &own.default),
         strip: model.strip.iter().filter(|key| !says(key)).chain(&own.strip).cloned().collect(),
-        system_prompt: own
-            .system_prompt
-            .clone()
-            .or_else(|| model.system_prompt.clone().filter(|_| !names_any(&PROMPT_PARAMETERS))),
-        max_tokens: own
-            .max_tokens
-            .or_else(|| model.max_tokens.filter(|_| !names_any(&TOKEN_LIMIT_PARAMETERS))),
+        system_prompt,
+        max_tokens,
         fresh_seed: own.fresh_seed || model.fresh_seed,
     }
 }

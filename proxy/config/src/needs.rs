@@ -68,10 +68,7 @@ impl ModelMemoryNeeds {
         mut env: BTreeMap<String, String>,
         server: ServerBuild,
     ) -> Result<Self, String> {
-        env.extend(command.env.iter().cloned());
-        for name in &command.env_remove {
-            env.remove(name);
-        }
+        apply_variables(command, &mut env);
         let file = model_file(&command.args, &env)?;
         let directory = command.directory.clone().unwrap_or_default();
         let shape = model_files::read_model_file(&directory.join(file))?.shape.clone()?;
@@ -91,11 +88,18 @@ impl ModelMemoryNeeds {
     pub fn gpus(&self) -> (Vec<usize>, bool) {
         let one_only = self.settings.split.as_deref() == Some("none");
         let shares = self.settings.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
-        let gpus = match self.settings.main_gpu.filter(|_| one_only) {
-            Some(gpu) => vec![gpu],
-            None => shares.map(|(gpu, _)| gpu).collect(),
+        let gpus = match self.settings.main_gpu {
+            Some(gpu) if one_only => vec![gpu],
+            _ => shares.map(|(gpu, _)| gpu).collect(),
         };
         (gpus, !one_only)
+    }
+}
+
+fn apply_variables(command: &ServerCommand, env: &mut BTreeMap<String, String>) {
+    env.extend(command.env.iter().cloned());
+    for name in &command.env_remove {
+        env.remove(name);
     }
 }
 
@@ -123,10 +127,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
     for (spec, model) in resolved.fleet.models.iter_mut().zip(&resolved.models) {
         let build = model.build.as_ref();
         let mut env = inherited.clone();
-        env.extend(spec.command.env.iter().cloned());
-        for name in &spec.command.env_remove {
-            env.remove(name);
-        }
+        apply_variables(&spec.command, &mut env);
         let on_cpu = is_for_cpu(build);
         let server = server_build(build, on_gpus && !on_cpu);
         if !tells && !on_cpu {
@@ -315,7 +316,11 @@ fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Ve
             Err(_) if word.len() > 4 => {
                 let mut named =
                     nvidia.iter().filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(word)));
-                named.next().filter(|_| named.next().is_none())?
+                let first = named.next()?;
+                if named.next().is_some() {
+                    return None;
+                }
+                first
             }
             Ok(_) | Err(_) => return None,
         };

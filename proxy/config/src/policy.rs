@@ -84,7 +84,8 @@ impl BudgetPair {
     /// Describes the error if the hard budget is below the soft one. Does not compare a percentage of an
     /// unknown total with a size.
     pub fn order_error(self, total: Option<ByteSize>) -> Option<String> {
-        let (soft, hard) = (resolve_limit(self.soft?, total), resolve_limit(self.hard?, total));
+        let soft = resolve_limit(self.soft?, total);
+        let hard = resolve_limit(self.hard?, total);
         let below = match (soft, hard) {
             (MemoryLimit::Bytes(soft), MemoryLimit::Bytes(hard)) => hard < soft,
             (MemoryLimit::Percent(soft), MemoryLimit::Percent(hard)) => hard < soft,

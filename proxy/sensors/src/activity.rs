@@ -31,7 +31,8 @@ pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<Proc
 
 fn process_effort(pid: i32) -> Option<ProcessActivity> {
     let process = Process::new(pid).ok()?;
-    let (stat, io) = (process.stat().ok()?, process.io().ok()?);
+    let stat = process.stat().ok()?;
+    let io = process.io().ok()?;
     let of_children = u64::try_from(stat.cutime.saturating_add(stat.cstime)).unwrap_or(0);
     let ticks = stat.utime.saturating_add(stat.stime).saturating_add(of_children);
     Some(ProcessActivity {

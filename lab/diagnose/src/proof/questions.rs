@@ -41,7 +41,8 @@ pub(super) fn all_questions(
     props: ServerProps,
 ) -> Result<Vec<ProofQuestion>, LabRequestError> {
     let words = TextGenerator::new(facts.tokens_per_word);
-    let (answer, top) = (proof.answer, proof.top);
+    let answer = proof.answer;
+    let top = proof.top;
     let of = |name: &str, kind, ask| ProofQuestion { name: name.to_owned(), ask, kind };
     let native = |name: &str, which, tokens| {
         let text = words.text(which, facts.limit_prompt(tokens, answer));

@@ -274,7 +274,8 @@ async fn measure_pace(
 
 /// Returns the requests to time: a long prompt with an answer, and a short prompt.
 fn timed_requests(lab: &Lab, facts: ServerLimits, at: u64) -> [LabRequest; 2] {
-    let (words, answer) = (TextGenerator::new(facts.tokens_per_word), lab.proof.answer);
+    let words = TextGenerator::new(facts.tokens_per_word);
+    let answer = lab.proof.answer;
     let long = facts.limit_prompt(lab.proof.prompt, answer);
     [
         completion(&words.text(FIRST_TIMED_SEED + at, long), answer),

@@ -175,7 +175,8 @@ fn without_checksum(text: &str) -> Cow<'_, str> {
     let value = || {
         let rest = text.strip_prefix(BILLING_PREFIX)?;
         let at = BILLING_PREFIX.len() + rest.find("cch=")? + 4;
-        let (before, after) = (text.get(..at)?, text.get(at + 5..)?);
+        let before = text.get(..at)?;
+        let after = text.get(at + 5..)?;
         after.starts_with(';').then(|| Cow::Owned(format!("{before}fffff{after}")))
     };
     value().unwrap_or(Cow::Borrowed(text))

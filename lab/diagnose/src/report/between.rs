@@ -129,7 +129,9 @@ impl BetweenReport {
             (RevisionOutcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
                 format!("{} is left, to be judged once more", name(high))
             } else {
-                let (count, first, last) = (high - low, name(low + 1), name(high));
+                let count = high - low;
+                let first = name(low + 1);
+                let last = name(high);
                 format!("{count} revisions are left, from {first} to {last}")
             }),
             _ => {}
@@ -249,7 +251,8 @@ const fn no_difference_text(aim: RevisionAim, sure: bool) -> &'static str {
 
 /// `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)), worse`
 fn speed_text(ratio: &MetricRatio) -> String {
-    let (older, newer) = (metric_value(ratio.metric, ratio.old), metric_value(ratio.metric, ratio.new));
+    let older = metric_value(ratio.metric, ratio.old);
+    let newer = metric_value(ratio.metric, ratio.new);
     let ruling = match ratio.ruling {
         ProofRuling::Worse => ", slower",
         ProofRuling::Better => ", faster",

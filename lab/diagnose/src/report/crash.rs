@@ -73,7 +73,8 @@ pub(super) fn runs_text(runs: &[CrashRun]) -> String {
             None => String::new(),
         }
     };
-    let (died, survived) = (list(true), list(false));
+    let died = list(true);
+    let survived = list(false);
     match (died.is_empty(), survived.is_empty()) {
         (false, false) => format!("died at request {died}; survived {survived}"),
         (false, true) => format!("died at request {died}"),
@@ -121,23 +122,20 @@ impl SurvivalReport {
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
         let under = format!("the crash under {}", self.workload);
-        let mut lines = Vec::new();
-        match &found.outcome {
+        let mut lines = vec![match &found.outcome {
             SurvivalOutcome::Cured => {
                 let stop = if found.cure.len() == 1 { "stops" } else { "stop" };
-                lines.push(format!("{} {stop} {under}", self.names(&found.cure)));
+                format!("{} {stop} {under}", self.names(&found.cure))
             }
-            SurvivalOutcome::NotCured => lines.push(format!("nothing that was tried stops {under}")),
-            SurvivalOutcome::NotAgain => {
-                lines.push(format!("{under} did not recur, so what stops it cannot be found"));
-            }
+            SurvivalOutcome::NotCured => format!("nothing that was tried stops {under}"),
+            SurvivalOutcome::NotAgain => format!("{under} did not recur, so what stops it cannot be found"),
             SurvivalOutcome::BaselineFailed { why } => {
-                lines.push(format!("the search for what stops {under} failed: {why}"));
+                format!("the search for what stops {under} failed: {why}")
             }
             SurvivalOutcome::Interrupted => {
-                lines.push(format!("it was interrupted before it was sure what stops {under}"));
+                format!("it was interrupted before it was sure what stops {under}")
             }
-        }
+        }];
         let cured = found.trials.iter().find(|trial| !found.cure.is_empty() && trial.switches == found.cure);
         if let Some(trial) = cured {
             lines.push(format!(

@@ -126,34 +126,25 @@ impl CureReport {
     /// The findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let conclusion = &self.conclusion;
-        let mut lines = Vec::new();
         let stop = if conclusion.cure.len() == 1 { "stops" } else { "stop" };
         let cure = format!("{} {stop}", self.names(&conclusion.cure));
         let open: Vec<WorkloadMemory> =
             conclusion.leaking.iter().copied().filter(|track| !conclusion.stopped.contains(track)).collect();
-        match &conclusion.outcome {
-            CureOutcome::NothingToCure => {
-                lines.push("no leak was found, so there was nothing to cure".to_owned());
-            }
-            CureOutcome::NotKnown { why } => lines.push(format!("no cure was looked for: {why}")),
+        let stopped = self.tracks(&conclusion.stopped);
+        let growing = self.tracks(&open);
+        let mut lines = vec![match &conclusion.outcome {
+            CureOutcome::NothingToCure => "no leak was found, so there was nothing to cure".to_owned(),
+            CureOutcome::NotKnown { why } => format!("no cure was looked for: {why}"),
             CureOutcome::BaselineFailed { why } => {
-                lines.push(format!("no cure could be looked for: the server itself fails: {why}"));
+                format!("no cure could be looked for: the server itself fails: {why}")
             }
-            CureOutcome::Interrupted => lines.push("it was interrupted before a cure was sure".to_owned()),
-            CureOutcome::NotCured => {
-                lines.push(format!("nothing that was tried stops the growth of {}", self.tracks(&open)));
-            }
-            CureOutcome::Cured => {
-                lines.push(format!("{cure} the growth of {}", self.tracks(&conclusion.stopped)));
-            }
+            CureOutcome::Interrupted => "it was interrupted before a cure was sure".to_owned(),
+            CureOutcome::NotCured => format!("nothing that was tried stops the growth of {growing}"),
+            CureOutcome::Cured => format!("{cure} the growth of {stopped}"),
             CureOutcome::PartlyCured => {
-                lines.push(format!(
-                    "{cure} the growth of {}; nothing that was tried stops that of {}",
-                    self.tracks(&conclusion.stopped),
-                    self.tracks(&open)
-                ));
+                format!("{cure} the growth of {stopped}; nothing that was tried stops that of {growing}")
             }
-        }
+        }];
         if let Some(trial) = self.trial(&conclusion.cure) {
             for (track, found) in &trial.tracks {
                 lines.push(format!(
@@ -172,8 +163,7 @@ impl CureReport {
                 lines.push(format!("for {} alone, {} is enough", self.tracks(&[*track]), self.names(set)));
             }
         }
-        let alone = conclusion.trials.iter().filter(|trial| trial.switches.len() == 1);
-        for trial in alone {
+        for trial in conclusion.trials.iter().filter(|trial| trial.switches.len() == 1) {
             let halves = |track: &&WorkloadMemory| {
                 trial.tracks.iter().any(|(own, found)| own == *track && found.does == SwitchEffect::Halves)
             };

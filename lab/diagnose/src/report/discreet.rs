@@ -43,8 +43,8 @@ impl DiagnoseReport {
             }
         }
         let replayed = report.legs.iter().any(|leg| is_replay(leg.finding.workload));
-        let conclusion = report.cure.as_mut().map(|cure| &mut cure.conclusion);
-        if let Some(conclusion) = conclusion.filter(|_| replayed) {
+        if replayed && let Some(cure) = &mut report.cure {
+            let conclusion = &mut cure.conclusion;
             for why in conclusion.trials.iter_mut().filter_map(|trial| trial.crashed.as_mut()) {
                 *why = without_quotation(why);
             }

@@ -139,7 +139,8 @@ impl DiagnoseReport {
                 .unwrap_or((GrowthVerdict::Warming, 0.0))
         };
         self.legs.iter().max_by(|a, b| {
-            let (one, other) = (key(a), key(b));
+            let one = key(a);
+            let other = key(b);
             one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
         })
     }

@@ -57,7 +57,8 @@ impl HeadroomReport {
             let half = curve.truncated_at(tokens / 2);
             let from = half.as_ref().and_then(|half| half.points().last().copied());
             if let (Some(half), Some((from, _))) = (half, from) {
-                let (predicted, measured) = (half.bytes_at(tokens, 1), curve.bytes_at(tokens, 1));
+                let predicted = half.bytes_at(tokens, 1);
+                let measured = curve.bytes_at(tokens, 1);
                 report.foretold.push(PromptPrediction {
                     series: series.series,
                     from,
@@ -119,8 +120,10 @@ impl HeadroomReport {
             .map(|verdict| format!("{}: {}", verdict.series, verdict.sentence()))
             .collect();
         let context = |verdict: &HeadroomVerdict| {
-            let bytes = verdict.context_token.filter(|_| verdict.fits() == Some(false))?;
-            let token = per_token(bytes);
+            if verdict.fits() != Some(false) {
+                return None;
+            }
+            let token = per_token(verdict.context_token?);
             Some(format!("{}: each token of -c takes {token} before any prompt, measured", verdict.series))
         };
         lines.extend(self.verdicts.iter().filter_map(context));

@@ -33,8 +33,9 @@ const MAX_LISTED: usize = 12;
 impl ProofReport {
     /// The report of a proof of these programs.
     pub fn new(old: String, new: String, proof: BuildProof) -> Self {
-        let (verdict, reasons, notes) =
-            (proof.verdict(), rejection_reasons(&proof), difference_notes(&proof));
+        let verdict = proof.verdict();
+        let reasons = rejection_reasons(&proof);
+        let notes = difference_notes(&proof);
         Self { old, new, verdict, reasons, notes, proof }
     }
 
@@ -127,7 +128,8 @@ fn rejection_reasons(proof: &BuildProof) -> Vec<String> {
         }));
     }
     for ratio in proof.ratios.iter().filter(|ratio| ratio.ruling == ProofRuling::Worse) {
-        let (old, new) = (metric_value(ratio.metric, ratio.old), metric_value(ratio.metric, ratio.new));
+        let old = metric_value(ratio.metric, ratio.old);
+        let new = metric_value(ratio.metric, ratio.new);
         all.push(format!("{}: {old} before, {new} now ({})", metric_name(ratio.metric), change_text(ratio)));
     }
     let faces = &proof.faces;
@@ -151,19 +153,12 @@ fn difference_notes(proof: &BuildProof) -> Vec<String> {
         ("new flags", &faces.flags_new),
         ("new routes", &faces.routes_new),
     ];
-    all.extend(
-        lists
-            .iter()
-            .filter(|(_, names)| !names.is_empty())
-            .map(|(what, names)| format!("{what}: {}", list_names(names))),
-    );
-    let unknown: Vec<String> = proof
-        .ratios
-        .iter()
-        .filter(|ratio| ratio.ruling == ProofRuling::Unknown && !proof.interrupted)
-        .map(|ratio| metric_name(ratio.metric))
-        .collect();
-    if !unknown.is_empty() {
+    for (what, names) in lists.into_iter().filter(|(_, names)| !names.is_empty()) {
+        all.push(format!("{what}: {}", list_names(names)));
+    }
+    let unknown = proof.ratios.iter().filter(|ratio| ratio.ruling == ProofRuling::Unknown);
+    let unknown: Vec<String> = unknown.map(|ratio| metric_name(ratio.metric)).collect();
+    if !unknown.is_empty() && !proof.interrupted {
         all.push(format!(
             "processes of one build differ too much to say whether it is worse in {}; the figures are in the table",
             list_names(&unknown)

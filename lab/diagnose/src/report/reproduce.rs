@@ -30,6 +30,7 @@ const NUMBER_MARK: &str = "@N@";
 /// Placeholder in a conversation for the number of the round: within one round, requests share their
 /// beginning.
 const ROUND_MARK: &str = "@ROUND@";
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ScriptRequest {
     path: String,

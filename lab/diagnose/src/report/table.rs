@@ -137,7 +137,9 @@ pub fn leg_notes(legs: &[&LegFinding]) -> Vec<String> {
         for found in &leg.series {
             // A leg that crashed cannot be run longer.
             let cut = leg.crash.is_some() && found.is_too_short();
-            if let Some(follows) = found.graphs.filter(|_| found.verdict.leaks()) {
+            if found.verdict.leaks()
+                && let Some(follows) = found.graphs
+            {
                 lines.push(format!(
                     "{} {}: it rises with captured graphs, which the memory report counts: {:.2} more a \
                      request, {:.0} KiB each \
@@ -149,11 +151,9 @@ pub fn leg_notes(legs: &[&LegFinding]) -> Vec<String> {
                     follows.correlation
                 ));
             }
-            lines.extend(
-                series_note(found, leg.enough)
-                    .filter(|_| !cut)
-                    .map(|note| format!("{} {}: {note}", leg_name(leg), found.series)),
-            );
+            if !cut && let Some(note) = series_note(found, leg.enough) {
+                lines.push(format!("{} {}: {note}", leg_name(leg), found.series));
+            }
         }
     }
     lines

@@ -179,7 +179,8 @@ impl WorkloadScript {
     }
 
     fn conversation_requests(&mut self) -> Vec<LabRequest> {
-        let (numbers, words) = (&self.numbers, self.words);
+        let numbers = &self.numbers;
+        let words = self.words;
         let room = self.facts.n_ctx.map(|context| context.saturating_sub(TEMPLATE_TOKENS));
         let next = |conversation: &mut GrowingConversation| {
             let messages = conversation.next_turn(words, numbers, room);
@@ -234,7 +235,8 @@ impl GrowingConversation {
         let next = self.tokens + numbers.turn + numbers.answer;
         if self.turns >= numbers.turns || room.is_some_and(|room| next > room) {
             self.messages.clear();
-            (self.turns, self.tokens) = (0, 0);
+            self.turns = 0;
+            self.tokens = 0;
         }
         self.turn_count += 1;
         self.turns += 1;

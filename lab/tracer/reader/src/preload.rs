@@ -30,7 +30,8 @@ impl fmt::Display for PreloadObstacle {
 pub fn preload_obstacle(program: &Path) -> Option<PreloadObstacle> {
     let cache = ReadCache::new(File::open(program).ok()?);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
-    let (endian, data) = (file.endian(), file.data());
+    let endian = file.endian();
+    let data = file.data();
     let headers = file.elf_program_headers();
     let loader = headers
         .iter()

@@ -187,7 +187,8 @@ impl TraceSnapshot {
 /// the shell's file stays behind unmapped.
 fn has_mapped(pid: u32, file: &Path) -> bool {
     let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
-    let (path, inode) = (fs::canonicalize(file).ok(), fs::metadata(file).map(|facts| facts.ino()).ok());
+    let path = fs::canonicalize(file).ok();
+    let inode = fs::metadata(file).map(|facts| facts.ino()).ok();
     maps.into_iter().flatten().any(|map| match map.pathname {
         // On some file systems, either path or inode differs from that of the file.
         MMapPath::Path(mapped) => path.as_ref() == Some(&mapped) || Some(map.inode) == inode,

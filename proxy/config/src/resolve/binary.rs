@@ -184,8 +184,9 @@ fn set_command(
     cancel: CancelMode,
     drop_in: bool,
 ) {
-    (own.args, own.env, own.env_remove) =
-        (command.args, command.env, with_access_variables(command.env_remove, drop_in));
+    own.args = command.args;
+    own.env = command.env;
+    own.env_remove = with_access_variables(command.env_remove, drop_in);
     own.env.extend(cancel::cancel_fix_variable(cancel, facts, mitigations, &own.env));
     let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
         || (std::env::var_os(ALIAS_VARIABLE).is_some()

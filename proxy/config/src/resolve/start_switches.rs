@@ -33,9 +33,8 @@ pub(super) fn find_switches(
         }
         let switch = offer_switch(&list, &effect, item, args, env, build, flags)?;
         let configured = mitigations.list();
-        let (words, overruled) = (switch.words(), switch.line.clone());
-        let overruled = Some(overruled.as_str()).filter(|words| !words.is_empty());
-        let line = configuration_line(model, &switch.item, configured, overruled, &words, typed);
+        let overruled = Some(switch.line.as_str()).filter(|words| !words.is_empty());
+        let line = configuration_line(model, &switch.item, configured, overruled, &switch.words(), typed);
         Some(StartSwitch { line, ..switch })
     };
     let mut switches: Vec<StartSwitch> = candidate_items(&list, args).into_iter().filter_map(offer).collect();
@@ -47,8 +46,11 @@ pub(super) fn find_switches(
 /// Returns the items to try. If the number of GPU layers is given, half of them is tried before none.
 fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
     let half = |item: &String| {
+        if item != "gpu-layers=0" {
+            return None;
+        }
         let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
-        let (given, _) = arguments::find_given(args, &names, &[]).filter(|_| item == "gpu-layers=0")?;
+        let (given, _) = arguments::find_given(args, &names, &[])?;
         let layers: u64 = given.split(' ').next_back()?.parse().ok()?;
         (2..ALL_LAYERS).contains(&layers).then(|| format!("gpu-layers={}", layers / 2))
     };
@@ -86,7 +88,8 @@ fn offer_switch(
             let known = flags?;
             for flag in &effect.flags {
                 let words = known.translate(&flag.words).words;
-                let (name, value) = (words.first()?, words.get(1));
+                let name = words.first()?;
+                let value = words.get(1);
                 if !known.knows(name) || value.is_some_and(|value| !known.takes(name, value)) {
                     return None;
                 }

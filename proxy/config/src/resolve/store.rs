@@ -17,7 +17,8 @@ pub async fn fill_from_store(
     resolved: &mut ResolvedConfig,
     machine: &HostMachine,
 ) -> Result<(), ConfigProblems> {
-    let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
+    let data = resolved.dirs.data.clone();
+    let other = resolved.other_store.clone();
     let look = |id: Option<&str>| match (find_build(&data, id)?, &other) {
         (None, Some(other)) if id.is_some() => find_build(other, id),
         (found, _) => Ok(found),

@@ -199,11 +199,11 @@ fn parse_headers(text: &str) -> Result<HeaderMap, String> {
 fn parse_header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     let name: HeaderName = name.parse().ok()?;
     // Refuse headers that describe the connection or the body, because the exporter sets them.
-    let is_ours = matches!(
-        name.as_str(),
-        "host" | "content-length" | "content-type" | "transfer-encoding" | "connection"
-    );
-    let mut value = HeaderValue::from_str(value).ok().filter(|_| !is_ours)?;
+    if ["host", "content-length", "content-type", "transfer-encoding", "connection"].contains(&name.as_str())
+    {
+        return None;
+    }
+    let mut value = HeaderValue::from_str(value).ok()?;
     value.set_sensitive(true);
     Some((name, value))
 }

@@ -92,8 +92,10 @@ fn section_of(path: &[String], key: &str, bare: bool) -> Option<&'static Compile
         path => path.iter().map(String::as_str).collect(),
     };
     let mut at_home = PARTS.iter().filter(|part| part.path.unwrap_or(&[part.name]) == path);
-    let own = at_home.find(|part| part.has(key));
-    own.or_else(|| PARTS.iter().filter(|_| bare && path.is_empty()).find(|part| part.has(key)))
+    match at_home.find(|part| part.has(key)) {
+        None if bare && path.is_empty() => PARTS.iter().find(|part| part.has(key)),
+        own => own,
+    }
 }
 
 pub(crate) fn is_compiled_in(path: &[String], key: &str) -> bool {
@@ -117,15 +119,14 @@ pub(crate) fn compiled_in_problem(
     let value = schema::default_text(part.name, key).map(|value| format!(", `{value}`,")).unwrap_or_default();
     let why = "leave it out; `llama-warden config show --defaults` says why it is what it is";
     // A compiled-in table or list of numbers cannot be set, even in `[internal]`.
-    let settable = part.path.filter(|_| !value.is_empty());
-    let (since, hint) = match settable {
-        Some(home) => {
+    let (since, hint) = match part.path {
+        Some(home) if !value.is_empty() => {
             let whose = if home[0] == "defaults" { " for all models" } else { "" };
             let internal =
                 format!("`{INTERNAL}.{}.{key}` sets it{whose}; that may change without notice", part.name);
             (" any more", format!("{why}. Where nothing else helps, {internal}"))
         }
-        None => ("", why.to_owned()),
+        _ => ("", why.to_owned()),
     };
     let message = format!("`{}` is no key{since}: its value{value} is compiled in", dotted_key(&full));
     Some(ConfigProblem::new(place, message).with_hint(hint))

@@ -209,7 +209,9 @@ pub(crate) fn section_schema<'a>(name: &str, keys: impl Iterator<Item = &'a Defa
             continue;
         };
         let meaning = key.meaning.trim();
-        if let Some(names) = item.as_table().filter(|_| key.takes == AcceptedValues::Sources) {
+        if key.takes == AcceptedValues::Sources
+            && let Some(names) = item.as_table()
+        {
             properties.insert(key.name.to_owned(), extensible_table(names, meaning));
             continue;
         }

@@ -218,7 +218,8 @@ fn check_scalar(node: &ConfigNode, schema: &Value) -> Option<String> {
         ConfigValue::Text(text) => return Some(format!("`{text}` is text; {wanted} is needed")),
         _ => return Some(format!("this is {}; {wanted} is needed", node.noun())),
     };
-    let (low, high) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
+    let low = schema["minimum"].as_f64();
+    let high = schema["maximum"].as_f64();
     let outside =
         number.is_nan() || low.is_some_and(|low| number < low) || high.is_some_and(|high| number > high);
     outside.then(|| match (low, high) {

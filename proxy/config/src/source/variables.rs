@@ -32,7 +32,8 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
         let small = first.to_lowercase();
         let inner = &schema["properties"][&small];
         if !inner.is_null() {
-            (schema, rest) = (inner, more);
+            schema = inner;
+            rest = more;
             path.push(small);
             continue;
         }
@@ -55,7 +56,8 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
         }
         let (name, used) = leading_name(rest, &known(&path))?;
         path.push(name);
-        (schema, rest) = (named, rest.get(used..).unwrap_or_default());
+        schema = named;
+        rest = rest.get(used..).unwrap_or_default();
     }
     Ok(path)
 }

@@ -81,27 +81,28 @@ impl DrmCard {
             name: self.name.clone(),
             uuid: None,
             pci: Some(self.pci.clone()),
-            total: self.total().filter(|_| !self.unified),
+            total: self.own_memory("total"),
             unified: self.unified,
         }
     }
 
-    /// Returns the total VRAM in bytes; `None` for Intel, whose drivers do not report it.
-    fn total(&self) -> Option<u64> {
-        read_number(&self.folder.join("mem_info_vram_total"))
+    /// Reads a number of bytes of VRAM; `None` for Intel, whose drivers do not report it.
+    fn memory(&self, which: &str) -> Option<u64> {
+        read_number(&self.folder.join(format!("mem_info_vram_{which}")))
+    }
+
+    /// As `memory`, if the memory is the card's own.
+    fn own_memory(&self, which: &str) -> Option<u64> {
+        if self.unified { None } else { self.memory(which) }
     }
 
     pub(super) fn free(&self) -> Option<u64> {
-        Some(self.total()?.saturating_sub(self.used()?))
-    }
-
-    fn used(&self) -> Option<u64> {
-        read_number(&self.folder.join("mem_info_vram_used"))
+        Some(self.memory("total")?.saturating_sub(self.memory("used")?))
     }
 
     pub(super) fn reading(&self) -> DeviceReading {
-        let total = self.total().filter(|_| !self.unified);
-        let used = self.used().filter(|_| !self.unified);
+        let total = self.own_memory("total");
+        let used = self.own_memory("used");
         DeviceReading {
             total,
             used,
@@ -142,7 +143,9 @@ impl KfdNodes {
             let text = fs::read_to_string(folder.join("properties")).unwrap_or_default();
             let property = |name: &str| number_field(&text, name).unwrap_or(0);
             let place = property("location_id");
-            let (bus, slot, function) = (place >> 8 & 0xff, place >> 3 & 0x1f, place & 7);
+            let bus = place >> 8 & 0xff;
+            let slot = place >> 3 & 0x1f;
+            let function = place & 7;
             let pci = format!("{:04x}:{bus:02x}:{slot:02x}.{function}", property("domain"));
             if property("cpu_cores_count") > 0 {
                 nodes.with_processor.push(pci.clone());

@@ -25,7 +25,8 @@ pub(super) fn parse(text: &str) -> Option<DrmClient> {
     let mut sums: [Option<u64>; MEMORY_KEYS.len()] = [None; MEMORY_KEYS.len()];
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
-        let (key, value) = (key.trim(), value.trim());
+        let key = key.trim();
+        let value = value.trim();
         match key {
             "drm-driver" => driver = Some(value.to_owned()),
             "drm-pdev" => client.pci = Some(value.to_ascii_lowercase()),

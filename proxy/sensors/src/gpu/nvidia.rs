@@ -169,7 +169,7 @@ impl NvidiaDevice {
     fn read(&self) -> NvidiaReading {
         let memory = self.handle.memory_info();
         let gone = matches!(memory, Err(NvmlError::GpuLost | NvmlError::ResetRequired));
-        let memory = memory.ok().filter(|_| !self.described.unified);
+        let memory = if self.described.unified { None } else { memory.ok() };
         let ecc = uncorrected_errors(&self.handle);
         let mut faults = self.read_xids();
         faults.extend(self.new_faults(ecc, gone));

@@ -107,7 +107,9 @@ pub(super) fn record_at_rest(before: &[u8], after: &[u8], index: usize) -> Optio
     if !seq.is_multiple_of(2) {
         return None;
     }
-    let (state, device, context) = (pieces.u32()?, pieces.take().map(i32::from_ne_bytes)?, pieces.u32()?);
+    let state = pieces.u32()?;
+    let device = pieces.take().map(i32::from_ne_bytes)?;
+    let context = pieces.u32()?;
     let words: Vec<u64> = std::iter::from_fn(|| pieces.u64()).collect();
     let updated_unix_ms = words.get(UPDATED_WORD).copied().unwrap_or(0);
     Some(ReportRecord { state, device, context, counts: ContextCounts::from_words(words), updated_unix_ms })
